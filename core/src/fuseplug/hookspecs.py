@@ -1,0 +1,126 @@
+"""The contract of a kernel: one class to subclass, which is also the pluggy hookspec."""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import inspect
+import traceback
+from collections.abc import Iterable
+from typing import Any, ClassVar, final
+
+import pluggy
+
+from .words import Answer, Compute, Proposal, Rejection, Site
+
+PROJECT = "fuseplug"
+ENTRY_POINT_GROUP = "fuseplug.kernels"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class BaseKernel(abc.ABC):
+    """One fused implementation of one op. Subclass it in a module that imports no torch.
+
+    A kernel is declared as data and answers one question, `match`. It never touches a model: Fuseplug checks it, applies
+    it, takes it off and reports it, the same way for everybody.
+
+    Attributes:
+        kernel_id: The kernel's name everywhere; equal to the name of its entry point.
+        op: What it computes, in the field's words: ``"rmsnorm"``, ``"swiglu"``, ``"rope"``, ``"moe"`` or your own.
+        function: ``"package.module:function"`` that computes it; imported when the kernel is chosen, not before.
+        reference: ``"package.module:function"`` in plain PyTorch with the same signature: the definition of right. It
+            must compute in ``promote(x.dtype, float32)``, so that float64 inputs give the truth.
+        device_types: Where it runs; empty for every device.
+        differentiable: Whether gradients flow through it. If not, it is used only for ``mode="inference"``.
+        compilable: Whether ``torch.compile`` can trace through it.
+        priority: Among kernels equally specific to a device the higher one is preferred.
+        check_sizes: Numbers of elements at which the kernel is checked on its device. Name more than one where it takes
+            different paths for small and large inputs.
+    """
+
+    kernel_id: ClassVar[str]
+    op: ClassVar[str]
+    function: ClassVar[str]
+    reference: ClassVar[str]
+    device_types: ClassVar[tuple[str, ...]] = ()
+    differentiable: ClassVar[bool] = True
+    compilable: ClassVar[bool] = True
+    priority: ClassVar[int] = 0
+    check_sizes: ClassVar[tuple[int, ...]] = (512, 1 << 17)
+
+    @abc.abstractmethod
+    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
+        """Say what this kernel would replace at *site*.
+
+        Returns:
+            Proposals, one per target; a `Rejection` if the site is this kernel's business but cannot be served; ``None``
+            if it is none of its business.
+        """
+
+    def unavailable(self, device_type: str) -> str | None:
+        """Return what this machine lacks to run the kernel on *device_type*, with the remedy; ``None`` if nothing."""
+        return None
+
+    @final
+    def load(self) -> Compute:
+        """Import and return `function`."""
+        return resolve(self.function)
+
+    @final
+    def load_reference(self) -> Compute:
+        """Import and return `reference`."""
+        return resolve(self.reference)
+
+    @final
+    @hookspec
+    @hookimpl
+    def propose(self, site: Site) -> Answer | None:
+        """Ask `match`, and let nothing it raises reach the other kernels. Not to be overridden."""
+        try:
+            said = self.match(site)
+            if said is None:
+                return None
+            if isinstance(said, Rejection):
+                return Answer(self.kernel_id, rejection=said)
+            proposals = tuple(said)
+            for proposal in proposals:
+                if not isinstance(proposal, Proposal):
+                    raise TypeError(f"match() must give Proposal, Rejection or None; it gave {proposal!r}")
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__} while matching: {error} ({where.filename}:{where.lineno})"
+            return Answer(self.kernel_id, rejection=Rejection(reason, kind="error"))
+        return Answer(self.kernel_id, proposals) if proposals else None
+
+
+def resolve(path: str) -> Any:
+    """Import ``"package.module:name"``."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def faults(kernel: Any) -> list[str]:
+    """Everything that keeps *kernel*, a class that claims to be a `BaseKernel`, from being one."""
+    if not inspect.isclass(kernel) or not issubclass(kernel, BaseKernel):
+        return [f"{kernel!r} is not a subclass of fuseplug.BaseKernel"]
+    found = [
+        f"{name} must be a non-empty string, not {getattr(kernel, name, None)!r}"
+        for name in ("kernel_id", "op", "function", "reference")
+        if not (isinstance(getattr(kernel, name, None), str) and getattr(kernel, name))
+    ]
+    found += [
+        f'{name} must be "package.module:function", not {getattr(kernel, name)!r}'
+        for name in ("function", "reference")
+        if isinstance(getattr(kernel, name, None), str) and getattr(kernel, name).count(":") != 1
+    ]
+    if isinstance(kernel.device_types, str) or not all(isinstance(d, str) for d in kernel.device_types):
+        found.append(f"device_types must be a tuple of strings, not {kernel.device_types!r}")
+    if isinstance(kernel.priority, bool) or not isinstance(kernel.priority, int):
+        found.append(f"priority must be an int, not {kernel.priority!r}")
+    if kernel.propose is not BaseKernel.propose:
+        found.append("propose() is final: write match() instead")
+    if abstract := getattr(kernel, "__abstractmethods__", None):
+        found.append(f"abstract: {', '.join(sorted(abstract))} not implemented")
+    return found

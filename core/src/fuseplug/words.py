@@ -1,0 +1,138 @@
+"""The words of the contract between Fuseplug and a kernel: data without behaviour, and without torch at run time."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Mode = Literal["training", "inference"]
+
+Compute = Callable[..., Any]
+"""A function that computes an op: the reference, or a kernel with the reference's signature."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One module of one model: what a kernel is asked about.
+
+    Attributes:
+        path: Where the module is, as in ``model.named_modules()``; ``""`` is the model itself.
+        module: A stand-in for the module: its class, its attributes and its children, with parameters and buffers that
+            have shape and dtype but no values (they are on ``meta``). Nothing done to it reaches the model.
+        device_type: Where the module runs or will run: ``"cpu"``, ``"cuda"``, ``"npu"``, …
+        mode: ``"training"`` if gradients must flow.
+    """
+
+    path: str
+    module: torch.nn.Module
+    device_type: str
+    mode: Mode = "training"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What would be replaced at a site.
+
+    Attributes:
+        method: The method of the module that is replaced.
+        function: If given, *method* itself stays, and what is replaced is the function of this name which it looks up as
+            a global of its Python module (``apply_rotary_pos_emb``), for this one instance only.
+    """
+
+    method: str = "forward"
+    function: str | None = None
+
+    def __str__(self) -> str:
+        return self.method if self.function is None else f"{self.method}:{self.function}"
+
+
+class Adapter(abc.ABC):
+    """How one variant of an op is called where a module calls its own.
+
+    Subclass it as a **frozen dataclass**: adapters are compared by value, so that modules which need the same adapter
+    share one function (and ``torch.compile`` compiles it once).
+    """
+
+    variant: str
+    """The name of the exact semantics: ``"llama"``, ``"gemma"``, …"""
+
+    @abc.abstractmethod
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return a drop-in replacement for the target that lets *compute* do the work.
+
+        For a method it is a plain function whose first parameter is the module; read parameters and attributes from the
+        module at each call, never from the site, so that what happens to the module later is seen. For a function
+        target it is a function with the signature of the function it replaces.
+
+        Fuseplug calls the result positionally (keyword arguments are put in place first), and calls the original instead
+        whenever the first tensor is on another device type, or of another dtype, than was verified.
+        """
+
+
+@dataclass(frozen=True)
+class Example:
+    """Small inputs that tell the semantics of a site apart, on the CPU.
+
+    Attributes:
+        args: Positional arguments of the target, without the module. The first tensor is the main input.
+        parameters: For a method target: fresh values for the module's own parameters and buffers, by name.
+        children: For a method target: modules that take the place of the module's own children, by name.
+    """
+
+    args: Sequence[Any]
+    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    children: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A kernel's offer for one target of a site.
+
+    Attributes:
+        target: What it would replace.
+        adapters: The variants it may be, most likely first. Which one it *is*, if any, is found by running the module.
+        example: ``example(mix, size, generator)`` makes inputs and parameters for one of *mixes*; *size* is the number of
+            elements wanted in the main input, at least and approximately. Random numbers come from *generator*, so that
+            the same call makes the same example.
+        mixes: The combinations of dtypes to check, opaque to Fuseplug; the first is how the module stands now.
+        roundings: How many roundings to the output's dtype a right implementation may accumulate: the constant c of the
+            tolerance (``docs/concepts.md``).
+        covers: Paths below the site whose modules are no longer called once the target is replaced.
+    """
+
+    target: Target
+    adapters: Sequence[Adapter]
+    example: Callable[[Any, int, torch.Generator], Example]
+    mixes: Sequence[Any]
+    roundings: float = 4.0
+    covers: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a site that is a kernel's business is left alone. (A site that is not its business is answered ``None``.)
+
+    Attributes:
+        reason: What stands in the way, and what to do about it, for a person to read.
+        kind: ``"unsupported"`` is the one a kernel gives. Fuseplug itself adds ``"unlike"`` (its behaviour matches no
+            variant), ``"failed"`` (the kernel's numbers are wrong here), ``"error"`` (the kernel raised or broke the
+            contract), ``"foreign"`` (somebody else's replacement is in place) and ``"unavailable"`` (the machine lacks
+            something the kernel needs).
+    """
+
+    reason: str
+    kind: Literal["unsupported", "unlike", "failed", "error", "foreign", "unavailable"] = "unsupported"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one kernel said about one site."""
+
+    kernel_id: str
+    proposals: Sequence[Proposal] = ()
+    rejection: Rejection | None = None
