@@ -23,8 +23,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 class BaseKernel(abc.ABC):
     """One fused implementation of one op. Subclass it in a module that imports no torch.
 
-    A kernel is declared as data and answers one question, `match`. It never touches a model: Fuseplug checks it, applies
-    it, takes it off and reports it, the same way for everybody.
+    A kernel is declared as data and answers one question, `match`. It never touches a model: Fuseplug checks it,
+    applies it, takes it off and reports it, the same way for everybody.
 
     Attributes:
         kernel_id: The kernel's name everywhere; equal to the name of its entry point.
@@ -55,23 +55,26 @@ class BaseKernel(abc.ABC):
         """Say what this kernel would replace at *site*.
 
         Returns:
-            Proposals, one per target; a `Rejection` if the site is this kernel's business but cannot be served; ``None``
-            if it is none of its business.
+            Proposals, one per target; a `Rejection` if the site is this kernel's business but cannot be served;
+            ``None`` if it is none of its business.
         """
 
     def unavailable(self, device_type: str) -> str | None:
         """Return what this machine lacks to run the kernel on *device_type*, with the remedy; ``None`` if nothing."""
+        del device_type
         return None
 
     @final
     def load(self) -> Compute:
         """Import and return `function`."""
-        return resolve(self.function)
+        function: Compute = resolve(self.function)
+        return function
 
     @final
     def load_reference(self) -> Compute:
         """Import and return `reference`."""
-        return resolve(self.reference)
+        reference: Compute = resolve(self.reference)
+        return reference
 
     @final
     @hookspec
@@ -88,7 +91,7 @@ class BaseKernel(abc.ABC):
             for proposal in proposals:
                 if not isinstance(proposal, Proposal):
                     raise TypeError(f"match() must give Proposal, Rejection or None; it gave {proposal!r}")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
             where = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__} while matching: {error} ({where.filename}:{where.lineno})"
             return Answer(self.kernel_id, rejection=Rejection(reason, kind="error"))

@@ -40,8 +40,8 @@ class Target:
 
     Attributes:
         method: The method of the module that is replaced.
-        function: If given, *method* itself stays, and what is replaced is the function of this name which it looks up as
-            a global of its Python module (``apply_rotary_pos_emb``), for this one instance only.
+        function: If given, *method* itself stays, and what is replaced is the function of this name which it looks up
+            as a global of its Python module (``apply_rotary_pos_emb``), for this one instance only.
     """
 
     method: str = "forward"
@@ -69,8 +69,8 @@ class Adapter(abc.ABC):
         module at each call, never from the site, so that what happens to the module later is seen. For a function
         target it is a function with the signature of the function it replaces.
 
-        Fuseplug calls the result positionally (keyword arguments are put in place first), and calls the original instead
-        whenever the first tensor is on another device type, or of another dtype, than was verified.
+        Fuseplug calls the result positionally (keyword arguments are put in place first), and calls the original
+        instead whenever the first tensor is on another device type, or of another dtype, than was verified.
         """
 
 
@@ -96,9 +96,9 @@ class Proposal:
     Attributes:
         target: What it would replace.
         adapters: The variants it may be, most likely first. Which one it *is*, if any, is found by running the module.
-        example: ``example(mix, size, generator)`` makes inputs and parameters for one of *mixes*; *size* is the number of
-            elements wanted in the main input, at least and approximately. Random numbers come from *generator*, so that
-            the same call makes the same example.
+        example: ``example(mix, size, generator)`` makes inputs and parameters for one of *mixes*; *size* is the number
+            of elements wanted in the main input, at least and approximately. Random numbers come from *generator*, so
+            that the same call makes the same example.
         mixes: The combinations of dtypes to check, opaque to Fuseplug; the first is how the module stands now.
         roundings: How many roundings to the output's dtype a right implementation may accumulate: the constant c of the
             tolerance (``docs/concepts.md``).
@@ -115,7 +115,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a site that is a kernel's business is left alone. (A site that is not its business is answered ``None``.)
+    """Why a site that is a kernel's business is left alone; one that is not is answered ``None``.
 
     Attributes:
         reason: What stands in the way, and what to do about it, for a person to read.

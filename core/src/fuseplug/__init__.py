@@ -1,0 +1,91 @@
+"""Fused kernels for PyTorch models as plug-ins: found, verified, applied and taken off again.
+
+>>> from fuseplug import manager
+>>> applied = manager.apply_all(model)  # doctest: +SKIP
+>>> print(applied.report)  # doctest: +SKIP
+>>> applied.undo()  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    DiscoveryError,
+    FuseplugError,
+    PatchError,
+    PlanError,
+    RejectedError,
+    UndoError,
+    VerificationError,
+)
+from .hookspecs import BaseKernel, hookimpl
+from .words import Adapter, Example, Proposal, Rejection, Site, Target
+
+if TYPE_CHECKING:
+    from .discovery import KernelRecord
+    from .kernel_manager import KernelManager
+    from .patching import Applied, Patch
+    from .planning import Plan
+    from .report import Entry, Report
+
+    manager: KernelManager
+    register_kernel = KernelManager().register
+
+__all__ = [
+    "Adapter",
+    "Applied",
+    "BaseKernel",
+    "DiscoveryError",
+    "Entry",
+    "Example",
+    "FuseplugError",
+    "KernelManager",
+    "KernelRecord",
+    "Patch",
+    "PatchError",
+    "Plan",
+    "PlanError",
+    "Proposal",
+    "RejectedError",
+    "Rejection",
+    "Report",
+    "Site",
+    "Target",
+    "UndoError",
+    "VerificationError",
+    "hookimpl",
+    "manager",
+    "register_kernel",
+]
+
+__version__ = "0.1.0"
+
+# Names whose modules import torch, or read what is installed: made when first asked for (PEP 562).
+_LATE = {
+    "Applied": ".patching",
+    "Entry": ".report",
+    "KernelManager": ".kernel_manager",
+    "KernelRecord": ".discovery",
+    "Patch": ".patching",
+    "Plan": ".planning",
+    "Report": ".report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "manager":
+        found: Any = import_module(".kernel_manager", __name__).KernelManager()
+    elif name == "register_kernel":
+        found = (globals().get("manager") or __getattr__("manager")).register
+    elif name in _LATE:
+        found = getattr(import_module(_LATE[name], __name__), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

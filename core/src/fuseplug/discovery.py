@@ -1,0 +1,202 @@
+"""What is installed: entry points read as metadata, each loaded on its own, and what came of it kept as a record."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import importlib_metadata
+from packaging.requirements import InvalidRequirement, Requirement
+
+from .hookspecs import ENTRY_POINT_GROUP, BaseKernel, faults
+
+KERNELS_VARIABLE = "FUSEPLUG_KERNELS"
+ALLOW_VARIABLE = "FUSEPLUG_ALLOW"
+
+State = Literal["ready", "off", "not allowed", "missing", "broken", "conflict"]
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """One kernel that is installed, registered, or asked for by the environment, and what came of it.
+
+    Attributes:
+        kernel_id: Its id: the name of its entry point.
+        distribution: Who it comes from; ``"(registered)"`` for a kernel registered in this process.
+        version: The distribution's version, if it has one.
+        value: What the entry point names.
+        state: ``"ready"``; ``"off"`` (by ``FUSEPLUG_KERNELS``); ``"not allowed"`` (by ``FUSEPLUG_ALLOW``);
+            ``"missing"`` (a requirement is); ``"broken"`` (it could not be loaded); ``"conflict"`` (two distributions
+            claim the id).
+        reason: Why it is not ready, and what to do; ``""`` if it is.
+        kernel: The kernel, if it was loaded.
+        traceback: What Python said when it could not be.
+    """
+
+    kernel_id: str
+    distribution: str
+    version: str = ""
+    value: str = ""
+    state: State = "ready"
+    reason: str = ""
+    kernel: BaseKernel | None = None
+    traceback: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name that is unique even where two distributions claim one id."""
+        return f"{self.distribution}:{self.kernel_id}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data: what ``fuseplug list --json`` prints."""
+        kernel = self.kernel
+        return {
+            "id": self.kernel_id,
+            "distribution": self.distribution,
+            "version": self.version,
+            "entry_point": self.value,
+            "state": self.state,
+            "reason": self.reason,
+            "op": kernel.op if kernel else None,
+            "device_types": list(kernel.device_types) if kernel else None,
+            "differentiable": kernel.differentiable if kernel else None,
+            "compilable": kernel.compilable if kernel else None,
+            "priority": kernel.priority if kernel else None,
+            "traceback": self.traceback,
+        }
+
+
+def discover(environ: Mapping[str, str] = os.environ) -> list[KernelRecord]:
+    """Find every kernel of the entry-point group, in an order that does not depend on ``sys.path``."""
+    selection, allowed = _Selection(environ.get(KERNELS_VARIABLE)), _allowed(environ.get(ALLOW_VARIABLE))
+    found = [(_claim(entry), entry) for entry in _entry_points()]
+    records = []
+    for claim, entry in sorted(found, key=lambda pair: pair[0].name):
+        if allowed is not None and _normal(claim.distribution) not in allowed:
+            claim = replace(claim, state="not allowed", reason=f"{ALLOW_VARIABLE} does not name {claim.distribution}")
+        elif why := selection.refuses(claim):
+            claim = replace(claim, state="off", reason=why)
+        records.append((claim, entry))
+    settled = list(_quarantine(records))
+    return [_load(claim, entry) if claim.state == "ready" else claim for claim, entry in settled] + [
+        KernelRecord(name, "", state="missing", reason=f"{KERNELS_VARIABLE} names it, but it is not installed")
+        for name in selection.unmatched(claim for claim, _ in settled)
+    ]
+
+
+def load_class(kernel: Any, record: KernelRecord) -> KernelRecord:
+    """Check and instantiate *kernel*, and complete *record* with what came of it."""
+    wrong = faults(kernel)
+    if not wrong and kernel.kernel_id != record.kernel_id:
+        wrong = [
+            f"its kernel_id is {kernel.kernel_id!r}, its entry point is named {record.kernel_id!r}: make them equal"
+        ]
+    if wrong:
+        return replace(record, state="broken", reason="; ".join(wrong))
+    return replace(record, kernel=kernel())
+
+
+def missing_requirements(distribution: importlib_metadata.Distribution | Any, extras: Iterable[str]) -> list[str]:
+    """The requirements of *distribution*, those of *extras* included, that are not met; each with what was found."""
+    wanted = ("", *extras)
+    lacking = []
+    for line in distribution.requires or ():
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement as error:
+            lacking.append(f"{line} (not a valid requirement: {error})")
+            continue
+        if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in wanted):
+            continue
+        try:
+            version = importlib_metadata.version(requirement.name)
+        except importlib_metadata.PackageNotFoundError:
+            lacking.append(f"{requirement.name}{requirement.specifier} (not installed)")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            lacking.append(f"{requirement.name}{requirement.specifier} (installed: {version})")
+    return lacking
+
+
+def _entry_points() -> Iterator[importlib_metadata.EntryPoint]:
+    yield from importlib_metadata.entry_points(group=ENTRY_POINT_GROUP)
+
+
+def _claim(entry: importlib_metadata.EntryPoint) -> KernelRecord:
+    distribution = entry.dist
+    name, version = (distribution.name, distribution.version) if distribution else ("(unknown)", "")
+    return KernelRecord(entry.name, name, version, entry.value)
+
+
+def _quarantine(
+    records: list[tuple[KernelRecord, importlib_metadata.EntryPoint]],
+) -> Iterator[tuple[KernelRecord, importlib_metadata.EntryPoint]]:
+    claimants = defaultdict(list)
+    for record, _ in records:
+        if record.state == "ready":
+            claimants[record.kernel_id].append(record.name)
+    for record, entry in records:
+        names = claimants[record.kernel_id]
+        if record.state == "ready" and len(names) > 1:
+            reason = (
+                f"claimed by {' and '.join(names)}; uninstall one, or choose with "
+                f"{KERNELS_VARIABLE}=-{names[-1]} (leaves out {names[-1]})"
+            )
+            record = replace(record, state="conflict", reason=reason)
+        yield record, entry
+
+
+def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelRecord:
+    try:
+        if entry.dist and (lacking := missing_requirements(entry.dist, entry.extras)):
+            extras = f"[{','.join(entry.extras)}]" if entry.extras else ""
+            remedy = f'pip install "{record.distribution}{extras}"'
+            return replace(record, state="missing", reason=f"needs {', '.join(lacking)}: {remedy}")
+        return load_class(entry.load(), record)
+    except Exception as error:  # noqa: BLE001 - a stranger's import may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
+
+
+def _normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def _allowed(value: str | None) -> set[str] | None:
+    return None if value is None else {_normal(name) for name in _words(value)}
+
+
+def _words(value: str) -> list[str]:
+    return [word for word in re.split(r"[,\s]+", value) if word]
+
+
+class _Selection:
+    """``FUSEPLUG_KERNELS``: ids to use, ``-id`` to leave out, ``none`` for nothing; ids may say ``distribution:id``."""
+
+    def __init__(self, value: str | None) -> None:
+        words = _words(value or "")
+        self.nothing = words == ["none"] or (value is not None and not words)
+        self.wanted = [word for word in words if not word.startswith("-") and word != "none"]
+        self.unwanted = [word[1:] for word in words if word.startswith("-")]
+
+    def refuses(self, record: KernelRecord) -> str:
+        if self.nothing:
+            return f"{KERNELS_VARIABLE} turns every kernel off"
+        if self._names(record, self.unwanted):
+            return f"{KERNELS_VARIABLE} leaves it out"
+        if self.wanted and not self._names(record, self.wanted):
+            return f"{KERNELS_VARIABLE} names others only"
+        return ""
+
+    def unmatched(self, records: Iterable[KernelRecord]) -> list[str]:
+        seen = list(records)
+        return [word for word in self.wanted + self.unwanted if not any(self._names(r, [word]) for r in seen)]
+
+    @staticmethod
+    def _names(record: KernelRecord, words: list[str]) -> bool:
+        return record.kernel_id in words or record.name in words

@@ -1,0 +1,353 @@
+"""The manager: what is installed, and the walk from a model to a fused one."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import pluggy
+
+from .discovery import KernelRecord, discover, load_class
+from .errors import DiscoveryError, PlanError, RejectedError
+from .hookspecs import PROJECT, BaseKernel
+from .words import Answer, Mode, Rejection
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from .patching import Applied, Change
+    from .planning import Plan
+    from .report import Report
+    from .walking import Place
+
+K = TypeVar("K", bound=type[BaseKernel])
+REGISTERED = "(registered)"
+
+
+class KernelManager:
+    """Owns the installed kernels and what was applied to which model.
+
+    The keyword arguments that `plan`, `apply_all` and `apply` share:
+
+    * ``include``: kernel ids or ops; only these take part, and earlier ones are preferred. ``None``: all.
+    * ``exclude``: kernel ids or ops that do not.
+    * ``only``, ``skip``: globs of module paths (``"model.layers.*.mlp"``), which stand for what they match and all
+      below.
+    * ``device``: where the model will run, if that is not where it is now.
+    * ``mode``: ``"training"``, ``"inference"``, or ``"auto"``, which is training: gradients flow unless you say
+      otherwise.
+    * ``verify``: ``False`` leaves out running each kernel on its device. What a module computes is always found by
+      running it.
+    * ``strict``: raise if a site that is a kernel's business had to be left alone.
+
+    Args:
+        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = environ
+        self._records: list[KernelRecord] | None = None
+        self._plugins = pluggy.PluginManager(PROJECT)
+        self._callers: dict[tuple[str, ...], Callable[..., list[Answer]]] = {}
+        self._registered: dict[str, KernelRecord] = {}
+        self._changes: weakref.WeakKeyDictionary[nn.Module, list[Change]] = weakref.WeakKeyDictionary()
+        self._applied: weakref.WeakKeyDictionary[nn.Module, tuple[Report, list[Any]]] = weakref.WeakKeyDictionary()
+
+    def kernels(self) -> list[KernelRecord]:
+        """Every kernel that is installed or registered, whatever its state, by distribution and id."""
+        if self._records is None:
+            self.refresh()
+        return list(self._records or ())
+
+    def refresh(self) -> None:
+        """Look again at what is installed, after a ``pip install`` in a running process."""
+        records = [*discover(self._environ), *self._registered.values()]
+        plugins = pluggy.PluginManager(PROJECT)
+        plugins.add_hookspecs(BaseKernel)
+        self._records = [_registered_with(plugins, record) for record in records]
+        self._plugins = plugins
+        self._callers = {}
+
+    def register(self, kernel: K) -> K:
+        """Add a kernel class that is not packaged; usable as a decorator. A second one of an id replaces the first.
+
+        Raises:
+            DiscoveryError: If it is not a proper kernel, or an installed one has its id.
+        """
+        kernel_id = getattr(kernel, "kernel_id", None) or getattr(kernel, "__name__", repr(kernel))
+        record = load_class(
+            kernel, KernelRecord(str(kernel_id), REGISTERED, value=f"{kernel.__module__}:{kernel.__qualname__}")
+        )
+        if record.state != "ready":
+            raise DiscoveryError(f"cannot register {record.value}: {record.reason}", record=record)
+        for other in self.kernels():
+            if other.kernel_id == record.kernel_id and other.distribution != REGISTERED and other.state != "off":
+                raise DiscoveryError(
+                    f"cannot register {record.value}: {other.distribution} already has a kernel {record.kernel_id!r}; "
+                    "give yours another kernel_id",
+                    record=record,
+                )
+        self._registered[record.kernel_id] = record
+        self.refresh()
+        return kernel
+
+    def plan(
+        self,
+        model: nn.Module,
+        *,
+        include: Sequence[str] | str | None = None,
+        exclude: Sequence[str] | str = (),
+        only: Sequence[str] | str = (),
+        skip: Sequence[str] | str = (),
+        device: torch.device | str | None = None,
+        mode: Literal["auto", "training", "inference"] = "auto",
+        verify: bool = True,
+        strict: bool = False,
+    ) -> Plan:
+        """Decide and check what would be done to *model*, and change nothing. The class says what the arguments mean.
+
+        Raises:
+            PlanError: If *model* is not a module, a glob matches nothing, or *device* or *mode* is unknown.
+            DiscoveryError: If a kernel asked for by name is not installed or not ready.
+            RejectedError: With ``strict``, if something had to be left alone.
+        """
+        from .planning import Rules, make_plan
+        from .walking import walk
+
+        _must_be_module(model)
+        purpose = _mode(mode)
+        taking_part = self._select(include, exclude, purpose)
+        places = walk(model, only=_words(only), skip=_words(skip), device=self._device(device), mode=purpose)
+        rules = Rules(taking_part, _words(include or ()), purpose, verify, self.kernels())
+        plan = make_plan(model, places, rules, self._ask)
+        if strict:
+            _refuse_rejections(plan.report)
+        return plan
+
+    def apply_all(self, model: nn.Module, **options: Any) -> Applied:
+        """Fuse everything in *model* that an installed kernel fits: plan, verify, apply, report.
+
+        Calling it again changes nothing that is in place; what was lost since is put back.
+
+        Args:
+            model: Any module; changed in place, instance by instance.
+            **options: As in `plan`.
+
+        Returns:
+            The report and the way back.
+
+        Raises:
+            PlanError, DiscoveryError, RejectedError: As in `plan`. Never because an installed kernel is bad: that is in
+                the report.
+        """
+        return self._apply(model, self.plan(model, **options))
+
+    def apply(self, kernel_ids: str | Sequence[str], model: nn.Module, **options: Any) -> Applied:
+        """Fuse with these kernels, earlier ones preferred; each must be ready and of use somewhere.
+
+        Args:
+            kernel_ids: One kernel id, or several.
+            model: As in `apply_all`.
+            **options: As in `plan`, without ``include``.
+
+        Raises:
+            DiscoveryError: If one is not installed or not ready.
+            RejectedError: If one fits no site of this model.
+        """
+        names = _words(kernel_ids)
+        plan = self.plan(model, include=names, **options)
+        _refuse_unused(plan.report, [record for name in names for record in self._named(name)])
+        return self._apply(model, plan)
+
+    def applied_to(self, model: nn.Module) -> Applied | None:
+        """What is fused in *model* now, a copy of a fused one included; ``None`` if nothing is."""
+        _must_be_module(model)
+        from .patching import Applied, our_marks
+
+        if not any(our_marks(module) for module in model.modules()):
+            return None
+        report, patches = self._applied.get(model, (None, []))
+        return Applied(report or _report_of_marks(model), patches, [], lambda: self.undo(model))
+
+    def undo(self, model: nn.Module) -> None:
+        """Take everything of ours off *model*, whichever call put it on.
+
+        Raises:
+            UndoError: If something was replaced over by somebody else since; all the rest has been taken off.
+        """
+        _must_be_module(model)
+        from .patching import complain, strip, take_off
+
+        left = take_off(self._changes.pop(model, []))
+        self._applied.pop(model, None)
+        for module in model.modules():
+            strip(module)
+        complain(left)
+
+    def _apply(self, model: nn.Module, plan: Plan) -> Applied:
+        from .patching import Applied, put_on
+
+        changes = put_on(plan.patches)
+        self._changes.setdefault(model, []).extend(changes)
+        self._applied[model] = (plan.report, list(plan.patches))
+        # A weak reference: the handle must not keep the model alive.
+        reference = weakref.ref(model)
+
+        def undo() -> None:
+            if (alive := reference()) is not None:
+                self.undo(alive)
+
+        return Applied(plan.report, list(plan.patches), changes, undo)
+
+    def _ask(self, place: Place, records: Sequence[KernelRecord]) -> list[Answer]:
+        """Put the question to *records*, and find out who changed the stand-in if somebody did."""
+        from .verification import fingerprint, stand_in
+
+        before = fingerprint(place.site.module)
+        answers = self._caller(records)(site=place.site)
+        if fingerprint(place.site.module) != before:
+            answers = []
+            for record in records:
+                site = replace(place.site, module=stand_in(place.module))
+                before = fingerprint(site.module)
+                alone = self._caller([record])(site=site)
+                impure = Rejection("it changed the module it was asked about; match() may only look", kind="error")
+                answers += alone if fingerprint(site.module) == before else [Answer(record.kernel_id, rejection=impure)]
+        return sorted(answers, key=lambda answer: answer.kernel_id)
+
+    def _caller(self, records: Sequence[KernelRecord]) -> Callable[..., list[Answer]]:
+        key = tuple(record.kernel_id for record in records)
+        if key not in self._callers:
+            others = [plugin for name, plugin in self._plugins.list_name_plugin() if name not in key]
+            self._callers[key] = self._plugins.subset_hook_caller("propose", others)
+        return self._callers[key]
+
+    def _select(
+        self, include: Sequence[str] | str | None, exclude: Sequence[str] | str, mode: Mode
+    ) -> list[KernelRecord]:
+        unwanted = [record.name for word in _words(exclude) for record in self._named(word, must_be_ready=False)]
+        records = [record for record in self.kernels() if record.state == "ready"]
+        if include is not None:
+            wanted = [record.name for word in _words(include) for record in self._named(word)]
+            records = [record for record in records if record.name in wanted]
+        return [
+            record
+            for record in records
+            if record.name not in unwanted and (mode == "inference" or (record.kernel and record.kernel.differentiable))
+        ]
+
+    def _named(self, word: str, *, must_be_ready: bool = True) -> list[KernelRecord]:
+        """The kernels that *word*, an id or an op, stands for."""
+        records = self.kernels()
+        by_id = [record for record in records if word in (record.kernel_id, record.name)]
+        for record in by_id:
+            if must_be_ready and record.state != "ready":
+                raise DiscoveryError(
+                    f"kernel {record.name} was asked for by name, but is {record.state}: {record.reason}", record=record
+                )
+        found = by_id or [record for record in records if record.kernel and record.kernel.op == word]
+        if not found:
+            known = sorted({r.kernel_id for r in records} | {r.kernel.op for r in records if r.kernel})
+            raise DiscoveryError(_unknown(word, known), word=word)
+        return found
+
+    def _device(self, device: torch.device | str | None) -> torch.device | None:
+        if device is None:
+            return None
+        from .devices import KNOWN, device_of
+
+        claimed = {kind for record in self.kernels() if record.kernel for kind in record.kernel.device_types}
+        return device_of(device, KNOWN | claimed)
+
+
+def _registered_with(plugins: pluggy.PluginManager, record: KernelRecord) -> KernelRecord:
+    """Register the kernel of *record*; what pluggy has against it is the record's own fault, and nobody else's."""
+    if record.kernel is None:
+        return record
+    try:
+        plugins.register(record.kernel, name=record.kernel_id)
+    except Exception as error:  # noqa: BLE001 - pluggy looks at every attribute of a stranger's class
+        return replace(record, state="broken", kernel=None, reason=f"{type(error).__name__}: {error}")
+    return record
+
+
+def _must_be_module(model: object) -> None:
+    from torch import nn
+
+    if isinstance(model, nn.Module):
+        return
+    found = f"the class {model.__name__}" if isinstance(model, type) else f"{type(model).__name__} {str(model)[:60]!r}"
+    inner = getattr(model, "model", None)
+    hint = "pass its .model" if isinstance(inner, nn.Module) else "load or build the model first"
+    raise PlanError(f"expected a torch.nn.Module, found {found}: {hint}", found=model)
+
+
+def _mode(mode: str) -> Mode:
+    if mode not in ("auto", "training", "inference"):
+        raise PlanError(f'mode={mode!r} is unknown: expected "auto", "training" or "inference"')
+    return "inference" if mode == "inference" else "training"
+
+
+def _words(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) and value else tuple(value)
+
+
+def _unknown(word: str, known: Sequence[str]) -> str:
+    if not known:
+        return f"no kernel or op {word!r} is installed, nor any other: pip install fuseplug-rmsnorm, for one"
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.4)
+    named = f"nearest installed: {', '.join(near)}" if near else f"installed: {', '.join(known)}"
+    return f"no kernel or op {word!r} is installed; {named} (see `fuseplug list`)"
+
+
+def _refuse_rejections(report: Report) -> None:
+    """Raise for what was left alone for a reason other than being something else."""
+    hindered = [
+        f"{entry.paths[0] or 'the model'} ({entry.class_name}): {entry.why_not}"
+        for entry in report.left_alone
+        if any(rejection.kind != "unlike" for _, rejection in entry.rejections)
+    ]
+    if hindered:
+        more = f" (and {len(hindered) - 5} more)" if len(hindered) > 5 else ""
+        raise RejectedError(
+            f"strict=True, and {len(hindered)} targets had to be left alone: {'; '.join(hindered[:5])}{more}. "
+            "Leave them out with skip=, or drop strict.",
+            report=report,
+        )
+
+
+def _refuse_unused(report: Report, records: Sequence[KernelRecord]) -> None:
+    """Raise for a kernel that was asked for by name and is of no use in the model."""
+    used = {entry.kernel_id for entry in report.fused} | {k for entry in report.fused for k in entry.outranked}
+    for record in records:
+        if record.kernel_id in used:
+            continue
+        said = [
+            f"{entry.paths[0] or 'the model'} ({entry.class_name}): {rejection.reason}"
+            for entry in report.entries
+            for kernel_id, rejection in entry.rejections
+            if kernel_id == record.kernel_id
+        ]
+        why = report.idle.get(record.kernel_id) or "; ".join(said[:3]) or "no module of this model is its business"
+        raise RejectedError(
+            f"kernel {record.name} was asked for by name, but fits nothing in {report.model_class}: {why}",
+            report=report,
+        )
+
+
+def _report_of_marks(model: nn.Module) -> Report:
+    """What can be said of a model whose plan is not at hand, such as a copy of a fused one."""
+    from .patching import our_marks
+    from .report import Entry, Report
+
+    entries = [
+        Entry((path,), type(module).__name__, mark.device_type, "", target, mark.kernel_id, mark.variant)
+        for path, module in model.named_modules()
+        for target, mark in our_marks(module).items()
+    ]
+    return Report(type(model).__name__, "training", entries, notes=["read off the model: its plan is not at hand"])

@@ -1,0 +1,70 @@
+"""The handle on what was changed in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ..errors import UndoError
+from .journal import Change, Patch, take_off
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ..report import Report
+
+
+class Applied:
+    """What is fused in a model, and the way back.
+
+    As a context manager it takes off, on leaving, what *this* call put on: a model that was fused before stays so.
+
+    Attributes:
+        report: What was fused and what was not, and why.
+        patches: Every replacement that the plan wanted, those that were in place already included.
+    """
+
+    def __init__(
+        self, report: Report, patches: list[Patch], changes: list[Change], undo_all: Callable[[], None]
+    ) -> None:
+        self.report = report
+        self.patches = patches
+        self._changes = changes
+        self._undo_all = undo_all
+
+    @property
+    def lost(self) -> list[Patch]:
+        """The replacements that are no longer in place, because something else replaced or removed them since."""
+        return [patch for patch in self.patches if patch.module_ref() is not None and not patch.in_place()]
+
+    def undo(self) -> None:
+        """Take every fused kernel off the model, whichever call put it on. Safe to call twice.
+
+        Raises:
+            UndoError: If something was replaced over by somebody else since; all the rest has been taken off.
+        """
+        self._undo_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        changes, self._changes = self._changes, []
+        complain(take_off(changes))
+
+    def __repr__(self) -> str:
+        return f"<Applied: {len(self.patches)} replacements, {len(self.lost)} lost>"
+
+
+def complain(left: list[str]) -> None:
+    """Raise `UndoError` if anything was *left*."""
+    if left:
+        raise UndoError(
+            "the rest was undone, but these are no longer Fuseplug's to take off: "
+            + "; ".join(left)
+            + ". Undo what was put over them (hooks, kernelize, another patch), then call undo() again.",
+            left=left,
+        )

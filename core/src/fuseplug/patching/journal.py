@@ -1,0 +1,127 @@
+"""Putting replacements on, all or none, and taking them off again."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..errors import PatchError
+from ..words import Target
+from .replacement import compose
+from .slots import class_method, describe, held, holder, is_original, our_marks, our_parts
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One replacement, decided but not necessarily on: the planned change of one target.
+
+    Attributes:
+        path: Where the module is.
+        target: What of it is replaced.
+        kernel_id: By which kernel.
+        variant: In which variant.
+        function: The replacement itself.
+        module_ref: A weak reference to the module, so that keeping a patch keeps no model alive.
+    """
+
+    path: str
+    target: Target
+    kernel_id: str
+    variant: str
+    function: Callable[..., Any]
+    module_ref: weakref.ref[nn.Module]
+
+    def in_place(self) -> bool:
+        """Whether the module carries this very replacement now."""
+        module = self.module_ref()
+        return module is not None and our_parts(module, self.target.method).get(self.target) is self.function
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was done to one method of one module: the function bound there before (``None``: nothing) and after."""
+
+    path: str
+    method: str
+    before: types.FunctionType | None
+    after: types.FunctionType
+    module_ref: weakref.ref[nn.Module]
+
+
+def put_on(patches: Iterable[Patch]) -> list[Change]:
+    """Apply *patches*; those in place already change nothing.
+
+    Raises:
+        PatchError: If one cannot be put on. All that were have been taken off again.
+    """
+    wanted: dict[tuple[nn.Module, str], dict[Target, Patch]] = defaultdict(dict)
+    for patch in patches:
+        if (module := patch.module_ref()) is not None:
+            wanted[module, patch.target.method][patch.target] = patch
+    changes: list[Change] = []
+    try:
+        for (module, method), by_target in wanted.items():
+            path = next(iter(by_target.values())).path
+            functions = {target: patch.function for target, patch in by_target.items()}
+            if change := _put_on(module, path, method, functions):
+                changes.append(change)
+    except BaseException:
+        take_off(changes)
+        raise
+    return changes
+
+
+def take_off(changes: Sequence[Change]) -> list[str]:
+    """Undo *changes*, newest first, each only where it is still the last word; say which others could not be."""
+    left = []
+    for change in reversed(changes):
+        module = change.module_ref()
+        if module is None or is_original(module, change.method):
+            continue
+        if not our_parts(module, change.method):
+            left.append(f"{change.path}.{change.method} is now {describe(module, change.method)}")
+        elif held(module, change.method).__func__ is change.after:
+            _bind(module, change.method, change.before)
+    return left
+
+
+def strip(module: nn.Module) -> None:
+    """Take everything of ours off *module* itself, whoever put it on."""
+    for method in {target.method for target in our_marks(module)}:
+        _bind(module, method, None)
+
+
+def _put_on(module: nn.Module, path: str, method: str, functions: Mapping[Target, Callable[..., Any]]) -> Change | None:
+    own = class_method(module, method)
+    ours = our_parts(module, method)
+    if own is None or not (ours or is_original(module, method)):
+        raise PatchError(
+            f"cannot replace {method} of {path or 'the model'} ({type(module).__name__}): expected its class's own, "
+            f"found {describe(module, method)}; it was changed since the plan was made, so make a new plan",
+            module=module,
+        )
+    if any(target.function is None for target in (*functions, *ours)):
+        ours = {}
+    before = getattr(held(module, method), "__func__", None)
+    after = compose(own, ours | dict(functions))
+    if after is before:
+        return None
+    _bind(module, method, after)
+    return Change(path, method, before, after, weakref.ref(module))
+
+
+def _bind(module: nn.Module, method: str, function: types.FunctionType | None) -> None:
+    # Straight into __dict__: nn.Module's and its subclasses' __setattr__ may do more than set.
+    slot = holder(module, method)
+    if function is None and slot != method:
+        function = class_method(module, method)  # a hook's saved forward must not go missing
+    if function is None:
+        module.__dict__.pop(slot, None)
+    else:
+        module.__dict__[slot] = types.MethodType(function, module)

@@ -1,0 +1,297 @@
+"""Which kernel for which site: every kernel asked about every module, one winner per target, a reason for the rest."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from .discovery import KernelRecord
+from .errors import DiscoveryError, PatchError
+from .hookspecs import BaseKernel
+from .patching import Accepts, Mark, Patch, calls, class_method, describe, is_original, lookup, our_parts, replacement
+from .report import Check, Entry, Report
+from .verification import KernelCheck, Semantics, Subject, Verifier
+from .walking import Place
+from .words import Answer, Mode, Proposal, Rejection, Target
+
+Ask = Callable[[Place, Sequence[KernelRecord]], Iterable[Answer]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be done to a model, decided and checked; making one changes nothing.
+
+    Attributes:
+        report: The answer for every site, and why.
+        patches: What the winners would put in place.
+    """
+
+    report: Report
+    patches: Sequence[Patch]
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How winners are decided.
+
+    Attributes:
+        records: The kernels taking part.
+        order: Ids or ops in the order the caller prefers them.
+        mode: What the model is for.
+        check: Whether kernels are run on their device before they are chosen.
+        installed: Every kernel there is, for the report.
+    """
+
+    records: Sequence[KernelRecord]
+    order: Sequence[str]
+    mode: Mode
+    check: bool
+    installed: Sequence[KernelRecord]
+
+    def rank(self, record: KernelRecord, device_type: str) -> tuple[int, bool, int, str]:
+        """Sort key: the caller's order, then kernels that name this device type, then priority, then id."""
+        kernel = _kernel(record)
+        named = [i for i, word in enumerate(self.order) if word in (record.kernel_id, record.name, kernel.op)]
+        return (
+            min(named, default=len(self.order)),
+            device_type not in kernel.device_types,
+            -kernel.priority,
+            record.name,
+        )
+
+
+def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask) -> Plan:
+    """Ask all kernels about all places and decide every target. Changes nothing."""
+    start = time.perf_counter()
+    planner = _Planner(rules, ask)
+    decisions = [decision for place in places for decision in planner.decide(place)]
+    report = Report(
+        model_class=type(model).__name__,
+        mode=rules.mode,
+        entries=[entry for entry, _ in decisions],
+        records=rules.installed,
+        idle=planner.idle(places),
+        notes=notes(model, decisions),
+        seconds=time.perf_counter() - start - planner.compile_seconds,
+        compile_seconds=planner.compile_seconds,
+    )
+    return Plan(report, [patch for _, patch in decisions if patch is not None])
+
+
+_Decision = tuple[Entry, "Patch | None"]
+
+
+class _Planner:
+    """The state of one planning: what was verified, what covers what, which kernels were of use."""
+
+    def __init__(self, rules: Rules, ask: Ask) -> None:
+        self._rules = rules
+        self._ask = ask
+        self._by_id = {record.kernel_id: record for record in rules.records}
+        self._verifier = Verifier()
+        self._covered: dict[str, str] = {}
+        self._unavailable: dict[tuple[str, str], str | None] = {}
+        self._charged: set[int] = set()
+        self.compile_seconds = 0.0
+
+    def decide(self, place: Place) -> Iterator[_Decision]:
+        site = place.site
+        blank = Entry(place.paths, type(place.module).__name__, site.device_type)
+        if isinstance(place.module, torch.jit.ScriptModule):
+            why = Rejection("it is TorchScript, whose methods cannot be replaced: apply before scripting")
+            yield replace(blank, rejections=(("fuseplug", why),)), None
+            return
+        offers: dict[Target, list[tuple[KernelRecord, Proposal]]] = defaultdict(list)
+        rejections = []
+        for answer in self._ask(place, self._taking_part(site.device_type)):
+            record = self._by_id[answer.kernel_id]
+            if answer.rejection is not None:
+                rejections.append((answer.kernel_id, _blaming(record, answer.rejection)))
+            for proposal in answer.proposals:
+                offers[proposal.target].append((record, proposal))
+        blank = replace(blank, rejections=tuple(rejections))
+        if not offers:
+            if rejections:
+                yield replace(blank, op=_kernel(self._by_id[rejections[0][0]]).op), None
+            return
+        yield from self._decide_targets(place, blank, offers)
+
+    def _decide_targets(
+        self, place: Place, blank: Entry, offers: Mapping[Target, Sequence[tuple[KernelRecord, Proposal]]]
+    ) -> Iterator[_Decision]:
+        fused_methods: set[str] = set()
+        # Methods before the functions they call: a method that is replaced no longer calls them.
+        for target in sorted(offers, key=lambda target: (target.function is not None, str(target))):
+            ranked = sorted(offers[target], key=lambda offer: self._rules.rank(offer[0], place.site.device_type))
+            entry = replace(blank, target=target, op=_kernel(ranked[0][0]).op)
+            if target.function is not None and target.method in fused_methods:
+                yield replace(entry, covered_by=place.paths[0]), None
+            elif covering := self._covered.get(place.paths[0]):
+                yield replace(entry, covered_by=covering), None
+            else:
+                entry, patch, proposal = self._decide(place, entry, target, ranked)
+                if proposal is not None:
+                    fused_methods |= {target.method} if target.function is None else set()
+                    prefix = f"{place.paths[0]}." if place.paths[0] else ""
+                    self._covered |= {prefix + path: place.paths[0] for path in proposal.covers}
+                yield entry, patch
+
+    def _decide(
+        self, place: Place, entry: Entry, target: Target, ranked: Sequence[tuple[KernelRecord, Proposal]]
+    ) -> tuple[Entry, Patch | None, Proposal | None]:
+        rejections = list(entry.rejections)
+        subject = _subject(place, target)
+        if isinstance(subject, Rejection):
+            return replace(entry, rejections=(*rejections, ("fuseplug", subject))), None, None
+        for number, (record, proposal) in enumerate(ranked):
+            verdict = self._verify(place, record, proposal, subject)
+            if isinstance(verdict, Rejection):
+                rejections.append((record.kernel_id, _blaming(record, verdict)))
+                continue
+            semantics, check = verdict
+            entry = replace(
+                entry,
+                kernel_id=record.kernel_id,
+                variant=semantics.adapter.variant,
+                check=check,
+                rejections=tuple(rejections),
+                outranked=tuple(other.kernel_id for other, _ in ranked[number + 1 :]),
+            )
+            return entry, _patch(place, target, _kernel(record), semantics, subject), proposal
+        return replace(entry, rejections=tuple(rejections)), None, None
+
+    def _verify(
+        self, place: Place, record: KernelRecord, proposal: Proposal, subject: Subject
+    ) -> tuple[Semantics, Check] | Rejection:
+        kernel = _kernel(record)
+        if place.device is not None and (why := self._lacks(record, place.site.device_type)):
+            return Rejection(why, kind="unavailable")
+        semantics = self._verifier.semantics(kernel, proposal, subject)
+        if isinstance(semantics, Rejection):
+            return semantics
+        if why := _load_failure(kernel):
+            return Rejection(why, kind="error")
+        if place.device is None:
+            return semantics, "pending"
+        if not self._rules.check:
+            return semantics, "skipped"
+        check = self._verifier.kernel_check(kernel, proposal, semantics.adapter, subject, place.device)
+        if isinstance(check, Rejection):
+            return check
+        self._charge(check)
+        return semantics, "passed"
+
+    def _charge(self, check: KernelCheck) -> None:
+        if id(check) not in self._charged:
+            self._charged.add(id(check))
+            self.compile_seconds += check.compile_seconds
+
+    def _taking_part(self, device_type: str) -> list[KernelRecord]:
+        return [r for r in self._rules.records if r.kernel and _runs_on(r.kernel, device_type)]
+
+    def _lacks(self, record: KernelRecord, device_type: str) -> str | None:
+        key = (record.kernel_id, device_type)
+        if key not in self._unavailable:
+            self._unavailable[key] = _lack(_kernel(record), device_type)
+        return self._unavailable[key]
+
+    def idle(self, places: Sequence[Place]) -> dict[str, str]:
+        here = sorted({place.site.device_type for place in places})
+        idle = {}
+        for record in self._rules.installed:
+            kernel = record.kernel
+            if kernel is None or record.state != "ready":
+                continue
+            if not any(_runs_on(kernel, device_type) for device_type in here):
+                idle[record.kernel_id] = (
+                    f"runs on {', '.join(kernel.device_types)}; this model is planned for {', '.join(here)}"
+                )
+            elif self._rules.mode == "training" and not kernel.differentiable:
+                idle[record.kernel_id] = 'has no gradient: used with mode="inference"'
+            elif record not in self._rules.records:
+                idle[record.kernel_id] = "left out by include= or exclude="
+        return idle
+
+
+def _kernel(record: KernelRecord) -> BaseKernel:
+    if record.kernel is None:
+        raise DiscoveryError(f"kernel {record.name} is {record.state}: {record.reason}", record=record)
+    return record.kernel
+
+
+def _blaming(record: KernelRecord, rejection: Rejection) -> Rejection:
+    """A kernel's error names the distribution it came with: that is who can mend it."""
+    if rejection.kind != "error":
+        return rejection
+    return replace(rejection, reason=f"{rejection.reason} [{record.distribution} {record.version}]".replace(" ]", "]"))
+
+
+def _runs_on(kernel: BaseKernel, device_type: str) -> bool:
+    return not kernel.device_types or device_type in kernel.device_types
+
+
+def _lack(kernel: BaseKernel, device_type: str) -> str | None:
+    try:
+        return kernel.unavailable(device_type)
+    except Exception as error:  # noqa: BLE001 - a stranger's check may raise anything
+        return f"{type(error).__name__} while asking whether it is available: {error}"
+
+
+def _load_failure(kernel: BaseKernel) -> str:
+    try:
+        kernel.load()
+    except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
+        return f"{type(error).__name__} while loading {kernel.function}: {error}"
+    return ""
+
+
+def _subject(place: Place, target: Target) -> Subject | Rejection:
+    module = place.module
+    method = class_method(module, target.method)
+    if method is None:
+        return Rejection(f"{type(module).__name__}.{target.method} is not a plain method, so it cannot be replaced")
+    if not (is_original(module, target.method) or our_parts(module, target.method)):
+        who = describe(module, target.method)
+        return Rejection(
+            f"its {target.method} was replaced on this instance by {who}: take that off first to have it fused",
+            kind="foreign",
+        )
+    if target.function is None:
+        return Subject(method, module)
+    try:
+        if not calls(method, target.function):
+            return Rejection(f"{method.__qualname__} does not call {target.function}")
+        return Subject(lookup(method, target.function), None)
+    except PatchError as error:
+        return Rejection(str(error))
+
+
+def _patch(place: Place, target: Target, kernel: BaseKernel, semantics: Semantics, subject: Subject) -> Patch:
+    mark = Mark(kernel.kernel_id, semantics.adapter.variant, target, place.site.device_type)
+    accepts = Accepts(semantics.dtypes, semantics.arities)
+    function = replacement(subject.original, semantics.adapter, kernel.load(), mark, accepts)
+    return Patch(
+        place.paths[0], target, kernel.kernel_id, semantics.adapter.variant, function, weakref.ref(place.module)
+    )
+
+
+def notes(model: nn.Module, decisions: Sequence[_Decision]) -> list[str]:
+    """What a person should know beyond the answers for each site."""
+    found = []
+    if any(entry.check == "pending" for entry, _ in decisions):
+        found.append("kernel check pending: call apply_all again once the model is on its device")
+    if getattr(model, "_use_kernels", False):
+        found.append(
+            "this model has use_kernels=True: transformers sets forwards again on train() and eval(), which takes "
+            "kernels off; call apply_all after, or set model.use_kernels = False"
+        )
+    return found

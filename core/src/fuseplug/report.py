@@ -1,0 +1,211 @@
+"""The account of a plan, for people and for machines."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from .discovery import KernelRecord
+from .words import Mode, Rejection, Target
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+Check = Literal["passed", "pending", "skipped", ""]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The answer for one target of one site.
+
+    Attributes:
+        paths: Where the module is; several if it is shared.
+        class_name: Its class.
+        device_type: Where it was planned to run.
+        op: What it computes, if a kernel made it its business.
+        target: What would be replaced; ``None`` if no kernel proposed anything.
+        kernel_id: The winner; ``None`` if the target is left alone.
+        variant: The semantics it was found to have.
+        check: What is known of the kernel on that device: ``"passed"``; ``"pending"`` (the device is not there yet);
+            ``"skipped"`` (``verify=False``).
+        rejections: By kernel, why the others (or all) were not taken.
+        outranked: Kernels that would have done it too.
+        covered_by: Path of the site whose replacement no longer calls this one.
+    """
+
+    paths: tuple[str, ...]
+    class_name: str
+    device_type: str
+    op: str = ""
+    target: Target | None = None
+    kernel_id: str | None = None
+    variant: str = ""
+    check: Check = ""
+    rejections: tuple[tuple[str, Rejection], ...] = ()
+    outranked: tuple[str, ...] = ()
+    covered_by: str = ""
+
+    @property
+    def fused(self) -> bool:
+        """Whether a kernel was chosen."""
+        return self.kernel_id is not None
+
+    @property
+    def why_not(self) -> str:
+        """Why it is left alone, in a sentence; ``""`` if it is not."""
+        if self.fused:
+            return ""
+        if self.covered_by:
+            return f"no longer called: covered by {self.covered_by}"
+        return "; ".join(f"{kernel}: {rejection.reason}" for kernel, rejection in self.rejections)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "paths": list(self.paths),
+            "class": self.class_name,
+            "device_type": self.device_type,
+            "op": self.op,
+            "target": str(self.target) if self.target else None,
+            "kernel": self.kernel_id,
+            "variant": self.variant,
+            "check": self.check,
+            "rejections": [{"kernel": k, "kind": r.kind, "reason": r.reason} for k, r in self.rejections],
+            "outranked": list(self.outranked),
+            "covered_by": self.covered_by,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is fused, what is not, and why. Print it, or take `to_dict`.
+
+    Attributes:
+        model_class: The class of the model.
+        mode: What it was planned for.
+        entries: The answer for every target of every site that is any kernel's business.
+        records: Every kernel that is installed, whatever its state.
+        idle: By kernel that was ready and asked nowhere, why.
+        notes: What else a person should know.
+        seconds: How long planning and checking took, compilation not included.
+        compile_seconds: How long the kernels took to compile.
+    """
+
+    model_class: str
+    mode: Mode
+    entries: Sequence[Entry]
+    records: Sequence[KernelRecord] = ()
+    idle: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
+
+    @property
+    def fused(self) -> list[Entry]:
+        """The targets a kernel was chosen for."""
+        return [entry for entry in self.entries if entry.fused]
+
+    @property
+    def left_alone(self) -> list[Entry]:
+        """The targets no kernel was chosen for; `Entry.why_not` says why."""
+        return [entry for entry in self.entries if not entry.fused]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data that `json` can write."""
+        return {
+            "model": self.model_class,
+            "mode": self.mode,
+            "fused": len(self.fused),
+            "left_alone": len(self.left_alone),
+            "seconds": self.seconds,
+            "compile_seconds": self.compile_seconds,
+            "entries": [entry.to_dict() for entry in self.entries],
+            "kernels": [record.to_dict() for record in self.records],
+            "idle": dict(self.idle),
+            "notes": list(self.notes),
+        }
+
+    def summary(self) -> str:
+        """The first line."""
+        devices = ", ".join(sorted({entry.device_type for entry in self.entries})) or "no device"
+        took = f"planned and checked in {self.seconds:.2f} s"
+        if self.compile_seconds >= 0.01:
+            took += f", kernels compiled in {self.compile_seconds:.1f} s"
+        targets = "target" if len(self.entries) == 1 else "targets"
+        counted = f"{len(self.fused)} of {len(self.entries)} {targets} fused"
+        return f"{self.model_class}: {counted} for {self.mode} on {devices}; {took}"
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        out = io.StringIO()
+        Console(file=out, width=120, color_system=None, legacy_windows=False).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.summary()
+        fused: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+        for entry in self.fused:
+            where = f"{entry.check} on {entry.device_type}" if entry.check == "passed" else entry.check
+            key = (str(entry.kernel_id), entry.variant, entry.class_name, str(entry.target), where)
+            fused[key].append(entry)
+        yield from _table("fused", ("kernel", "variant", "class", "target", "kernel check"), fused)
+        alone: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+        for entry in self.left_alone:
+            covered = "no longer called: its parent is fused" if entry.covered_by else entry.why_not
+            alone[entry.op, entry.class_name, covered].append(entry)
+        yield from _table("left alone", ("op", "class", "why"), alone)
+        passed_over: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+        for entry in self.fused:
+            for kernel, rejection in entry.rejections:
+                passed_over[kernel, entry.class_name, rejection.reason].append(entry)
+            for kernel in entry.outranked:
+                passed_over[kernel, entry.class_name, f"outranked by {entry.kernel_id}"].append(entry)
+        yield from _table("passed over", ("kernel", "class", "why"), passed_over)
+        yield from _kernels([r for r in self.records if r.state != "ready"], self.idle)
+        yield from (f"note: {note}" for note in self.notes)
+
+
+def _table(title: str, columns: Sequence[str], rows: Mapping[tuple[str, ...], Sequence[Entry]]) -> Iterable[Any]:
+    if rows:
+        table = _empty(title, *columns[:-1])
+        table.add_column(columns[-1], ratio=2 if columns[-1] == "why" else None, overflow="fold")
+        table.add_column("sites", justify="right", no_wrap=True)
+        table.add_column("where", ratio=1, overflow="fold")
+        for cells, entries in rows.items():
+            table.add_row(*cells, str(len(entries)), _where(entries))
+        yield table
+
+
+def _kernels(records: Sequence[KernelRecord], idle: Mapping[str, str]) -> Iterable[Any]:
+    if records or idle:
+        table = _empty("kernels not taking part", "kernel", "distribution", "state")
+        table.add_column("why", ratio=1, overflow="fold")
+        for record in records:
+            table.add_row(record.kernel_id, record.distribution, record.state, record.reason)
+        for kernel_id, why in idle.items():
+            table.add_row(kernel_id, "", "idle", why)
+        yield table
+
+
+def _empty(title: str, *columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, expand=True
+    )
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _where(entries: Sequence[Entry], most: int = 3) -> str:
+    """The paths with their numbers starred, so that the layers of a model are one line."""
+    shapes = dict.fromkeys(re.sub(r"\b\d+\b", "*", entry.paths[0]) or "(the model)" for entry in entries)
+    rest = f" and {len(shapes) - most} more" if len(shapes) > most else ""
+    return ", ".join(list(shapes)[:most]) + rest

@@ -1,0 +1,185 @@
+"""Run a callable on an example, keep everything that comes out of it, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..words import Example
+from .neutral import seed
+from .twin import twin
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is replaced at a site, ready to be run on examples.
+
+    Attributes:
+        original: The function behind the module's method, or the function that the method calls.
+        module: For a method, the module (live or stand-in) whose twins are run; ``None`` for a function.
+    """
+
+    original: Callable[..., Any]
+    module: nn.Module | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything one run produced, by name: outputs, gradients (``None`` where there is none), inputs afterwards."""
+
+    values: dict[str, Tensor | None]
+
+
+def run(
+    subject: Subject,
+    function: Callable[..., Any],
+    example: Example,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    gradients: bool = True,
+    training: bool | None = None,
+) -> Outcome:
+    """Call *function* in the place of the subject's original.
+
+    Args:
+        subject: What *function* stands in for.
+        function: The original itself, the reference or a kernel, each with the target's signature.
+        example: Inputs and parameters; copied, never changed.
+        device: Where to run.
+        dtype: If given, every floating-point tensor is cast to it first.
+        gradients: Whether to run backward, with a fixed random gradient for each differentiable output.
+        training: If given, the training flag that the twin runs with.
+    """
+    device = torch.device(device)
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        moved = value.detach().to(device, cast, copy=True)
+        return moved.requires_grad_(gradients and moved.is_floating_point())
+
+    leaves = pytree.tree_map(place, tuple(example.args))
+    # A clone of each leaf is handed over, so that code which writes into its input runs, and is seen to do so.
+    args = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, leaves)
+    named = {f"args[{i}]": value for i, value in enumerate(pytree.tree_leaves(leaves)) if isinstance(value, Tensor)}
+    call = args
+    if subject.module is not None:
+        double = _place_twin(twin(subject.module, example.parameters, example.children), device, dtype, gradients)
+        if training is not None:
+            double.train(training)
+        named |= dict(double.named_parameters())
+        call = (double, *args)
+    seed(device.type)
+    outputs = [value for value in pytree.tree_leaves(function(*call)) if isinstance(value, Tensor)]
+    values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
+    if gradients:
+        values |= _gradients(outputs, {k: v for k, v in named.items() if v.requires_grad})
+    after = (value for value in pytree.tree_leaves(args) if isinstance(value, Tensor))
+    values |= {f"args[{i}] afterwards": value for i, value in enumerate(after)}
+    return Outcome({name: value if value is None else value.detach().cpu() for name, value in values.items()})
+
+
+def difference(ours: Outcome, theirs: Outcome) -> str:
+    """The first thing in which two outcomes are not equal bit for bit; ``""`` if they are."""
+    if ours.values.keys() != theirs.values.keys():
+        return f"gives {_names(ours)} instead of {_names(theirs)}"
+    for name, expected in theirs.values.items():
+        found = ours.values[name]
+        if found is None or expected is None:
+            if found is not expected:
+                return f"{name} is {_shape(found)} instead of {_shape(expected)}"
+        elif (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            return f"{name} is {_shape(found)} instead of {_shape(expected)}"
+        elif not bool(((found == expected) | (found.isnan() & expected.isnan())).all()):
+            gap = (found.double() - expected.double()).abs().nan_to_num(nan=float("inf")).max()
+            return f"{name} differs by up to {gap:.3g}"
+    return ""
+
+
+def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float) -> str:
+    """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
+
+    The tolerance, for each row of each tensor, is max(2 × the error of *theirs*, roundings × eps(dtype) × the largest
+    true magnitude in the row). A right implementation that rounds differently passes; a wrong one is off by far more.
+    """
+    if ours.values.keys() != theirs.values.keys():
+        return f"gives {_names(ours)} instead of {_names(theirs)}"
+    for name, expected in theirs.values.items():
+        found, true = ours.values[name], truth.values[name]
+        if found is None or expected is None or true is None:
+            if found is not expected:
+                return f"{name} is {_shape(found)} instead of {_shape(expected)}"
+            continue
+        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            return f"{name} is {_shape(found)} instead of {_shape(expected)}"
+        if name.endswith("afterwards") or not found.is_floating_point():
+            if not torch.equal(found, expected):
+                return f"{name} is not what the original leaves there: it is written into"
+            continue
+        if worst := _worst(found, expected, true, roundings):
+            return f"{name} is off by {worst}"
+    return ""
+
+
+def _worst(found: Tensor, expected: Tensor, true: Tensor, roundings: float) -> str:
+    if not found.numel():
+        return ""
+    rows = [t.double().reshape(-1, t.shape[-1] if t.dim() else 1) for t in (found, expected, true)]
+    eps = torch.finfo(found.dtype).eps
+    found, expected, true = rows
+    # Where the original itself overflows its dtype there is nothing to hold a kernel to.
+    judged = true.isfinite() & expected.isfinite()
+    zero = torch.zeros((), dtype=torch.float64)
+    scale = torch.where(judged, true.abs(), zero).amax(-1, keepdim=True)
+    original = torch.where(judged, (expected - true).abs(), zero).amax(-1, keepdim=True)
+    allowed = torch.maximum(2 * original, roundings * eps * scale)
+    error = torch.where(judged, (found - true).abs(), zero).nan_to_num(nan=float("inf"))
+    over = error - allowed
+    at = int(over.argmax())
+    if over.flatten()[at] <= 0:
+        return ""
+    row = at // over.shape[-1]
+    return f"{error.flatten()[at]:.3g} where {allowed[row, 0]:.3g} is allowed (row of magnitude {scale[row, 0]:.3g})"
+
+
+def _place_twin(double: nn.Module, device: torch.device, dtype: torch.dtype | None, gradients: bool) -> nn.Module:
+    for module in double.modules():
+        registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+        for registry in registries:
+            for name, value in list(registry.items()):
+                if isinstance(value, Tensor) and not value.is_meta:
+                    cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
+                    moved = value.detach().to(device, cast, copy=True)
+                    if isinstance(value, nn.Parameter):
+                        moved = nn.Parameter(moved, requires_grad=gradients and moved.is_floating_point())
+                    registry[name] = moved
+    return double
+
+
+def _gradients(outputs: Sequence[Tensor], leaves: dict[str, Tensor]) -> dict[str, Tensor | None]:
+    differentiable = [output for output in outputs if output.requires_grad]
+    if not differentiable:
+        return {f"gradient of {name}": None for name in leaves}
+    generator = torch.Generator().manual_seed(1)
+    # Eighths of integers below 16 are the same number in every dtype, so that the truth gets what the others get.
+    upstream = [
+        torch.randint(-15, 16, output.shape, generator=generator).div(8).to(output.device, output.dtype)
+        for output in differentiable
+    ]
+    found = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)
+    return {f"gradient of {name}": gradient for name, gradient in zip(leaves, found, strict=True)}
+
+
+def _names(outcome: Outcome) -> str:
+    return f"[{', '.join(outcome.values)}]"
+
+
+def _shape(value: Tensor | None) -> str:
+    return "None" if value is None else f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

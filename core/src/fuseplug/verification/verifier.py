@@ -1,0 +1,156 @@
+"""Is it right? First what the module computes, then whether the kernel computes it here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..hookspecs import BaseKernel
+from ..words import Adapter, Example, Proposal, Rejection
+from .neutral import neutral
+from .outcome import Outcome, Subject, difference, excess, run
+from .signature import signature
+
+SEMANTICS_SIZE = 64
+"""Elements wanted in the examples that tell variants apart: as few as the package can do with."""
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """What a site was found to compute.
+
+    Attributes:
+        adapter: The adapter of its variant.
+        dtypes: The dtypes of the main input for which that was found.
+        arities: The numbers of arguments for which it was.
+    """
+
+    adapter: Adapter
+    dtypes: tuple[torch.dtype, ...]
+    arities: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KernelCheck:
+    """A kernel that was right on its device, and how long finding out took, compilation apart."""
+
+    seconds: float
+    compile_seconds: float
+
+
+class Verifier:
+    """Checks proposals, each distinct question once. One verifier serves one plan: its answers hold while models do."""
+
+    def __init__(self) -> None:
+        self._semantics: dict[Hashable, Semantics | Rejection] = {}
+        self._checks: dict[Hashable, KernelCheck | Rejection] = {}
+
+    def semantics(self, kernel: BaseKernel, proposal: Proposal, subject: Subject) -> Semantics | Rejection:
+        """Find the variant whose reference equals the original bit for bit, gradients too, in every mix of dtypes."""
+        key = (kernel.reference, *_question(proposal, subject))
+        if key not in self._semantics:
+            with neutral():
+                self._semantics[key] = _find_variant(kernel, proposal, subject)
+        return self._semantics[key]
+
+    def kernel_check(
+        self, kernel: BaseKernel, proposal: Proposal, adapter: Adapter, subject: Subject, device: torch.device
+    ) -> KernelCheck | Rejection:
+        """Run the kernel on *device*, forward and backward, against the original there and the reference in float64."""
+        key = (kernel.kernel_id, device, adapter, *_question(proposal, subject))
+        if key not in self._checks:
+            with neutral(device.type):
+                self._checks[key] = _check(kernel, proposal, adapter, subject, device)
+        return self._checks[key]
+
+
+def _question(proposal: Proposal, subject: Subject) -> tuple[Hashable, ...]:
+    site = id(subject.original) if subject.module is None else signature(subject.module)
+    return (proposal.target, tuple(proposal.adapters), tuple(proposal.mixes), subject.original, site)
+
+
+def _example(proposal: Proposal, mix: Any, size: int) -> Example:
+    return proposal.example(mix, size, torch.Generator().manual_seed(size))
+
+
+def _find_variant(kernel: BaseKernel, proposal: Proposal, subject: Subject) -> Semantics | Rejection:
+    try:
+        reference = kernel.load_reference()
+        candidates = [(adapter, adapter.bind(reference)) for adapter in proposal.adapters]
+        examples = [_example(proposal, mix, SEMANTICS_SIZE) for mix in proposal.mixes]
+    except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
+        return _raised("preparing its examples", error)
+    failures: list[str] = []
+    unanswered = ""
+    answered: list[Example] = []
+    # The first mix is tried with the other training flag too: a module may be planned in one and run in the other.
+    flags = [None] if subject.module is None else [None, not subject.module.training]
+    for number, example in enumerate(examples):
+        for training in flags if number == 0 else flags[:1]:
+            try:
+                expected = run(subject, subject.original, example, training=training)
+            except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
+                unanswered = f"{type(error).__name__}: {error}"
+                continue
+            answered.append(example)
+            survivors = []
+            for adapter, function in candidates:
+                if why := _unlike(subject, function, example, expected, training):
+                    failures.append(f"{adapter.variant}: {why}")
+                else:
+                    survivors.append((adapter, function))
+            if not survivors:
+                return Rejection(f"computes none of the known variants; closest, {failures[-1]}", kind="unlike")
+            candidates = survivors
+    if not answered:
+        return Rejection(f"its own forward cannot be run on examples: {unanswered}", kind="unlike")
+    dtypes = dict.fromkeys(example.args[0].dtype for example in answered)
+    arities = dict.fromkeys(len(example.args) for example in answered)
+    return Semantics(candidates[0][0], tuple(dtypes), tuple(arities))
+
+
+def _unlike(
+    subject: Subject, function: Callable[..., Any], example: Example, expected: Outcome, training: bool | None
+) -> str:
+    try:
+        return difference(run(subject, function, example, training=training), expected)
+    except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
+        return f"its reference raises {type(error).__name__}: {error}"
+
+
+def _check(
+    kernel: BaseKernel, proposal: Proposal, adapter: Adapter, subject: Subject, device: torch.device
+) -> KernelCheck | Rejection:
+    start = time.perf_counter()
+    compiling = 0.0
+    gradients = kernel.differentiable
+    try:
+        fused, reference = adapter.bind(kernel.load()), adapter.bind(kernel.load_reference())
+        for size in kernel.check_sizes:
+            example = _example(proposal, proposal.mixes[0], size)
+            expected = run(subject, subject.original, example, device=device, gradients=gradients)
+            truth = run(subject, reference, example, dtype=torch.float64, gradients=gradients)
+            first = time.perf_counter()
+            run(subject, fused, example, device=device, gradients=gradients)
+            second = time.perf_counter()
+            found = run(subject, fused, example, device=device, gradients=gradients)
+            compiling += max(0.0, (second - first) - (time.perf_counter() - second))
+            if why := excess(found, expected, truth, proposal.roundings):
+                where = f"{_describe(example)} on {device}"
+                return Rejection(f"its numbers are wrong for {where}: {why}", kind="failed")
+    except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+        return _raised(f"running on {device}", error)
+    return KernelCheck(time.perf_counter() - start - compiling, compiling)
+
+
+def _describe(example: Example) -> str:
+    main = example.args[0]
+    return f"{str(main.dtype).removeprefix('torch.')}{list(main.shape)}"
+
+
+def _raised(doing: str, error: Exception) -> Rejection:
+    return Rejection(f"{type(error).__name__} while {doing}: {error}", kind="error")
