@@ -241,6 +241,12 @@ class TestReplacing:
         assert toy.Layer.forward(one, 5) == 6
         assert toy.turn(5) == 6
 
+    def test_another_instance_can_have_another_replacement(self, toy):
+        one, other = toy.Layer(), toy.Layer()
+        patch(one, "forward", turn=minus)
+        patch(other, "forward", turn=square)
+        assert (one.forward(5), other.forward(5)) == (4, 25)
+
     def test_undo_is_exact(self, toy):
         layer = toy.Layer()
         before = dict(vars(toy)), dict(vars(layer)), toy.Layer.forward.__code__
@@ -628,16 +634,24 @@ class TestLifetime:
         del inner
         assert not aliases(toy)
 
-    def test_a_recycled_id_is_not_taken_for_the_old_function(self, toy):
+    def test_a_recycled_id_is_not_taken_for_the_old_replacement(self, toy):
         ids = set()
         for amount in range(200):
             replacement = functools.partial(int.__add__, amount)
             ids.add(id(replacement))
-            method = bare(toy.Layer.forward)
+            assert rebound(toy.Layer.forward, {"turn": replacement})(toy.Layer(), 0) == amount
+            del replacement
+        assert len(ids) < 200, "ids were to be recycled"
+
+    def test_a_recycled_id_is_not_taken_for_the_old_method(self, toy):
+        ids, copies = set(), []
+        for amount in range(200):
+            method = adding(amount)(toy.Layer.forward)
             ids.add(id(method))
-            assert rebound(method, {"turn": replacement})(toy.Layer(), 0) == amount
-            del replacement, method
-        assert len(ids) < 400, "ids were to be recycled"
+            copies.append(rebound(method, {"turn": minus}))
+            assert copies[-1](toy.Layer(), 0) == amount - 1
+            del method
+        assert len(ids) < 200, "ids were to be recycled"
 
     def test_500_cycles_leave_nothing_behind(self, toy):
         toy.Layer.forward = adding(5)(passing(toy.Layer.forward))

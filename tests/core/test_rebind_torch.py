@@ -282,6 +282,19 @@ class TestCompile:
         assert counts == {2: 1, 7: 1}
 
     @granularity
+    def test_a_copy_that_is_held_is_not_compiled_again(self, toy, compiled):
+        model, counter = toy.Model(toy.Layer, 3), CompileCounter()
+        held = rebound(toy.Layer.forward, {"turn": minus})
+        run = compiled(model, counter)
+        with torch.no_grad():
+            for _ in range(4):
+                for functions in ([minus] * 3, [None] * 3):
+                    patch_all(model, functions)
+                    assert torch.equal(run(X), expected(functions))
+        assert counter.frame_count == 2
+        assert held(toy.Layer(), X) is not None
+
+    @granularity
     def test_the_alias_goes_with_the_last_user_after_compiling_too(self, toy, compiled):
         model = toy.Model(toy.Layer, 2)
         patch_all(model, [minus, minus])
