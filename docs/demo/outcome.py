@@ -86,5 +86,5 @@ def print_summary(outcome: Outcome) -> None:
 
 
 def _share_of_norms(races: Sequence[Race], dtype: str) -> float:
-    seconds = {race.name: statistics.median(race.unfused) for race in races if race.dtype == dtype}
-    return seconds[NORMS] / seconds[TRAINING]
+    seconds = {race.name: race.unfused for race in races if race.dtype == dtype}
+    return statistics.median(n / s for n, s in zip(seconds[NORMS], seconds[TRAINING], strict=True))

@@ -63,9 +63,9 @@ def compare(args: argparse.Namespace) -> Outcome:
 
     print("\n2. Build it again from the same seed, and fuse it: manager.apply_all(model)", flush=True)
     model = build(args.seed)
-    check_round_trip(model, unseen[0])
-    applied, apply_seconds = apply(model)
-    print(f"\n{applied.report}")
+    report, apply_seconds = check_round_trip(model, unseen[0])
+    print(f"\n{report}")
+    applied, _ = apply(model)
 
     print("\n3. Train it fused, on the same batches")
     fused = train(model, batches, unseen, "fused")
