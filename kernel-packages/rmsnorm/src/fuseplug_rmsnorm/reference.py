@@ -1,0 +1,170 @@
+"""What an RMSNorm computes, in plain PyTorch: one formula, and a table of how models round it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """Where one variant casts, rounds, scales and gates. The defaults are Llama's.
+
+    Two rows may describe the same function of real numbers and still be two variants: they round differently, in the
+    values or in the gradients alone (a tensor that is cast twice gets two gradients, each rounded before they are added).
+
+    Attributes:
+        upcast: Compute in ``promote(x.dtype, float32)``; otherwise in the dtype of x throughout.
+        casts: How often x is widened: ``"once"``, or ``"twice"``, for the mean square and in the product.
+        root: How ``x / sqrt(mean_square + eps)`` is written: ``x * rsqrt``, ``x * pow(-0.5)``, ``x / sqrt``, or
+            ``x * rsqrt`` with the factor first rounded to the dtype of x.
+        weight: When the weight is multiplied: ``"after-cast"`` of the unit rows to the dtype of x; ``"before-cast"``, in
+            the wide dtype; ``"half-cast"``, after a cast to the *weight's* dtype if that is a half type; ``"first"``, on
+            x itself, after its mean square is taken; ``"input"``, on x itself, rounded, before its mean square is taken.
+        offset: The weight is ``1 + w``, added in the ``"wide"`` dtype or in the weight's ``"own"``.
+        gate: A second input multiplies, through its activation, ``"before"`` the norm or ``"after"`` it.
+        activation: That of the gate.
+    """
+
+    upcast: bool = True
+    casts: Literal["once", "twice"] = "once"
+    root: Literal["rsqrt", "pow", "div", "rounded-rsqrt"] = "rsqrt"
+    weight: Literal["after-cast", "before-cast", "half-cast", "first", "input"] = "after-cast"
+    offset: Literal["wide", "own"] | None = None
+    gate: Literal["before", "after"] | None = None
+    activation: Literal["silu", "sigmoid"] = "silu"
+
+
+VARIANTS: dict[str, Semantics] = {
+    "llama": Semantics(),
+    "cast-last": Semantics(weight="before-cast"),
+    "gemma": Semantics(weight="before-cast", offset="wide"),
+    "t5": Semantics(casts="twice", weight="half-cast"),
+    "cast-last-pow": Semantics(weight="before-cast", root="pow"),
+    "llama-twice-cast": Semantics(casts="twice"),
+    "gemma-own-offset": Semantics(weight="before-cast", offset="own"),
+    "gemma-input-scaled": Semantics(weight="input", offset="own"),
+    "cast-last-div": Semantics(weight="before-cast", root="div"),
+    "rounded-root": Semantics(casts="twice", root="rounded-rsqrt"),
+    "no-upcast": Semantics(upcast=False),
+    "no-upcast-div": Semantics(upcast=False, root="div"),
+    "no-upcast-weight-first": Semantics(upcast=False, weight="first"),
+    "gate-first": Semantics(gate="before"),
+    "gate-first-cast-last": Semantics(gate="before", weight="before-cast"),
+    "gated-silu": Semantics(gate="after"),
+    "gated-sigmoid": Semantics(gate="after", activation="sigmoid"),
+    "gated-silu-cast-last": Semantics(gate="after", weight="before-cast"),
+    "gated-sigmoid-cast-last": Semantics(gate="after", weight="before-cast", activation="sigmoid"),
+}
+"""Every variant by name, the likely ones first."""
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    variant: str = "llama",
+    gate: Tensor | None = None,
+    group_size: int | None = None,
+) -> Tensor:
+    """Root-mean-square normalisation over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467).
+
+    ``y = x / sqrt(mean(x²) + eps) * weight``, rounded exactly as *variant* rounds it, values and gradients.
+
+    Args:
+        x: ``(..., hidden)``, floating.
+        weight: ``(hidden,)``, floating; ``None`` for a norm without one.
+        eps: Added to the mean square before the root; may be 0.
+        variant: A key of `VARIANTS`.
+        gate: ``(..., hidden)`` like *x*; only for the gated variants, which compute without a gate if it is ``None``.
+        group_size: Normalise over groups of so many neighbours; ``None`` is the whole of the last dimension.
+
+    Returns:
+        ``(..., hidden)`` in the dtype of *x*; where the weight is multiplied after the cast or without one, in
+        ``promote(x.dtype, weight.dtype)``; for ``"t5"`` with a half weight, in the weight's dtype.
+
+    Raises:
+        ValueError: If the variant is unknown, or a shape does not fit that of *x*.
+    """
+    how = check(x, weight, variant, gate, group_size)
+    wide = torch.promote_types(x.dtype, torch.float32) if how.upcast else x.dtype
+    source = x.to(wide)
+    if how.gate == "before" and gate is not None:
+        source = source * _activate(gate.to(wide), how)
+    if how.weight == "input" and weight is not None:
+        source = (source * _scale(weight, wide, how)).to(x.dtype).to(wide)
+    y = _unit(x, source, weight, eps, group_size, how)
+    y = _weigh(y, weight, x.dtype, wide, how)
+    if how.gate == "after" and gate is not None:
+        y = (y * _activate(gate.to(wide), how)).to(x.dtype)
+    return y
+
+
+def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, group_size: int | None) -> Semantics:
+    """Return the semantics of *variant*, or raise the `ValueError` that says what does not fit."""
+    how = VARIANTS.get(variant)
+    if how is None:
+        raise ValueError(f"unknown RMSNorm variant {variant!r}; known: {', '.join(VARIANTS)}")
+    if x.dim() == 0:
+        raise ValueError("x must have at least one dimension, (..., hidden); it is a scalar")
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight must have shape ({x.shape[-1]},), the last dimension of x; it has {(*weight.shape,)}")
+    if gate is not None and how.gate is None:
+        raise ValueError(f"variant {variant!r} takes no gate")
+    if gate is not None and gate.shape != x.shape:
+        raise ValueError(f"gate must have the shape of x, {(*x.shape,)}; it has {(*gate.shape,)}")
+    if group_size is not None and (group_size < 1 or x.shape[-1] % group_size):
+        raise ValueError(f"group_size must divide the last dimension of x, {x.shape[-1]}; it is {group_size}")
+    return how
+
+
+def _unit(
+    x: Tensor, source: Tensor, weight: Tensor | None, eps: float, group_size: int | None, how: Semantics
+) -> Tensor:
+    """Rows (or groups) of mean square one, from *source*, which is x, widened and perhaps gated or scaled."""
+    grouped = source if group_size is None else source.unflatten(-1, (-1, group_size))
+    mean_square = grouped.pow(2).mean(-1, keepdim=True) + eps
+    if how.casts == "twice":
+        grouped = x if group_size is None else x.unflatten(-1, (-1, group_size))
+    if how.weight == "first" and weight is not None:
+        grouped = grouped * (weight if group_size is None else weight.unflatten(0, (-1, group_size)))
+    if how.root == "div":
+        unit = grouped / torch.sqrt(mean_square)
+    elif how.root == "pow":
+        unit = grouped * torch.pow(mean_square, -0.5)
+    elif how.root == "rounded-rsqrt":
+        unit = grouped * torch.rsqrt(mean_square).to(x.dtype)
+    else:
+        unit = grouped * torch.rsqrt(mean_square)
+    return unit if group_size is None else unit.flatten(-2)
+
+
+def _weigh(y: Tensor, weight: Tensor | None, narrow: torch.dtype, wide: torch.dtype, how: Semantics) -> Tensor:
+    """Multiply the weight, and cast, in the order of the variant."""
+    if weight is None or how.weight == "input":
+        return y.to(narrow)
+    if how.weight == "first":
+        return y
+    if how.weight == "before-cast":
+        y = y * _scale(weight, wide, how)
+        return y if how.gate == "after" else y.to(narrow)
+    if how.weight == "half-cast":
+        return weight * (y.to(weight.dtype) if weight.dtype in _HALF else y)
+    return weight * y.to(narrow)
+
+
+def _scale(weight: Tensor, wide: torch.dtype, how: Semantics) -> Tensor:
+    if how.offset == "own":
+        return (1.0 + weight).to(wide)
+    return 1.0 + weight.to(wide) if how.offset == "wide" else weight.to(wide)
+
+
+def _activate(gate: Tensor, how: Semantics) -> Tensor:
+    return functional.silu(gate) if how.activation == "silu" else torch.sigmoid(gate)
