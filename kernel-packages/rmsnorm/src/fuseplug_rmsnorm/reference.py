@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,7 @@ class Semantics:
         offset: The weight is ``1 + w``, added in the ``"wide"`` dtype or in the weight's ``"own"``.
         gate: A second input multiplies, through its activation, ``"before"`` the norm or ``"after"`` it.
         activation: That of the gate.
+        native: It is torch's own `rms_norm`, which autocast may widen as a whole.
     """
 
     upcast: bool = True
@@ -37,6 +39,12 @@ class Semantics:
     offset: Literal["wide", "own"] | None = None
     gate: Literal["before", "after"] | None = None
     activation: Literal["silu", "sigmoid"] = "silu"
+    native: bool = False
+
+    @property
+    def autocast(self) -> bool:
+        """Whether ambient autocast changes what is computed. What widens its input itself does not feel it."""
+        return self.native or not self.upcast
 
 
 VARIANTS: dict[str, Semantics] = {
@@ -50,6 +58,7 @@ VARIANTS: dict[str, Semantics] = {
     "gemma-input-scaled": Semantics(weight="input", offset="own"),
     "cast-last-div": Semantics(weight="before-cast", root="div"),
     "rounded-root": Semantics(casts="twice", root="rounded-rsqrt"),
+    "torch": Semantics(weight="before-cast", native=True),
     "no-upcast": Semantics(upcast=False),
     "no-upcast-div": Semantics(upcast=False, root="div"),
     "no-upcast-weight-first": Semantics(upcast=False, weight="first"),
@@ -93,18 +102,7 @@ def rms_norm(
     Raises:
         ValueError: If the variant is unknown, or a shape does not fit that of *x*.
     """
-    how = check(x, weight, variant, gate, group_size)
-    wide = torch.promote_types(x.dtype, torch.float32) if how.upcast else x.dtype
-    source = x.to(wide)
-    if how.gate == "before" and gate is not None:
-        source = source * _activate(gate.to(wide), how)
-    if how.weight == "input" and weight is not None:
-        source = (source * _scale(weight, wide, how)).to(x.dtype).to(wide)
-    y = _unit(x, source, weight, eps, group_size, how)
-    y = _weigh(y, weight, x.dtype, wide, how)
-    if how.gate == "after" and gate is not None:
-        y = (y * _activate(gate.to(wide), how)).to(x.dtype)
-    return y
+    return compute(check(x, weight, variant, gate, group_size), x, weight, eps, gate, group_size)
 
 
 def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, group_size: int | None) -> Semantics:
@@ -125,7 +123,7 @@ def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, g
     return how
 
 
-def _unit(
+def unit(
     x: Tensor, source: Tensor, weight: Tensor | None, eps: float, group_size: int | None, how: Semantics
 ) -> Tensor:
     """Rows (or groups) of mean square one, from *source*, which is x, widened and perhaps gated or scaled."""
@@ -134,16 +132,40 @@ def _unit(
     if how.casts == "twice":
         grouped = x if group_size is None else x.unflatten(-1, (-1, group_size))
     if how.weight == "first" and weight is not None:
-        grouped = grouped * (weight if group_size is None else weight.unflatten(0, (-1, group_size)))
+        grouped = grouped * (weight if group_size is None else weight.unflatten(-1, (-1, group_size)))
     if how.root == "div":
-        unit = grouped / torch.sqrt(mean_square)
+        y = grouped / torch.sqrt(mean_square)
     elif how.root == "pow":
-        unit = grouped * torch.pow(mean_square, -0.5)
+        y = grouped * torch.pow(mean_square, -0.5)
     elif how.root == "rounded-rsqrt":
-        unit = grouped * torch.rsqrt(mean_square).to(x.dtype)
+        y = grouped * torch.rsqrt(mean_square).to(x.dtype)
     else:
-        unit = grouped * torch.rsqrt(mean_square)
-    return unit if group_size is None else unit.flatten(-2)
+        y = grouped * torch.rsqrt(mean_square)
+    return y if group_size is None else y.flatten(-2)
+
+
+def compute(
+    how: Semantics,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    gate: Tensor | None,
+    group_size: int | None,
+    unit: Callable[..., Tensor] = unit,
+) -> Tensor:
+    """`rms_norm` for arguments that were checked; *unit* may be another way to normalise."""
+    if how.native and group_size is None and (weight is None or weight.dim() == 1):
+        return functional.rms_norm(x, x.shape[-1:], weight, eps)
+    wide = wide_dtype(x, how)
+    source = x.to(wide)
+    if how.gate == "before" and gate is not None:
+        source = source * _activate(gate.to(wide), how)
+    if how.weight == "input" and weight is not None:
+        source = (source * scale(weight, wide, how)).to(x.dtype).to(wide)
+    y = _weigh(unit(x, source, weight, eps, group_size, how), weight, x.dtype, wide, how)
+    if how.gate == "after" and gate is not None:
+        y = y * _activate(gate.to(wide), how)
+    return y.to(x.dtype) if how.gate == "after" else y
 
 
 def _weigh(y: Tensor, weight: Tensor | None, narrow: torch.dtype, wide: torch.dtype, how: Semantics) -> Tensor:
@@ -153,14 +175,29 @@ def _weigh(y: Tensor, weight: Tensor | None, narrow: torch.dtype, wide: torch.dt
     if how.weight == "first":
         return y
     if how.weight == "before-cast":
-        y = y * _scale(weight, wide, how)
+        y = y * scale(weight, wide, how)
         return y if how.gate == "after" else y.to(narrow)
     if how.weight == "half-cast":
         return weight * (y.to(weight.dtype) if weight.dtype in _HALF else y)
     return weight * y.to(narrow)
 
 
-def _scale(weight: Tensor, wide: torch.dtype, how: Semantics) -> Tensor:
+def wide_dtype(x: Tensor, how: Semantics) -> torch.dtype:
+    """The dtype that the variant computes in."""
+    return torch.promote_types(x.dtype, torch.float32) if how.upcast else x.dtype
+
+
+def result_dtype(x: Tensor, weight: Tensor, how: Semantics) -> torch.dtype:
+    """The dtype that an ungated variant returns."""
+    if how.weight in ("before-cast", "input"):
+        return x.dtype
+    if how.weight == "half-cast" and weight.dtype in _HALF:
+        return weight.dtype
+    return torch.promote_types(x.dtype, weight.dtype)
+
+
+def scale(weight: Tensor, wide: torch.dtype, how: Semantics) -> Tensor:
+    """What unit rows are multiplied by: the weight in the wide dtype, with the variant's offset."""
     if how.offset == "own":
         return (1.0 + weight).to(wide)
     return 1.0 + weight.to(wide) if how.offset == "wide" else weight.to(wide)

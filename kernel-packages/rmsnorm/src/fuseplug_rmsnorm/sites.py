@@ -11,15 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-
 from fuseplug.words import Adapter, Compute, Example, Proposal, Rejection, Site, Target
+from torch import Tensor, nn
 
 from .reference import VARIANTS, Semantics
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_MIXED = ((torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.bfloat16))
-_MIXED += ((torch.float32, torch.float16),)
+_MIXED = (
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float16),
+)
 
 _LARGEST_EPS = 1e-2
 """A float of another name than eps is taken for one up to here."""
@@ -209,6 +212,10 @@ def _epsilon(module: nn.Module, parts: Parts) -> float:
 
 def _adapters(module: nn.Module, parts: Parts) -> Iterator[NormAdapter]:
     gated = parts.gate != "none"
+    if type(module).forward is nn.RMSNorm.forward:
+        # Bitwise "cast-last" as well, but told from it under autocast.
+        yield NormAdapter("torch", parts.weight, parts.eps)
+        return
     for weight in dict.fromkeys((parts.weight, None)):
         for (group_size, groups), variant in itertools.product(_groupings(vars(module)), _variants(gated, weight)):
             yield NormAdapter(variant, weight, parts.eps, group_size, groups, gated)
