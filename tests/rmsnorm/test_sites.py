@@ -223,7 +223,7 @@ def test_eps_is_read_from_the_module_at_each_call():
     assert before.max() < 0.8
 
 
-def test_an_eps_of_none_is_the_machine_epsilon_of_the_input():
+def test_an_eps_of_none_is_the_machine_epsilon_that_torch_takes():
     module, x = nn.RMSNorm(8), torch.full((1, 8), 1e-2, dtype=torch.bfloat16)
     forward = NormAdapter("torch", "weight", "eps").bind(reference.rms_norm)
     assert torch.equal(forward(module.bfloat16(), x), module(x))

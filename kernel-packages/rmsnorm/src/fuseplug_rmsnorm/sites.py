@@ -86,7 +86,7 @@ class NormAdapter(Adapter):
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
             eps = getattr(module, epsilon)
             if eps is None:
-                eps = torch.finfo(hidden_states.dtype).eps
+                eps = _machine_epsilon(hidden_states)
             scale = None if weight is None else getattr(module, weight)
             return compute(hidden_states, scale, eps, variant=variant)
 
@@ -100,7 +100,7 @@ class NormAdapter(Adapter):
             return compute(
                 hidden_states,
                 None if adapter.weight is None else getattr(module, adapter.weight),
-                torch.finfo(hidden_states.dtype).eps if eps is None else eps,
+                _machine_epsilon(hidden_states) if eps is None else eps,
                 variant=adapter.variant,
                 gate=gate,
                 group_size=adapter._neighbours(module, hidden_states),
@@ -115,6 +115,11 @@ class NormAdapter(Adapter):
         if self.groups is not None:
             return hidden_states.shape[-1] // int(getattr(module, self.groups))
         return None if self.group_size is None else getattr(module, self.group_size)
+
+
+def _machine_epsilon(hidden_states: Tensor) -> float:
+    """What ``nn.RMSNorm`` takes for an eps of ``None``: that of the dtype it computes in."""
+    return torch.finfo(torch.promote_types(hidden_states.dtype, torch.float32)).eps
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
@@ -223,7 +228,7 @@ def _adapters(module: nn.Module, parts: Parts) -> Iterator[NormAdapter]:
 
 def _variants(gated: bool, weight: str | None) -> Iterable[str]:
     """Names of the variants that can be told apart, with a gate or without, with a weight or without."""
-    rows = {name: how for name, how in VARIANTS.items() if (how.gate is not None) == gated}
+    rows = {name: how for name, how in VARIANTS.items() if (how.gate is not None) == gated and not how.native}
     if weight is not None:
         return rows
     distinct: dict[Semantics, str] = {}
