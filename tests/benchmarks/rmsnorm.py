@@ -1,7 +1,7 @@
 """RMSNorm: ours against the eager module, torch's own rms_norm and torch.compile of the module.
 
-Run by hand: ``python tests/benchmarks/rmsnorm.py [--json FILE] [--threads N]``. Every contender does the same work on the same
-inputs and is first checked for being right; they are timed by turns, so that a busy moment of the machine meets them all.
+Run by hand: ``python tests/benchmarks/rmsnorm.py [--json FILE] [--threads N]``. Every contender does the same work on
+the same inputs and is first checked for being right; they are timed by turns, so that a busy moment meets them all.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ def main():
     print(f"{'dtype':9} {'rows':>5} {'work':17} {'contender':14} {'median µs':>10} {'IQR':>8} {'× eager':>8}")
     for row in measure(options.repeats):
         results.append(row)
-        print("{dtype:9} {rows:5} {work:17} {contender:14} {median_us:10} {iqr_us:8} {speedup_over_eager:8}".format(**row))
+        print(
+            "{dtype:9} {rows:5} {work:17} {contender:14} {median_us:10} {iqr_us:8} {speedup_over_eager:8}".format(**row)
+        )
     options.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
 
 

@@ -36,7 +36,7 @@ def same_bits(a, b):
 
 
 def survivors(module, proposal, compute=reference.rms_norm):
-    """The adapters of *proposal* that equal the module bitwise in every mix it runs with, and how many mixes that were."""
+    """The adapters of *proposal* that equal the module bitwise in every mix it runs with, and the number of these."""
     adapters, ran = list(proposal.adapters), 0
     for mix in proposal.mixes:
         example = proposal.example(mix, 64, torch.Generator().manual_seed(0))
@@ -45,7 +45,9 @@ def survivors(module, proposal, compute=reference.rms_norm):
         except (AttributeError, TypeError, RuntimeError):
             continue
         ran += 1
-        adapters = [a for a in adapters if _equals(expected, a.bind(compute), twin(module, example.parameters), example)]
+        adapters = [
+            a for a in adapters if _equals(expected, a.bind(compute), twin(module, example.parameters), example)
+        ]
     return adapters, ran
 
 

@@ -1,7 +1,7 @@
 """Run a row-wise formula of plain PyTorch compiled, forward and backward: few compilations, little overhead.
 
-Nothing here knows about RMSNorm. The backward is the compiled vector-Jacobian product of the formula itself, so there is
-no derivative to get wrong, and nothing is saved but the inputs.
+Nothing here knows about RMSNorm. The backward is the compiled vector-Jacobian product of the formula itself, so there
+is no derivative to get wrong, and nothing is saved but the inputs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Compiled:
     """A formula, and the programs that were compiled for it.
 
     One program serves every size, rank and number of rows; there is one for each combination of constants, dtypes, kind
-    of device, wanted gradients and whether rows lie apart in memory, each with a code object of its own, so that Dynamo's
-    limit of recompilations per code object is never in sight.
+    of device, wanted gradients and whether rows lie apart in memory, each with a code object of its own, so that
+    Dynamo's limit of recompilations per code object is never in sight.
 
     Args:
-        formula: ``formula(*tensors, *constants)``, returning one tensor. It treats all leading dimensions of its tensors
-            alike. A tensor of one dimension is shared by all rows; the formula must also take it repeated for each. ``None`` is
-            handed through.
+        formula: ``formula(*tensors, *constants)``, returning one tensor. It treats all leading dimensions of its
+            tensors alike. A tensor of one dimension is shared by all rows; the formula must also take it repeated for
+            each. ``None`` is handed through.
     """
 
     def __init__(self, formula: Formula) -> None:
@@ -62,7 +62,7 @@ class Compiled:
         program = self._program(constants, rows, needs=None)
         with _standard_state(x.device.type):
             result: Tensor = program(*rows)
-        return result.view(*x.shape[:-1], result.shape[-1])
+        return result if x.dim() == 2 else result.view(*x.shape[:-1], result.shape[-1])
 
     def backward(
         self, constants: Constants, needs: tuple[bool, ...], grad: Tensor, *tensors: Tensor | None
@@ -73,11 +73,12 @@ class Compiled:
         grad = grad.reshape(-1, grad.shape[-1]).contiguous()
         with _standard_state(grad.device.type):
             found = iter(program(math.isqrt(grad.shape[0]) + 1, grad, *rows))
-        return [next(found).view(t.shape) if t is not None and need else None for t, need in zip(tensors, needs)]
+        return [
+            next(found).view(t.shape) if t is not None and need else None
+            for t, need in zip(tensors, needs, strict=True)
+        ]
 
-    def _program(
-        self, constants: Constants, rows: Sequence[Tensor | None], needs: tuple[bool, ...] | None
-    ) -> Program:
+    def _program(self, constants: Constants, rows: Sequence[Tensor | None], needs: tuple[bool, ...] | None) -> Program:
         kinds = tuple([None if t is None else (t.dtype, t.device.type, t.is_contiguous()) for t in rows])
         key = (constants, needs, kinds, torch.get_num_threads())
         program = self._programs.get(key)
@@ -109,13 +110,13 @@ class _Differentiable(torch.autograd.Function):
 def plain(*tensors: Tensor | None) -> bool:
     """Whether *tensors* can be handed to a compiled program, here and now.
 
-    Tracers, functorch transforms, forward-mode differentiation and dispatch modes want to see the operations themselves;
+    Tracers, functorch transforms, forward-mode differentiation and dispatch modes want to see the operations;
     subclasses (DTensor, fake tensors) bring operations of their own.
     """
     return (
         not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
-        and all([t is None or type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors])
+        and torch._C._get_tracing_state() is None
+        and all(t is None or type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
         and torch._C._len_torch_dispatch_stack() == 0
@@ -130,13 +131,13 @@ def _rows(tensor: Tensor | None) -> Tensor | None:
     if tensor is None:
         return None
     tensor = tensor.detach()
-    if tensor.dim() > 1:
+    if tensor.dim() > 2:
         tensor = tensor.reshape(-1, tensor.shape[-1])
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _standard_state(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Without gradients and autocast, which are guarded on: with them ambient, each program would be compiled again."""
+    """Without gradients and autocast, which are guarded on: in each other state a program would be compiled again."""
     if not torch.is_autocast_enabled(device_type):
         return torch.no_grad()
     stack = contextlib.ExitStack()
@@ -154,7 +155,7 @@ def _compile(formula: Formula, constants: Constants, needs: tuple[bool, ...] | N
             return forward(*[_in_blocks(t, block, grad.shape[0]) for t in tensors])
 
         wanted, of_wanted = _restricted(blocked, tensors, needs or ())
-        _, pull = torch.func.vjp(of_wanted, *wanted)
+        _, pull = torch.func.vjp(of_wanted, *wanted)  # type: ignore[misc]
         found: tuple[Tensor, ...] = pull(grad)
         return found
 
@@ -169,8 +170,8 @@ def _compile(formula: Formula, constants: Constants, needs: tuple[bool, ...] | N
 def _in_blocks(tensor: Tensor | None, block: int, rows: int) -> Tensor | None:
     """Spread a shared float32 vector over *rows*, so that its gradient is summed by blocks, and then over these.
 
-    Inductor sums the rows one after the other: 16 eps(float32) off at 4096 rows and 24 at 16000, against 2 with blocks of
-    √rows. Sums for a half type are far more exact than its own eps without.
+    Inductor sums the rows one after the other: 13 eps(float32) off at 4096 rows and 16 to 24 at 16000, against 2 with
+    blocks of √rows. For a half type the sum is far more exact than that type's eps without.
     """
     if tensor is None or tensor.dim() != 1 or tensor.dtype is not torch.float32:
         return tensor
@@ -187,7 +188,7 @@ def _eager_vjp(
         # Views, or a tensor that another one was computed from would be given that one's gradient as well.
         views = [t if t is None else t.view_as(t) for t in tensors]
         result = formula(*views, *constants)
-        wanted = [t for t, need in zip(views, needs) if t is not None and need]
+        wanted = [t for t, need in zip(views, needs, strict=True) if t is not None and need]
         found = iter(torch.autograd.grad(result, wanted, grad, create_graph=True))
     return [next(found) if need else None for need in needs]
 
@@ -199,6 +200,6 @@ def _restricted(
 
     def of_wanted(*wanted: Tensor) -> Tensor:
         values = iter(wanted)
-        return function(*[next(values) if need else t for t, need in zip(tensors, needs)])
+        return function(*[next(values) if need else t for t, need in zip(tensors, needs, strict=True)])
 
     return list(compress(tensors, needs)), of_wanted

@@ -10,8 +10,14 @@ from . import reference
 from ._compiled import Compiled, plain
 from .reference import Semantics
 
-_WORTH_A_COMPILED_CALL = 1 << 16
-"""Elements of x from which the compiled program wins; below, its start costs more than it saves."""
+_LARGE = 1 << 17
+_LARGE_FOR_FLOAT32_FORWARD = 1 << 19
+"""Elements of x from which the compiled program wins; below, its start costs more than it saves.
+
+Measured on one core of an AMD EPYC with 128 rows of 2048. Forward, torch's own rms_norm takes 127 µs in bfloat16 and 86
+in float32, the program, called from here, 100 in either. Forward and backward the program is 1.6 (float32) to 3 times
+(bfloat16) as fast as eager.
+"""
 
 
 def rms_norm(
@@ -29,7 +35,7 @@ def rms_norm(
     nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
     compiler around it to fuse further.
     """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return reference.rms_norm(x, weight, eps, variant=variant, gate=gate, group_size=group_size)
     how = reference.check(x, weight, variant, gate, group_size)
     autocast = torch.is_autocast_enabled(x.device.type)
@@ -43,6 +49,7 @@ def rms_norm(
 def rms_norm_formula(
     x: Tensor, weight: Tensor | None, gate: Tensor | None, variant: str, eps: float, group_size: int | None
 ) -> Tensor:
+    """The reference as a formula to compile: tensors first, then what is compiled in."""
     return reference.compute(reference.VARIANTS[variant], x, weight, eps, gate, group_size)
 
 
@@ -52,7 +59,9 @@ _fused = Compiled(rms_norm_formula)
 def _is_large(x: Tensor, group_size: int | None) -> bool:
     size, width = x.numel(), x.shape[-1]
     # One row, and rows of one element, are sizes that Dynamo would compile once more for.
-    return size >= _WORTH_A_COMPILED_CALL and size > width > 1 and group_size != 1
+    if size < _LARGE or size == width or width == 1 or group_size == 1:
+        return False
+    return size >= _LARGE_FOR_FLOAT32_FORWARD or x.element_size() == 2 or (x.requires_grad and torch.is_grad_enabled())
 
 
 def _small(
@@ -74,8 +83,7 @@ def _small(
 
 
 def _native_unit(
-    x: Tensor, source: Tensor, weight: Tensor | None, eps: float, group_size: int | None, how: Semantics
+    _x: Tensor, source: Tensor, _weight: Tensor | None, eps: float, group_size: int | None, _how: Semantics
 ) -> Tensor:
-    if group_size is None:
-        return functional.rms_norm(source, source.shape[-1:], None, eps)
-    return functional.rms_norm(source.unflatten(-1, (-1, group_size)), (group_size,), None, eps).flatten(-2)
+    grouped = reference.in_groups(source, group_size)
+    return functional.rms_norm(grouped, grouped.shape[-1:], None, eps).view(source.shape)

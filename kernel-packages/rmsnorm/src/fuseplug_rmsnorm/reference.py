@@ -16,16 +16,17 @@ class Semantics:
     """Where one variant casts, rounds, scales and gates. The defaults are Llama's.
 
     Two rows may describe the same function of real numbers and still be two variants: they round differently, in the
-    values or in the gradients alone (a tensor that is cast twice gets two gradients, each rounded before they are added).
+    values or in the gradients alone (a tensor that is cast twice gets two gradients, each rounded before they are
+    added).
 
     Attributes:
         upcast: Compute in ``promote(x.dtype, float32)``; otherwise in the dtype of x throughout.
         casts: How often x is widened: ``"once"``, or ``"twice"``, for the mean square and in the product.
-        root: How ``x / sqrt(mean_square + eps)`` is written: ``x * rsqrt``, ``x * pow(-0.5)``, ``x / sqrt``, or
-            ``x * rsqrt`` with the factor first rounded to the dtype of x.
-        weight: When the weight is multiplied: ``"after-cast"`` of the unit rows to the dtype of x; ``"before-cast"``, in
-            the wide dtype; ``"half-cast"``, after a cast to the *weight's* dtype if that is a half type; ``"first"``, on
-            x itself, after its mean square is taken; ``"input"``, on x itself, rounded, before its mean square is taken.
+        root: How ``x / sqrt(mean_square + eps)`` is written: ``x * rsqrt``, ``x * pow(-0.5)``,
+            ``x / sqrt``, or ``x * rsqrt`` with the factor first rounded to the dtype of x.
+        weight: When the weight is multiplied: ``"after-cast"`` of the unit rows to the dtype of x; ``"before-cast"``,
+            in the wide dtype; ``"half-cast"``, after a cast to the *weight's* dtype if that is half; ``"first"``,
+            on x itself, its mean square taken before; ``"input"``, on x itself, rounded, its mean square taken after.
         offset: The weight is ``1 + w``, added in the ``"wide"`` dtype or in the weight's ``"own"``.
         gate: A second input multiplies, through its activation, ``"before"`` the norm or ``"after"`` it.
         activation: That of the gate.
@@ -123,16 +124,21 @@ def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, g
     return how
 
 
+def in_groups(tensor: Tensor, group_size: int | None) -> Tensor:
+    """Cut the last dimension of *tensor* into ``(groups, group_size)``."""
+    return tensor if group_size is None else tensor.reshape(*tensor.shape[:-1], -1, group_size)
+
+
 def unit(
     x: Tensor, source: Tensor, weight: Tensor | None, eps: float, group_size: int | None, how: Semantics
 ) -> Tensor:
     """Rows (or groups) of mean square one, from *source*, which is x, widened and perhaps gated or scaled."""
-    grouped = source if group_size is None else source.unflatten(-1, (-1, group_size))
+    grouped = in_groups(source, group_size)
     mean_square = grouped.pow(2).mean(-1, keepdim=True) + eps
     if how.casts == "twice":
-        grouped = x if group_size is None else x.unflatten(-1, (-1, group_size))
+        grouped = in_groups(x, group_size)
     if how.weight == "first" and weight is not None:
-        grouped = grouped * (weight if group_size is None else weight.unflatten(-1, (-1, group_size)))
+        grouped = grouped * in_groups(weight, group_size)
     if how.root == "div":
         y = grouped / torch.sqrt(mean_square)
     elif how.root == "pow":

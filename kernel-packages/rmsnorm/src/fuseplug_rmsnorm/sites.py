@@ -6,13 +6,14 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-from fuseplug.words import Adapter, Compute, Example, Proposal, Rejection, Site, Target
 from torch import Tensor, nn
+
+from fuseplug.words import Adapter, Compute, Example, Proposal, Rejection, Site, Target
 
 from .reference import VARIANTS, Semantics
 
@@ -125,8 +126,8 @@ def _machine_epsilon(hidden_states: Tensor) -> float:
 def match(site: Site) -> list[Proposal] | Rejection | None:
     """Say whether *site* is built like an RMSNorm, and which variants it may be.
 
-    It is if it is a leaf with at most one one-dimensional floating parameter or buffer, an epsilon among its attributes,
-    and a forward that takes one tensor, or a tensor and a gate.
+    It is if it is a leaf with at most one one-dimensional floating parameter or buffer, an epsilon among its
+    attributes, and a forward that takes one tensor, or a tensor and a gate.
     """
     parts = _parts(site.module)
     if parts is None or isinstance(parts, Rejection):
@@ -144,7 +145,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 def _parts(module: nn.Module) -> Parts | Rejection | None:
     # The order is that of cost: most of the modules of a model leave at the first line or the second.
-    if module._modules or _is_of_torch(type(module)):
+    if module._modules or _is_of_torch(cast("Hashable", type(module))):
         return None
     tensors = dict(_tensors(module))
     if len(tensors) > 1:
@@ -164,7 +165,7 @@ def _parts(module: nn.Module) -> Parts | Rejection | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_of_torch(cls: type) -> bool:
+def _is_of_torch(cls: Hashable) -> bool:
     """Whether the forward is one of torch's own modules, which says what it computes; one of them is an RMSNorm."""
     forward = getattr(cls, "forward", None)
     ours = forward is getattr(nn.RMSNorm, "forward", None)
