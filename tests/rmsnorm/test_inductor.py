@@ -326,8 +326,8 @@ def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_s
     assert counters["stats"]["unique_graphs"] == 4
 
 
-def test_many_dtypes_and_variants_never_reach_the_limit_of_recompilations(ran, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
+@torch._dynamo.config.patch(recompile_limit=3)
+def test_many_dtypes_and_variants_never_reach_the_limit_of_recompilations(ran):
     for variant in ("llama", "cast-last", "gemma", "t5", "cast-last-pow"):
         for dtype in (torch.float32, torch.bfloat16):
             assert_right(*tensors(variant, dtype, dtype), variant=variant)

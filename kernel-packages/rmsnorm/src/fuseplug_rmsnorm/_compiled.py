@@ -7,9 +7,9 @@ is no derivative to get wrong, and nothing is saved but the inputs.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import types
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     Constants = tuple[Hashable, ...]
     Formula = Callable[..., Tensor]
     Program = Callable[..., Any]
+
+
+_serial = itertools.count(1)
 
 
 class Compiled:
@@ -161,7 +164,8 @@ def _compile(formula: Formula, constants: Constants, needs: tuple[bool, ...] | N
         return found
 
     function = forward if needs is None else backward
-    name = f"{formula.__name__}_{function.__name__}"
+    # Dynamo remembers by file, line and name which sizes were seen to vary: under one name, the width would be one.
+    name = f"{formula.__name__}_{function.__name__}_{next(_serial)}"
     own = types.FunctionType(
         function.__code__.replace(co_name=name), function.__globals__, name, closure=function.__closure__
     )
@@ -190,4 +194,4 @@ def _restricted(
         values = iter(wanted)
         return function(*[next(values) if need else t for t, need in zip(tensors, needs, strict=True)])
 
-    return list(compress(tensors, needs)), of_wanted
+    return list(itertools.compress(tensors, needs)), of_wanted
