@@ -14,7 +14,7 @@ import pluggy
 from .discovery import KernelRecord, discover, load_class
 from .errors import DiscoveryError, PlanError, RejectedError
 from .hookspecs import PROJECT, BaseKernel
-from .words import Answer, Mode, Rejection
+from .words import Answer, Mode, Rejection, Site
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .patching import Applied, Change
     from .planning import Plan
     from .report import Report
-    from .walking import Place
 
 K = TypeVar("K", bound=type[BaseKernel])
 REGISTERED = "(registered)"
@@ -122,7 +121,7 @@ class KernelManager:
         _must_be_module(model)
         purpose = _mode(mode)
         taking_part = self._select(include, exclude, purpose)
-        places = walk(model, only=_words(only), skip=_words(skip), device=self._device(device), mode=purpose)
+        places = walk(model, only=_words(only), skip=_words(skip), device=self._device(device))
         rules = Rules(taking_part, _words(include or ()), purpose, verify, self.kernels())
         plan = make_plan(model, places, rules, self._ask)
         if strict:
@@ -204,20 +203,22 @@ class KernelManager:
 
         return Applied(plan.report, list(plan.patches), changes, undo)
 
-    def _ask(self, place: Place, records: Sequence[KernelRecord]) -> list[Answer]:
+    def _ask(self, site: Site, module: nn.Module, records: Sequence[KernelRecord]) -> list[Answer]:
         """Put the question to *records*, and find out who changed the stand-in if somebody did."""
         from .verification import fingerprint, stand_in
 
-        before = fingerprint(place.site.module)
-        answers = self._caller(records)(site=place.site)
-        if fingerprint(place.site.module) != before:
+        before = fingerprint(site.module)
+        answers = self._caller(records)(site=site)
+        if fingerprint(site.module) != before:
             answers = []
             for record in records:
-                site = replace(place.site, module=stand_in(place.module))
-                before = fingerprint(site.module)
-                alone = self._caller([record])(site=site)
+                fresh = replace(site, module=stand_in(module))
+                before = fingerprint(fresh.module)
+                alone = self._caller([record])(site=fresh)
                 impure = Rejection("it changed the module it was asked about; match() may only look", kind="error")
-                answers += alone if fingerprint(site.module) == before else [Answer(record.kernel_id, rejection=impure)]
+                answers += (
+                    alone if fingerprint(fresh.module) == before else [Answer(record.kernel_id, rejection=impure)]
+                )
         return sorted(answers, key=lambda answer: answer.kernel_id)
 
     def _caller(self, records: Sequence[KernelRecord]) -> Callable[..., list[Answer]]:

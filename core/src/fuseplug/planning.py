@@ -18,9 +18,10 @@ from .patching import Accepts, Mark, Patch, calls, class_method, describe, is_or
 from .report import Check, Entry, Report
 from .verification import KernelCheck, Semantics, Subject, Verifier
 from .walking import Place
-from .words import Answer, Mode, Proposal, Rejection, Target
+from .words import Answer, Mode, Proposal, Rejection, Site, Target
 
-Ask = Callable[[Place, Sequence[KernelRecord]], Iterable[Answer]]
+Ask = Callable[[Site, nn.Module, Sequence[KernelRecord]], Iterable[Answer]]
+"""Puts the question of a site to some kernels; the live module is there to make fresh stand-ins of."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,14 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
 _Decision = tuple[Entry, "Patch | None"]
 
 
+@dataclass(frozen=True)
+class _Offered:
+    """The answers of all kernels to one question."""
+
+    proposals: Mapping[Target, Sequence[tuple[KernelRecord, Proposal]]]
+    rejections: tuple[tuple[str, Rejection], ...]
+
+
 class _Planner:
     """The state of one planning: what was verified, what covers what, which kernels were of use."""
 
@@ -101,29 +110,37 @@ class _Planner:
         self._covered: dict[str, str] = {}
         self._unavailable: dict[tuple[str, str], str | None] = {}
         self._charged: set[int] = set()
+        self._offered: dict[tuple[int, str], _Offered] = {}
         self.compile_seconds = 0.0
 
     def decide(self, place: Place) -> Iterator[_Decision]:
-        site = place.site
-        blank = Entry(place.paths, type(place.module).__name__, site.device_type)
+        blank = Entry(place.paths, type(place.module).__name__, place.device_type)
         if isinstance(place.module, torch.jit.ScriptModule):
             why = Rejection("it is TorchScript, whose methods cannot be replaced: apply before scripting")
             yield replace(blank, rejections=(("fuseplug", why),)), None
             return
-        offers: dict[Target, list[tuple[KernelRecord, Proposal]]] = defaultdict(list)
-        rejections = []
-        for answer in self._ask(place, self._taking_part(site.device_type)):
-            record = self._by_id[answer.kernel_id]
-            if answer.rejection is not None:
-                rejections.append((answer.kernel_id, _blaming(record, answer.rejection)))
-            for proposal in answer.proposals:
-                offers[proposal.target].append((record, proposal))
-        blank = replace(blank, rejections=tuple(rejections))
-        if not offers:
-            if rejections:
-                yield replace(blank, op=_kernel(self._by_id[rejections[0][0]]).op), None
-            return
-        yield from self._decide_targets(place, blank, offers)
+        offered = self._offers(place)
+        blank = replace(blank, rejections=offered.rejections)
+        if offered.proposals:
+            yield from self._decide_targets(place, blank, offered.proposals)
+        elif offered.rejections:
+            yield replace(blank, op=_kernel(self._by_id[offered.rejections[0][0]]).op), None
+
+    def _offers(self, place: Place) -> _Offered:
+        """What the kernels say of *place*; asked once for all places that are alike."""
+        key = (place.alike, place.device_type)
+        if key not in self._offered:
+            site = Site(place.paths[0], place.stand_in, place.device_type, self._rules.mode)
+            proposals: dict[Target, list[tuple[KernelRecord, Proposal]]] = defaultdict(list)
+            rejections = []
+            for answer in self._ask(site, place.module, self._taking_part(place.device_type)):
+                record = self._by_id[answer.kernel_id]
+                if answer.rejection is not None:
+                    rejections.append((answer.kernel_id, _blaming(record, answer.rejection)))
+                for proposal in answer.proposals:
+                    proposals[proposal.target].append((record, proposal))
+            self._offered[key] = _Offered(proposals, tuple(rejections))
+        return self._offered[key]
 
     def _decide_targets(
         self, place: Place, blank: Entry, offers: Mapping[Target, Sequence[tuple[KernelRecord, Proposal]]]
@@ -131,7 +148,7 @@ class _Planner:
         fused_methods: set[str] = set()
         # Methods before the functions they call: a method that is replaced no longer calls them.
         for target in sorted(offers, key=lambda target: (target.function is not None, str(target))):
-            ranked = sorted(offers[target], key=lambda offer: self._rules.rank(offer[0], place.site.device_type))
+            ranked = sorted(offers[target], key=lambda offer: self._rules.rank(offer[0], place.device_type))
             entry = replace(blank, target=target, op=_kernel(ranked[0][0]).op)
             if target.function is not None and target.method in fused_methods:
                 yield replace(entry, covered_by=place.paths[0]), None
@@ -173,7 +190,7 @@ class _Planner:
         self, place: Place, record: KernelRecord, proposal: Proposal, subject: Subject
     ) -> tuple[Semantics, Check] | Rejection:
         kernel = _kernel(record)
-        if place.device is not None and (why := self._lacks(record, place.site.device_type)):
+        if place.device is not None and (why := self._lacks(record, place.device_type)):
             return Rejection(why, kind="unavailable")
         semantics = self._verifier.semantics(kernel, proposal, subject)
         if isinstance(semantics, Rejection):
@@ -205,7 +222,7 @@ class _Planner:
         return self._unavailable[key]
 
     def idle(self, places: Sequence[Place]) -> dict[str, str]:
-        here = sorted({place.site.device_type for place in places})
+        here = sorted({place.device_type for place in places})
         idle = {}
         for record in self._rules.installed:
             kernel = record.kernel
@@ -266,7 +283,7 @@ def _subject(place: Place, target: Target) -> Subject | Rejection:
             kind="foreign",
         )
     if target.function is None:
-        return Subject(method, module)
+        return Subject(method, module, place.alike)
     try:
         if not calls(method, target.function):
             return Rejection(f"{method.__qualname__} does not call {target.function}")
@@ -276,7 +293,7 @@ def _subject(place: Place, target: Target) -> Subject | Rejection:
 
 
 def _patch(place: Place, target: Target, kernel: BaseKernel, semantics: Semantics, subject: Subject) -> Patch:
-    mark = Mark(kernel.kernel_id, semantics.adapter.variant, target, place.site.device_type)
+    mark = Mark(kernel.kernel_id, semantics.adapter.variant, target, place.device_type)
     accepts = Accepts(semantics.dtypes, semantics.arities)
     function = replacement(subject.original, semantics.adapter, kernel.load(), mark, accepts)
     return Patch(

@@ -1,4 +1,4 @@
-"""A model as a list of places: each module once, with all its paths, its stand-in and the device it runs on."""
+"""A model as a list of places: each module once, with all its paths and the device it runs on."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import nn
 
 from .devices import present
 from .errors import PlanError
-from .verification import stand_in
-from .words import Mode, Site
+from .verification import Signatures, StandIns
 
 
 @dataclass(frozen=True)
@@ -23,19 +22,21 @@ class Place:
     Attributes:
         module: The live module.
         paths: Every path at which it is found.
-        site: What kernels are asked about it.
+        alike: Its signature: places with the same are certainly alike.
+        stand_in: What kernels are shown of it.
+        device_type: Where it runs, or will.
         device: Where it can be checked now; ``None`` while it is on meta, or planned for a device that is not there.
     """
 
     module: nn.Module
     paths: tuple[str, ...]
-    site: Site
+    alike: int
+    stand_in: nn.Module
+    device_type: str
     device: torch.device | None
 
 
-def walk(
-    model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: torch.device | None, mode: Mode
-) -> list[Place]:
+def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: torch.device | None) -> list[Place]:
     """List the places of *model*, parents before children.
 
     Args:
@@ -43,7 +44,6 @@ def walk(
         only: Globs of module paths; modules they match, and all below those, are listed, or all if there is none.
         skip: Globs of module paths; modules they match, and all below those, are left out, by whatever path.
         device: Where the model will run, if that is not where it is.
-        mode: What the model is for.
 
     Raises:
         PlanError: If a glob matches nothing.
@@ -54,15 +54,15 @@ def walk(
     everything = [path for found in paths.values() for path in found]
     wanted = _below(everything, only, "only") if only else set(everything)
     unwanted = _below(everything, skip, "skip")
-    devices = _Devices(paths)
-    made: dict[int, nn.Module] = {}
+    devices, signatures = _Devices(paths), Signatures()
+    stand_ins = StandIns(signatures)
     places = []
     for module, found in paths.items():
         if wanted.isdisjoint(found) or not unwanted.isdisjoint(found):
             continue
         now = devices.of(found[0])
-        site = Site(found[0], stand_in(module, made), _planned_type(device, now), mode)
-        places.append(Place(module, tuple(found), site, _usable(device, now)))
+        kind, usable = _planned_type(device, now), _usable(device, now)
+        places.append(Place(module, tuple(found), signatures.of(module), stand_ins.of(module), kind, usable))
     return places
 
 

@@ -1,8 +1,8 @@
 """Changing a model and changing it back: instances only, all or none, recognised wherever it turns up."""
 
+from ..rebind import calls, lookup
 from .applied import Applied, complain
 from .journal import Change, Patch, put_on, strip, take_off
-from .rebind import calls, lookup
 from .replacement import Accepts, Mark, replacement
 from .slots import class_method, describe, is_original, our_marks, our_parts
 

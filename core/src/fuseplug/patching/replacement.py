@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import torch
 
+from ..rebind import rebound
 from ..words import Adapter, Compute, Target
-from .rebind import rebound
 
 _MARK = "__fuseplug_mark__"
 _PARTS = "__fuseplug_parts__"

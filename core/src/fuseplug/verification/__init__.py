@@ -1,7 +1,8 @@
 """Accepting a kernel for a module: by what both do, never by what they are called."""
 
 from .outcome import Subject
-from .twin import fingerprint, stand_in
+from .signature import Signatures
+from .twin import StandIns, fingerprint, stand_in
 from .verifier import KernelCheck, Semantics, Verifier
 
-__all__ = ["KernelCheck", "Semantics", "Subject", "Verifier", "fingerprint", "stand_in"]
+__all__ = ["KernelCheck", "Semantics", "Signatures", "StandIns", "Subject", "Verifier", "fingerprint", "stand_in"]

@@ -21,11 +21,13 @@ class Subject:
 
     Attributes:
         original: The function behind the module's method, or the function that the method calls.
-        module: For a method, the module (live or stand-in) whose twins are run; ``None`` for a function.
+        module: For a method, the module whose twins are run; ``None`` for a function.
+        alike: The module's signature: what is true of this subject is true of any other with the same.
     """
 
     original: Callable[..., Any]
     module: nn.Module | None
+    alike: int | None = None
 
 
 @dataclass(frozen=True)

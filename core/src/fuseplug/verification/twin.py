@@ -8,26 +8,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-HOOKS = frozenset(name for name in nn.Module().__dict__ if name.endswith("_hooks") or "_hooks_" in name)
-INSTANCE_ONLY = frozenset({"forward", "_old_forward", "_hf_hook", "_compiled_call_impl"})
+from .signature import HOOKS, INSTANCE_ONLY, Signatures
 
 
-def stand_in(module: nn.Module, made: dict[int, nn.Module] | None = None) -> nn.Module:
-    """A copy of *module*, and of all below it, whose tensors have a shape and a dtype but no values.
+class StandIns:
+    """Makes copies whose tensors have a shape and a dtype but no values, one for each module.
 
     Args:
-        module: Any module. For TorchScript, which cannot be copied so, an empty module stands in.
-        made: Stand-ins made already, by ``id`` of the module; shared modules share one.
+        signatures: Says which modules are alike: their stand-ins share what they need not have apart.
     """
-    made = {} if made is None else made
-    if id(module) not in made:
-        made[id(module)] = copy = nn.Module() if isinstance(module, torch.jit.ScriptModule) else _copy(module)
-        copy.__dict__["_modules"] = _stand_ins(module, made)
-    return made[id(module)]
+
+    def __init__(self, signatures: Signatures) -> None:
+        self._signatures = signatures
+        self._attributes: dict[int, dict[str, Any]] = {}
+        self._made: dict[int, nn.Module] = {}
+
+    def of(self, module: nn.Module) -> nn.Module:
+        """The stand-in of *module*, those of all below it included.
+
+        For TorchScript, which cannot be copied so, an empty module stands in.
+        """
+        made = self._made.get(id(module))
+        if made is None:
+            made = self._made[id(module)] = self._make(module)
+        return made
+
+    def _make(self, module: nn.Module) -> nn.Module:
+        if isinstance(module, torch.jit.ScriptModule):
+            return nn.Module()
+        number = self._signatures.of(module)
+        if number not in self._attributes:
+            self._attributes[number] = _attributes(module)
+        children = {name: None if child is None else self.of(child) for name, child in module._modules.items()}
+        return _instance(type(module), self._attributes[number] | {"_modules": children})
+
+
+def stand_in(module: nn.Module) -> nn.Module:
+    """A stand-in that shares nothing with any other."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return nn.Module()
+    children = {name: None if child is None else stand_in(child) for name, child in module._modules.items()}
+    return _instance(type(module), _attributes(module) | {"_modules": children})
 
 
 def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str, nn.Module]) -> nn.Module:
@@ -35,12 +61,11 @@ def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str
 
     Buffers that *tensors* does not name keep their values; parameters that it does not name have none.
     """
-    copy = _copy(module)
-    # Straight into __dict__: some classes (torch.compile's wrapper) do more than set in __setattr__.
-    copy.__dict__["_modules"] = _stand_ins(module, {}) | {name: deepcopy(child) for name, child in children.items()}
+    copy = stand_in(module)
+    copy._modules.update((name, deepcopy(child)) for name, child in children.items())
     for name, value in own_tensors(module).items():
         if name not in module._parameters and not value.is_meta:
-            registry = copy._buffers if name in copy._buffers else copy.__dict__
+            registry: dict[str, Any] = copy._buffers if name in copy._buffers else copy.__dict__
             registry[name] = value.detach().cpu().clone()
     for name, value in tensors.items():
         if name in copy._parameters:
@@ -54,11 +79,13 @@ def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str
 
 def fingerprint(copy: nn.Module) -> tuple[object, ...]:
     """What changes if anything is set on or removed from a stand-in, or written into its tensors."""
-    registries = (copy.__dict__, copy._parameters, copy._buffers, copy._modules)
-    tensors = (*copy._parameters.values(), *copy._buffers.values())
+    attributes, parameters, buffers, children = copy.__dict__, copy._parameters, copy._buffers, copy._modules
     return (
-        *(tuple((name, id(value)) for name, value in registry.items()) for registry in registries),
-        tuple(tensor._version for tensor in tensors if tensor is not None),
+        (*attributes, *map(id, attributes.values())),
+        (*parameters, *map(id, parameters.values())),
+        (*buffers, *map(id, buffers.values())),
+        (*children, *map(id, children.values())),
+        [tensor._version for tensor in (*parameters.values(), *buffers.values()) if tensor is not None],
     )
 
 
@@ -69,27 +96,26 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**{name: value for name, value in registered.items() if value is not None}, **attributes}
 
 
-def _stand_ins(module: nn.Module, made: dict[int, nn.Module]) -> dict[str, nn.Module | None]:
-    children = {} if isinstance(module, torch.jit.ScriptModule) else module._modules
-    return {name: None if child is None else stand_in(child, made) for name, child in children.items()}
+def _instance(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
+    # Neither __init__, which may do anything, nor __setattr__, which does more than set in torch.compile's wrapper.
+    copy = object.__new__(kind)
+    object.__setattr__(copy, "__dict__", attributes)
+    return copy
 
 
-def _copy(module: nn.Module) -> nn.Module:
-    copy: nn.Module = object.__new__(type(module))
-    attributes = copy.__dict__
-    for name, value in module.__dict__.items():
-        if name in HOOKS:
-            attributes[name] = {} if value is not None else None
-        elif name not in INSTANCE_ONLY:
-            attributes[name] = _valueless(value) if isinstance(value, Tensor) else value
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    attributes = {
+        name: _valueless(value) if isinstance(value, Tensor) else value
+        for name, value in module.__dict__.items()
+        if name not in INSTANCE_ONLY
+    }
+    attributes |= {name: {} for name in HOOKS if attributes.get(name) is not None}
     attributes["_parameters"] = {
-        name: parameter
-        if parameter is None
-        else nn.Parameter(_valueless(parameter), requires_grad=_floating(parameter))
+        name: parameter if parameter is None else _valueless_parameter(parameter)
         for name, parameter in module._parameters.items()
     }
     attributes["_buffers"] = {name: b if b is None else _valueless(b) for name, b in module._buffers.items()}
-    return copy
+    return attributes
 
 
 def _valueless(tensor: Tensor) -> Tensor:
@@ -97,5 +123,5 @@ def _valueless(tensor: Tensor) -> Tensor:
     return torch.empty(getattr(tensor, "ds_shape", tensor.shape), dtype=tensor.dtype, device="meta")
 
 
-def _floating(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+def _valueless_parameter(parameter: Tensor) -> nn.Parameter:
+    return nn.Parameter(_valueless(parameter), parameter.is_floating_point() or parameter.is_complex())

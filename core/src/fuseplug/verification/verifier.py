@@ -13,7 +13,6 @@ from ..hookspecs import BaseKernel
 from ..words import Adapter, Example, Proposal, Rejection
 from .neutral import neutral
 from .outcome import Outcome, Subject, difference, excess, run
-from .signature import signature
 
 SEMANTICS_SIZE = 64
 """Elements wanted in the examples that tell variants apart: as few as the package can do with."""
@@ -69,8 +68,7 @@ class Verifier:
 
 
 def _question(proposal: Proposal, subject: Subject) -> tuple[Hashable, ...]:
-    site = id(subject.original) if subject.module is None else signature(subject.module)
-    return (proposal.target, tuple(proposal.adapters), tuple(proposal.mixes), subject.original, site)
+    return (proposal.target, tuple(proposal.adapters), tuple(proposal.mixes), subject.original, subject.alike)
 
 
 def _example(proposal: Proposal, mix: Any, size: int) -> Example:

@@ -20,7 +20,7 @@ import types
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..errors import PatchError
+from .errors import PatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -75,7 +75,8 @@ def rebound(method: types.FunctionType, replacements: Mapping[str, Callable[...,
     """Return a copy of *method*, and of what it wraps, that calls the *replacements* where it said their names.
 
     While anybody uses the copy, the same question gets the same copy, so that ``torch.compile`` compiles one function
-    however many instances are patched. Nothing here keeps the copy alive.
+    however many instances are patched. Nothing here keeps the copy alive; hold it to patch, undo and patch again
+    without another compilation.
 
     Args:
         method: The function that the class has; it stays as it is.
@@ -97,10 +98,10 @@ def rebound(method: types.FunctionType, replacements: Mapping[str, Callable[...,
 
 
 def _check(method: types.FunctionType, names: Iterable[str]) -> None:
+    if not isinstance(method, types.FunctionType):
+        found = f"it is a {type(method).__name__}, not a Python function"
+        raise _refusal(method, ", ".join(names), found, "Give the plain function that the class has.")
     for name in names:
-        if not isinstance(method, types.FunctionType):
-            found = f"it is a {type(method).__name__}, not a Python function"
-            raise _refusal(method, name, found, "Give the plain function that the class has.")
         lookup(method, name)
         for code in (code for function in _reached(method) for code in _codes(function.__code__)):
             if any(said.startswith(_ALIAS) for said in code.co_names):
