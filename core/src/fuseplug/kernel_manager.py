@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from .devices import Destination
     from .patching import Applied, Change
     from .planning import Plan
     from .report import Report
@@ -257,13 +258,13 @@ class KernelManager:
             raise DiscoveryError(_unknown(word, known), word=word)
         return found
 
-    def _device(self, device: torch.device | str | None) -> torch.device | None:
+    def _device(self, device: torch.device | str | None) -> Destination | None:
         if device is None:
             return None
-        from .devices import KNOWN, device_of
+        from .devices import KNOWN, destination
 
         claimed = {kind for record in self.kernels() if record.kernel for kind in record.kernel.device_types}
-        return device_of(device, KNOWN | claimed)
+        return destination(device, KNOWN | claimed)
 
 
 def _registered_with(plugins: pluggy.PluginManager, record: KernelRecord) -> KernelRecord:
