@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -66,7 +67,7 @@ class KernelManager:
 
     def refresh(self) -> None:
         """Look again at what is installed, after a ``pip install`` in a running process."""
-        records = [*discover(self._environ), *self._registered.values()]
+        records = discover(self._environ, self._registered.values())
         plugins = pluggy.PluginManager(PROJECT)
         plugins.add_hookspecs(BaseKernel)
         self._records = [_registered_with(plugins, record) for record in records]
@@ -79,10 +80,10 @@ class KernelManager:
         Raises:
             DiscoveryError: If it is not a proper kernel, or an installed one has its id.
         """
-        kernel_id = getattr(kernel, "kernel_id", None) or getattr(kernel, "__name__", repr(kernel))
-        record = load_class(
-            kernel, KernelRecord(str(kernel_id), REGISTERED, value=f"{kernel.__module__}:{kernel.__qualname__}")
-        )
+        name = getattr(kernel, "__qualname__", repr(kernel))
+        kernel_id = str(getattr(kernel, "kernel_id", name))
+        value = f"{getattr(kernel, '__module__', '')}:{name}".lstrip(":")
+        record = load_class(kernel, KernelRecord(kernel_id, REGISTERED, value=value))
         if record.state != "ready":
             raise DiscoveryError(f"cannot register {record.value}: {record.reason}", record=record)
         for other in self.kernels():
@@ -274,7 +275,8 @@ def _registered_with(plugins: pluggy.PluginManager, record: KernelRecord) -> Ker
     try:
         plugins.register(record.kernel, name=record.kernel_id)
     except Exception as error:  # noqa: BLE001 - pluggy looks at every attribute of a stranger's class
-        return replace(record, state="broken", kernel=None, reason=f"{type(error).__name__}: {error}")
+        reason = f"{type(error).__name__} while registering it with pluggy: {error}"
+        return replace(record, state="broken", kernel=None, reason=reason, traceback=traceback.format_exc())
     return record
 
 
