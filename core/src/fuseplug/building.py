@@ -30,7 +30,7 @@ def build(name: str, *, trust_remote_code: bool = False) -> nn.Module:
         with torch.device("meta"):
             return _from_config(transformers, config, trust_remote_code)
     except ImportError as error:
-        raise PlanError(f"{name} cannot be built: {_lines(error)}", name=name) from error
+        raise PlanError(f"{name} cannot be built: {_first_line(error)}", name=name) from error
 
 
 def _must_exist(name: str) -> None:
@@ -61,7 +61,9 @@ def _config(transformers: Any, name: str, trust_remote_code: bool) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise PlanError(f"the config of {name} cannot be read: {_lines(error)}\n{_remedy(name, error)}") from error
+        raise PlanError(
+            f"the config of {name} cannot be read: {_first_line(error)}\n{_remedy(name, error)}", name=name
+        ) from error
 
 
 def _from_config(transformers: Any, config: Any, trust_remote_code: bool) -> nn.Module:
@@ -81,6 +83,8 @@ def _remedy(name: str, error: Exception) -> str:
     said = str(error)
     if "trust_remote_code" in said:
         return "If you trust the code that comes with the model, add --trust-remote-code."
+    if "valid JSON" in said:
+        return "Mend it, or download it again."
     if Path(name).exists():
         return "If the model is newer than the installed transformers: pip install --upgrade transformers"
     if "gated" in said or "401" in said or "403" in said:
@@ -88,5 +92,5 @@ def _remedy(name: str, error: Exception) -> str:
     return "Without the network, name a downloaded directory or config.json instead."
 
 
-def _lines(error: Exception) -> str:
-    return "\n".join(line for line in str(error).splitlines() if line.strip())
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -74,7 +74,10 @@ def list_kernels(
 @app.command()
 def plan(
     model: Annotated[
-        str, typer.Argument(help="A config.json, a model's directory, or a Hub id. Weights are never read.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A config.json, a model's directory, or a Hub id. Weights are never read."
+        ),
     ],
     device: Annotated[
         str | None,
