@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import traceback
 import weakref
@@ -67,6 +68,8 @@ class KernelManager:
 
     def refresh(self) -> None:
         """Look again at what is installed, after a ``pip install`` in a running process."""
+        if self._records is not None:
+            importlib.invalidate_caches()
         records = discover(self._environ, self._registered.values())
         plugins = pluggy.PluginManager(PROJECT)
         plugins.add_hookspecs(BaseKernel)
