@@ -22,9 +22,7 @@ def build(name: str, *, trust_remote_code: bool = False) -> nn.Module:
         PlanError: If there is no such model, or what it takes to build it is not installed.
     """
     _must_exist(name)
-    transformers = _transformers()
-    import torch
-
+    torch, transformers = _torch(), _transformers()
     config = _config(transformers, name, trust_remote_code)
     try:
         with torch.device("meta"):
@@ -42,6 +40,14 @@ def _must_exist(name: str) -> None:
         raise PlanError(
             f"{name} does not exist: expected the path of a config.json, a model's directory, or a Hub id", name=name
         )
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except Exception as error:  # torch runs the vendors' code on import
+        raise PlanError(f"torch cannot be imported: {_first_line(error)}\n`fuseplug doctor` says more.") from error
+    return torch
 
 
 def _transformers() -> Any:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     from .doctor import Row
 
-OURS = ("fuseplug-rmsnorm", "fuseplug-swiglu", "fuseplug-rope", "fuseplug-moe")
+NOTHING_INSTALLED = """No kernels are installed. To have ours:
+
+  pip install fuseplug-rmsnorm fuseplug-swiglu fuseplug-rope fuseplug-moe"""
 STYLES = {"ready": "green", "ok": "green", "broken": "red", "conflict": "red", "fail": "red"}
 
 app = typer.Typer(
@@ -68,7 +70,7 @@ def list_kernels(
     elif records:
         _print_kernels(records, verbose=verbose)
     else:
-        typer.echo(f"No kernels are installed. To have ours:\n\n  pip install {' '.join(OURS)}")
+        typer.echo(NOTHING_INSTALLED)
 
 
 @app.command()
@@ -94,29 +96,27 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what would be fused in a model, what would not, and why."""
-    console = _console(stderr=True)
+    manager, console = KernelManager(), _console(stderr=True)
+    if not manager.kernels():
+        typer.echo(NOTHING_INSTALLED, err=True)
     with console.status(f"building {model} on meta"):
         from .building import build
 
         built = build(model, trust_remote_code=trust_remote_code)
     with console.status("asking the kernels and running what the modules compute"):
-        report = (
-            KernelManager()
-            .plan(
-                built,
-                device=device,
-                mode=mode,  # type: ignore[arg-type]  # plan says which modes there are
-                include=include or None,
-                exclude=exclude or (),
-                only=only or (),
-                skip=skip or (),
-            )
-            .report
+        planned = manager.plan(
+            built,
+            device=device,
+            mode=mode,  # type: ignore[arg-type]  # plan says which modes there are
+            include=include or None,
+            exclude=exclude or (),
+            only=only or (),
+            skip=skip or (),
         )
     if as_json:
-        _print_json(report.to_dict())
+        _print_json(planned.report.to_dict())
     else:
-        _console().print(report)
+        _console().print(planned.report)
 
 
 @app.command()
