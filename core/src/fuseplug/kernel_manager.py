@@ -90,7 +90,11 @@ class KernelManager:
         if record.state != "ready":
             raise DiscoveryError(f"cannot register {record.value}: {record.reason}", record=record)
         for other in self.kernels():
-            if other.kernel_id == record.kernel_id and other.distribution != REGISTERED and other.state != "off":
+            if (
+                other.kernel_id == record.kernel_id
+                and other.distribution not in (REGISTERED, "")
+                and other.state != "off"
+            ):
                 raise DiscoveryError(
                     f"cannot register {record.value}: {other.distribution} already has a kernel {record.kernel_id!r}; "
                     "give yours another kernel_id",
