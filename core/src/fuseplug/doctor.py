@@ -87,19 +87,19 @@ def torch(machine: Machine) -> Row:
     error = machine.torch_error
     if error is None:
         return Row("torch", "ok", str(machine.torch.__version__))
-    found = f"cannot be imported: {_said(error)}"
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return Row("torch", "fail", "not installed", "pip install torch")
-    if backends := [entry.name for entry in importlib_metadata.entry_points(group="torch.backends")]:
-        cann = f"source {CANN_SCRIPT}, or " if _version("torch_npu") else ""
-        return Row(
-            "torch",
-            "fail",
-            f"{found}. torch loads the installed backend {', '.join(backends)} by itself, which needs its vendor's "
-            "libraries",
-            f"{cann}{AUTOLOAD_VARIABLE}=0 to do without",
-        )
-    return Row("torch", "fail", found, "pip install --force-reinstall torch")
+    found = f"cannot be imported: {_said(error)}"
+    backends = [entry.name for entry in importlib_metadata.entry_points(group="torch.backends")]
+    if not backends:
+        return Row("torch", "fail", found, "pip install --force-reinstall torch")
+    cann = f"source {CANN_SCRIPT}, or set " if _version("torch_npu") else "set "
+    return Row(
+        "torch",
+        "fail",
+        f"{found}; torch loads {', '.join(backends)} by itself, which needs its vendor's libraries",
+        f"{cann}{AUTOLOAD_VARIABLE}=0 to do without it",
+    )
 
 
 def devices(machine: Machine) -> Row:
@@ -250,4 +250,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _said(error: BaseException) -> str:
+    """The first cause, which is what names the missing library."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip()}"
