@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .devices import present
+from .devices import Destination
 from .errors import PlanError
 from .verification import Signatures, StandIns
 
@@ -36,7 +36,7 @@ class Place:
     device: torch.device | None
 
 
-def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: torch.device | None) -> list[Place]:
+def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: Destination | None) -> list[Place]:
     """List the places of *model*, parents before children.
 
     Args:
@@ -107,7 +107,7 @@ def _own_device(module: nn.Module) -> torch.device | None:
     return None
 
 
-def _planned_type(device: torch.device | None, now: torch.device) -> str:
+def _planned_type(device: Destination | None, now: torch.device) -> str:
     if device is not None:
         return device.type
     if now.type != "meta":
@@ -116,12 +116,12 @@ def _planned_type(device: torch.device | None, now: torch.device) -> str:
     return accelerator.type if accelerator else "cpu"
 
 
-def _usable(device: torch.device | None, now: torch.device) -> torch.device | None:
+def _usable(device: Destination | None, now: torch.device) -> torch.device | None:
     if now.type == "meta":
         return None
     if device is None or device.type == now.type:
         return now
-    return device if present(device.type) else None
+    return device.device
 
 
 def _below(paths: Sequence[str], globs: Sequence[str], argument: str) -> set[str]:
