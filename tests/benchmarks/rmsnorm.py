@@ -1,58 +1,90 @@
-"""RMSNorm: ours against the eager module, torch's own rms_norm and torch.compile of the module.
+"""RMSNorm on this machine: a fused module against the eager one, torch's own function, and torch.compile of the module.
 
-Run by hand: ``python tests/benchmarks/rmsnorm.py [--json FILE] [--threads N]``. Every contender does the same work on
-the same inputs and is first checked for being right; they are timed by turns, so that a busy moment meets them all.
+Every contender does the same work on the same inputs and is first checked for being right; they are timed by turns, so
+that a busy moment meets them all. The fused module is what ``manager.apply_all`` makes of it, its guard included.
+
+    python tests/benchmarks/rmsnorm.py [--repeats N]
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import os
-import platform
 import statistics
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from record import Table, spread, write
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from fuseplug_rmsnorm.inductor import rms_norm
+from fuseplug import manager
 from fuseplug_rmsnorm.reference import rms_norm as reference
-from fuseplug_rmsnorm.sites import NormAdapter
 
 HIDDEN = 2048
-OURS, EAGER = "fuseplug", "eager module"
+ROWS = (1, 16, 128, 2048)
+EAGER = "eager module"
+
+Contender = Callable[[Tensor], Tensor]
+Work = Callable[..., tuple[Tensor, ...]]
 
 
-def contenders(dtype):
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=60)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    tables = [measure(dtype, work, options.repeats) for dtype in (torch.bfloat16, torch.float32) for work in WORKS]
+    write("rmsnorm", tables)
+
+
+def measure(dtype: torch.dtype, work: Work, repeats: int) -> Table:
+    """The microseconds of every contender at every number of rows."""
+    name = f"RMSNorm, hidden {HIDDEN}, {str(dtype).removeprefix('torch.')}, {work.__name__.replace('_', ' ')}, in µs"
+    table = Table(name, ("rows", "contender", "µs", "× eager, turn by turn"))
+    for rows in ROWS:
+        contenders, weight = make_contenders(dtype)
+        x = torch.randn(rows, HIDDEN).to(dtype).requires_grad_()
+        arguments = (x, weight, torch.randn(rows, HIDDEN).to(dtype))
+        assert_right(contenders, work, *arguments)
+        samples = timed(contenders, work, arguments, repeats)
+        for contender, microseconds in samples.items():
+            ratios = [e / m for e, m in zip(samples[EAGER], microseconds, strict=True)]
+            table.add(rows, contender, spread(microseconds), statistics.median(ratios))
+    return table
+
+
+def make_contenders(dtype: torch.dtype) -> tuple[dict[str, Contender], nn.Parameter]:
+    """By name; all use the weight that comes with them."""
     eager, fused, compiled = (LlamaRMSNorm(HIDDEN).to(dtype) for _ in range(3))
-    fused.forward = NormAdapter("llama", "weight", "variance_epsilon").bind(rms_norm).__get__(fused)
-    compiled = torch.compile(compiled, dynamic=True)
-    weight = eager.weight
-    for module in (fused, compiled):
-        module.weight = weight
-    return {
-        OURS: fused,
+    fused.weight = compiled.weight = weight = eager.weight
+    assert manager.apply_all(fused).report.fused, "nothing was fused"
+    torch.compiler.reset()
+    contenders = {
+        "fuseplug": fused,
         EAGER: eager,
         "F.rms_norm": lambda x: functional.rms_norm(x, (HIDDEN,), weight, 1e-6),
-        "torch.compile": compiled,
-    }, weight
+        "torch.compile": torch.compile(compiled),
+    }
+    return contenders, weight
 
 
-def forward(function, x, weight, grad):
+def forward(function: Contender, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
     with torch.no_grad():
         return (function(x),)
 
 
-def forward_backward(function, x, weight, grad):
+def forward_and_backward(function: Contender, x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
     out = function(x)
     return (out.detach(), *torch.autograd.grad(out, (x, weight), grad))
 
 
-def assert_right(functions, work, x, weight, grad):
+WORKS = (forward, forward_and_backward)
+
+
+def assert_right(functions: dict[str, Contender], work: Work, x: Tensor, weight: Tensor, grad: Tensor) -> None:
     wide = [t.detach().double().requires_grad_() for t in (x, weight)]
     truth = work(lambda x: reference(x, wide[1], 1e-6), *wide, grad.double())
     for name, function in functions.items():
@@ -62,72 +94,20 @@ def assert_right(functions, work, x, weight, grad):
             assert error <= limit, f"{name} is {error:.1e} off, allowed {limit:.1e}"
 
 
-def timed(functions, work, arguments, repeats):
+def timed(
+    functions: dict[str, Contender], work: Work, arguments: Sequence[Any], repeats: int
+) -> dict[str, list[float]]:
     # A call of microseconds is timed many at a time, or the clock is what is measured.
     inner = max(1, min(50, 2**21 // arguments[0].numel()))
-    samples = {name: [] for name in functions}
-    for turn in range(repeats + 5):
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(-5, repeats):
         for name, function in functions.items():
             start = time.perf_counter()
             for _ in range(inner):
                 work(function, *arguments)
-            if turn >= 5:
+            if turn >= 0:
                 samples[name].append((time.perf_counter() - start) / inner * 1e6)
     return samples
-
-
-def machine():
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return {
-        "cpu": model or platform.processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": platform.platform(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }
-
-
-def measure(repeats):
-    for dtype in (torch.bfloat16, torch.float32):
-        functions, weight = contenders(dtype)
-        for rows in (1, 16, 128, 2048):
-            x = torch.randn(rows, HIDDEN).to(dtype).requires_grad_()
-            grad = torch.randn(rows, HIDDEN).to(dtype)
-            for work in (forward, forward_backward):
-                assert_right(functions, work, x, weight, grad)
-                samples = timed(functions, work, (x, weight, grad), repeats)
-                for name, microseconds in samples.items():
-                    low, median, high = statistics.quantiles(microseconds, n=4)
-                    yield {
-                        "dtype": str(dtype).removeprefix("torch."),
-                        "rows": rows,
-                        "work": work.__name__,
-                        "contender": name,
-                        "median_us": round(median, 1),
-                        "iqr_us": round(high - low, 1),
-                        "speedup_over_eager": round(statistics.median(samples[EAGER]) / median, 2),
-                    }
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, default=Path("rmsnorm-benchmark.json"))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=50)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    results = []
-    print(f"{'dtype':9} {'rows':>5} {'work':17} {'contender':14} {'median µs':>10} {'IQR':>8} {'× eager':>8}")
-    for row in measure(options.repeats):
-        results.append(row)
-        print(
-            "{dtype:9} {rows:5} {work:17} {contender:14} {median_us:10} {iqr_us:8} {speedup_over_eager:8}".format(**row)
-        )
-    options.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
