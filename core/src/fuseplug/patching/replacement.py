@@ -16,9 +16,9 @@ import torch
 from ..rebind import rebound
 from ..words import Adapter, Compute, Target
 
-_MARK = "__fuseplug_mark__"
-_PARTS = "__fuseplug_parts__"
-
+# By identity, not as attributes: functools.wraps copies those onto what somebody else puts around ours.
+_marks: weakref.WeakKeyDictionary[Callable[..., Any], Mark] = weakref.WeakKeyDictionary()
+_composed: weakref.WeakKeyDictionary[Callable[..., Any], dict[Target, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 _made: weakref.WeakValueDictionary[Any, Callable[..., Any]] = weakref.WeakValueDictionary()
 _making = threading.Lock()
 
@@ -57,7 +57,7 @@ def replacement(
     with _making:
         if key not in _made:
             made = _guarded(original, adapter.bind(compute), mark, accepts)
-            setattr(made, _MARK, mark)
+            _marks[made] = mark
             _made[key] = made
             return made
         return _made[key]
@@ -67,24 +67,27 @@ def compose(method: types.FunctionType, parts: Mapping[Target, Callable[..., Any
     """What goes into the slot of *method*: its replacement, or its copy with functions replaced."""
     for target, part in parts.items():
         if target.function is None:
+            part.__name__ = target.method
             return cast("types.FunctionType", part)
     copy = rebound(method, {str(target.function): part for target, part in parts.items()})
-    setattr(copy, _PARTS, dict(parts))
+    # A pickle finds a bound method by this name, and some decorators leave another.
+    copy.__name__ = next(iter(parts)).method
+    _composed[copy] = dict(parts)
     return copy
 
 
 def parts(function: Any) -> dict[Target, Callable[..., Any]]:
     """The replacements that *function*, made by `compose`, consists of; empty if it is not ours."""
-    attributes = getattr(function, "__dict__", {})
-    if _PARTS in attributes:
-        return dict(attributes[_PARTS])
-    return {attributes[_MARK].target: function} if _MARK in attributes else {}
+    if not isinstance(function, types.FunctionType):
+        return {}
+    if function in _composed:
+        return dict(_composed[function])
+    return {_marks[function].target: function} if function in _marks else {}
 
 
 def mark_of(part: Callable[..., Any]) -> Mark:
     """What a replacement says of itself."""
-    mark: Mark = getattr(part, _MARK)
-    return mark
+    return _marks[part]
 
 
 def _guarded(
