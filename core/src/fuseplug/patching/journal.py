@@ -77,15 +77,15 @@ def put_on(patches: Iterable[Patch]) -> list[Change]:
     return changes
 
 
-def take_off(changes: Sequence[Change]) -> list[str]:
-    """Undo *changes*, newest first, each only where it is still the last word; say which others could not be."""
-    left = []
+def take_off(changes: Sequence[Change]) -> list[Change]:
+    """Undo *changes*, newest first, each only where it is still the last word; return those somebody put theirs over."""
+    left: list[Change] = []
     for change in reversed(changes):
         module = change.module_ref()
         if module is None or is_original(module, change.method):
             continue
         if not our_parts(module, change.method):
-            left.append(f"{change.path}.{change.method} is now {describe(module, change.method)}")
+            left.insert(0, change)
         elif held(module, change.method).__func__ is change.after:
             _bind(module, change.method, change.before)
     return left
