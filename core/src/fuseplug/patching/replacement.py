@@ -21,6 +21,7 @@ _marks: weakref.WeakKeyDictionary[Callable[..., Any], Mark] = weakref.WeakKeyDic
 _composed: weakref.WeakKeyDictionary[Callable[..., Any], dict[Target, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 _made: weakref.WeakValueDictionary[Any, Callable[..., Any]] = weakref.WeakValueDictionary()
 _making = threading.Lock()
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,13 @@ def _guarded(
 
     @functools.wraps(original)
     def replaced(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            args, kwargs = _in_place(args, kwargs, names, defaults)
-        if len(args) in lengths and not kwargs:
-            x = args[first]
-            if isinstance(x, torch.Tensor) and x.device.type == device_type and x.dtype in dtypes:
-                return fused(*args)
+        # The original gets the call as it was made: what it wraps may look at its keywords.
+        values, rest = _in_place(args, kwargs, names, defaults) if kwargs else (args, kwargs)
+        if len(values) in lengths and not rest:
+            x = values[first]
+            # Exactly these: a kernel was never run on a FakeTensor, a DTensor or what else is derived from them.
+            if type(x) in _PLAIN and x.device.type == device_type and x.dtype in dtypes:
+                return fused(*values)
         return original(*args, **kwargs)
 
     return replaced
