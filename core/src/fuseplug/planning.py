@@ -17,7 +17,7 @@ from .hookspecs import BaseKernel
 from .patching import Accepts, Mark, Patch, calls, class_method, describe, is_original, lookup, our_parts, replacement
 from .report import Check, Entry, Report
 from .verification import KernelCheck, Semantics, Subject, Verifier
-from .walking import Place
+from .walking import Place, upwards
 from .words import Answer, Mode, Proposal, Rejection, Site, Target
 
 Ask = Callable[[Site, nn.Module, Sequence[KernelRecord]], Iterable[Answer]]
@@ -151,16 +151,26 @@ class _Planner:
             ranked = sorted(offers[target], key=lambda offer: self._rules.rank(offer[0], place.device_type))
             entry = replace(blank, target=target, op=_kernel(ranked[0][0]).op)
             if target.function is not None and target.method in fused_methods:
-                yield replace(entry, covered_by=place.paths[0]), None
-            elif covering := self._covered.get(place.paths[0]):
+                yield replace(entry, covered_by=place.paths[0] or "the model"), None
+            elif covering := self._covering(place):
                 yield replace(entry, covered_by=covering), None
             else:
                 entry, patch, proposal = self._decide(place, entry, target, ranked)
                 if proposal is not None:
                     fused_methods |= {target.method} if target.function is None else set()
-                    prefix = f"{place.paths[0]}." if place.paths[0] else ""
-                    self._covered |= {prefix + path: place.paths[0] for path in proposal.covers}
+                    self._covered |= {
+                        f"{above}.{path}" if above else path: above or "the model"
+                        for above in place.paths
+                        for path in proposal.covers
+                    }
                 yield entry, patch
+
+    def _covering(self, place: Place) -> str:
+        """Whose replacement no longer calls *place*, or what it is part of; ``""`` if it is still called at any path."""
+        covering = [
+            next((self._covered[above] for above in upwards(path) if above in self._covered), "") for path in place.paths
+        ]
+        return covering[0] if all(covering) else ""
 
     def _decide(
         self, place: Place, entry: Entry, target: Target, ranked: Sequence[tuple[KernelRecord, Proposal]]
