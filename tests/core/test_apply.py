@@ -111,6 +111,7 @@ def test_another_manager_can_undo(fusing, manager, model):
 
 
 def test_module_globals_are_what_they_were(fusing, model):
+    gc.collect()
     before = dict(vars(models))
     fusing.apply_all(model).undo()
     gc.collect()

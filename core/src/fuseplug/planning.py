@@ -16,7 +16,7 @@ from .errors import DiscoveryError, PatchError
 from .hookspecs import BaseKernel
 from .patching import Accepts, Mark, Patch, calls, class_method, describe, is_original, lookup, our_parts, replacement
 from .report import Check, Entry, Report
-from .verification import KernelCheck, Semantics, Subject, Verifier
+from .verification import Semantics, Subject, Verifier
 from .walking import Place, upwards
 from .words import Answer, Mode, Proposal, Rejection, Site, Target
 
@@ -109,9 +109,7 @@ class _Planner:
         self._verifier = Verifier()
         self._covered: dict[str, str] = {}
         self._unavailable: dict[tuple[str, str], str | None] = {}
-        self._charged: set[int] = set()
         self._offered: dict[tuple[int, str], _Offered] = {}
-        self.compile_seconds = 0.0
 
     def decide(self, place: Place) -> Iterator[_Decision]:
         blank = Entry(place.paths, type(place.module).__name__, place.device_type)
@@ -211,16 +209,12 @@ class _Planner:
             return semantics, "pending"
         if not self._rules.check:
             return semantics, "skipped"
-        check = self._verifier.kernel_check(kernel, proposal, semantics.adapter, subject, place.device)
-        if isinstance(check, Rejection):
-            return check
-        self._charge(check)
-        return semantics, "passed"
+        wrong = self._verifier.kernel_check(kernel, proposal, semantics.adapter, subject, place.device)
+        return wrong or (semantics, "passed")
 
-    def _charge(self, check: KernelCheck) -> None:
-        if id(check) not in self._charged:
-            self._charged.add(id(check))
-            self.compile_seconds += check.compile_seconds
+    @property
+    def compile_seconds(self) -> float:
+        return self._verifier.compile_seconds
 
     def _taking_part(self, device_type: str) -> list[KernelRecord]:
         return [r for r in self._rules.records if r.kernel and _runs_on(r.kernel, device_type)]

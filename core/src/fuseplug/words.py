@@ -100,8 +100,9 @@ class Proposal:
             of elements wanted in the main input, at least and approximately. Random numbers come from *generator*, so
             that the same call makes the same example.
         mixes: The combinations of dtypes to check, opaque to Fuseplug; the first is how the module stands now.
-        roundings: How many roundings to the output's dtype a right implementation may accumulate: the constant c of the
-            tolerance (``docs/concepts.md``).
+        roundings: How many roundings to the output's dtype a right implementation may accumulate.
+        working_roundings: How many roundings in float32, in which it computes, on the way there. These two are the
+            constants of the tolerance (``docs/concepts.md``).
         covers: Paths below the site whose modules are no longer called once the target is replaced.
     """
 
@@ -110,6 +111,7 @@ class Proposal:
     example: Callable[[Any, int, torch.Generator], Example]
     mixes: Sequence[Any]
     roundings: float = 4.0
+    working_roundings: float = 16.0
     covers: Sequence[str] = ()
 
 

@@ -3,6 +3,6 @@
 from .outcome import Subject
 from .signature import Signatures
 from .twin import StandIns, fingerprint, stand_in
-from .verifier import KernelCheck, Semantics, Verifier
+from .verifier import Semantics, Verifier
 
-__all__ = ["KernelCheck", "Semantics", "Signatures", "StandIns", "Subject", "Verifier", "fingerprint", "stand_in"]
+__all__ = ["Semantics", "Signatures", "StandIns", "Subject", "Verifier", "fingerprint", "stand_in"]

@@ -117,11 +117,12 @@ def difference(ours: Outcome, theirs: Outcome) -> str:
     return ""
 
 
-def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float) -> str:
+def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float, working: float) -> str:
     """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
 
-    The tolerance, for each row of each tensor, is max(2 × the error of *theirs*, roundings × eps(dtype) × the largest
-    true magnitude in the row). A right implementation that rounds differently passes; a wrong one is off by far more.
+    The tolerance, for each row of each tensor, is max(2 × the error of *theirs*, (roundings × eps(dtype) + working ×
+    eps(float32)) × the largest true magnitude in the row). A right implementation that rounds differently passes; a
+    wrong one is off by far more.
     """
     if ours.values.keys() != theirs.values.keys():
         return f"gives {_names(ours)} instead of {_names(theirs)}"
@@ -138,7 +139,7 @@ def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float) -> 
             if not _same(found, expected):
                 return f"{name} is not what the original leaves there: it is written into"
             continue
-        if worst := _worst(found, expected, true, roundings):
+        if worst := _worst(found, expected, true, roundings, working):
             return f"{name} is off by {worst}"
     return ""
 
@@ -147,18 +148,18 @@ def _same(found: Tensor, expected: Tensor) -> bool:
     return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
 
 
-def _worst(found: Tensor, expected: Tensor, true: Tensor, roundings: float) -> str:
+def _worst(found: Tensor, expected: Tensor, true: Tensor, roundings: float, working: float) -> str:
     if not found.numel():
         return ""
     rows = [t.double().reshape(-1, t.shape[-1] if t.dim() else 1) for t in (found, expected, true)]
-    eps = torch.finfo(found.dtype).eps
+    share = roundings * torch.finfo(found.dtype).eps + working * torch.finfo(torch.float32).eps
     found, expected, true = rows
     # Where the original itself overflows its dtype there is nothing to hold a kernel to.
     judged = true.isfinite() & expected.isfinite()
     zero = torch.zeros((), dtype=torch.float64)
     scale = torch.where(judged, true.abs(), zero).amax(-1, keepdim=True)
     original = torch.where(judged, (expected - true).abs(), zero).amax(-1, keepdim=True)
-    allowed = torch.maximum(2 * original, roundings * eps * scale)
+    allowed = torch.maximum(2 * original, share * scale)
     error = torch.where(judged, (found - true).abs(), zero).nan_to_num(nan=float("inf"))
     over = error - allowed
     at = int(over.argmax())

@@ -33,20 +33,17 @@ class Semantics:
     arities: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class KernelCheck:
-    """A kernel that was right on its device, and how long finding out took, compilation apart."""
-
-    seconds: float
-    compile_seconds: float
-
-
 class Verifier:
-    """Checks proposals, each distinct question once. One verifier serves one plan: its answers hold while models do."""
+    """Checks proposals, each distinct question once. One verifier serves one plan: its answers hold while models do.
+
+    Attributes:
+        compile_seconds: How long kernels took longer the first time than the second.
+    """
 
     def __init__(self) -> None:
         self._semantics: dict[Hashable, Semantics | Rejection] = {}
-        self._checks: dict[Hashable, KernelCheck | Rejection] = {}
+        self._checks: dict[Hashable, Rejection | None] = {}
+        self.compile_seconds = 0.0
 
     def semantics(self, kernel: BaseKernel, proposal: Proposal, subject: Subject) -> Semantics | Rejection:
         """Find the variant whose reference equals the original bit for bit, gradients too, in every mix of dtypes."""
@@ -58,13 +55,39 @@ class Verifier:
 
     def kernel_check(
         self, kernel: BaseKernel, proposal: Proposal, adapter: Adapter, subject: Subject, device: torch.device
-    ) -> KernelCheck | Rejection:
-        """Run the kernel on *device*, forward and backward, against the original there and the reference in float64."""
+    ) -> Rejection | None:
+        """Run the kernel on *device* against the original there and the reference in float64; say what is wrong."""
         key = (kernel.kernel_id, device, adapter, *_question(proposal, subject))
         if key not in self._checks:
             with neutral(device.type):
-                self._checks[key] = _check(kernel, proposal, adapter, subject, device)
+                self._checks[key] = self._check(kernel, proposal, adapter, subject, device)
         return self._checks[key]
+
+    def _check(
+        self, kernel: BaseKernel, proposal: Proposal, adapter: Adapter, subject: Subject, device: torch.device
+    ) -> Rejection | None:
+        gradients = kernel.differentiable
+        try:
+            fused, reference = adapter.bind(kernel.load()), adapter.bind(kernel.load_reference())
+            for size in kernel.check_sizes:
+                # Two of a shape, judged when both are done: what is kept from one call must not show in another.
+                examples = [_example(proposal, proposal.mixes[0], size, number) for number in range(2)]
+                found, took = [], []
+                for example in examples:
+                    start = time.perf_counter()
+                    found.append(run(subject, fused, example, device=device, gradients=gradients))
+                    took.append(time.perf_counter() - start)
+                self.compile_seconds += max(0.0, took[0] - took[1])
+                for example, outcome in zip(examples, found, strict=True):
+                    expected = run(subject, subject.original, example, device=device, gradients=gradients)
+                    truth = run(subject, reference, example, dtype=torch.float64, gradients=gradients)
+                    if why := excess(outcome, expected, truth, proposal.roundings, proposal.working_roundings):
+                        return Rejection(
+                            f"its numbers are wrong for {_describe(example)} on {device}: {why}", kind="failed"
+                        )
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+            return _raised(f"running on {device}", error)
+        return None
 
 
 def _question(proposal: Proposal, subject: Subject) -> tuple[Hashable, ...]:
@@ -122,34 +145,6 @@ def _unlike(
         return difference(run(subject, function, example, training=training), expected)
     except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
         return f"its reference raises {type(error).__name__}: {error}"
-
-
-def _check(
-    kernel: BaseKernel, proposal: Proposal, adapter: Adapter, subject: Subject, device: torch.device
-) -> KernelCheck | Rejection:
-    start = time.perf_counter()
-    compiling = 0.0
-    gradients = kernel.differentiable
-    try:
-        fused, reference = adapter.bind(kernel.load()), adapter.bind(kernel.load_reference())
-        for size in kernel.check_sizes:
-            # Two of a shape, judged when both are done: what is kept from one call must not show in another.
-            examples = [_example(proposal, proposal.mixes[0], size, number) for number in range(2)]
-            found, took = [], []
-            for example in examples:
-                begun = time.perf_counter()
-                found.append(run(subject, fused, example, device=device, gradients=gradients))
-                took.append(time.perf_counter() - begun)
-            compiling += max(0.0, took[0] - took[1])
-            for example, outcome in zip(examples, found, strict=True):
-                expected = run(subject, subject.original, example, device=device, gradients=gradients)
-                truth = run(subject, reference, example, dtype=torch.float64, gradients=gradients)
-                if why := excess(outcome, expected, truth, proposal.roundings):
-                    where = f"{_describe(example)} on {device}"
-                    return Rejection(f"its numbers are wrong for {where}: {why}", kind="failed")
-    except Exception as error:  # noqa: BLE001 - a kernel may raise anything
-        return _raised(f"running on {device}", error)
-    return KernelCheck(time.perf_counter() - start - compiling, compiling)
 
 
 def _describe(example: Example) -> str:

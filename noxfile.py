@@ -1,0 +1,92 @@
+"""Everything that is run on this repository: ``nox -l`` lists it. Environments come from PyPI by name, nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"  # the same installer everywhere, whatever else is on the machine
+nox.options.sessions = ["tests", "lint", "wheels"]
+
+ROOT = Path(__file__).parent
+DISTRIBUTIONS = (
+    "core",
+    *sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")),
+)
+TRANSFORMERS = ("5.23.0", "4.57.6")
+BENCHMARKS = ("startup", "planning", "rmsnorm")
+
+
+@nox.session
+@nox.parametrize("transformers", TRANSFORMERS)
+def tests(session: nox.Session, transformers: str) -> None:
+    """Run the tests; on the older transformers, those that build its models."""
+    newest = transformers == TRANSFORMERS[0]
+    install(session, "pytest", "accelerate", "peft", transformers=transformers)
+    session.run("python", "-m", "pytest", *([] if newest else ["tests/models"]), *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style with ruff and types with mypy --strict."""
+    install(session, "ruff", "mypy")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy", *(str(ROOT / path / "src") for path in DISTRIBUTIONS))
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build the wheels, install them in a fresh environment, and use them from outside the checkout."""
+    clean(session)
+    session.install("-c", "constraints.txt", "build", "hatchling")
+    built = Path(session.create_tmp()).absolute() / "wheels"
+    shutil.rmtree(built, ignore_errors=True)
+    for path in DISTRIBUTIONS:
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(built), path, silent=True)
+    session.run("python", "-m", "pip", "uninstall", "-q", "-y", "build", "hatchling")
+    session.install("-c", "constraints.txt", "torch", *(str(wheel) for wheel in sorted(built.glob("*.whl"))))
+    script = ROOT / "tests" / "wheels" / "outside.py"
+    with tempfile.TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
+        session.run("fuseplug", "list")
+        session.run("python", "-P" if session_python(session) >= (3, 11) else "-I", str(script), str(ROOT))
+
+
+@nox.session(default=False)
+def demo(session: nox.Session) -> None:
+    """Train a small language model on real text, unfused and fused, and show that only the speed differs."""
+    install(session, "matplotlib")
+    session.run("python", "docs/demo/train.py", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measure: start-up, planning, and each kernel against its best peers. Writes docs/results/."""
+    install(session, "accelerate")
+    for script in BENCHMARKS:
+        session.run("python", f"tests/benchmarks/{script}.py", *session.posargs)
+
+
+def install(session: nox.Session, *packages: str, transformers: str = TRANSFORMERS[0]) -> None:
+    """Install our distributions and *packages*, all at the tested versions."""
+    clean(session)
+    constraints = (ROOT / "constraints.txt").read_text().replace(TRANSFORMERS[0], transformers)
+    pinned = Path(session.create_tmp()) / "constraints.txt"
+    pinned.write_text(constraints)
+    session.install("-c", str(pinned), "torch", "transformers", *packages, *(f"./{path}" for path in DISTRIBUTIONS))
+
+
+def clean(session: nox.Session) -> None:
+    """Keep what surrounds nox out of the session: PYTHONPATH may be how nox itself was started."""
+    session.env["PYTHONPATH"] = None
+    session.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+
+
+def session_python(session: nox.Session) -> tuple[int, ...]:
+    """The version of the session's Python."""
+    said = session.run("python", "-c", "import sys; print(*sys.version_info[:2])", silent=True)
+    return tuple(int(part) for part in str(said).split())

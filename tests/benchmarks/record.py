@@ -1,0 +1,100 @@
+"""What every benchmark here shares: spread, tables, and a record that says on what machine, with what, and when."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+VERSIONS = ("fuseplug", "torch", "transformers", "pluggy", "importlib-metadata")
+
+
+@dataclass
+class Table:
+    """Rows of one measurement; a cell may be the dictionary that `spread` gives."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def add(self, *cells: Any) -> None:
+        self.rows.append(cells)
+
+    def show(self) -> RichTable:
+        table = RichTable(title=self.title, title_justify="left")
+        for column in self.columns:
+            table.add_column(column)
+        for row in self.rows:
+            table.add_row(*(_show(cell) for cell in row))
+        return table
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles, worst and number of *values*."""
+    low, _, high = statistics.quantiles(values, n=4)
+    return {
+        "median": statistics.median(values),
+        "quartile_1": low,
+        "quartile_3": high,
+        "max": max(values),
+        "n": len(values),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The machine and what runs on it, without anything that names where it stands."""
+    model = next(
+        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor(),
+    )
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": sys.version.split()[0],
+        "system": platform.system(),
+        "date": datetime.date.today().isoformat(),
+        "versions": {name: _version(name) for name in VERSIONS},
+    }
+
+
+def write(name: str, tables: Sequence[Table]) -> None:
+    """Print *tables* and write them as ``docs/results/<name>.json``."""
+    facts = machine()
+    console = Console(width=120)
+    for table in tables:
+        console.print(table.show())
+    console.print(
+        f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['versions']['torch']}"
+    )
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    content = [{"title": t.title, "rows": [dict(zip(t.columns, row, strict=True)) for row in t.rows]} for t in tables]
+    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": facts, "tables": content}, indent=1) + "\n")
+
+
+def _show(cell: Any) -> str:
+    if isinstance(cell, dict):
+        return f"{cell['median']:.4g} ({cell['quartile_1']:.4g} – {cell['quartile_3']:.4g}, n={cell['n']})"
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"

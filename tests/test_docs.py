@@ -1,0 +1,28 @@
+"""The code on the pages works."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, monkeypatch):
+    module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for number, block in enumerate(blocks(page)):
+        exec(compile(block, f"{page.name}, block {number + 1}", "exec"), module.__dict__)
+
+
+def test_there_is_a_page_to_run():
+    assert any(blocks(page) for page in PAGES)
