@@ -230,22 +230,20 @@ class KernelManager:
 
         return Applied(call.report, list(call.patches), undo_all, undo_call)
 
-    def _ask(self, site: Site, module: nn.Module, records: Sequence[KernelRecord]) -> list[Answer]:
+    def _ask(self, site: Site, records: Sequence[KernelRecord]) -> list[Answer]:
         """Put the question to *records*, and find out who changed the stand-in if somebody did."""
-        from .verification import fingerprint, stand_in
+        from .verification import Snapshot
 
-        before = fingerprint(site.module)
+        before = Snapshot(site.module)
         answers = self._caller(records)(site=site)
-        if fingerprint(site.module) != before:
+        if before.changed():
             answers = []
+            impure = Rejection("it changed the module it was asked about; match() may only look", kind="error")
             for record in records:
-                fresh = replace(site, module=stand_in(module))
-                before = fingerprint(fresh.module)
-                alone = self._caller([record])(site=fresh)
-                impure = Rejection("it changed the module it was asked about; match() may only look", kind="error")
-                answers += (
-                    alone if fingerprint(fresh.module) == before else [Answer(record.kernel_id, rejection=impure)]
-                )
+                before.restore()
+                alone = self._caller([record])(site=site)
+                answers += [Answer(record.kernel_id, rejection=impure)] if before.changed() else alone
+            before.restore()
         return sorted(answers, key=lambda answer: answer.kernel_id)
 
     def _caller(self, records: Sequence[KernelRecord]) -> Callable[..., list[Answer]]:
@@ -355,20 +353,21 @@ def _refuse_unused(report: Report, asked: Mapping[str, Sequence[KernelRecord]]) 
     for name, records in asked.items():
         if any(record.kernel_id in used for record in records):
             continue
-        why = "; ".join(f"{record.name}: {_why_unused(report, record.kernel_id)}" for record in records)
+        why = "; ".join(f"{record.name}: {_why_unused(report, record)}" for record in records)
         raise RejectedError(
             f"{name} was asked for by name, but fits nothing in {report.model_class}: {why}", report=report
         )
 
 
-def _why_unused(report: Report, kernel_id: str) -> str:
+def _why_unused(report: Report, record: KernelRecord) -> str:
     said = [
         f"{entry.paths[0] or 'the model'} ({entry.class_name}): {rejection.reason}"
         for entry in report.entries
         for named, rejection in entry.rejections
-        if named == kernel_id
+        # What Fuseplug itself has against a target is said once, whoever proposed it.
+        if named == record.kernel_id or (named == PROJECT and record.kernel and entry.op == record.kernel.op)
     ]
-    return report.idle.get(kernel_id) or "; ".join(said[:3]) or "no module of this model is its business"
+    return report.idle.get(record.kernel_id) or "; ".join(said[:3]) or "no module of this model is its business"
 
 
 def _report_of_marks(model: nn.Module) -> Report:

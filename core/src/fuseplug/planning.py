@@ -20,8 +20,8 @@ from .verification import Semantics, Subject, Verifier
 from .walking import Place, upwards
 from .words import Answer, Mode, Proposal, Rejection, Site, Target
 
-Ask = Callable[[Site, nn.Module, Sequence[KernelRecord]], Iterable[Answer]]
-"""Puts the question of a site to some kernels; the live module is there to make fresh stand-ins of."""
+Ask = Callable[[Site, Sequence[KernelRecord]], Iterable[Answer]]
+"""Puts the question of a site to some kernels."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class _Planner:
             site = Site(place.paths[0], place.stand_in, place.device_type, self._rules.mode)
             proposals: dict[Target, list[tuple[KernelRecord, Proposal]]] = defaultdict(list)
             rejections = []
-            for answer in self._ask(site, place.module, self._taking_part(place.device_type)):
+            for answer in self._ask(site, self._taking_part(place.device_type)):
                 record = self._by_id[answer.kernel_id]
                 if answer.rejection is not None:
                     rejections.append((answer.kernel_id, _blaming(record, answer.rejection)))
@@ -183,6 +183,10 @@ class _Planner:
                 rejections.append((record.kernel_id, _blaming(record, verdict)))
                 continue
             semantics, check = verdict
+            patch = _patch(place, target, _kernel(record), semantics, subject)
+            if isinstance(patch, Rejection):
+                rejections.append((record.kernel_id, _blaming(record, patch)))
+                continue
             entry = replace(
                 entry,
                 kernel_id=record.kernel_id,
@@ -191,7 +195,7 @@ class _Planner:
                 rejections=tuple(rejections),
                 outranked=tuple(other.kernel_id for other, _ in ranked[number + 1 :]),
             )
-            return entry, _patch(place, target, _kernel(record), semantics, subject), proposal
+            return entry, patch, proposal
         return replace(entry, rejections=tuple(rejections)), None, None
 
     def _verify(
@@ -296,10 +300,15 @@ def _subject(place: Place, target: Target) -> Subject | Rejection:
         return Rejection(str(error))
 
 
-def _patch(place: Place, target: Target, kernel: BaseKernel, semantics: Semantics, subject: Subject) -> Patch:
+def _patch(
+    place: Place, target: Target, kernel: BaseKernel, semantics: Semantics, subject: Subject
+) -> Patch | Rejection:
     mark = Mark(kernel.kernel_id, semantics.adapter.variant, target, place.device_type)
     accepts = Accepts(semantics.dtypes, semantics.arities)
-    function = replacement(subject.original, semantics.adapter, kernel.load(), mark, accepts)
+    try:
+        function = replacement(subject.original, semantics.adapter, kernel.load(), mark, accepts)
+    except Exception as error:  # noqa: BLE001 - a stranger's bind may raise anything
+        return Rejection(f"{type(error).__name__} while binding its adapter: {error}", kind="error")
     return Patch(
         place.paths[0], target, kernel.kernel_id, semantics.adapter.variant, function, weakref.ref(place.module)
     )
