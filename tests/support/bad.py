@@ -54,13 +54,13 @@ def detached_input(x, weight, eps, offset=None, cast_last=False):
 
 
 def writes_input(x, weight, eps, offset=None, cast_last=False):
-    result = quiet_norm(x, weight, eps, offset, cast_last)
+    result = quiet_norm(x.clone(), weight, eps, offset, cast_last)
     x.data.mul_(2)
     return result
 
 
 def writes_weight(x, weight, eps, offset=None, cast_last=False):
-    result = quiet_norm(x, weight, eps, offset, cast_last)
+    result = quiet_norm(x, weight.clone(), eps, offset, cast_last)
     weight.data.mul_(2)
     return result
 
