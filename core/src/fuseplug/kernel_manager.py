@@ -124,14 +124,16 @@ class KernelManager:
             RejectedError: With ``strict``, if something had to be left alone.
         """
         from .planning import Rules, make_plan
+        from .verification import neutral
         from .walking import walk
 
         _must_be_module(model)
         purpose = _mode(mode)
         taking_part = self._select(include, exclude, purpose)
-        places = walk(model, only=_words(only), skip=_words(skip), device=self._device(device))
         rules = Rules(taking_part, _words(include or ()), purpose, verify, self.kernels())
-        plan = make_plan(model, places, rules, self._ask)
+        with neutral():
+            places = walk(model, only=_words(only), skip=_words(skip), device=self._device(device))
+            plan = make_plan(model, places, rules, self._ask)
         if strict:
             _refuse_rejections(plan.report)
         return plan

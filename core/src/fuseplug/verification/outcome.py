@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..words import Example
 from .neutral import seed
-from .twin import twin
+from .twin import mapped, twin
 
 
 @dataclass(frozen=True)
@@ -170,16 +170,22 @@ def _worst(found: Tensor, expected: Tensor, true: Tensor, roundings: float, work
 
 
 def _place_twin(double: nn.Module, device: torch.device, dtype: torch.dtype | None, gradients: bool) -> nn.Module:
+    def place(value: Tensor) -> Tensor:
+        if value.is_meta:
+            return value
+        cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        moved = value.detach().to(device, cast, copy=True)
+        if isinstance(value, nn.Parameter):
+            return nn.Parameter(moved, requires_grad=gradients and moved.is_floating_point())
+        return moved
+
     for module in double.modules():
-        registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+        for name, value in list(module.__dict__.items()):
+            if name not in ("_parameters", "_buffers", "_modules"):
+                module.__dict__[name] = mapped(value, place)
+        registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for registry in registries:
-            for name, value in list(registry.items()):
-                if isinstance(value, Tensor) and not value.is_meta:
-                    cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
-                    moved = value.detach().to(device, cast, copy=True)
-                    if isinstance(value, nn.Parameter):
-                        moved = nn.Parameter(moved, requires_grad=gradients and moved.is_floating_point())
-                    registry[name] = moved
+            registry.update((name, place(value)) for name, value in registry.items() if value is not None)
     return double
 
 

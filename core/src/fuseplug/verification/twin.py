@@ -6,7 +6,8 @@ is sharded, offloaded, on meta, hooked or wrapped makes no difference, and any t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from .signature import HOOKS, INSTANCE_ONLY, Signatures
+
+
+CONTAINERS = (list, tuple, dict, set, frozenset)
+_REGISTRIES = HOOKS | {"_parameters", "_buffers", "_modules"}
 
 
 class StandIns:
@@ -45,7 +50,7 @@ class StandIns:
         if number not in self._attributes:
             self._attributes[number] = _attributes(module)
         children = {name: None if child is None else self.of(child) for name, child in module._modules.items()}
-        return _instance(type(module), self._attributes[number] | {"_modules": children})
+        return _instance(module, self._attributes[number] | {"_modules": children})
 
 
 def stand_in(module: nn.Module) -> nn.Module:
@@ -53,7 +58,7 @@ def stand_in(module: nn.Module) -> nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
         return nn.Module()
     children = {name: None if child is None else stand_in(child) for name, child in module._modules.items()}
-    return _instance(type(module), _attributes(module) | {"_modules": children})
+    return _instance(module, _attributes(module) | {"_modules": children})
 
 
 def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str, nn.Module]) -> nn.Module:
@@ -63,6 +68,9 @@ def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str
     """
     copy = stand_in(module)
     copy._modules.update((name, deepcopy(child)) for name, child in children.items())
+    for name, value in module.__dict__.items():
+        if type(value) in CONTAINERS and name in copy.__dict__ and name not in _REGISTRIES:
+            copy.__dict__[name] = mapped(value, lambda tensor: tensor.detach().cpu().clone())
     for name, value in own_tensors(module).items():
         if name not in module._parameters and not value.is_meta:
             registry: dict[str, Any] = copy._buffers if name in copy._buffers else copy.__dict__
@@ -120,16 +128,28 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**{name: value for name, value in registered.items() if value is not None}, **attributes}
 
 
-def _instance(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of *value*, plain containers included, with every tensor in them changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) is dict:
+        return {key: mapped(item, change) for key, item in value.items()}
+    return type(value)(mapped(item, change) for item in value) if type(value) in CONTAINERS else value
+
+
+def _instance(module: nn.Module, attributes: dict[str, Any]) -> nn.Module:
     # Neither __init__, which may do anything, nor __setattr__, which does more than set in torch.compile's wrapper.
-    copy = object.__new__(kind)
+    copy = object.__new__(type(module))
+    for name, value in attributes.items():
+        if isinstance(value, types.MethodType) and value.__self__ is module:
+            attributes[name] = types.MethodType(value.__func__, copy)
     object.__setattr__(copy, "__dict__", attributes)
     return copy
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     attributes = {
-        name: _valueless(value) if isinstance(value, Tensor) else value
+        name: value if name in _REGISTRIES else mapped(value, _valueless)
         for name, value in module.__dict__.items()
         if name not in INSTANCE_ONLY
     }
