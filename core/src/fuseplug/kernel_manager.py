@@ -86,10 +86,10 @@ class KernelManager:
         Raises:
             DiscoveryError: If it is not a proper kernel, or an installed one has its id.
         """
-        kernel_id = getattr(kernel, "kernel_id", None) or getattr(kernel, "__name__", repr(kernel))
-        record = load_class(
-            kernel, KernelRecord(str(kernel_id), REGISTERED, value=f"{kernel.__module__}:{kernel.__qualname__}")
-        )
+        name = getattr(kernel, "__qualname__", repr(kernel))
+        where = f"{kernel.__module__}:{name}" if isinstance(kernel, type) else name
+        kernel_id = getattr(kernel, "kernel_id", None) or name
+        record = load_class(kernel, KernelRecord(str(kernel_id), REGISTERED, value=where))
         if record.state != "ready":
             raise DiscoveryError(f"cannot register {record.value}: {record.reason}", record=record)
         for other in self.kernels():
@@ -284,7 +284,7 @@ class KernelManager:
             raise DiscoveryError(_unknown(word, known), word=word)
         return found
 
-    def _device(self, device: torch.device | str | None) -> torch.device | None:
+    def _device(self, device: torch.device | str | None) -> str | None:
         if device is None:
             return None
         from .devices import KNOWN, device_of

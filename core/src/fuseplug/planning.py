@@ -108,6 +108,7 @@ class _Planner:
         self._by_id = {record.kernel_id: record for record in rules.records}
         self._verifier = Verifier()
         self._covered: dict[str, str] = {}
+        self._answered: set[str] = set()
         self._unavailable: dict[tuple[str, str], str | None] = {}
         self._offered: dict[tuple[int, str], _Offered] = {}
 
@@ -133,6 +134,7 @@ class _Planner:
             rejections = []
             for answer in self._ask(site, self._taking_part(place.device_type)):
                 record = self._by_id[answer.kernel_id]
+                self._answered.add(answer.kernel_id)
                 if answer.rejection is not None:
                     rejections.append((answer.kernel_id, _blaming(record, answer.rejection)))
                 for proposal in answer.proposals:
@@ -244,6 +246,8 @@ class _Planner:
                 idle[record.kernel_id] = 'has no gradient: used with mode="inference"'
             elif record not in self._rules.records:
                 idle[record.kernel_id] = "left out by include= or exclude="
+            elif record.kernel_id not in self._answered:
+                idle[record.kernel_id] = "no module of this model is its business"
         return idle
 
 

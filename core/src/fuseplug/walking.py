@@ -36,7 +36,7 @@ class Place:
     device: torch.device | None
 
 
-def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: torch.device | None) -> list[Place]:
+def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: str | None) -> list[Place]:
     """List the places of *model*, parents before children.
 
     Args:
@@ -108,21 +108,22 @@ def _own_device(module: nn.Module) -> torch.device | None:
     return None
 
 
-def _planned_type(device: torch.device | None, now: torch.device) -> str:
+def _planned_type(device: str | None, now: torch.device) -> str:
     if device is not None:
-        return device.type
+        return device.partition(":")[0]
     if now.type != "meta":
         return now.type
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator.type if accelerator else "cpu"
 
 
-def _usable(device: torch.device | None, now: torch.device) -> torch.device | None:
+def _usable(device: str | None, now: torch.device) -> torch.device | None:
     if now.type == "meta":
         return None
-    if device is None or device.type == now.type:
+    kind = _planned_type(device, now)
+    if kind == now.type:
         return now
-    return device if present(device.type) else None
+    return torch.device(str(device)) if present(kind) else None
 
 
 def _below(paths: Sequence[str], globs: Sequence[str], argument: str) -> set[str]:
