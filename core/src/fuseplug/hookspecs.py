@@ -100,7 +100,9 @@ class BaseKernel(abc.ABC):
 def _faults_of_answer(answer: Any) -> list[str]:
     """Everything that keeps one of the answers of `match` from being used."""
     if isinstance(answer, Rejection):
-        return [] if isinstance(answer.reason, str) else [f"a Rejection's reason must be a string, not {answer.reason!r}"]
+        return (
+            [] if isinstance(answer.reason, str) else [f"a Rejection's reason must be a string, not {answer.reason!r}"]
+        )
     if not isinstance(answer, Proposal):
         # An empty answer is None in other words.
         empty = isinstance(answer, Iterable) and not isinstance(answer, str)

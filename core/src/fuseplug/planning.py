@@ -166,9 +166,10 @@ class _Planner:
                 yield entry, patch
 
     def _covering(self, place: Place) -> str:
-        """Whose replacement no longer calls *place*, or what it is part of; ``""`` if it is still called at any path."""
+        """Whose replacement no longer calls *place*, or what it is part of; ``""`` if any path still does."""
         covering = [
-            next((self._covered[above] for above in upwards(path) if above in self._covered), "") for path in place.paths
+            next((self._covered[above] for above in upwards(path) if above in self._covered), "")
+            for path in place.paths
         ]
         return covering[0] if all(covering) else ""
 

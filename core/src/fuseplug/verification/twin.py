@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from .signature import HOOKS, INSTANCE_ONLY, Signatures
 
-
 CONTAINERS = (list, tuple, dict, set, frozenset)
 _REGISTRIES = HOOKS | {"_parameters", "_buffers", "_modules"}
 
