@@ -5,7 +5,6 @@ from support.models import Toy
 
 from fuseplug import KernelManager
 
-
 torch.set_num_threads(1)  # small tensors, and several runs at once on few cores
 
 

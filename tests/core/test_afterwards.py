@@ -206,7 +206,7 @@ def test_undo_again_after_the_foreign_one_is_gone_takes_the_last_off(fusing, mod
     ours = model.norm.forward
     model.norm.forward = types.MethodType(zeroing, model.norm)
     for _ in range(2):
-        with pytest.raises(UndoError, match="norm.forward is now"):
+        with pytest.raises(UndoError, match=r"norm.forward is now"):
             applied.undo()
     model.norm.forward = ours
     applied.undo()
@@ -214,7 +214,7 @@ def test_undo_again_after_the_foreign_one_is_gone_takes_the_last_off(fusing, mod
 
 
 def test_leaving_with_names_it_too(fusing, model):
-    with pytest.raises(UndoError, match="norm.forward is now"), fusing.apply_all(model):
+    with pytest.raises(UndoError, match=r"norm.forward is now"), fusing.apply_all(model):
         model.norm.forward = types.MethodType(zeroing, model.norm)
     assert not any("forward" in vars(m) for path, m in model.named_modules() if path != "norm")
 
@@ -239,7 +239,7 @@ def test_a_llama_is_fused_and_right(fusing, llama):
 
 
 def test_a_fused_llama_generates_the_same(fusing, llama):
-    options = dict(max_new_tokens=5, do_sample=False, pad_token_id=0)
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
     want = llama.generate(tokens(), **options)
     fusing.apply_all(llama)
     ran.clear()

@@ -19,7 +19,9 @@ from fuseplug.patching import journal
 
 
 def forwards(model):
-    return {path: module.__dict__["forward"].__func__ for path, module in model.named_modules() if "forward" in vars(module)}
+    return {
+        path: module.__dict__["forward"].__func__ for path, module in model.named_modules() if "forward" in vars(module)
+    }
 
 
 NORMS = {"layers.0.norm1", "layers.0.norm2", "layers.1.norm1", "layers.1.norm2", "norm"}
@@ -256,6 +258,19 @@ def test_with_nested_three_deep_unwinds_layer_by_layer(manager, model):
     assert not differing(states[0], state_of(model))
 
 
+def test_handles_left_in_another_order_take_off_what_each_put_on(manager, model):
+    manager.register(RotaryKernel)
+    manager.register(GateKernel)
+    before = state_of(model)
+    outer, inner = manager.apply("toy_rotary", model), manager.apply("toy_gate", model)
+    outer.__exit__(None, None, None)
+    ran.clear()
+    model(inputs())
+    assert ran == {"gate": 2}
+    inner.__exit__(None, None, None)
+    assert not differing(before, state_of(model))
+
+
 # --- all or none
 
 
@@ -283,7 +298,7 @@ def test_a_module_replaced_between_plan_and_apply_stops_everything(fusing, model
     model.norm.forward = lambda x: x
     before = state_of(model)
     monkeypatch.setattr(fusing, "plan", lambda *args, **options: plan)
-    with pytest.raises(PatchError, match="cannot replace forward of norm.*make a new plan"):
+    with pytest.raises(PatchError, match=r"cannot replace forward of norm.*make a new plan"):
         fusing.apply_all(model)
     assert not differing(before, state_of(model))
 
@@ -442,7 +457,12 @@ def test_save_pretrained_and_from_pretrained_know_nothing_of_it(fusing, tmp_path
 def aliases():
     import sys
 
-    return sum(name.startswith("_fuseplug") for module in list(sys.modules.values()) for name in dir(module) if module is models)
+    return sum(
+        name.startswith("_fuseplug")
+        for module in list(sys.modules.values())
+        for name in dir(module)
+        if module is models
+    )
 
 
 @pytest.mark.parametrize("how", ["undo", "with", "again"])

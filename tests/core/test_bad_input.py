@@ -26,14 +26,18 @@ def test_what_is_no_module_is_refused(fusing, method, message, make):
 
 
 WRONG = {
-    "unknown include": (dict(include="toy_nrom"), DiscoveryError, "no kernel or op 'toy_nrom' .*nearest installed: toy_norm"),
-    "unknown exclude": (dict(exclude=["toyrotery"]), DiscoveryError, "nearest installed: .*toyrotary"),
-    "nothing near": (dict(include="§"), DiscoveryError, "'§' is installed; installed: toy_norm, toy_rotary"),
-    "only": (dict(only="layers.*.nrom1"), PlanError, r"only='layers.\*.nrom1' matches none of the .* near it: .*norm1"),
-    "skip": (dict(skip=["norm", "layer.0"]), PlanError, "skip='layer.0' matches none of .* near it: layers.0"),
-    "mode": (dict(mode="train"), PlanError, 'mode=\'train\' is unknown: expected "auto", "training" or "inference"'),
-    "device": (dict(device="cdua"), PlanError, "device='cdua' is unknown: .*did you mean 'cuda'"),
-    "device index": (dict(device="cuda:x"), PlanError, "device='cuda:x' is unknown"),
+    "unknown include": (
+        {"include": "toy_nrom"},
+        DiscoveryError,
+        "no kernel or op 'toy_nrom' .*nearest installed: toy_norm",
+    ),
+    "unknown exclude": ({"exclude": ["toyrotery"]}, DiscoveryError, "nearest installed: .*toyrotary"),
+    "nothing near": ({"include": "§"}, DiscoveryError, "'§' is installed; installed: toy_norm, toy_rotary"),
+    "only": ({"only": "layers.*.nrom1"}, PlanError, r"only='layers.\*.nrom1' matches none of the .* near it: .*norm1"),
+    "skip": ({"skip": ["norm", "layer.0"]}, PlanError, "skip='layer.0' matches none of .* near it: layers.0"),
+    "mode": ({"mode": "train"}, PlanError, 'mode=\'train\' is unknown: expected "auto", "training" or "inference"'),
+    "device": ({"device": "cdua"}, PlanError, "device='cdua' is unknown: .*did you mean 'cuda'"),
+    "device index": ({"device": "cuda:x"}, PlanError, "device='cuda:x' is unknown"),
 }
 
 
@@ -49,7 +53,7 @@ def test_wrong_options_are_refused_and_nothing_is_changed(fusing, model, method,
 
 def test_an_unknown_name_is_refused_by_apply(fusing, model):
     before = state_of(model)
-    with pytest.raises(DiscoveryError, match="no kernel or op 'toy_mron' is installed; nearest installed: .*toy_norm"):
+    with pytest.raises(DiscoveryError, match=r"no kernel or op 'toy_mron' is installed; nearest installed: .*toy_norm"):
         fusing.apply(["toy_rotary", "toy_mron"], model)
     assert not differing(before, state_of(model))
 
@@ -68,7 +72,9 @@ def test_with_no_kernels_at_all_nothing_happens(manager, model):
 def test_strict_raises_if_a_site_had_to_be_left_alone(manager, model):
     manager.register(variant_of(NormKernel, "bad", function="support.bad:zeros"))
     before, want = state_of(model), model(inputs())
-    with pytest.raises(RejectedError, match=r"strict=True, and 5 targets .*layers.0.norm1 \(Norm\): bad: its numbers") as caught:
+    with pytest.raises(
+        RejectedError, match=r"strict=True, and 5 targets .*layers.0.norm1 \(Norm\): bad: its numbers"
+    ) as caught:
         manager.apply_all(model, strict=True)
     assert len(caught.value.report.left_alone) == 5
     assert not differing(before, state_of(model))
@@ -110,5 +116,5 @@ def test_what_is_no_kernel_is_not_registered(manager, declared, message):
 
 @pytest.mark.parametrize("thing", [3, "kernel", NormKernel(), int])
 def test_what_is_no_class_of_kernels_is_not_registered(manager, thing):
-    with pytest.raises(DiscoveryError, match="is not a subclass of fuseplug.BaseKernel"):
+    with pytest.raises(DiscoveryError, match=r"is not a subclass of fuseplug.BaseKernel"):
         manager.register(thing)

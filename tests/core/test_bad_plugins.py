@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -77,7 +78,9 @@ def test_asked_for_by_name_a_wrong_kernel_raises_with_the_reason(manager, functi
     manager.register(variant_of(NormKernel, "bad", function=f"support.bad:{function}"))
     model = Norm()
     before = state_of(model)
-    with pytest.raises(RejectedError, match=f"bad was asked for by name, but fits nothing in Norm: .*{WRONG[function]}"):
+    with pytest.raises(
+        RejectedError, match=f"bad was asked for by name, but fits nothing in Norm: .*{WRONG[function]}"
+    ):
         manager.apply("bad", model)
     assert not differing(before, state_of(model))
 
@@ -141,7 +144,7 @@ def proposal(**changes):
         x = torch.randn(8, 16, generator=generator)
         return Example([x], {"weight": torch.randn(16, generator=generator)})
 
-    fields = dict(target=Target(), adapters=(NormAdapter("llama", "eps"),), example=example, mixes=(None,))
+    fields = {"target": Target(), "adapters": (NormAdapter("llama", "eps"),), "example": example, "mixes": (None,)}
     return Proposal(**fields | changes)
 
 
@@ -179,7 +182,7 @@ class BindsNothing(NormAdapter.__mro__[1]):
 class Fickle(NormAdapter):
     """Binds the first few times, and raises when it matters."""
 
-    bound = [0]
+    bound: ClassVar[list[int]] = [0]
 
     def bind(self, compute):
         self.bound[0] += 1

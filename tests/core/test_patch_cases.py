@@ -1,7 +1,6 @@
 """Models that are not plain: shared, scripted, replaced, called in unusual ways; and several kernels for one target."""
 
 import inspect
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -115,7 +114,9 @@ def foreign(self, x):
 
 
 @pytest.mark.parametrize(
-    "put", [lambda m: foreign.__get__(m), lambda m: lambda x: x * 0, lambda m: Norm().forward], ids=["bound", "lambda", "other's"]
+    "put",
+    [lambda m: foreign.__get__(m), lambda m: lambda x: x * 0, lambda m: Norm().forward],
+    ids=["bound", "lambda", "other's"],
 )
 def test_a_forward_that_somebody_replaced_is_foreign_and_untouched(fusing, model, put):
     model.norm.forward = put(model.norm)
@@ -179,7 +180,8 @@ def test_a_call_by_keyword_runs_the_kernel(fusing):
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs"), [((), {}), ((1, 2), {}), ((inputs(),), {"hidden_states": inputs()}), ((), {"x": 1}), ((inputs(), 1), {})]
+    ("args", "kwargs"),
+    [((), {}), ((1, 2), {}), ((inputs(),), {"hidden_states": inputs()}), ((), {"x": 1}), ((inputs(), 1), {})],
 )
 def test_a_wrong_call_raises_what_the_original_raises(fusing, args, kwargs):
     norm = Norm()
@@ -528,11 +530,6 @@ def test_only_a_child_is_fused_if_only_the_child_is_asked_for(covering):
     model = nn.ModuleDict({"block": Experts()})
     report = covering.apply_all(model, only="block.experts.1").report
     assert [entry.paths[0] for entry in report.fused] == ["block.experts.1"]
-
-
-@dataclass(frozen=True)
-class Nothing:
-    pass
 
 
 def test_a_kernel_asked_for_by_name_that_fits_nothing_raises(manager, model):

@@ -177,7 +177,9 @@ def test_a_model_on_meta_is_planned_with_its_check_pending(fusing):
 def test_a_model_for_a_device_that_is_not_here_is_pending_there(manager, model):
     manager.register(variant_of(NormKernel, "there", device_types=("npu",)))
     report = manager.plan(model, device="npu:1").report
-    assert {(entry.kernel_id, entry.check, entry.device_type) for entry in report.entries} == {("there", "pending", "npu")}
+    assert {(entry.kernel_id, entry.check, entry.device_type) for entry in report.entries} == {
+        ("there", "pending", "npu")
+    }
 
 
 def test_what_was_pending_is_checked_once_the_model_is_there(manager):

@@ -16,7 +16,9 @@ def everything(manager):
     manager.register(variant_of(NormKernel, "a_best", priority=5, function="support.bad:zeros"))
     manager.register(variant_of(NormKernel, "b_good", priority=4))
     manager.register(variant_of(NormKernel, "c_spare", priority=3))
-    manager.register(variant_of(NormKernel, "d_broken", match=lambda self, site: 1 / 0 if hasattr(site.module, "q") else None))
+    manager.register(
+        variant_of(NormKernel, "d_broken", match=lambda self, site: 1 / 0 if hasattr(site.module, "q") else None)
+    )
     manager.register(variant_of(NormKernel, "e_elsewhere", device_types=("npu",)))
     manager.register(variant_of(NormKernel, "f_forward", differentiable=False))
     manager.register(variant_of(NormKernel, "g_left_out"))
@@ -24,7 +26,9 @@ def everything(manager):
         variant_of(
             NormKernel,
             "h_picky",
-            match=lambda self, site: Rejection("needs act_fn to be fused; call fuse()") if hasattr(site.module, "gate") else None,
+            match=lambda self, site: (
+                Rejection("needs act_fn to be fused; call fuse()") if hasattr(site.module, "gate") else None
+            ),
         )
     )
     manager.register(ExpertsKernel)
@@ -57,8 +61,10 @@ SAID = {
 @pytest.mark.parametrize("what", SAID)
 def test_the_text_says(everything, what):
     unwrapped = " ".join(str(everything).split())
-    assert SAID[what] in unwrapped or SAID[what].replace(" ", "") in unwrapped.replace(" ", "") or _in_cells(
-        str(everything), SAID[what]
+    assert (
+        SAID[what] in unwrapped
+        or SAID[what].replace(" ", "") in unwrapped.replace(" ", "")
+        or _in_cells(str(everything), SAID[what])
     )
 
 

@@ -176,9 +176,7 @@ class FunctionKernel(BaseKernel):
             shape = (2, max(2, size // 32), 16)
             return Example([torch.randn(shape, generator=generator).to(dtype) for _ in range(self.inputs)])
 
-        return Proposal(
-            Target("forward", name), (Plain(),), example, (torch.float32, torch.bfloat16), roundings=16.0
-        )
+        return Proposal(Target("forward", name), (Plain(),), example, (torch.float32, torch.bfloat16), roundings=16.0)
 
 
 class RotaryKernel(FunctionKernel):
