@@ -1,0 +1,90 @@
+"""What came of it: for people, for machines, and as a picture."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import machine
+import plot
+from timing import NORMS, TRAINING, Race, Spread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from training import Run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that the demo found out."""
+
+    unfused: Run
+    fused: Run
+    apply_seconds: float
+    logits_difference: float
+    """How far the fused model's logits were from those after ``undo()``."""
+    written: str
+    races: Sequence[Race]
+
+    @property
+    def differences(self) -> list[float]:
+        return [abs(u - f) for u, f in zip(self.unfused.losses, self.fused.losses, strict=True)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "machine": machine.facts(),
+            "losses": {"unfused": self.unfused.losses, "fused": self.fused.losses},
+            "largest_loss_difference": max(self.differences),
+            "held_out_loss": {"unfused": self.unfused.held_out, "fused": self.fused.held_out},
+            "apply_seconds": self.apply_seconds,
+            "step_seconds": {"unfused": self.unfused.seconds, "fused": self.fused.seconds},
+            "logits_difference_before_undo": self.logits_difference,
+            "undo_is_exact": True,
+            "written": self.written,
+            "races": [race.to_dict() for race in self.races],
+        }
+
+    def save(self, folder: Path, arguments: Mapping[str, Any]) -> tuple[Path, Path]:
+        """Write the picture and the numbers; return where they are."""
+        picture, numbers = folder / "demo.png", folder / "demo.json"
+        plot.draw(self.unfused, self.fused, self.races, picture)
+        numbers.write_text(json.dumps({"arguments": arguments} | self.to_dict(), indent=1, default=str) + "\n")
+        return picture, numbers
+
+
+def print_losses(unfused: Run, fused: Run, every: int) -> None:
+    print(f"\n  {'step':>5} {'unfused':>10} {'fused':>10} {'difference':>11}")
+    last = len(unfused.losses) - 1
+    for i in sorted({*range(0, last, max(1, every)), last}):
+        difference = abs(unfused.losses[i] - fused.losses[i])
+        print(f"  {i:>5} {unfused.losses[i]:>10.5f} {fused.losses[i]:>10.5f} {difference:>11.1e}")
+
+
+def print_summary(outcome: Outcome) -> None:
+    unfused, fused = outcome.unfused, outcome.fused
+    print("\nSummary")
+    print(f"  loss while training    {unfused.losses[0]:.2f} → {unfused.losses[-1]:.5f} unfused")
+    print(f"                         {fused.losses[0]:.2f} → {fused.losses[-1]:.5f} fused")
+    print(f"                         at most {max(outcome.differences):.1e} apart in {len(fused.losses)} steps")
+    print(f"  loss on unseen text    {unfused.held_out:.5f} unfused, {fused.held_out:.5f} fused")
+    print(f"  undo()                 exact to the bit (fused, logits were up to {outcome.logits_difference:.1e} away)")
+    warm = statistics.median(fused.seconds)
+    print(
+        f"  paid once              apply_all {outcome.apply_seconds:.1f} s, its checks included; "
+        f"first fused step {fused.seconds[0] - warm:+.1f} s"
+    )
+    print(f"\n  {'thousand tokens/s':<26} {'unfused':<20} {'fused':<20} speed-up     median (quartiles)")
+    for race in outcome.races:
+        rates = [Spread.of([race.tokens / 1e3 / s for s in seconds]) for seconds in (race.unfused, race.fused)]
+        print(f"  {race.name + ', ' + race.dtype:<26} {rates[0]!s:<20} {rates[1]!s:<20} ×{race.speed_up}")
+    for dtype in dict.fromkeys(race.dtype for race in outcome.races):
+        print(f"  Norms are {_share_of_norms(outcome.races, dtype):.0%} of an unfused {dtype} training step.")
+
+
+def _share_of_norms(races: Sequence[Race], dtype: str) -> float:
+    seconds = {race.name: race.unfused for race in races if race.dtype == dtype}
+    return statistics.median(n / s for n, s in zip(seconds[NORMS], seconds[TRAINING], strict=True))

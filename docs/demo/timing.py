@@ -1,0 +1,117 @@
+"""Which of two models is faster, on a machine that others may be using."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from model import logits
+from progress import progress
+from training import optimizer, step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from transformers import PreTrainedModel
+
+TRAINING = "training step"
+FORWARD = "forward only"
+NORMS = "RMSNorms alone"
+
+WARM_UP = 4
+ENOUGH_ROUNDS = 8
+ENOUGH_SECONDS = 25.0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median between its quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(*statistics.quantiles(values, n=4, method="inclusive"))
+
+    def __str__(self) -> str:
+        digits = 2 if self.median < 10 else 1
+        return f"{self.median:.{digits}f} ({self.low:.{digits}f}–{self.high:.{digits}f})"
+
+
+@dataclass
+class Race:
+    """The seconds that one thing took, unfused and fused, in turns.
+
+    Each unfused run has a fused one beside it in time, so the speed-up is the median over such pairs: what slows the
+    machine for a while slows both.
+    """
+
+    name: str
+    dtype: str
+    tokens: int
+    unfused: list[float] = field(default_factory=list)
+    fused: list[float] = field(default_factory=list)
+
+    @property
+    def speed_up(self) -> Spread:
+        return Spread.of([u / f for u, f in zip(self.unfused, self.fused, strict=True)])
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"speed_up": asdict(self.speed_up)}
+
+
+def race(unfused: PreTrainedModel, fused: PreTrainedModel, tokens: torch.Tensor, rounds: int) -> list[Race]:
+    """Time training steps, forward passes, and the norms alone, the two models taking turns.
+
+    A slow machine (a CPU without bfloat16 instructions, say) gets fewer rounds.
+    """
+    dtype = str(unfused.dtype).removeprefix("torch.")
+    kinds = {
+        TRAINING: (_training(unfused, tokens), _training(fused, tokens)),
+        FORWARD: (_forward(unfused, tokens), _forward(fused, tokens)),
+        NORMS: (_norms(unfused, tokens), _norms(fused, tokens)),
+    }
+    races = {name: Race(name, dtype, tokens.numel()) for name in kinds}
+    enough = time.monotonic() + ENOUGH_SECONDS
+    for number in progress(range(-WARM_UP, rounds), f"taking turns, {dtype}"):
+        if number >= ENOUGH_ROUNDS and time.monotonic() > enough:
+            break
+        for name, (run_unfused, run_fused) in kinds.items():
+            turns = [(run_unfused, races[name].unfused), (run_fused, races[name].fused)]
+            # Who goes first alternates too: the second finds the caches as the first left them.
+            for run, seconds in turns if number % 2 else reversed(turns):
+                start = time.perf_counter()
+                run()
+                if number >= 0:
+                    seconds.append(time.perf_counter() - start)
+    return list(races.values())
+
+
+def _training(model: PreTrainedModel, tokens: torch.Tensor) -> Callable[[], object]:
+    adamw = optimizer(model)
+    return lambda: step(model, adamw, tokens)
+
+
+def _forward(model: PreTrainedModel, tokens: torch.Tensor) -> Callable[[], object]:
+    return lambda: logits(model, tokens)
+
+
+def _norms(model: PreTrainedModel, tokens: torch.Tensor) -> Callable[[], object]:
+    """Every norm of *model* by itself, on inputs of the shapes it meets there, forward and backward."""
+    shapes: dict[torch.nn.Module, torch.Size] = {}
+    norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
+    hooks = [n.register_forward_pre_hook(lambda module, args: shapes.update({module: args[0].shape})) for n in norms]
+    logits(model, tokens)
+    for hook in hooks:
+        hook.remove()
+    generator = torch.Generator().manual_seed(0)
+    calls = []
+    for norm, shape in shapes.items():
+        hidden, grad = torch.randn(2, *shape, generator=generator).to(model.dtype)
+        calls.append((norm, hidden.requires_grad_(), grad))
+    return lambda: [torch.autograd.grad(norm(x), [x, norm.weight], grad) for norm, x, grad in calls]

@@ -1,0 +1,89 @@
+"""RMSNorm as Inductor compiles it, on every device Inductor knows, the CPU included."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from . import reference
+from ._compiled import Compiled, plain
+from .reference import Semantics
+
+_LARGE = 1 << 17
+_LARGE_FOR_FLOAT32_FORWARD = 1 << 19
+"""Elements of x from which the compiled program wins; below, its start costs more than it saves.
+
+Measured on one core of an AMD EPYC with 128 rows of 2048. Forward, torch's own rms_norm takes 127 µs in bfloat16 and 86
+in float32, the program, called from here, 100 in either. Forward and backward the program is 1.6 (float32) to 3 times
+(bfloat16) as fast as eager.
+"""
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    variant: str = "llama",
+    gate: Tensor | None = None,
+    group_size: int | None = None,
+) -> Tensor:
+    """`fuseplug_rmsnorm.reference.rms_norm`, fused: the same arguments, result and errors.
+
+    The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
+    nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
+    compiler around it to fuse further.
+    """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return reference.rms_norm(x, weight, eps, variant=variant, gate=gate, group_size=group_size)
+    how = reference.check(x, weight, variant, gate, group_size)
+    autocast = torch.is_autocast_enabled(x.device.type)
+    if not (autocast and how.autocast) and _is_large(x, group_size) and plain(x, weight, gate):
+        return _fused((variant, float(eps), group_size), x, weight, gate)
+    if autocast or not how.upcast or how.native:
+        return reference.compute(how, x, weight, eps, gate, group_size)
+    return _small(how, x, weight, eps, gate, group_size)
+
+
+def rms_norm_formula(
+    x: Tensor, weight: Tensor | None, gate: Tensor | None, variant: str, eps: float, group_size: int | None
+) -> Tensor:
+    """The reference as a formula to compile: tensors first, then what is compiled in."""
+    return reference.compute(reference.VARIANTS[variant], x, weight, eps, gate, group_size)
+
+
+_fused = Compiled(rms_norm_formula)
+
+
+def _is_large(x: Tensor, group_size: int | None) -> bool:
+    size, width = x.numel(), x.shape[-1]
+    # One row, and rows of one element, are sizes that Dynamo would compile once more for.
+    if size < _LARGE or size == width or width == 1 or group_size == 1:
+        return False
+    return size >= _LARGE_FOR_FLOAT32_FORWARD or x.element_size() == 2 or (x.requires_grad and torch.is_grad_enabled())
+
+
+def _small(
+    how: Semantics, x: Tensor, weight: Tensor | None, eps: float, gate: Tensor | None, group_size: int | None
+) -> Tensor:
+    """With torch's own `rms_norm`: the fewest calls, computed in float32, rounded once where variants round twice.
+
+    Bitwise what ``"cast-last"`` is on the CPU. For the others it differs from the reference by roundings only, and
+    towards the exact result, as the compiled program does; so a module's numbers do not change kind with the number of
+    tokens.
+    """
+    if how.gate is not None or group_size is not None or how.weight == "input":
+        return reference.compute(how, x, weight, eps, gate, group_size, _native_unit)
+    if weight is None or (weight.dtype is x.dtype and how.offset is None):
+        return functional.rms_norm(x, x.shape[-1:], weight, eps)
+    wide = reference.wide_dtype(x, how)
+    y = functional.rms_norm(x.to(wide), x.shape[-1:], reference.scale(weight, wide, how), eps)
+    return y.to(reference.result_dtype(x, weight, how))
+
+
+def _native_unit(
+    _x: Tensor, source: Tensor, _weight: Tensor | None, eps: float, group_size: int | None, _how: Semantics
+) -> Tensor:
+    grouped = reference.in_groups(source, group_size)
+    return functional.rms_norm(grouped, grouped.shape[-1:], None, eps).view(source.shape)

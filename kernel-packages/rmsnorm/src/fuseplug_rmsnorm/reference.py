@@ -1,0 +1,213 @@
+"""What an RMSNorm computes, in plain PyTorch: one formula, and a table of how models round it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """Where one variant casts, rounds, scales and gates. The defaults are Llama's.
+
+    Two rows may describe the same function of real numbers and still be two variants: they round differently, in the
+    values or in the gradients alone (a tensor that is cast twice gets two gradients, each rounded before they are
+    added).
+
+    Attributes:
+        upcast: Compute in ``promote(x.dtype, float32)``; otherwise in the dtype of x throughout.
+        casts: How often x is widened: ``"once"``, or ``"twice"``, for the mean square and in the product.
+        root: How ``x / sqrt(mean_square + eps)`` is written: ``x * rsqrt``, ``x * pow(-0.5)``,
+            ``x / sqrt``, or ``x * rsqrt`` with the factor first rounded to the dtype of x.
+        weight: When the weight is multiplied: ``"after-cast"`` of the unit rows to the dtype of x; ``"before-cast"``,
+            in the wide dtype; ``"half-cast"``, after a cast to the *weight's* dtype if that is half; ``"first"``,
+            on x itself, its mean square taken before; ``"input"``, on x itself, rounded, its mean square taken after.
+        offset: The weight is ``1 + w``, added in the ``"wide"`` dtype or in the weight's ``"own"``.
+        gate: A second input multiplies, through its activation, ``"before"`` the norm or ``"after"`` it.
+        activation: That of the gate.
+        native: It is torch's own `rms_norm`, which autocast may widen as a whole.
+    """
+
+    upcast: bool = True
+    casts: Literal["once", "twice"] = "once"
+    root: Literal["rsqrt", "pow", "div", "rounded-rsqrt"] = "rsqrt"
+    weight: Literal["after-cast", "before-cast", "half-cast", "first", "input"] = "after-cast"
+    offset: Literal["wide", "own"] | None = None
+    gate: Literal["before", "after"] | None = None
+    activation: Literal["silu", "sigmoid"] = "silu"
+    native: bool = False
+
+    @property
+    def autocast(self) -> bool:
+        """Whether ambient autocast changes what is computed. What widens its input itself does not feel it."""
+        return self.native or not self.upcast
+
+
+VARIANTS: dict[str, Semantics] = {
+    "llama": Semantics(),
+    "cast-last": Semantics(weight="before-cast"),
+    "gemma": Semantics(weight="before-cast", offset="wide"),
+    "t5": Semantics(casts="twice", weight="half-cast"),
+    "cast-last-pow": Semantics(weight="before-cast", root="pow"),
+    "llama-twice-cast": Semantics(casts="twice"),
+    "gemma-own-offset": Semantics(weight="before-cast", offset="own"),
+    "gemma-input-scaled": Semantics(weight="input", offset="own"),
+    "cast-last-div": Semantics(weight="before-cast", root="div"),
+    "rounded-root": Semantics(casts="twice", root="rounded-rsqrt"),
+    "torch": Semantics(weight="before-cast", native=True),
+    "no-upcast": Semantics(upcast=False),
+    "no-upcast-div": Semantics(upcast=False, root="div"),
+    "no-upcast-weight-first": Semantics(upcast=False, weight="first"),
+    "gate-first": Semantics(gate="before"),
+    "gate-first-cast-last": Semantics(gate="before", weight="before-cast"),
+    "gated-silu": Semantics(gate="after"),
+    "gated-sigmoid": Semantics(gate="after", activation="sigmoid"),
+    "gated-silu-cast-last": Semantics(gate="after", weight="before-cast"),
+    "gated-sigmoid-cast-last": Semantics(gate="after", weight="before-cast", activation="sigmoid"),
+}
+"""Every variant by name, the likely ones first."""
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    variant: str = "llama",
+    gate: Tensor | None = None,
+    group_size: int | None = None,
+) -> Tensor:
+    """Root-mean-square normalisation over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467).
+
+    ``y = x / sqrt(mean(x²) + eps) * weight``, rounded exactly as *variant* rounds it, values and gradients.
+
+    Args:
+        x: ``(..., hidden)``, floating.
+        weight: ``(hidden,)``, floating; ``None`` for a norm without one.
+        eps: Added to the mean square before the root; may be 0.
+        variant: A key of `VARIANTS`.
+        gate: ``(..., hidden)`` like *x*; only for the gated variants, which compute without a gate if it is ``None``.
+        group_size: Normalise over groups of so many neighbours; ``None`` is the whole of the last dimension.
+
+    Returns:
+        ``(..., hidden)`` in the dtype of *x*; where the weight is multiplied after the cast or without one, in
+        ``promote(x.dtype, weight.dtype)``; for ``"t5"`` with a half weight, in the weight's dtype.
+
+    Raises:
+        ValueError: If the variant is unknown, or a shape does not fit that of *x*.
+    """
+    return compute(check(x, weight, variant, gate, group_size), x, weight, eps, gate, group_size)
+
+
+def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, group_size: int | None) -> Semantics:
+    """Return the semantics of *variant*, or raise the `ValueError` that says what does not fit."""
+    how = VARIANTS.get(variant)
+    if how is None:
+        raise ValueError(f"unknown RMSNorm variant {variant!r}; known: {', '.join(VARIANTS)}")
+    if x.dim() == 0:
+        raise ValueError("x must have at least one dimension, (..., hidden); it is a scalar")
+    if weight is not None and weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight must have shape ({x.shape[-1]},), the last dimension of x; it has {(*weight.shape,)}")
+    if gate is not None and how.gate is None:
+        raise ValueError(f"variant {variant!r} takes no gate")
+    if gate is not None and gate.shape != x.shape:
+        raise ValueError(f"gate must have the shape of x, {(*x.shape,)}; it has {(*gate.shape,)}")
+    if group_size is not None and (group_size < 1 or x.shape[-1] % group_size):
+        raise ValueError(f"group_size must divide the last dimension of x, {x.shape[-1]}; it is {group_size}")
+    return how
+
+
+def in_groups(tensor: Tensor, group_size: int | None) -> Tensor:
+    """Cut the last dimension of *tensor* into ``(groups, group_size)``."""
+    return tensor if group_size is None else tensor.reshape(*tensor.shape[:-1], -1, group_size)
+
+
+def unit(
+    x: Tensor, source: Tensor, weight: Tensor | None, eps: float, group_size: int | None, how: Semantics
+) -> Tensor:
+    """Rows (or groups) of mean square one, from *source*, which is x, widened and perhaps gated or scaled."""
+    grouped = in_groups(source, group_size)
+    mean_square = grouped.pow(2).mean(-1, keepdim=True) + eps
+    if how.casts == "twice":
+        grouped = in_groups(x, group_size)
+    if how.weight == "first" and weight is not None:
+        grouped = grouped * in_groups(weight, group_size)
+    if how.root == "div":
+        y = grouped / torch.sqrt(mean_square)
+    elif how.root == "pow":
+        y = grouped * torch.pow(mean_square, -0.5)
+    elif how.root == "rounded-rsqrt":
+        y = grouped * torch.rsqrt(mean_square).to(x.dtype)
+    else:
+        y = grouped * torch.rsqrt(mean_square)
+    return y if group_size is None else y.flatten(-2)
+
+
+def compute(
+    how: Semantics,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    gate: Tensor | None,
+    group_size: int | None,
+    unit: Callable[..., Tensor] = unit,
+) -> Tensor:
+    """`rms_norm` for arguments that were checked; *unit* may be another way to normalise."""
+    if how.native and group_size is None and (weight is None or weight.dim() == 1):
+        return functional.rms_norm(x, x.shape[-1:], weight, eps)
+    wide = wide_dtype(x, how)
+    source = x.to(wide)
+    if how.gate == "before" and gate is not None:
+        source = source * _activate(gate.to(wide), how)
+    if how.weight == "input" and weight is not None:
+        source = (source * scale(weight, wide, how)).to(x.dtype).to(wide)
+    y = _weigh(unit(x, source, weight, eps, group_size, how), weight, x.dtype, wide, how)
+    if how.gate == "after" and gate is not None:
+        y = y * _activate(gate.to(wide), how)
+    return y.to(x.dtype) if how.gate == "after" else y
+
+
+def _weigh(y: Tensor, weight: Tensor | None, narrow: torch.dtype, wide: torch.dtype, how: Semantics) -> Tensor:
+    """Multiply the weight, and cast, in the order of the variant."""
+    if weight is None or how.weight == "input":
+        return y.to(narrow)
+    if how.weight == "first":
+        return y
+    if how.weight == "before-cast":
+        y = y * scale(weight, wide, how)
+        return y if how.gate == "after" else y.to(narrow)
+    if how.weight == "half-cast":
+        return weight * (y.to(weight.dtype) if weight.dtype in _HALF else y)
+    return weight * y.to(narrow)
+
+
+def wide_dtype(x: Tensor, how: Semantics) -> torch.dtype:
+    """The dtype that the variant computes in."""
+    return torch.promote_types(x.dtype, torch.float32) if how.upcast else x.dtype
+
+
+def result_dtype(x: Tensor, weight: Tensor, how: Semantics) -> torch.dtype:
+    """The dtype that an ungated variant returns."""
+    if how.weight in ("before-cast", "input"):
+        return x.dtype
+    if how.weight == "half-cast" and weight.dtype in _HALF:
+        return weight.dtype
+    return torch.promote_types(x.dtype, weight.dtype)
+
+
+def scale(weight: Tensor, wide: torch.dtype, how: Semantics) -> Tensor:
+    """What unit rows are multiplied by: the weight in the wide dtype, with the variant's offset."""
+    if how.offset == "own":
+        return (1.0 + weight).to(wide)
+    return 1.0 + weight.to(wide) if how.offset == "wide" else weight.to(wide)
+
+
+def _activate(gate: Tensor, how: Semantics) -> Tensor:
+    return functional.silu(gate) if how.activation == "silu" else torch.sigmoid(gate)

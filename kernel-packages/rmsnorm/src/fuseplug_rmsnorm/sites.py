@@ -1,0 +1,278 @@
+"""Where an RMSNorm is found in a module: by structure alone, leaving to behaviour which variant it is."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug.words import Adapter, Compute, Example, Proposal, Rejection, Site, Target
+
+from .reference import VARIANTS, Semantics
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_MIXED = (
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.float32, torch.float16),
+)
+
+_LARGEST_EPS = 1e-2
+"""A float of another name than eps is taken for one up to here."""
+
+_UNKNOWN_WIDTH = 64
+"""The width a norm is tried with that has no weight and does not say how wide it is."""
+
+
+class Mix(NamedTuple):
+    """One combination to check: the dtypes of x (and of the gate) and of the weight, and whether a gate is given."""
+
+    x: torch.dtype
+    weight: torch.dtype
+    gate: bool = False
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What was found in a module, by attribute names.
+
+    Attributes:
+        weight: The one-dimensional parameter or buffer; ``None`` if there is none.
+        eps: The float, or the ``None`` that stands for the machine epsilon of the input's dtype.
+        width: Size of the last dimension.
+        gate: ``"none"``, ``"optional"`` or ``"required"``: what the forward takes besides x.
+    """
+
+    weight: str | None
+    eps: str
+    width: int
+    gate: str
+
+
+@dataclass(frozen=True)
+class NormAdapter(Adapter):
+    """Calls an RMSNorm with what the module holds at the time of the call.
+
+    Attributes:
+        variant: A key of `fuseplug_rmsnorm.reference.VARIANTS`.
+        weight: Name of the weight; ``None`` for a norm that has or uses none.
+        eps: Name of the epsilon.
+        group_size: Name of the attribute that says how many neighbours are normalised together.
+        groups: Name of the attribute that says in how many groups the row is cut.
+        gated: Whether the forward takes a gate.
+    """
+
+    variant: str
+    weight: str | None
+    eps: str
+    group_size: str | None = None
+    groups: str | None = None
+    gated: bool = False
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return ``forward(module, hidden_states)``, with a ``gate`` after it where the module takes one."""
+        if self.gated or self.group_size or self.groups:
+            return self._bind_gated_or_grouped(compute)
+        variant, weight, epsilon = self.variant, self.weight, self.eps
+
+        # Lean, because at one token this function is what the caller waits for.
+        def forward(module: nn.Module, hidden_states: Tensor) -> Any:
+            eps = getattr(module, epsilon)
+            if eps is None:
+                eps = _machine_epsilon(hidden_states)
+            scale = None if weight is None else getattr(module, weight)
+            return compute(hidden_states, scale, eps, variant=variant)
+
+        return forward
+
+    def _bind_gated_or_grouped(self, compute: Compute) -> Callable[..., Any]:
+        adapter = self
+
+        def gated(module: nn.Module, hidden_states: Tensor, gate: Tensor | None = None) -> Any:
+            eps = getattr(module, adapter.eps)
+            return compute(
+                hidden_states,
+                None if adapter.weight is None else getattr(module, adapter.weight),
+                _machine_epsilon(hidden_states) if eps is None else eps,
+                variant=adapter.variant,
+                gate=gate,
+                group_size=adapter._neighbours(module, hidden_states),
+            )
+
+        def ungated(module: nn.Module, hidden_states: Tensor) -> Any:
+            return gated(module, hidden_states)
+
+        return gated if self.gated else ungated
+
+    def _neighbours(self, module: nn.Module, hidden_states: Tensor) -> int | None:
+        if self.groups is not None:
+            return hidden_states.shape[-1] // int(getattr(module, self.groups))
+        return None if self.group_size is None else getattr(module, self.group_size)
+
+
+def _machine_epsilon(hidden_states: Tensor) -> float:
+    """What ``nn.RMSNorm`` takes for an eps of ``None``: that of the dtype it computes in."""
+    return torch.finfo(torch.promote_types(hidden_states.dtype, torch.float32)).eps
+
+
+def match(site: Site) -> list[Proposal] | Rejection | None:
+    """Say whether *site* is built like an RMSNorm, and which variants it may be.
+
+    It is if it is a leaf with at most one one-dimensional floating parameter or buffer, an epsilon among its
+    attributes, and a forward that takes one tensor, or a tensor and a gate.
+    """
+    parts = _parts(site.module)
+    if parts is None or isinstance(parts, Rejection):
+        return parts
+    weight = None if parts.weight is None else getattr(site.module, parts.weight)
+    return [
+        Proposal(
+            target=Target(),
+            adapters=tuple(_adapters(site.module, parts)),
+            example=functools.partial(_example, parts, _epsilon(site.module, parts)),
+            mixes=tuple(_mixes(weight, parts)),
+        )
+    ]
+
+
+def _parts(module: nn.Module) -> Parts | Rejection | None:
+    # The order is that of cost: most of the modules of a model leave at the first line or the second.
+    if module._modules or _is_of_torch(cast("Hashable", type(module))):
+        return None
+    tensors = dict(_tensors(module))
+    if len(tensors) > 1:
+        return None
+    weight = next(iter(tensors), None)
+    eps = _find_eps(vars(module), by_name_only=weight is None)
+    if eps is None or (gate := _gate(type(module).forward)) is None:
+        return None
+    if weight is None:
+        return Parts(None, eps, _declared_width(vars(module)), gate)
+    shape = getattr(tensors[weight], "ds_shape", tensors[weight].shape)  # DeepSpeed ZeRO-3 leaves empty placeholders
+    if len(shape) != 1 or not tensors[weight].is_floating_point():
+        return None
+    if tensors[weight].dtype not in _DTYPES:
+        return Rejection(f"{weight} is {tensors[weight].dtype}; supported are float32, bfloat16 and float16")
+    return Parts(weight, eps, int(shape[0]), gate)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_torch(cls: Hashable) -> bool:
+    """Whether the forward is one of torch's own modules, which says what it computes; one of them is an RMSNorm."""
+    forward = getattr(cls, "forward", None)
+    ours = forward is getattr(nn.RMSNorm, "forward", None)
+    return not ours and str(getattr(forward, "__module__", "")).startswith("torch.nn.modules.")
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    # FSDP's flattened parameters are left on the module as plain attributes.
+    for store in (module._parameters, module._buffers, vars(module)):
+        for name, value in store.items():
+            if isinstance(value, Tensor):
+                yield name, value
+
+
+def _find_eps(attributes: dict[str, Any], *, by_name_only: bool) -> str | None:
+    named = [name for name, value in attributes.items() if "eps" in name.lower() and _is_eps(value, or_none=True)]
+    if named or by_name_only:
+        return next(iter(named), None)
+    return next((name for name, value in attributes.items() if _is_eps(value) and value <= _LARGEST_EPS), None)
+
+
+def _is_eps(value: object, *, or_none: bool = False) -> bool:
+    return (or_none and value is None) or (isinstance(value, float) and 0 <= value < math.inf)
+
+
+@functools.lru_cache(maxsize=4096)
+def _gate(forward: Callable[..., Any]) -> str | None:
+    """How *forward* takes a gate; ``None`` if it takes anything but a tensor and perhaps a second one."""
+    _, *parameters = inspect.signature(forward).parameters.values()
+    if not 1 <= len(parameters) <= 2 or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
+        return None
+    if len(parameters) == 1:
+        return "none"
+    return {inspect.Parameter.empty: "required", None: "optional"}.get(parameters[1].default)
+
+
+def _declared_width(attributes: dict[str, Any]) -> int:
+    for name, value in attributes.items():
+        if isinstance(value, tuple | list) and len(value) == 1:
+            value = value[0]
+        if type(value) is int and value > 1 and "group" not in name:
+            return value
+    return _UNKNOWN_WIDTH
+
+
+def _epsilon(module: nn.Module, parts: Parts) -> float:
+    eps = getattr(module, parts.eps)
+    return torch.finfo(torch.float32).eps if eps is None else float(eps)
+
+
+def _adapters(module: nn.Module, parts: Parts) -> Iterator[NormAdapter]:
+    gated = parts.gate != "none"
+    if type(module).forward is nn.RMSNorm.forward:
+        # Bitwise "cast-last" as well, but told from it under autocast.
+        yield NormAdapter("torch", parts.weight, parts.eps)
+        return
+    for weight in dict.fromkeys((parts.weight, None)):
+        for (group_size, groups), variant in itertools.product(_groupings(vars(module)), _variants(gated, weight)):
+            yield NormAdapter(variant, weight, parts.eps, group_size, groups, gated)
+
+
+def _variants(gated: bool, weight: str | None) -> Iterable[str]:
+    """Names of the variants that can be told apart, with a gate or without, with a weight or without."""
+    rows = {name: how for name, how in VARIANTS.items() if (how.gate is not None) == gated and not how.native}
+    if weight is not None:
+        return rows
+    distinct: dict[Semantics, str] = {}
+    for name, how in rows.items():
+        if how.offset is None:
+            distinct.setdefault(replace(how, weight="after-cast"), name)
+    return distinct.values()
+
+
+def _groupings(attributes: dict[str, Any]) -> list[tuple[str | None, str | None]]:
+    """The ways to read the attributes that speak of groups, as names of (a size, a number of groups)."""
+    names = [name for name, v in attributes.items() if "group" in name and (v is None or type(v) is int)]
+    sizes: list[tuple[str | None, str | None]] = [(name, None) for name in names]
+    numbers: list[tuple[str | None, str | None]] = [(None, name) for name in names if attributes[name]]
+    likely_first = sizes + numbers if any("size" in name for name in names) else numbers + sizes
+    return [*likely_first, (None, None)]
+
+
+def _mixes(weight: Tensor | None, parts: Parts) -> Iterator[Mix]:
+    pairs = [(dtype, dtype) for dtype in _DTYPES]
+    if weight is not None:
+        pairs = [*sorted(pairs, key=lambda pair: pair[1] is not weight.dtype), *_MIXED]
+    for x, w in pairs:
+        yield Mix(x, w, parts.gate != "none")
+    if parts.gate == "optional":
+        yield Mix(*pairs[0], gate=False)
+
+
+def _example(parts: Parts, eps: float, mix: Mix, size: int, generator: torch.Generator) -> Example:
+    """Rows of several magnitudes: where eps does not matter, where nothing else does, and where squares are large."""
+    near_eps = math.sqrt(eps) or 1e-3
+    magnitudes = [1.0, near_eps, 16.0, 0.25 * near_eps, 1.0, 0.0 if eps > 0 else 4.0]
+    tokens = max(3, math.ceil(size / parts.width / 2))
+    scale = torch.tensor(magnitudes).repeat(math.ceil(2 * tokens / len(magnitudes)))[: 2 * tokens]
+
+    def normal() -> Tensor:
+        return torch.randn(2, tokens, parts.width, generator=generator, dtype=torch.float32, device="cpu")
+
+    x = (normal() * scale.view(2, tokens, 1)).to(mix.x)
+    gate = (normal().to(mix.x),) if mix.gate else ()
+    if parts.weight is None:
+        return Example((x, *gate))
+    # Around 1 and around 0 by turns, for w and 1 + w alike are told from each other and from their roundings there.
+    weight = 0.3 * torch.randn(parts.width, generator=generator, dtype=torch.float32, device="cpu")
+    weight[::2] += 1.0
+    return Example((x, *gate), {parts.weight: weight.to(mix.weight)})

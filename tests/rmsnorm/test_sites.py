@@ -1,0 +1,351 @@
+"""Every form of RMSNorm in transformers is recognised, and its variant found by what it does."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from fuseplug.words import Rejection, Site
+from fuseplug_rmsnorm import reference
+from fuseplug_rmsnorm.kernels import InductorRMSNormKernel, RMSNormKernel
+from fuseplug_rmsnorm.sites import NormAdapter, match
+
+WIDTH = 48
+
+TRANSFORMERS = [
+    ("llama", "LlamaRMSNorm", {"hidden_size": WIDTH}, "llama"),
+    ("qwen3", "Qwen3RMSNorm", {"hidden_size": WIDTH}, "llama"),
+    ("llama4", "Llama4TextRMSNorm", {"hidden_size": WIDTH}, "llama"),
+    ("llama4", "Llama4TextL2Norm", {}, "llama"),
+    ("falcon_mamba", "FalconMambaWeightlessRMSNorm", {"hidden_size": WIDTH}, "llama"),
+    ("gpt_oss", "GptOssRMSNorm", {"hidden_size": WIDTH}, "cast-last"),
+    ("olmo2", "Olmo2RMSNorm", {"hidden_size": WIDTH}, "cast-last"),
+    ("helium", "HeliumRMSNorm", {"hidden_size": WIDTH}, "cast-last"),
+    ("moshi", "MoshiRMSNorm", {"dim": WIDTH}, "cast-last"),
+    ("gemma3n", "Gemma3nRMSNorm", {"dim": WIDTH}, "cast-last-pow"),
+    ("gemma3n", "Gemma3nRMSNorm", {"dim": WIDTH, "with_scale": False}, "cast-last-pow"),
+    ("gemma4", "Gemma4RMSNorm", {"dim": WIDTH}, "cast-last-pow"),
+    ("gemma", "GemmaRMSNorm", {"dim": WIDTH}, "gemma"),
+    ("gemma2", "Gemma2RMSNorm", {"dim": WIDTH}, "gemma"),
+    ("qwen3_next", "Qwen3NextRMSNorm", {"dim": WIDTH}, "gemma"),
+    ("qwen4_exp", "Qwen4ExpTextRMSNorm", {"dim": WIDTH, "group_size": 16}, "gemma"),
+    ("qwen4_exp", "Qwen4ExpTextRMSNorm", {"dim": WIDTH}, "gemma"),
+    ("muse_spark", "MuseSparkTextCenteredRMSNorm", {"dim": WIDTH}, "gemma-own-offset"),
+    ("muse_spark", "MuseSparkTextInputScaledRMSNorm", {"dim": WIDTH}, "gemma-input-scaled"),
+    ("t5", "T5LayerNorm", {"hidden_size": WIDTH}, "t5"),
+    ("idefics", "IdeficsRMSNorm", {"hidden_size": WIDTH}, "t5"),
+    ("deepseek_v4", "DeepseekV4UnweightedRMSNorm", {}, "rounded-root"),
+    ("imagegpt", "ImageGPTLayerNorm", {"hidden_size": WIDTH}, "no-upcast-div"),
+    ("gradium_phonon_tts", "GradiumPhononTTSTimestepNorm", {"hidden_size": WIDTH}, "no-upcast-weight-first"),
+    ("xlstm", "xLSTMRMSNorm", {"num_features": WIDTH}, "llama"),
+    ("xlstm", "xLSTMRMSNorm", {"num_features": WIDTH, "use_weight": False}, "llama"),
+    ("xlstm", "xLSTMRMSNorm", {"num_features": WIDTH, "force_float32_reductions": False}, "no-upcast"),
+    ("mamba2", "MambaRMSNormGated", {"hidden_size": WIDTH, "group_size": 16}, "gate-first"),
+    ("zamba2", "Zamba2RMSNormGated", {"hidden_size": WIDTH, "group_size": WIDTH}, "gate-first"),
+    ("qwen3_next", "Qwen3NextRMSNormGated", {"hidden_size": WIDTH}, "gated-silu"),
+    ("qwen4_exp", "Qwen4ExpTextRMSNormGated", {"hidden_size": WIDTH, "activation": "sigmoid"}, "gated-sigmoid"),
+    ("kimi_linear", "KimiLinearRMSNormGated", {"hidden_size": WIDTH}, "gated-sigmoid-cast-last"),
+    ("falcon_h1", "FalconH1RMSNormGated", {"hidden_size": WIDTH, "n_groups": 3}, "gated-silu-cast-last"),
+    (
+        "falcon_h1",
+        "FalconH1RMSNormGated",
+        {"hidden_size": WIDTH, "n_groups": 3, "norm_before_gate": False},
+        "gate-first-cast-last",
+    ),
+]
+
+
+def site(module):
+    return Site("norm", module, "cpu")
+
+
+def build(model, name, arguments):
+    pytest.importorskip("transformers")
+    try:
+        modeling = importlib.import_module(f"transformers.models.{model}.modeling_{model}")
+    except ImportError:
+        pytest.skip(f"this version of transformers has no {model}")
+    return getattr(modeling, name)(**arguments)
+
+
+class DividesByRoot(nn.Module):
+    """As Gemma3n was in transformers 4.57."""
+
+    def __init__(self, width=WIDTH, eps=1e-6):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        wide = x.float()
+        return (wide / torch.sqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight.float()).type_as(x)
+
+
+class TwiceCast(nn.Module):
+    """As CpmAnt's."""
+
+    def __init__(self, width=WIDTH, eps=1e-6):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        mean_square = x.to(torch.float32).pow(2).mean(dim=-1, keepdim=True)
+        return (x * torch.rsqrt(mean_square + self.eps)).to(x.dtype) * self.weight
+
+
+class Llama(nn.Module):
+    def __init__(self, width=WIDTH, eps=1e-6):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(width))
+        self.epsilon = eps
+
+    def forward(self, x):
+        wide = x.float()
+        return self.gamma * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)).to(x.dtype)
+
+
+class FactorOnly(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.eps = 1e-6
+
+    def forward(self, x):
+        return torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps).to(x.dtype)
+
+
+class MeanSubtracting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.eps = 1e-6
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True)
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
+def proposal_of(module):
+    (proposal,) = match(site(module))
+    return proposal
+
+
+@pytest.mark.parametrize(("model", "name", "arguments", "variant"), TRANSFORMERS)
+def test_exactly_the_right_variant_of_a_transformers_norm_is_bitwise_equal(survivors, model, name, arguments, variant):
+    module = build(model, name, arguments)
+    proposal = proposal_of(module)
+    found, ran = survivors(module, proposal)
+    assert [adapter.variant for adapter in found][:1] == [variant]
+    assert {adapter.variant for adapter in found} == {variant}
+    assert ran >= 3
+
+
+@pytest.mark.parametrize(
+    ("module", "variant"),
+    [
+        (DividesByRoot(), "cast-last-div"),
+        (TwiceCast(), "llama-twice-cast"),
+        (Llama(), "llama"),
+        (Llama(eps=0.0), "llama"),
+        (Llama(eps=1e-12), "llama"),
+        (Llama(width=1), "llama"),
+        (nn.RMSNorm(WIDTH), "torch"),
+        (nn.RMSNorm(WIDTH, eps=1e-5), "torch"),
+        (nn.RMSNorm(WIDTH, elementwise_affine=False), "torch"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else value,
+)
+def test_other_ways_to_write_it_are_found_too(survivors, module, variant):
+    found, ran = survivors(module, proposal_of(module))
+    assert variant in {adapter.variant for adapter in found}
+    assert ran >= 3
+
+
+def test_every_variant_of_the_table_has_a_module_that_is_found_to_be_it():
+    found = {variant for *_, variant in TRANSFORMERS} | {"cast-last-div", "llama-twice-cast", "torch"}
+    assert found == set(reference.VARIANTS)
+
+
+@pytest.mark.parametrize("module", [FactorOnly(), MeanSubtracting()], ids=["factor only", "mean-subtracting"])
+def test_what_is_built_like_one_and_behaves_otherwise_is_no_variant(survivors, module):
+    found, ran = survivors(module, proposal_of(module))
+    assert ran >= 3
+    assert not found
+
+
+def _forgets_eps(x, weight=None, eps=1e-6, **how):
+    return reference.rms_norm(x, weight, 0.0, **how)
+
+
+def _takes_another_eps(x, weight=None, eps=1e-6, **how):
+    return reference.rms_norm(x, weight, 2 * eps, **how)
+
+
+def _zeros(x, weight=None, eps=1e-6, **how):
+    return reference.rms_norm(x, weight, eps, **how) * 0
+
+
+def _forgets_weight(x, weight=None, eps=1e-6, **how):
+    return reference.rms_norm(x, torch.ones_like(weight) + 0 * weight, eps, **how)
+
+
+def _cuts_gradient(x, weight=None, eps=1e-6, **how):
+    return reference.rms_norm(x, weight.detach() + 0 * weight, eps, **how)
+
+
+@pytest.mark.parametrize("wrong", [_forgets_eps, _takes_another_eps, _zeros, _forgets_weight, _cuts_gradient])
+def test_the_examples_expose_a_wrong_implementation(survivors, wrong):
+    module = Llama()
+    found, _ = survivors(module, proposal_of(module), compute=wrong)
+    assert not found
+
+
+def test_the_examples_tell_w_from_one_plus_w(survivors):
+    module = build("gemma", "GemmaRMSNorm", {"dim": WIDTH})
+    proposal = proposal_of(module)
+    plain = [NormAdapter("cast-last", "weight", "eps")]
+    found, _ = survivors(module, type(proposal)(proposal.target, plain, proposal.example, proposal.mixes))
+    assert not found
+
+
+def test_eps_is_read_from_the_module_at_each_call():
+    module, x = Llama(), torch.full((1, WIDTH), 1e-3)
+    forward = NormAdapter("llama", "gamma", "epsilon").bind(reference.rms_norm)
+    before = forward(module, x)
+    module.epsilon = 0.0
+    torch.testing.assert_close(forward(module, x), torch.ones(1, WIDTH))
+    assert before.max() < 0.8
+
+
+def test_an_eps_of_none_is_the_machine_epsilon_that_torch_takes():
+    module, x = nn.RMSNorm(8), torch.full((1, 8), 1e-2, dtype=torch.bfloat16)
+    forward = NormAdapter("torch", "weight", "eps").bind(reference.rms_norm)
+    assert torch.equal(forward(module.bfloat16(), x), module(x))
+
+
+def test_a_gate_is_optional_where_the_module_makes_it_so(survivors):
+    module = build("mamba2", "MambaRMSNormGated", {"hidden_size": WIDTH, "group_size": 16})
+    proposal = proposal_of(module)
+    assert [mix.gate for mix in proposal.mixes].count(False) == 1
+    _, ran = survivors(module, proposal)
+    assert ran == len(proposal.mixes)
+
+
+def test_the_first_mix_is_how_the_module_stands():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        assert proposal_of(Llama().to(dtype)).mixes[0][:2] == (dtype, dtype)
+
+
+def test_a_stand_in_on_meta_is_enough():
+    with torch.device("meta"):
+        proposal = proposal_of(Llama())
+    example = proposal.example(proposal.mixes[0], 64, torch.Generator().manual_seed(0))
+    assert {tensor.device.type for tensor in (*example.args, *example.parameters.values())} == {"cpu"}
+
+
+def test_examples_are_repeatable_and_of_the_size_asked_for():
+    proposal = proposal_of(Llama(width=128))
+    one, two = (proposal.example(proposal.mixes[0], 1 << 14, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(one.args[0], two.args[0])
+    assert one.args[0].shape[-1] == 128
+    assert 1 << 14 <= one.args[0].numel() < 1 << 15
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(4, 4, bias=False),
+        nn.Embedding(4, 4),
+        nn.LayerNorm(4),
+        nn.LayerNorm(4, bias=False),
+        nn.LayerNorm(4, elementwise_affine=False),
+        nn.GroupNorm(2, 4),
+        nn.BatchNorm1d(4),
+        nn.InstanceNorm1d(4),
+        nn.SiLU(),
+        nn.Dropout(0.1),
+        nn.Identity(),
+        nn.PReLU(),
+        nn.Sequential(nn.RMSNorm(4)),
+        nn.ModuleList(),
+        nn.Module(),
+    ],
+    ids=lambda module: repr(module).replace("\n", ""),
+)
+def test_what_is_none_of_its_business_is_answered_none(module):
+    assert match(site(module)) is None
+
+
+def test_a_norm_with_a_bias_is_none_of_its_business():
+    module = Llama()
+    module.bias = nn.Parameter(torch.zeros(WIDTH))
+    assert match(site(module)) is None
+
+
+def test_a_weight_of_an_unsupported_dtype_is_rejected_by_name():
+    said = match(site(Llama().double()))
+    assert isinstance(said, Rejection)
+    assert "gamma is torch.float64" in said.reason
+
+
+def test_most_modules_are_answered_in_microseconds():
+    sites = [site(module) for module in (nn.Linear(4, 4), nn.SiLU(), nn.Sequential(nn.SiLU()), nn.Embedding(4, 4))]
+    fastest = float("inf")
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(100):
+            for each in sites:
+                match(each)
+        fastest = min(fastest, (time.perf_counter() - start) / 400)
+    assert fastest < 20e-6
+
+
+def test_deepspeed_placeholders_count_with_their_true_shape():
+    module = Llama()
+    module.gamma.data = torch.empty(0)
+    module.gamma.ds_shape = torch.Size([WIDTH])
+    proposal = proposal_of(module)
+    assert proposal.example(proposal.mixes[0], 64, torch.Generator()).parameters["gamma"].shape == (WIDTH,)
+
+
+def test_a_weight_that_is_a_plain_attribute_is_found():
+    module = Llama()
+    del module.gamma
+    module.gamma = torch.ones(WIDTH)
+    assert proposal_of(module).adapters[0].weight == "gamma"
+
+
+def test_adapters_are_values():
+    one, two = (proposal_of(Llama()).adapters for _ in range(2))
+    assert tuple(one) == tuple(two)
+    assert hash(one[0]) == hash(two[0])
+    assert pickle.loads(pickle.dumps(one[0])) == copy.deepcopy(one[0]) == one[0]
+
+
+def test_a_third_party_names_only_what_differs():
+    class Chip(RMSNormKernel):
+        kernel_id = "chip_fused_rmsnorm"
+        function = "fuseplug_rmsnorm.reference:rms_norm"
+        device_types = ("chip",)
+
+    answer = Chip().propose(site=site(Llama()))
+    assert answer.kernel_id == "chip_fused_rmsnorm"
+    assert answer.proposals[0].adapters[0].variant == "llama"
+
+
+def test_the_kernel_says_when_there_is_no_compiler(monkeypatch):
+    from fuseplug_rmsnorm import kernels
+
+    monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
+    kernels._cpp_compiler.cache_clear()
+    try:
+        assert "apt-get install g++" in InductorRMSNormKernel().unavailable("cpu")
+        assert InductorRMSNormKernel().unavailable("cuda") is None
+    finally:
+        kernels._cpp_compiler.cache_clear()
