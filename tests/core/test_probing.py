@@ -55,18 +55,34 @@ def test_a_plan_is_the_same_whatever_is_ambient(fusing, ambient):
     assert gist(found.report) == gist(again.report) == want
 
 
+def surroundings():
+    made = torch.empty(1)
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_default_dtype(),
+        made.device,
+        type(made),
+    )
+
+
+@pytest.mark.parametrize("ambient", AMBIENT)
+def test_kernels_see_nothing_of_what_is_ambient(manager, ambient):
+    seen = []
+
+    def looking(self, site):
+        seen.append(surroundings())
+        return NormKernel.match(self, site)
+
+    manager.register(variant_of(NormKernel, match=looking))
+    with AMBIENT[ambient]():
+        manager.plan(Norm())
+    assert seen == [(True, False, False, torch.float32, torch.device("cpu"), torch.Tensor)]
+
+
 @pytest.mark.parametrize("ambient", AMBIENT)
 def test_what_is_ambient_is_so_afterwards(fusing, model, ambient):
-    def surroundings():
-        return (
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            torch.get_default_dtype(),
-            torch.empty(1).device,
-            type(torch.empty(1)),
-        )
-
     with AMBIENT[ambient]():
         before = surroundings()
         fusing.plan(model)
@@ -287,9 +303,10 @@ def test_what_is_alike_is_asked_about_once(manager):
 # --- variants
 
 
-def test_variants_within_tolerance_of_each_other_are_told_apart(manager):
-    manager.register(NormKernel)
-    report = manager.plan(nn.Sequential(Norm(), CastLastNorm())).report
+@pytest.mark.parametrize("mix", [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)], ids=str)
+def test_variants_within_tolerance_of_each_other_are_told_apart(manager, mix):
+    manager.register(variant_of(NormKernel, mixes=(mix,)))
+    report = manager.plan(nn.Sequential(Norm(), CastLastNorm()).to(mix[1])).report
     assert [entry.variant for entry in report.entries] == ["llama", "cast-last"]
 
 
