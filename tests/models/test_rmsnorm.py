@@ -18,7 +18,15 @@ SMALL = {
     "pad_token_id": 0,
 }
 MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-T5 = {"vocab_size": 64, "d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+T5 = {
+    "vocab_size": 64,
+    "d_model": 48,
+    "d_kv": 12,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
 NEXT = {
     **SMALL,
     **MOE,
@@ -61,10 +69,9 @@ def manager():
 
 def build(model_type, config):
     torch.manual_seed(0)
-    known = {key: value for key, value in config.items()}
-    model = AutoModel.from_config(AutoConfig.for_model(model_type, **known))
+    model = AutoModel.from_config(AutoConfig.for_model(model_type, **config))
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.dim() == 1:  # a norm's weight of exactly one or zero would hide what is done with it
                 parameter.add_(0.1 * torch.randn_like(parameter))
     return model

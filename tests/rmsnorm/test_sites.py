@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
-import time
 
 import pytest
 import torch
@@ -294,16 +293,9 @@ def test_a_weight_of_an_unsupported_dtype_is_rejected_by_name():
     assert "gamma is torch.float64" in said.reason
 
 
-def test_most_modules_are_answered_in_microseconds():
-    sites = [site(module) for module in (nn.Linear(4, 4), nn.SiLU(), nn.Sequential(nn.SiLU()), nn.Embedding(4, 4))]
-    fastest = float("inf")
-    for _ in range(20):
-        start = time.perf_counter()
-        for _ in range(100):
-            for each in sites:
-                match(each)
-        fastest = min(fastest, (time.perf_counter() - start) / 400)
-    assert fastest < 20e-6
+@pytest.mark.parametrize("module", [nn.Linear(4, 4), nn.SiLU(), nn.Sequential(nn.SiLU()), nn.Embedding(4, 4)], ids=repr)
+def test_most_modules_are_none_of_its_business(module):
+    assert match(site(module)) is None
 
 
 def test_deepspeed_placeholders_count_with_their_true_shape():

@@ -21,7 +21,7 @@ from .errors import (
     VerificationError,
 )
 from .hookspecs import BaseKernel, hookimpl
-from .words import Adapter, Example, Proposal, Rejection, Site, Target
+from .words import Adapter, Compute, Example, Proposal, Rejection, Site, Target
 
 if TYPE_CHECKING:
     from .discovery import KernelRecord
@@ -37,6 +37,7 @@ __all__ = [
     "Adapter",
     "Applied",
     "BaseKernel",
+    "Compute",
     "DiscoveryError",
     "Entry",
     "Example",

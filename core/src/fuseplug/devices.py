@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -12,20 +13,35 @@ from .errors import PlanError
 KNOWN = frozenset({"cpu", "cuda", "npu", "xpu", "mps", "hpu", "mtia", "mlu", "musa", "xla"})
 
 
-def device_of(device: torch.device | str, known: Iterable[str]) -> str:
-    """What *device*, in the words of a user, stands for: a name, since PyTorch may not know the type without a plug-in.
+@dataclass(frozen=True)
+class Destination:
+    """Where a model will run.
+
+    Attributes:
+        type: The type of the device.
+        device: The device; ``None`` while none of its type is here, when torch may not even know the type.
+    """
+
+    type: str
+    device: torch.device | None
+
+
+def destination(device: torch.device | str, known: Iterable[str]) -> Destination:
+    """What *device*, in the words of a user, stands for.
 
     Raises:
         PlanError: If its type is not among *known*.
     """
     if isinstance(device, torch.device):
-        return str(device)
+        return Destination(device.type, device if present(device.type) else None)
     kind, _, index = str(device).partition(":")
     if kind not in known or (index and not index.isdigit()):
         near = difflib.get_close_matches(kind, list(known), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise PlanError(f"device={device!r} is unknown: expected one of {', '.join(sorted(known))}{hint}")
-    return str(device)
+    if not present(kind):
+        return Destination(kind, None)
+    return Destination(kind, torch.device(kind, int(index)) if index else torch.device(kind))
 
 
 def present(device_type: str) -> bool:

@@ -6,8 +6,9 @@ import os
 import re
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import importlib_metadata
@@ -71,21 +72,31 @@ class KernelRecord:
         }
 
 
-def discover(environ: Mapping[str, str] = os.environ) -> list[KernelRecord]:
-    """Find every kernel of the entry-point group, in an order that does not depend on ``sys.path``."""
+_Claim = tuple[KernelRecord, "importlib_metadata.EntryPoint | None"]
+"""A record, and what is to be loaded to complete it."""
+
+
+def discover(environ: Mapping[str, str] = os.environ, registered: Iterable[KernelRecord] = ()) -> list[KernelRecord]:
+    """Find every kernel of the entry-point group, in an order that does not depend on ``sys.path``.
+
+    Args:
+        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
+        registered: Kernels that were registered in this process, which are chosen among and may clash as others do.
+    """
     selection, allowed = _Selection(environ.get(KERNELS_VARIABLE)), _allowed(environ.get(ALLOW_VARIABLE))
-    found = [(_claim(entry), entry) for entry in _entry_points()]
-    records = []
-    for claim, entry in sorted(found, key=lambda pair: pair[0].name):
-        if allowed is not None and _normal(claim.distribution) not in allowed:
-            claim = replace(claim, state="not allowed", reason=f"{ALLOW_VARIABLE} does not name {claim.distribution}")
-        elif why := selection.refuses(claim):
-            claim = replace(claim, state="off", reason=why)
-        records.append((claim, entry))
-    settled = list(_quarantine(records))
-    return [_load(claim, entry) if claim.state == "ready" else claim for claim, entry in settled] + [
+    found = [*_installed(), *((record, None) for record in registered)]
+    claims = []
+    for record, entry in sorted(found, key=lambda claim: claim[0].name):
+        if entry and allowed is not None and _normal(record.distribution) not in allowed:
+            reason = f"{ALLOW_VARIABLE} does not name {record.distribution}"
+            record = replace(record, state="not allowed", reason=reason)
+        elif why := selection.refuses(record):
+            record = replace(record, state="off", reason=why, kernel=None)
+        claims.append((record, entry))
+    settled = list(_quarantine(claims))
+    return [_load(record, entry) if entry and record.state == "ready" else record for record, entry in settled] + [
         KernelRecord(name, "", state="missing", reason=f"{KERNELS_VARIABLE} names it, but it is not installed")
-        for name in selection.unmatched(claim for claim, _ in settled)
+        for name in selection.unmatched(record for record, _ in settled)
     ]
 
 
@@ -123,32 +134,54 @@ def missing_requirements(distribution: importlib_metadata.Distribution | Any, ex
     return lacking
 
 
-def _entry_points() -> Iterator[importlib_metadata.EntryPoint]:
-    yield from importlib_metadata.entry_points(group=ENTRY_POINT_GROUP)
+def _installed() -> Iterator[_Claim]:
+    """What the installed distributions claim to have; one whose metadata is damaged costs nobody else anything."""
+    names = set()
+    for distribution in importlib_metadata.distributions():
+        try:
+            if ENTRY_POINT_GROUP in (distribution.read_text("entry_points.txt") or ""):
+                names.add(_normal(distribution.name))
+        except Exception as error:  # noqa: BLE001 - files may hold anything
+            yield _damaged(Path(str(getattr(distribution, "_path", "(unknown)"))).name, error), None
+    for name in names:
+        try:
+            # By name, which finds what Python imports: another of the name, further down sys.path, has no say.
+            yield from list(_claims(importlib_metadata.distribution(name)))
+        except Exception as error:  # noqa: BLE001
+            yield _damaged(name, error), None
 
 
-def _claim(entry: importlib_metadata.EntryPoint) -> KernelRecord:
-    distribution = entry.dist
-    name, version = (distribution.name, distribution.version) if distribution else ("(unknown)", "")
-    return KernelRecord(entry.name, name, version, entry.value)
+def _claims(distribution: importlib_metadata.Distribution | Any) -> Iterator[_Claim]:
+    name, version = distribution.name, distribution.version  # each reads and parses the metadata anew
+    for entry in distribution.entry_points.select(group=ENTRY_POINT_GROUP):
+        yield KernelRecord(entry.name, name, version, entry.value), entry
 
 
-def _quarantine(
-    records: list[tuple[KernelRecord, importlib_metadata.EntryPoint]],
-) -> Iterator[tuple[KernelRecord, importlib_metadata.EntryPoint]]:
+def _damaged(distribution: str, error: Exception) -> KernelRecord:
+    reason = f"its metadata cannot be read: {type(error).__name__}: {error}: uninstall it, or install it again"
+    return KernelRecord("(unknown)", distribution, state="broken", reason=reason, traceback=traceback.format_exc())
+
+
+def _quarantine(claims: Sequence[_Claim]) -> Iterator[_Claim]:
     claimants = defaultdict(list)
-    for record, _ in records:
+    for record, _ in claims:
         if record.state == "ready":
             claimants[record.kernel_id].append(record.name)
-    for record, entry in records:
+    for record, entry in claims:
         names = claimants[record.kernel_id]
         if record.state == "ready" and len(names) > 1:
-            reason = (
-                f"claimed by {' and '.join(names)}; uninstall one, or choose with "
-                f"{KERNELS_VARIABLE}=-{names[-1]} (leaves out {names[-1]})"
-            )
-            record = replace(record, state="conflict", reason=reason)
+            record = replace(record, state="conflict", reason=_clash(names), kernel=None)
         yield record, entry
+
+
+def _clash(names: Sequence[str]) -> str:
+    if len(set(names)) == 1:
+        return f"{names[0]} is declared {len(names)} times by its own distribution, which has to be mended"
+    others = sorted({*names} - {names[0]})
+    return (
+        f"claimed by {' and '.join(names)}; uninstall all but one, or choose {names[0]} with "
+        f"{KERNELS_VARIABLE}={','.join('-' + name for name in others)}"
+    )
 
 
 def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelRecord:
@@ -158,7 +191,7 @@ def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelR
             remedy = f'pip install "{record.distribution}{extras}"'
             return replace(record, state="missing", reason=f"needs {', '.join(lacking)}: {remedy}")
         return load_class(entry.load(), record)
-    except Exception as error:  # noqa: BLE001 - a stranger's import may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's import may raise anything, or exit
         reason = f"{type(error).__name__}: {error}"
         return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
 

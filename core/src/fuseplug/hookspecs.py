@@ -147,8 +147,13 @@ def faults(kernel: Any) -> list[str]:
         for name in ("function", "reference")
         if isinstance(getattr(kernel, name, None), str) and getattr(kernel, name).count(":") != 1
     ]
-    if isinstance(kernel.device_types, str) or not all(isinstance(d, str) for d in kernel.device_types):
+    if not isinstance(kernel.device_types, (tuple, list)) or not all(isinstance(d, str) for d in kernel.device_types):
         found.append(f"device_types must be a tuple of strings, not {kernel.device_types!r}")
+    found += [
+        f"{name} must be True or False, not {getattr(kernel, name)!r}"
+        for name in ("differentiable", "compilable")
+        if not isinstance(getattr(kernel, name), bool)
+    ]
     if isinstance(kernel.priority, bool) or not isinstance(kernel.priority, int):
         found.append(f"priority must be an int, not {kernel.priority!r}")
     if kernel.propose is not BaseKernel.propose:

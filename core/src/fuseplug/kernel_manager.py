@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
+import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from .devices import Destination
     from .patching import Applied, Change, Patch
     from .planning import Plan
     from .report import Report
@@ -73,7 +76,9 @@ class KernelManager:
 
     def refresh(self) -> None:
         """Look again at what is installed, after a ``pip install`` in a running process."""
-        records = [*discover(self._environ), *self._registered.values()]
+        if self._records is not None:
+            importlib.invalidate_caches()
+        records = discover(self._environ, self._registered.values())
         plugins = pluggy.PluginManager(PROJECT)
         plugins.add_hookspecs(BaseKernel)
         self._records = [_registered_with(plugins, record) for record in records]
@@ -87,13 +92,17 @@ class KernelManager:
             DiscoveryError: If it is not a proper kernel, or an installed one has its id.
         """
         name = getattr(kernel, "__qualname__", repr(kernel))
-        where = f"{kernel.__module__}:{name}" if isinstance(kernel, type) else name
-        kernel_id = getattr(kernel, "kernel_id", None) or name
-        record = load_class(kernel, KernelRecord(str(kernel_id), REGISTERED, value=where))
+        kernel_id = str(getattr(kernel, "kernel_id", name))
+        value = f"{getattr(kernel, '__module__', '')}:{name}".lstrip(":")
+        record = load_class(kernel, KernelRecord(kernel_id, REGISTERED, value=value))
         if record.state != "ready":
             raise DiscoveryError(f"cannot register {record.value}: {record.reason}", record=record)
         for other in self.kernels():
-            if other.kernel_id == record.kernel_id and other.distribution != REGISTERED and other.state != "off":
+            if (
+                other.kernel_id == record.kernel_id
+                and other.distribution not in (REGISTERED, "")
+                and other.state != "off"
+            ):
                 raise DiscoveryError(
                     f"cannot register {record.value}: {other.distribution} already has a kernel {record.kernel_id!r}; "
                     "give yours another kernel_id",
@@ -284,13 +293,13 @@ class KernelManager:
             raise DiscoveryError(_unknown(word, known), word=word)
         return found
 
-    def _device(self, device: torch.device | str | None) -> str | None:
+    def _device(self, device: torch.device | str | None) -> Destination | None:
         if device is None:
             return None
-        from .devices import KNOWN, device_of
+        from .devices import KNOWN, destination
 
         claimed = {kind for record in self.kernels() if record.kernel for kind in record.kernel.device_types}
-        return device_of(device, KNOWN | claimed)
+        return destination(device, KNOWN | claimed)
 
 
 def _registered_with(plugins: pluggy.PluginManager, record: KernelRecord) -> KernelRecord:
@@ -300,7 +309,8 @@ def _registered_with(plugins: pluggy.PluginManager, record: KernelRecord) -> Ker
     try:
         plugins.register(record.kernel, name=record.kernel_id)
     except Exception as error:  # noqa: BLE001 - pluggy looks at every attribute of a stranger's class
-        return replace(record, state="broken", kernel=None, reason=f"{type(error).__name__}: {error}")
+        reason = f"{type(error).__name__} while registering it with pluggy: {error}"
+        return replace(record, state="broken", kernel=None, reason=reason, traceback=traceback.format_exc())
     return record
 
 

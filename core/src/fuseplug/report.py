@@ -147,59 +147,78 @@ class Report:
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.summary()
+        from rich.text import Text
+
+        narrow = options.max_width < _WIDE
+        yield Text(self.summary())
         fused: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.fused:
             where = f"{entry.check} on {entry.device_type}" if entry.check == "passed" else entry.check
             key = (str(entry.kernel_id), entry.variant, entry.class_name, str(entry.target), where)
             fused[key].append(entry)
-        yield from _table("fused", ("kernel", "variant", "class", "target", "kernel check"), fused)
+        yield from _table("fused", ("kernel", "variant", "class", "target", "kernel check"), fused, narrow)
         alone: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.left_alone:
             covered = "no longer called: its parent is fused" if entry.covered_by else entry.why_not
             alone[entry.op, entry.class_name, covered].append(entry)
-        yield from _table("left alone", ("op", "class", "why"), alone)
+        yield from _table("left alone", ("op", "class", "why"), alone, narrow)
         passed_over: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.fused:
             for kernel, rejection in entry.rejections:
                 passed_over[kernel, entry.class_name, rejection.reason].append(entry)
             for kernel in entry.outranked:
                 passed_over[kernel, entry.class_name, f"outranked by {entry.kernel_id}"].append(entry)
-        yield from _table("passed over", ("kernel", "class", "why"), passed_over)
-        yield from _kernels([r for r in self.records if r.state != "ready"], self.idle)
-        yield from (f"note: {note}" for note in self.notes)
+        yield from _table("passed over", ("kernel", "class", "why"), passed_over, narrow)
+        yield from _kernels([r for r in self.records if r.state != "ready"], self.idle, narrow)
+        yield from (Text(f"note: {note}") for note in self.notes)
 
 
-def _table(title: str, columns: Sequence[str], rows: Mapping[tuple[str, ...], Sequence[Entry]]) -> Iterable[Any]:
+_WIDE = 110
+"""Below this many characters the columns of names are stacked in one, or nothing is left for paths and reasons."""
+
+
+def _table(
+    title: str, columns: Sequence[str], rows: Mapping[tuple[str, ...], Sequence[Entry]], narrow: bool
+) -> Iterable[Any]:
     if rows:
-        table = _empty(title, *columns[:-1])
-        table.add_column(columns[-1], ratio=2 if columns[-1] == "why" else None, overflow="fold")
+        names = len(columns) - (columns[-1] == "why")
+        table = _empty(title, columns[:names], narrow)
+        if names < len(columns):
+            table.add_column("why", ratio=2, overflow="fold")
         table.add_column("sites", justify="right", no_wrap=True)
         table.add_column("where", ratio=1, overflow="fold")
         for cells, entries in rows.items():
-            table.add_row(*cells, str(len(entries)), _where(entries))
+            table.add_row(*_cells(cells[:names], narrow), *_cells([*cells[names:], str(len(entries)), _where(entries)]))
         yield table
 
 
-def _kernels(records: Sequence[KernelRecord], idle: Mapping[str, str]) -> Iterable[Any]:
+def _kernels(records: Sequence[KernelRecord], idle: Mapping[str, str], narrow: bool) -> Iterable[Any]:
     if records or idle:
-        table = _empty("kernels not taking part", "kernel", "distribution", "state")
+        rows: list[tuple[tuple[str, ...], str]] = []
+        rows += [((record.kernel_id, record.distribution, record.state), record.reason) for record in records]
+        rows += [((kernel_id, "", "idle"), why) for kernel_id, why in idle.items()]
+        table = _empty("kernels not taking part", ("kernel", "distribution", "state"), narrow)
         table.add_column("why", ratio=1, overflow="fold")
-        for record in records:
-            table.add_row(record.kernel_id, record.distribution, record.state, record.reason)
-        for kernel_id, why in idle.items():
-            table.add_row(kernel_id, "", "idle", why)
+        for names, why in rows:
+            table.add_row(*_cells([name for name in names if name or not narrow], narrow), *_cells([why]))
         yield table
 
 
-def _empty(title: str, *columns: str) -> Any:
+def _cells(cells: Sequence[str], stacked: bool = False) -> list[Any]:
+    # Text, because rich would take the brackets of "pip install x[npu]" in a string for its markup.
+    from rich.text import Text
+
+    return [Text("\n".join(cells))] if stacked else [Text(cell) for cell in cells]
+
+
+def _empty(title: str, columns: Sequence[str], stacked: bool) -> Any:
     from rich import box
     from rich.table import Table
 
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, expand=True
     )
-    for column in columns:
+    for column in _cells(columns, stacked):
         table.add_column(column, overflow="fold")
     return table
 
@@ -207,5 +226,5 @@ def _empty(title: str, *columns: str) -> Any:
 def _where(entries: Sequence[Entry], most: int = 3) -> str:
     """The paths with their numbers starred, so that the layers of a model are one line."""
     shapes = dict.fromkeys(re.sub(r"\b\d+\b", "*", entry.paths[0]) or "(the model)" for entry in entries)
-    rest = f" and {len(shapes) - most} more" if len(shapes) > most else ""
-    return ", ".join(list(shapes)[:most]) + rest
+    rest = [f"and {len(shapes) - most} more"] if len(shapes) > most else []
+    return "\n".join([*list(shapes)[:most], *rest])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .devices import present
+from .devices import Destination
 from .errors import PlanError
 from .verification import Signatures, StandIns
 
@@ -36,7 +36,7 @@ class Place:
     device: torch.device | None
 
 
-def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: str | None) -> list[Place]:
+def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: Destination | None) -> list[Place]:
     """List the places of *model*, parents before children.
 
     Args:
@@ -108,22 +108,21 @@ def _own_device(module: nn.Module) -> torch.device | None:
     return None
 
 
-def _planned_type(device: str | None, now: torch.device) -> str:
+def _planned_type(device: Destination | None, now: torch.device) -> str:
     if device is not None:
-        return device.partition(":")[0]
+        return device.type
     if now.type != "meta":
         return now.type
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return accelerator.type if accelerator else "cpu"
 
 
-def _usable(device: str | None, now: torch.device) -> torch.device | None:
+def _usable(device: Destination | None, now: torch.device) -> torch.device | None:
     if now.type == "meta":
         return None
-    kind = _planned_type(device, now)
-    if kind == now.type:
+    if device is None or device.type == now.type:
         return now
-    return torch.device(str(device)) if present(kind) else None
+    return device.device
 
 
 def _below(paths: Sequence[str], globs: Sequence[str], argument: str) -> set[str]:

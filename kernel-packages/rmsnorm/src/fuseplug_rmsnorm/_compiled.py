@@ -7,10 +7,9 @@ is no derivative to get wrong, and nothing is saved but the inputs.
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 import threading
 import types
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,12 +24,17 @@ if TYPE_CHECKING:
     Program = Callable[..., Any]
 
 
+_serial = itertools.count(1)
+
+
 class Compiled:
     """A formula, and the programs that were compiled for it.
 
-    One program serves every size, rank and number of rows; there is one for each combination of constants, dtypes, kind
-    of device, wanted gradients and whether rows lie apart in memory, each with a code object of its own, so that
-    Dynamo's limit of recompilations per code object is never in sight.
+    One program serves every rank and number of rows; there is one for each combination of constants, dtypes, width,
+    kind of device, wanted gradients and whether rows lie apart in memory. A model has a few widths, and a width that
+    is compiled in is worth its compilation: on two x86 cores the backward of 2048 rows of 2048 takes 1.13 ms instead
+    of 1.43. Each program has a code object of its own, so that Dynamo's limit of recompilations per code object is
+    never in sight.
 
     Args:
         formula: ``formula(*tensors, *constants)``, returning one tensor. It treats all leading dimensions of its
@@ -68,23 +72,26 @@ class Compiled:
         self, constants: Constants, needs: tuple[bool, ...], grad: Tensor, *tensors: Tensor | None
     ) -> list[Tensor | None]:
         """The gradients of those *tensors* that *needs* names, and ``None`` for the others."""
-        rows = [_rows(t) for t in tensors]
+        rows = [grad.reshape(-1, grad.shape[-1]).contiguous(), *map(_rows, tensors)]
         program = self._program(constants, rows, needs)
-        grad = grad.reshape(-1, grad.shape[-1]).contiguous()
         with _standard_state(grad.device.type):
-            found = iter(program(math.isqrt(grad.shape[0]) + 1, grad, *rows))
+            found = iter(program(*rows))
         return [
             next(found).view(t.shape) if t is not None and need else None
             for t, need in zip(tensors, needs, strict=True)
         ]
 
     def _program(self, constants: Constants, rows: Sequence[Tensor | None], needs: tuple[bool, ...] | None) -> Program:
-        kinds = tuple([None if t is None else (t.dtype, t.device.type, t.is_contiguous()) for t in rows])
+        kinds = tuple([None if t is None else (t.dtype, t.device.type, t.shape[-1], t.is_contiguous()) for t in rows])
         key = (constants, needs, kinds, torch.get_num_threads())
         program = self._programs.get(key)
         if program is None:
             with self._lock:
                 program = self._programs.setdefault(key, _compile(self.formula, constants, needs))
+            # Seen at the first call, when it is compiled; later calls need no mark.
+            for t in rows:
+                if t is not None and t.dim() > 1:
+                    torch._dynamo.maybe_mark_dynamic(t, 0)
         return program
 
 
@@ -150,34 +157,19 @@ def _compile(formula: Formula, constants: Constants, needs: tuple[bool, ...] | N
     def forward(*tensors: Tensor | None) -> Tensor:
         return formula(*tensors, *constants)
 
-    def backward(block: int, grad: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        def blocked(*tensors: Tensor | None) -> Tensor:
-            return forward(*[_in_blocks(t, block, grad.shape[0]) for t in tensors])
-
-        wanted, of_wanted = _restricted(blocked, tensors, needs or ())
+    def backward(grad: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        wanted, of_wanted = _restricted(forward, tensors, needs or ())
         _, pull = torch.func.vjp(of_wanted, *wanted)  # type: ignore[misc]
         found: tuple[Tensor, ...] = pull(grad)
         return found
 
     function = forward if needs is None else backward
-    name = f"{formula.__name__}_{function.__name__}"
+    # Dynamo remembers by file, line and name which sizes were seen to vary: under one name, the width would be one.
+    name = f"{formula.__name__}_{function.__name__}_{next(_serial)}"
     own = types.FunctionType(
         function.__code__.replace(co_name=name), function.__globals__, name, closure=function.__closure__
     )
-    return torch.compile(own, dynamic=True, fullgraph=True)
-
-
-def _in_blocks(tensor: Tensor | None, block: int, rows: int) -> Tensor | None:
-    """Spread a shared float32 vector over *rows*, so that its gradient is summed by blocks, and then over these.
-
-    Inductor sums the rows one after the other: 13 eps(float32) off at 4096 rows and 16 to 24 at 16000, against 2 with
-    blocks of √rows. For a half type the sum is far more exact than that type's eps without.
-    """
-    if tensor is None or tensor.dim() != 1 or tensor.dtype is not torch.float32:
-        return tensor
-    blocks = -(-rows // block)
-    spread = tensor.expand(blocks, -1).unsqueeze(1).expand(blocks, block, -1)
-    return spread.reshape(blocks * block, -1)[:rows]
+    return torch.compile(own, fullgraph=True)
 
 
 def _eager_vjp(
@@ -202,4 +194,4 @@ def _restricted(
         values = iter(wanted)
         return function(*[next(values) if need else t for t, need in zip(tensors, needs, strict=True)])
 
-    return list(compress(tensors, needs)), of_wanted
+    return list(itertools.compress(tensors, needs)), of_wanted

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import ClassVar
 
-from fuseplug.hookspecs import BaseKernel
-from fuseplug.words import Proposal, Rejection, Site
+from fuseplug import BaseKernel, Proposal, Rejection, Site
 
 
 class RMSNormKernel(BaseKernel):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from fuseplug.words import Adapter, Compute, Example, Proposal, Rejection, Site, Target
+from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Site, Target
 
 from .reference import VARIANTS, Semantics
 
@@ -27,6 +27,8 @@ _MIXED = (
 
 _LARGEST_EPS = 1e-2
 """A float of another name than eps is taken for one up to here."""
+
+_MOST_ELEMENTS_CHECKED = 1 << 18
 
 _UNKNOWN_WIDTH = 64
 """The width a norm is tried with that has no weight and does not say how wide it is."""
@@ -139,8 +141,20 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             adapters=tuple(_adapters(site.module, parts)),
             example=functools.partial(_example, parts, _epsilon(site.module, parts)),
             mixes=tuple(_mixes(weight, parts)),
+            # Four: a unit row, the weight, the gate and the result may each be rounded to the output's dtype.
+            roundings=4.0,
+            working_roundings=_working_roundings(parts.width),
         )
     ]
+
+
+def _working_roundings(width: int) -> float:
+    """Sixteen for the arithmetic of a row, forward and backward, and what a sum over all rows loses.
+
+    Added one after the other, as compilers do, the *n* terms of a weight's gradient end up about √n / 5 roundings away
+    from their sum: each partial sum is rounded, and these errors add up like a random walk.
+    """
+    return 16.0 + math.sqrt(_MOST_ELEMENTS_CHECKED / width) / 4
 
 
 def _parts(module: nn.Module) -> Parts | Rejection | None:

@@ -1,0 +1,5 @@
+"""``python -m fuseplug``: the command line."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,102 @@
+"""A model from its config alone, on meta: its modules as they will be, and none of its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import PlanError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def build(name: str, *, trust_remote_code: bool = False) -> nn.Module:
+    """Build the model that *name* stands for, on meta, in the dtype its config says.
+
+    Args:
+        name: The path of a ``config.json``, a directory with one, or the id of a model on the Hugging Face Hub.
+        trust_remote_code: Whether Python code that comes with the model may be run.
+
+    Raises:
+        PlanError: If there is no such model, or what it takes to build it is not installed.
+    """
+    _must_exist(name)
+    torch, transformers = _torch(), _transformers()
+    config = _config(transformers, name, trust_remote_code)
+    try:
+        with torch.device("meta"):
+            return _from_config(transformers, config, trust_remote_code)
+    except ImportError as error:
+        raise PlanError(f"{name} cannot be built: {_first_line(error)}", name=name) from error
+
+
+def _must_exist(name: str) -> None:
+    path = Path(name)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise PlanError(f"{name} is a directory without config.json: name one that holds a model", name=name)
+    local = path.is_absolute() or name.startswith((".", "~")) or name.endswith(".json") or name.count("/") > 1
+    if local and not path.exists():
+        raise PlanError(
+            f"{name} does not exist: expected the path of a config.json, a model's directory, or a Hub id", name=name
+        )
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except Exception as error:  # torch runs the vendors' code on import
+        raise PlanError(f"torch cannot be imported: {_first_line(error)}\n`fuseplug doctor` says more.") from error
+    return torch
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise PlanError(
+            'models are built with transformers, which is not installed: pip install "fuseplug[transformers]"'
+        ) from error
+    return transformers
+
+
+def _config(transformers: Any, name: str, trust_remote_code: bool) -> Any:
+    # False rather than None, or transformers asks on the terminal whether to run the model's code.
+    try:
+        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise PlanError(
+            f"the config of {name} cannot be read: {_first_line(error)}\n{_remedy(name, error)}", name=name
+        ) from error
+
+
+def _from_config(transformers: Any, config: Any, trust_remote_code: bool) -> nn.Module:
+    for name in config.architectures or ():
+        architecture = getattr(transformers, name, None)
+        if architecture is not None and getattr(architecture, "config_class", None) is type(config):
+            model: nn.Module = architecture._from_config(config)
+            return model
+    try:
+        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except ValueError:  # not a language model
+        model = transformers.AutoModel.from_config(config, trust_remote_code=trust_remote_code)
+    return model
+
+
+def _remedy(name: str, error: Exception) -> str:
+    said = str(error)
+    if "trust_remote_code" in said:
+        return "If you trust the code that comes with the model, add --trust-remote-code."
+    if "valid JSON" in said:
+        return "Mend it, or download it again."
+    if Path(name).exists():
+        return "If the model is newer than the installed transformers: pip install --upgrade transformers"
+    if "gated" in said or "401" in said or "403" in said:
+        return "If the model is private or gated, log in with `hf auth login`."
+    return "Without the network, name a downloaded directory or config.json instead."
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

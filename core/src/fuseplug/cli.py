@@ -1,0 +1,197 @@
+"""The command line: what is installed, what it would do to a model, and whether this machine can run it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import importlib_metadata
+import typer
+
+from .discovery import KernelRecord
+from .errors import FuseplugError
+from .kernel_manager import KernelManager
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .doctor import Row
+
+NOTHING_INSTALLED = """No kernels are installed. To have ours:
+
+  pip install fuseplug-rmsnorm fuseplug-swiglu fuseplug-rope fuseplug-moe"""
+STYLES = {"ready": "green", "ok": "green", "broken": "red", "conflict": "red", "fail": "red"}
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a bug is reported best with the traceback that Python prints
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line; what Fuseplug raises on purpose is shown without a traceback, with exit code 2."""
+    try:
+        app(args=None if args is None else list(args), prog_name="fuseplug")
+    except FuseplugError as error:
+        typer.echo(f"fuseplug: {error}", err=True)
+        sys.exit(2)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fuseplug {importlib_metadata.version('fuseplug')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _fuseplug(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Fused kernels for PyTorch models as plug-ins: found, verified, applied and taken off again."""
+
+
+@app.command("list")
+def list_kernels(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the tracebacks of broken kernels.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the installed kernels, and why those that are not ready are not."""
+    records = KernelManager().kernels()
+    if as_json:
+        _print_json([record.to_dict() for record in records])
+    elif records:
+        _print_kernels(records, verbose=verbose)
+    else:
+        typer.echo(NOTHING_INSTALLED)
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A config.json, a model's directory, or a Hub id. Weights are never read."
+        ),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where the model will run: npu, cuda, cpu, … The default is the accelerator here, or cpu."),
+    ] = None,
+    mode: Annotated[str, typer.Option(help="training, inference, or auto, which is training.")] = "auto",
+    include: Annotated[list[str] | None, typer.Option(help="Use only this kernel or op; may be repeated.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Leave out this kernel or op; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only modules whose path fits this glob; repeatable.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="No modules whose path fits this glob; repeatable.")] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what would be fused in a model, what would not, and why."""
+    manager, console = KernelManager(), _console(stderr=True)
+    if not manager.kernels():
+        typer.echo(NOTHING_INSTALLED, err=True)
+    with console.status(f"building {model} on meta"):
+        from .building import build
+
+        built = build(model, trust_remote_code=trust_remote_code)
+    with console.status("asking the kernels and running what the modules compute"):
+        planned = manager.plan(
+            built,
+            device=device,
+            mode=mode,  # type: ignore[arg-type]  # plan says which modes there are
+            include=include or None,
+            exclude=exclude or (),
+            only=only or (),
+            skip=skip or (),
+        )
+    if as_json:
+        _print_json(planned.report.to_dict())
+    else:
+        _console().print(planned.report)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Check this machine and every installed kernel; exit with 1 if something installed cannot work."""
+    from .doctor import examine, look
+
+    with _console(stderr=True).status("importing torch and looking at the devices"):
+        machine = look()
+    rows = examine(machine, KernelManager().kernels())
+    if as_json:
+        _print_json([row._asdict() for row in rows])
+    else:
+        _print_rows(rows)
+    if any(row.state == "fail" for row in rows):
+        raise typer.Exit(1)
+
+
+def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
+    console, table = _console(), _table("kernel", "distribution", "op", "devices", "state")
+    for record in records:
+        kernel = record.kernel
+        devices = ", ".join(kernel.device_types) or "any" if kernel else ""
+        source = f"{record.distribution} {record.version}".strip()
+        table.add_row(record.kernel_id, source, kernel.op if kernel else "", devices, _state(record.state))
+    console.print(table)
+    for record in records:
+        if record.reason:
+            _print_reason(console, record)
+        if record.traceback and verbose:
+            console.print(record.traceback, markup=False, highlight=False, soft_wrap=True)
+    if not verbose and any(record.traceback for record in records):
+        console.print("`fuseplug list -v` shows the tracebacks.")
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    console, table = _console(), _table("", "what")
+    table.add_column("found", ratio=1, overflow="fold")
+    for row in rows:
+        remedy = [f"→ {row.remedy}"] if row.remedy else []
+        table.add_row(_state(row.state), row.name, "\n".join([row.found, *remedy]))
+    console.print(table)
+    counts = [f"{sum(row.state == state for row in rows)} {state}" for state in ("ok", "warn", "fail")]
+    console.print(", ".join(counts))
+
+
+def _print_reason(console: Console, record: KernelRecord) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Text.assemble((record.name.lstrip(":"), "bold"), " is ", _state(record.state)))
+    console.print(Padding(Text(record.reason), (0, 0, 1, 2)))
+
+
+def _table(*columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _state(state: str) -> Any:
+    from rich.text import Text
+
+    return Text(state, STYLES.get(state, "yellow"))
+
+
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def _print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, indent=2, default=str))

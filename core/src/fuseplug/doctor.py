@@ -1,0 +1,256 @@
+"""What this machine has, what the installed kernels need of it, and what to do about the difference."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import importlib_metadata
+from packaging.version import Version
+
+from .discovery import ALLOW_VARIABLE, KERNELS_VARIABLE, KernelRecord
+from .hookspecs import BaseKernel
+
+AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+CANN_SCRIPT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"
+OLDEST_TRANSFORMERS = "4.57"
+
+State = Literal["ok", "warn", "fail"]
+
+
+class Row(NamedTuple):
+    """What one check found.
+
+    Attributes:
+        name: What was looked at.
+        state: ``"fail"`` means that something installed cannot work.
+        found: What is there.
+        remedy: What to do about it; ``""`` if nothing need be done.
+    """
+
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the checks look at.
+
+    Attributes:
+        environ: The environment variables.
+        torch: The module, if it could be imported.
+        torch_error: What it raised if it could not.
+        devices: The device types that are present.
+    """
+
+    environ: Mapping[str, str]
+    torch: Any = None
+    torch_error: BaseException | None = None
+    devices: Sequence[str] = ()
+
+
+Check = Callable[[Machine], Row]
+
+
+def look(environ: Mapping[str, str] = os.environ) -> Machine:
+    """Import torch and see which devices there are; what goes wrong is kept for the checks to explain."""
+    try:
+        import torch
+
+        from .devices import KNOWN, present
+
+        return Machine(environ, torch=torch, devices=sorted(kind for kind in KNOWN if present(kind)))
+    except Exception as error:  # noqa: BLE001 - torch runs the vendors' code on import, and drivers fail in many ways
+        return Machine(environ, torch_error=error)
+
+
+def examine(machine: Machine, records: Sequence[KernelRecord]) -> list[Row]:
+    """Carry out every check."""
+    return [check(machine) for check in CHECKS] + list(_kernels(machine, records))
+
+
+def python(machine: Machine) -> Row:
+    """The interpreter."""
+    del machine
+    return Row("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+
+
+def torch(machine: Machine) -> Row:
+    """PyTorch; importing it can fail because of a vendor's backend that it loads by itself."""
+    error = machine.torch_error
+    if error is None:
+        return Row("torch", "ok", str(machine.torch.__version__))
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return Row("torch", "fail", "not installed", "pip install torch")
+    found = f"cannot be imported: {_said(error)}"
+    backends = [entry.name for entry in importlib_metadata.entry_points(group="torch.backends")]
+    if not backends:
+        return Row("torch", "fail", found, "pip install --force-reinstall torch")
+    cann = f"source {CANN_SCRIPT}, or set " if _version("torch_npu") else "set "
+    return Row(
+        "torch",
+        "fail",
+        f"{found}; torch loads {', '.join(backends)} by itself, which needs its vendor's libraries",
+        f"{cann}{AUTOLOAD_VARIABLE}=0 to do without it",
+    )
+
+
+def devices(machine: Machine) -> Row:
+    """The devices that tensors can be put on now."""
+    if machine.torch is None:
+        return Row("devices", "warn", "unknown, as torch cannot be imported")
+    return Row("devices", "ok", ", ".join(_device(machine.torch, kind) for kind in machine.devices))
+
+
+def torch_npu(machine: Machine) -> Row:
+    """Ascend's extension of PyTorch, which needs the CANN toolkit."""
+    version = _version("torch_npu")
+    if version is None:
+        return Row("torch_npu", "ok", "not installed (only Ascend NPUs need it)")
+    if machine.torch is None:
+        return Row("torch_npu", "warn", f"{version}; see torch")
+    if "npu" in machine.devices:
+        return Row("torch_npu", "ok", version)
+    if Version(version).release[:2] != Version(machine.torch.__version__).release[:2]:
+        series = ".".join(map(str, Version(machine.torch.__version__).release[:2]))
+        return Row(
+            "torch_npu",
+            "fail",
+            f"{version}, which is not made for torch {machine.torch.__version__}",
+            f'pip install "torch_npu=={series}.*"',
+        )
+    if machine.environ.get(AUTOLOAD_VARIABLE) == "0":
+        return Row("torch_npu", "warn", f"{version}, not loaded: {AUTOLOAD_VARIABLE}=0", f"unset {AUTOLOAD_VARIABLE}")
+    if not machine.environ.get("ASCEND_HOME_PATH"):
+        return Row(
+            "torch_npu", "fail", f"{version}, without CANN (ASCEND_HOME_PATH is not set)", f"source {CANN_SCRIPT}"
+        )
+    return Row("torch_npu", "warn", f"{version}, but no NPU is available", "npu-smi info says what the driver sees")
+
+
+def compiler(machine: Machine) -> Row:
+    """The C++ compiler, which Inductor needs on the CPU."""
+    for name in (machine.environ.get("CXX"), "c++", "g++", "clang++", "cl"):
+        if name and (path := shutil.which(name, path=machine.environ.get("PATH"))):
+            return Row("C++ compiler", "ok", path)
+    return Row("C++ compiler", "warn", "none on PATH: Inductor cannot compile for the CPU", "install g++ or clang++")
+
+
+def transformers(machine: Machine) -> Row:
+    """The model library, which only naming a model on the command line needs."""
+    del machine
+    version = _version("transformers")
+    install = 'pip install --upgrade "fuseplug[transformers]"'
+    if version is None:
+        return Row("transformers", "ok", f"not installed (`fuseplug plan` needs it: {install})")
+    if Version(version) < Version(OLDEST_TRANSFORMERS):
+        return Row(
+            "transformers", "warn", f"{version}; kernels are tested with {OLDEST_TRANSFORMERS} and later", install
+        )
+    return Row("transformers", "ok", version)
+
+
+def accelerate(machine: Machine) -> Row:
+    """The library that spreads and offloads models."""
+    del machine
+    return Row("accelerate", "ok", _version("accelerate") or "not installed (only device_map= needs it)")
+
+
+def kernels_variable(machine: Machine) -> Row:
+    """Which kernels the user chose."""
+    return _variable(machine, KERNELS_VARIABLE, "every kernel is used")
+
+
+def allow_variable(machine: Machine) -> Row:
+    """Whose code the user allows to be imported."""
+    return _variable(machine, ALLOW_VARIABLE, "every distribution is allowed")
+
+
+CHECKS: Sequence[Check] = (
+    python,
+    torch,
+    devices,
+    torch_npu,
+    compiler,
+    transformers,
+    accelerate,
+    kernels_variable,
+    allow_variable,
+)
+
+
+def _kernels(machine: Machine, records: Sequence[KernelRecord]) -> Iterator[Row]:
+    if not records:
+        yield Row("kernels", "warn", "none installed", "pip install fuseplug-rmsnorm, for one")
+    for record in records:
+        yield _kernel(machine, record)
+
+
+def _kernel(machine: Machine, record: KernelRecord) -> Row:
+    state, found, remedy = _loading(record) if record.kernel is None else _running(machine, record.kernel)
+    source = f"{record.distribution} {record.version}".strip()
+    return Row(record.kernel_id, state, f"{found} ({source})" if source else found, remedy)
+
+
+def _loading(record: KernelRecord) -> tuple[State, str, str]:
+    """Why there is no kernel: what the user turned off, or asked for in vain, is not the installation's fault."""
+    chosen = record.state in ("off", "not allowed")
+    state: State = "ok" if chosen else "fail" if record.distribution else "warn"
+    remedy = "`fuseplug list -v` shows the traceback" if record.traceback else ""
+    return state, f"{record.state}: {record.reason}", remedy
+
+
+def _running(machine: Machine, kernel: BaseKernel) -> tuple[State, str, str]:
+    if machine.torch is None:
+        return "warn", "ready, but not asked about this machine, as torch cannot be imported", ""
+    here = [kind for kind in machine.devices if not kernel.device_types or kind in kernel.device_types]
+    if not here:
+        return "ok", f"ready for {', '.join(kernel.device_types)}, which is not here", ""
+    lacking = [f"unavailable on {kind}: {why}" for kind in here if (why := _lacks(kernel, kind))]
+    if lacking:
+        return "fail", "; ".join(lacking), ""
+    return "ok", f"ready on {', '.join(here)}", ""
+
+
+def _lacks(kernel: BaseKernel, kind: str) -> str | None:
+    try:
+        return kernel.unavailable(kind)
+    except Exception as error:  # noqa: BLE001 - a stranger's check may raise anything
+        return f"{_said(error)} (raised by its unavailable())"
+
+
+def _device(torch: Any, kind: str) -> str:
+    if kind == "cpu":
+        return kind
+    try:
+        module = torch.get_device_module(kind)
+        names = dict.fromkeys(module.get_device_name(index) for index in range(module.device_count()))
+        return f"{kind} ({module.device_count()} × {', '.join(names)})"
+    except Exception:  # noqa: BLE001 - a name for people; not every vendor's module gives one
+        return kind
+
+
+def _variable(machine: Machine, name: str, unset: str) -> Row:
+    value = machine.environ.get(name)
+    return Row(name, "ok", f"not set ({unset})" if value is None else f"{value!r}")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib_metadata.version(distribution)
+    except importlib_metadata.PackageNotFoundError:
+        return None
+
+
+def _said(error: BaseException) -> str:
+    """The first cause, which is what names the missing library."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip()}"

@@ -1,0 +1,113 @@
+"""How long a person waits before anything happens: importing fuseplug, finding kernels, ``fuseplug list``.
+
+Every run is a fresh process, started in turn with those it is compared with; files are in the page cache.
+
+    python tests/benchmarks/startup.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from record import Table, spread, write
+
+INSTALLED = 300
+WITH_KERNELS = 12
+
+KERNEL = """
+from fuseplug import BaseKernel
+
+class Kernel(BaseKernel):
+    kernel_id = "kernel_{}"
+    op = function = reference = "a:b"
+
+    def match(self, site):
+        return None
+"""
+
+# Printed by the process itself, so that only what is inside is measured.
+TIMED = "import time; start = time.perf_counter(); {}; print(1000 * (time.perf_counter() - start))"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=25)
+    runs = parser.parse_args().runs
+    with tempfile.TemporaryDirectory() as directory:
+        few, all_of_them = Path(directory, "few"), Path(directory, "all")
+        install(few, WITH_KERNELS)
+        install(all_of_them, INSTALLED)
+        tables = [processes(runs), discovery(runs, {WITH_KERNELS: few, INSTALLED: all_of_them})]
+    write("startup", tables)
+
+
+def install(site: Path, with_kernels: int) -> None:
+    """Write `INSTALLED` distributions; the first *with_kernels* of them have a kernel, the others a console script."""
+    for number in range(INSTALLED):
+        info = site / f"fake_{number}-1.0.dist-info"
+        info.mkdir(parents=True)
+        head = f"Metadata-Version: 2.1\nName: fake-{number}\nVersion: 1.0\nRequires-Dist: pluggy>=1.5\n\n"
+        (info / "METADATA").write_text(head + "A description as long as most are.\n" * 100)
+        has_kernel = number < with_kernels
+        entry = f"[fuseplug.kernels]\nkernel_{number} = fake_{number}:Kernel\n"
+        (info / "entry_points.txt").write_text(entry if has_kernel else "[console_scripts]\na = b:c\n")
+        if has_kernel:
+            (site / f"fake_{number}.py").write_text(KERNEL.format(number))
+
+
+def processes(runs: int) -> Table:
+    """Whole processes, in turn with a bare interpreter, whose time is taken off."""
+    commands = {
+        "bare interpreter": ("-c", "pass"),
+        "import fuseplug": ("-c", "import fuseplug"),
+        "manager.kernels()": ("-c", "from fuseplug import manager; manager.kernels()"),
+        "fuseplug list": ("-m", "fuseplug", "list"),
+    }
+    took: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(runs + 1):
+        for name, command in commands.items():
+            start = time.perf_counter()
+            python(*command)
+            took[name].append(1000 * (time.perf_counter() - start))
+    table = Table("whole processes, in ms", ("what", "process", "beyond the bare interpreter"))
+    bare = took["bare interpreter"][1:]
+    for name, times in took.items():
+        table.add(name, spread(times[1:]), spread([a - b for a, b in zip(times[1:], bare, strict=True)]))
+    return table
+
+
+def discovery(runs: int, sites: Mapping[int, Path]) -> Table:
+    """The first call of `manager.kernels()` in a process, what it imports included, after ``import fuseplug``."""
+    table = Table(
+        f"manager.kernels() with {INSTALLED} distributions on a path of their own, in ms",
+        ("with kernels", "cold", "of it imports"),
+    )
+    for number, site in sites.items():
+        cold, imports = [], []
+        for _ in range(runs + 1):
+            environ = {"PYTHONPATH": str(site)}
+            call = TIMED.format("kernels = fuseplug.manager.kernels()")
+            ready = f"assert sum(r.kernel_id.startswith('kernel_') and r.state == 'ready' for r in kernels) == {number}"
+            cold.append(float(python("-c", f"import fuseplug; {call}; {ready}", **environ)))
+            imports.append(float(python("-c", f"import fuseplug; {TIMED.format('fuseplug.KernelManager')}", **environ)))
+        table.add(number, spread(cold[1:]), spread(imports[1:]))
+    return table
+
+
+def python(*args: str, **environ: str) -> str:
+    """Run a fresh Python, and give what it printed."""
+    done = subprocess.run(
+        [sys.executable, *args], env={**os.environ, **environ}, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

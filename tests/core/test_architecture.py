@@ -1,0 +1,238 @@
+"""Who imports whom: inside core one way, downwards; kernel packages the public names of core, and not each other."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fuseplug
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "core" / "src" / "fuseplug"
+KERNELS = ROOT / "kernel-packages"
+
+# Lowest first; names on one line do not import each other.
+LAYERS = (
+    {"errors"},
+    {"words"},
+    {"hookspecs"},
+    {"discovery"},
+    {"devices", "report", "rebind"},
+    {"verification"},
+    {"patching"},
+    {"walking"},
+    {"planning"},
+    {"kernel_manager"},
+    {"building", "doctor"},
+    {"cli"},
+    {"__init__", "__main__"},
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+VENDORS = {"transformers", "triton", "torch_npu"}
+PUBLIC_MODULES = {"fuseplug", "fuseplug.errors", "fuseplug.hookspecs", "fuseplug.words"}
+
+
+class Imports(ast.NodeVisitor):
+    """The ``(module, name, inside a function)`` of every import that runs; those for type checkers do not."""
+
+    def __init__(self, tree: ast.AST, package: tuple[str, ...] = ()) -> None:
+        self.package = package
+        self.depth = 0
+        self.found: list[tuple[str, str, bool]] = []
+        self.visit(tree)
+
+    def visit_If(self, node: ast.If) -> None:
+        if ast.unparse(node.test) == "TYPE_CHECKING":
+            for statement in node.orelse:
+                self.visit(statement)
+        else:
+            self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self.depth += 1
+        self.generic_visit(node)
+        self.depth -= 1
+
+    def visit_Import(self, node: ast.Import) -> None:
+        self.found += [(alias.name, "", self.depth > 0) for alias in node.names]
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = self.package[: len(self.package) - node.level + 1] if node.level else ()
+        module = ".".join([*base, *([node.module] if node.module else [])])
+        self.found += [(module, alias.name, self.depth > 0) for alias in node.names]
+
+
+def imports(path: Path, source: Path) -> list[tuple[str, str, bool]]:
+    return Imports(ast.parse(path.read_text()), path.relative_to(source).parent.parts).found
+
+
+def rooms(module: str, name: str) -> str | None:
+    """The part of core that an import reaches, if it reaches core."""
+    first, *rest = module.split(".")
+    if first != "fuseplug":
+        return None
+    return (rest or [name if name in RANK else "__init__"])[0]
+
+
+def upward(core: Path) -> Iterator[str]:
+    for path in sorted(core.rglob("*.py")):
+        inner = path.relative_to(core).parts
+        room = inner[0].removesuffix(".py")
+        for module, name, _ in imports(path, core.parent):
+            target = rooms(module, name)
+            if target is not None and target != room and RANK[target] >= RANK[room]:
+                yield f"{'/'.join(inner)} imports {target}"
+
+
+def vendors(core: Path) -> Iterator[str]:
+    for path in sorted(core.rglob("*.py")):
+        for module, _, late in imports(path, core.parent):
+            if module.partition(".")[0] in VENDORS and not late:
+                yield f"{path.name} imports {module}"
+
+
+def trespasses(packages: Path) -> Iterator[str]:
+    """What kernel packages import of core that is not public, and of each other."""
+    for source in sorted(packages.glob("*/src")):
+        own = {path.name for path in source.iterdir()}
+        for path in sorted(source.rglob("*.py")):
+            for module, name, _ in imports(path, source):
+                first = module.partition(".")[0]
+                if first == "fuseplug" and (module not in PUBLIC_MODULES or name not in fuseplug.__all__):
+                    yield f"{path.name} imports {name or module} from {module}"
+                if first.startswith("fuseplug_") and first not in own:
+                    yield f"{path.name} imports {module}"
+
+
+def test_every_part_of_core_has_a_rank():
+    assert {path.name.removesuffix(".py") for path in CORE.iterdir() if path.name != "__pycache__"} - {
+        "py.typed"
+    } == set(RANK)
+
+
+def test_imports_inside_core_go_down():
+    assert list(upward(CORE)) == []
+
+
+def test_core_imports_vendors_late_or_never():
+    assert list(vendors(CORE)) == []
+
+
+def test_kernel_packages_keep_to_public_names():
+    assert list(trespasses(KERNELS)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "breach"),
+    [
+        ("words.py", "from .planning import Plan", "words.py imports planning"),
+        ("words.py", "from . import planning", "words.py imports planning"),
+        ("words.py", "import fuseplug.planning", "words.py imports planning"),
+        ("words.py", "from fuseplug.planning import Plan", "words.py imports planning"),
+        ("words.py", "def late():\n    from .cli import main", "words.py imports cli"),
+        ("words.py", "from . import manager", "words.py imports __init__"),
+        ("devices.py", "from .report import Report", "devices.py imports report"),
+        ("verification/twin.py", "from ..patching import put_on", "verification/twin.py imports patching"),
+        ("words.py", "if TYPE_CHECKING:\n    from .planning import Plan", None),
+        ("verification/twin.py", "from .verifier import Verifier\nfrom ..errors import PlanError", None),
+    ],
+)
+def test_upward_finds_a_planted_breach(tmp_path, path, text, breach):
+    planted = tmp_path / "fuseplug" / path
+    planted.parent.mkdir(parents=True)
+    planted.write_text(text)
+    assert list(upward(tmp_path / "fuseplug")) == ([breach] if breach else [])
+
+
+@pytest.mark.parametrize(
+    "text", ["import transformers", "from triton.language import load", "class A:\n  import torch_npu"]
+)
+def test_vendors_finds_a_planted_breach(tmp_path, text):
+    planted = tmp_path / "fuseplug" / "words.py"
+    planted.parent.mkdir(parents=True)
+    planted.write_text(text)
+    assert len(list(vendors(tmp_path / "fuseplug"))) == 1
+    planted.write_text("def late():\n    import transformers")
+    assert list(vendors(tmp_path / "fuseplug")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("from fuseplug.planning import make_plan", 1),
+        ("from fuseplug.hookspecs import faults", 1),
+        ("import fuseplug.patching", 1),
+        ("from fuseplug_other.reference import op", 1),
+        ("from fuseplug import BaseKernel\nfrom fuseplug.words import Site\nfrom fuseplug_one.sites import match", 0),
+    ],
+)
+def test_trespasses_finds_a_planted_breach(tmp_path, text, count):
+    planted = tmp_path / "one" / "src" / "fuseplug_one" / "kernels.py"
+    planted.parent.mkdir(parents=True)
+    planted.write_text(text)
+    assert len(list(trespasses(tmp_path))) == count
+
+
+HEAVY = ("torch", "transformers", "triton", "torch_npu", "rich", "typer")
+LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import fuseplug",
+        "import fuseplug; dir(fuseplug); fuseplug.BaseKernel, fuseplug.KernelManager, fuseplug.KernelRecord",
+        "from fuseplug import manager; assert 'good' in {r.kernel_id for r in manager.kernels()}",
+    ],
+)
+def test_importing_does_nothing(package, fresh_python, code):
+    package("x-good", "good")
+    done = fresh_python(f"{code}\n{LOADED}")
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
+
+
+def test_importing_does_nothing_can_fail(package, fresh_python):
+    package("x-good", "good", source="import torch\nKernel = None")
+    done = fresh_python(f"from fuseplug import manager\nmanager.kernels()\n{LOADED}")
+    assert "torch" in done.stdout.split()
+
+
+def test_importing_leaves_the_environment_alone(fresh_python):
+    code = "import os; before = dict(os.environ)\nfrom fuseplug import manager; manager.kernels()\n"
+    assert fresh_python(f"{code}assert os.environ == before").returncode == 0
+    assert fresh_python(f"{code}os.environ['X'] = '1'; assert os.environ == before").returncode == 1
+
+
+class TestPublicNames:
+    @pytest.mark.parametrize("name", fuseplug.__all__)
+    def test_loads(self, name):
+        assert getattr(fuseplug, name) is getattr(fuseplug, name)
+
+    def test_each_loads_before_the_others(self, fresh_python):
+        code = """
+import importlib, sys
+names = importlib.import_module("fuseplug").__all__
+for name in names:
+    for module in [m for m in sys.modules if m.partition(".")[0] == "fuseplug"]:
+        del sys.modules[module]
+    getattr(importlib.import_module("fuseplug"), name)
+print(len(names))
+"""
+        done = fresh_python(code)
+        assert (done.stdout.strip(), done.stderr) == (str(len(fuseplug.__all__)), "")
+
+    def test_are_sorted_and_in_dir(self):
+        assert fuseplug.__all__ == sorted(fuseplug.__all__)
+        assert set(fuseplug.__all__) <= set(dir(fuseplug))
+
+    def test_others_are_refused_by_name(self):
+        with pytest.raises(AttributeError, match="module 'fuseplug' has no attribute 'nothing'"):
+            _ = fuseplug.nothing
+
+    def test_version_is_that_of_the_distribution(self):
+        from importlib_metadata import version
+
+        assert fuseplug.__version__ == version("fuseplug")

@@ -1,0 +1,292 @@
+"""The command line, as a person and as a program meets it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fuseplug import cli, kernel_manager
+from fuseplug.cli import main
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "dtype": "bfloat16",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+
+# Claims every SiLU, as itself.
+ACTIVATION = """
+from fuseplug import Adapter, BaseKernel, Example, Proposal, Rejection, Target
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Plain(Adapter):
+    variant: str = "plain"
+
+    def bind(self, compute):
+        return lambda module, x: compute(x)
+
+class Kernel(BaseKernel):
+    kernel_id = "silu"
+    op = "silu"
+    function = reference = "torch.nn.functional:silu"
+
+    def match(self, site):
+        if "RMSNorm" in type(site.module).__name__:
+            return Rejection("norms are [not] for us")
+        if type(site.module).__name__ not in ("SiLU", "SiLUActivation"):
+            return None
+        import torch
+        def example(mix, size, generator):
+            return Example((torch.randn(2, size // 2 + 1, dtype=mix, generator=generator),))
+        return [Proposal(Target(), [Plain()], example, (torch.float32,))]
+"""
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run the command line in this process; gives (exit code, stdout, stderr)."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*args: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(args)
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch):
+    monkeypatch.setattr(kernel_manager, "discover", lambda *args: [])
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path / "config.json"
+
+
+class TestList:
+    def test_table(self, run, package):
+        package("x-good", "good")
+        package("x-broken", "broken", source="1 / 0")
+        code, out, err = run("list")
+        assert (code, err) == (0, "")
+        (row,) = [line.split() for line in out.splitlines() if line.split()[:1] == ["good"]]
+        assert row == ["good", "x-good", "1.0", "a:b", "any", "ready"]
+        assert "x-broken:broken is broken\n  ZeroDivisionError: division by zero" in out
+        assert "Traceback" not in out
+        assert "`fuseplug list -v` shows the tracebacks." in out
+
+    def test_verbose_shows_tracebacks(self, run, package):
+        package("x-broken", "broken", source="1 / 0")
+        assert 'site/x_broken.py", line 1, in <module>\n    1 / 0' in run("list", "-v")[1]
+
+    def test_brackets_are_shown_as_they_are(self, run, package):
+        package("x-needy", "needy", extras="[npu]", requires=["no-such-thing"])
+        assert 'pip install "x-needy[npu]"' in run("list")[1]
+
+    @pytest.mark.parametrize("columns", ["80", "120"])
+    def test_fits_the_terminal(self, run, package, monkeypatch, columns):
+        package("x-distribution-of-a-long-name", "kernel_of_a_long_name_too", source="raise OSError('why ' * 60)")
+        monkeypatch.setenv("COLUMNS", columns)
+        out = run("list")[1]
+        assert max(map(len, out.splitlines())) <= int(columns)
+        assert out.count("why") == 60
+
+    def test_json(self, run, package):
+        package("x-good", "good")
+        package("x-broken", "broken", source="1 / 0")
+        records = {record["id"]: record for record in json.loads(run("list", "--json")[1])}
+        assert records["good"]["state"] == "ready"
+        assert records["good"]["device_types"] == []
+        assert "1 / 0" in records["broken"]["traceback"]
+
+    def test_nothing_installed(self, run, nothing_installed):
+        code, out, _ = run("list")
+        assert code == 0
+        assert "pip install fuseplug-rmsnorm" in out
+        assert json.loads(run("list", "--json")[1]) == []
+
+    @pytest.mark.parametrize("option", [(), ("--json",)])
+    def test_does_not_import_torch(self, package, fresh_python, option):
+        package("x-good", "good")
+        code = (
+            "import atexit, sys\n"
+            "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
+            f"from fuseplug.cli import main; main(['list', *{option}])"
+        )
+        done = fresh_python(code)
+        assert (done.returncode, done.stderr.strip()) == (0, "False")
+        assert "good" in done.stdout
+        assert fresh_python(f"import torch\n{code}").stderr.strip() == "True"
+
+
+class TestPlan:
+    def test_report(self, run, package, config):
+        package("x-act", "silu", source=ACTIVATION)
+        code, out, _ = run("plan", str(config), "--device", "npu", "--include", "silu")
+        assert code == 0
+        assert "LlamaForCausalLM: 2 of 7 targets fused for training on npu" in out
+        assert "model.layers.*.mlp.act_fn" in out
+        assert "norms are [not] for us" in out
+
+    def test_json(self, run, package, config):
+        package("x-act", "silu", source=ACTIVATION)
+        options = ("--include", "silu", "--skip", "model.layers.0", "--mode", "inference", "--device", "cuda:1")
+        code, out, _ = run("plan", str(config.parent), *options, "--json")
+        report = json.loads(out)
+        assert (code, report["model"], report["mode"]) == (0, "LlamaForCausalLM", "inference")
+        fused = [entry for entry in report["entries"] if entry["kernel"]]
+        assert [(entry["paths"], entry["device_type"], entry["check"]) for entry in fused] == [
+            (["model.layers.1.mlp.act_fn"], "cuda", "pending")
+        ]
+
+    def test_exclude_and_only(self, run, package, config):
+        package("x-act", "silu", source=ACTIVATION)
+        out = run("plan", str(config), "--include", "silu", "--exclude", "silu", "--json")[1]
+        assert json.loads(out)["fused"] == 0
+        out = run("plan", str(config), "--include", "silu", "--only", "*.1.mlp", "--only", "model.norm", "--json")[1]
+        assert [e["paths"] for e in json.loads(out)["entries"]] == [["model.layers.1.mlp.act_fn"], ["model.norm"]]
+
+    @pytest.mark.parametrize(
+        ("args", "said"),
+        [
+            (["--device", "npuu"], "did you mean 'npu'"),
+            (["--mode", "fast"], 'expected "auto", "training" or "inference"'),
+            (["--include", "nope"], "no kernel or op 'nope' is installed"),
+            (["--only", "model.layer.0"], "near it: model.layers.0"),
+        ],
+    )
+    def test_bad_option(self, run, config, args, said):
+        code, out, err = run("plan", str(config), *args)
+        assert (code, out) == (2, "")
+        assert said in err
+        assert err.startswith("fuseplug: ")
+        assert "Traceback" not in err
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("{", "is not a valid JSON file.\nMend it"),
+            ("{}", "Should have a `model_type` key"),
+            ('{"model_type": "of-tomorrow"}', "pip install --upgrade transformers"),
+            ('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}', "add --trust-remote-code"),
+        ],
+    )
+    def test_bad_config(self, run, config, text, said):
+        config.write_text(text)
+        code, _, err = run("plan", str(config.parent))
+        assert code == 2
+        assert said in err
+        assert "Traceback" not in err
+
+    @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/config.json", "nowhere/at/all", "config.json"])
+    def test_no_such_path(self, run, name, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        code, _, err = run("plan", name)
+        assert code == 2
+        assert f"{name} does not exist" in err
+
+    def test_directory_without_config(self, run, tmp_path):
+        assert "is a directory without config.json" in run("plan", str(tmp_path))[2]
+
+    def test_hub_out_of_reach(self, fresh_python):
+        done = fresh_python("-m", "fuseplug", "plan", "owner/model", HF_HUB_OFFLINE="1", HF_HOME="/nowhere")
+        assert done.returncode == 2
+        assert "the config of owner/model cannot be read" in done.stderr
+        assert "Without the network, name a downloaded directory or config.json instead." in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_without_transformers(self, fresh_python, site, config):
+        (site / "sitecustomize.py").write_text("import sys\nsys.modules['transformers'] = None")
+        done = fresh_python("-m", "fuseplug", "plan", str(config))
+        assert done.returncode == 2
+        assert 'not installed: pip install "fuseplug[transformers]"' in done.stderr
+
+    def test_nothing_installed(self, run, config, nothing_installed):
+        code, out, err = run("plan", str(config))
+        assert code == 0
+        assert "0 of 0 targets" in out
+        assert "pip install fuseplug-rmsnorm" in err
+
+
+class TestBuild:
+    @pytest.mark.parametrize(
+        ("changes", "expected"),
+        [
+            ({}, "LlamaForCausalLM"),
+            ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+            ({"architectures": ["OfTomorrow"]}, "LlamaForCausalLM"),
+            ({"architectures": ["BertModel"]}, "LlamaForCausalLM"),
+            ({"architectures": None}, "LlamaForCausalLM"),
+            ({"model_type": "vit", "architectures": None}, "ViTModel"),
+        ],
+    )
+    def test_class(self, config, changes, expected):
+        from fuseplug.building import build
+
+        config.write_text(json.dumps({**LLAMA, **changes}))
+        model = build(str(config))
+        assert type(model).__name__ == expected
+        assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+        assert {str(parameter.dtype) for parameter in model.parameters()} == {"torch.bfloat16"}
+
+    def test_code_of_the_model_runs_only_when_trusted(self, tmp_path):
+        from fuseplug import PlanError
+        from fuseplug.building import build
+
+        ran = tmp_path / "ran"
+        (tmp_path / "own.py").write_text(
+            f"open({str(ran)!r}, 'w')\nfrom transformers import LlamaConfig, LlamaForCausalLM\n"
+            "class Config(LlamaConfig):\n    model_type = 'own'\n"
+            "class Model(LlamaForCausalLM):\n    config_class = Config\n"
+        )
+        auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+        own = {**LLAMA, "model_type": "own", "architectures": ["Model"], "auto_map": auto_map}
+        (tmp_path / "config.json").write_text(json.dumps(own))
+        with pytest.raises(PlanError, match="--trust-remote-code"):
+            build(str(tmp_path))
+        assert not ran.exists()
+        assert type(build(str(tmp_path), trust_remote_code=True)).__name__ == "Model"
+        assert ran.exists()
+
+
+def test_version(run, fresh_python):
+    from importlib_metadata import version
+
+    assert run("--version") == (0, f"fuseplug {version('fuseplug')}\n", "")
+    assert fresh_python("-m", "fuseplug", "--version").stdout == f"fuseplug {version('fuseplug')}\n"
+
+
+@pytest.mark.parametrize("args", [("--help",), ("-h",), ("list", "-h"), ("plan", "-h"), ("doctor", "-h")])
+def test_help(run, args):
+    code, out, _ = run(*args)
+    assert code == 0
+    assert "Usage: fuseplug" in out
+
+
+@pytest.mark.parametrize("args", [("plann",), ("plan",), ("list", "--nope")])
+def test_misuse(run, args):
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert "Usage: fuseplug" in err
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    def bug(self):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(cli.KernelManager, "kernels", bug)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        main(["list"])

@@ -1,0 +1,173 @@
+"""What doctor says of machines that lack something."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+
+from fuseplug import doctor
+from fuseplug.discovery import KernelRecord
+from fuseplug.doctor import Machine, examine
+
+
+def machine(devices=("cpu",), error=None, version="2.13.0", **environ):
+    torch = None if error else types.SimpleNamespace(__version__=version)
+    return Machine(environ, torch=torch, torch_error=error, devices=devices)
+
+
+def kernel(unavailable=lambda self, kind: None, devices=()):
+    made = type("Kernel", (), {"device_types": devices, "unavailable": unavailable})()
+    return KernelRecord("k", "x-dist", "1.0", kernel=made)
+
+
+def row(rows, name):
+    (found,) = [row for row in rows if row.name == name]
+    return found
+
+
+@pytest.fixture
+def versions(monkeypatch):
+    installed = {}
+    monkeypatch.setattr(doctor, "_version", installed.get)
+    return installed
+
+
+def raises(self, kind):
+    raise OSError("no driver")
+
+
+@pytest.mark.parametrize(
+    ("record", "state", "found"),
+    [
+        (kernel(), "ok", "ready on cpu, cuda"),
+        (kernel(devices=("cuda",)), "ok", "ready on cuda"),
+        (kernel(devices=("npu",)), "ok", "ready for npu, which is not here"),
+        (kernel(raises, devices=("npu",)), "ok", "ready for npu, which is not here"),
+        (kernel(lambda self, kind: f"install {kind}-tools"), "fail", "unavailable on cuda: install cuda-tools"),
+        (kernel(lambda self, kind: "it" if kind == "cuda" else None), "fail", "unavailable on cuda: it"),
+        (kernel(raises), "fail", "unavailable on cpu: OSError: no driver"),
+        (KernelRecord("k", "d", state="broken", reason="bad", traceback="…"), "fail", "broken: bad"),
+        (KernelRecord("k", "d", state="conflict", reason="both"), "fail", "conflict: both"),
+        (KernelRecord("k", "d", state="missing", reason="needs x"), "fail", "missing: needs x"),
+        (KernelRecord("k", "", state="missing", reason="asked for"), "warn", "missing: asked for"),
+        (KernelRecord("k", "d", state="off", reason="chosen"), "ok", "off: chosen"),
+        (KernelRecord("k", "d", state="not allowed", reason="chosen"), "ok", "not allowed: chosen"),
+    ],
+)
+def test_kernel(record, state, found):
+    said = row(examine(machine(("cpu", "cuda")), [record]), "k")
+    assert said.state == state
+    assert found in said.found
+    assert ("list -v" in said.remedy) == bool(record.traceback)
+
+
+def test_no_kernels():
+    said = row(examine(machine(), []), "kernels")
+    assert (said.state, said.remedy) == ("warn", "pip install fuseplug-rmsnorm, for one")
+
+
+def test_torch_that_is_not_installed():
+    rows = examine(machine((), ModuleNotFoundError("No module named 'torch'", name="torch")), [kernel()])
+    assert row(rows, "torch")[1:] == ("fail", "not installed", "pip install torch")
+    assert "not asked" in row(rows, "k").found
+
+
+def test_torch_that_does_not_load():
+    said = row(examine(machine((), OSError("libc10.so")), []), "torch")
+    assert said.state == "fail"
+    assert "OSError: libc10.so" in said.found
+    assert "reinstall torch" in said.remedy
+
+
+class TestTorchNpu:
+    def said(self, *args, **environ):
+        return row(examine(machine(*args, **environ), []), "torch_npu")
+
+    def test_absent(self, versions):
+        assert self.said().state == "ok"
+
+    def test_working(self, versions):
+        versions["torch_npu"] = "2.13.0"
+        assert self.said(("cpu", "npu")) == ("torch_npu", "ok", "2.13.0", "")
+
+    def test_without_cann(self, versions):
+        versions["torch_npu"] = "2.13.0"
+        said = self.said()
+        assert said.state == "fail"
+        assert said.remedy == "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+
+    def test_without_a_chip(self, versions):
+        versions["torch_npu"] = "2.13.0.post1"
+        said = self.said(ASCEND_HOME_PATH="/usr/local/Ascend")
+        assert (said.state, "npu-smi" in said.remedy) == ("warn", True)
+
+    def test_for_another_torch(self, versions):
+        versions["torch_npu"] = "2.7.1"
+        said = self.said()
+        assert (said.state, said.remedy) == ("fail", 'pip install "torch_npu==2.13.*"')
+
+    def test_turned_off(self, versions):
+        versions["torch_npu"] = "2.13.0"
+        assert self.said(TORCH_DEVICE_BACKEND_AUTOLOAD="0").state == "warn"
+
+
+def test_compiler(tmp_path):
+    assert row(examine(machine(PATH=str(tmp_path)), []), "C++ compiler").state == "warn"
+    (tmp_path / "g++").write_text("")
+    (tmp_path / "g++").chmod(0o755)
+    assert row(examine(machine(PATH=str(tmp_path)), []), "C++ compiler").found == str(tmp_path / "g++")
+
+
+@pytest.mark.parametrize(("version", "state"), [(None, "ok"), ("4.40.1", "warn"), ("4.57.6", "ok"), ("5.23.0", "ok")])
+def test_transformers(versions, version, state):
+    versions["transformers"] = version
+    assert row(examine(machine(), []), "transformers").state == state
+
+
+def test_variables():
+    rows = examine(machine(FUSEPLUG_KERNELS="-a"), [])
+    assert row(rows, "FUSEPLUG_KERNELS").found == "'-a'"
+    assert row(rows, "FUSEPLUG_ALLOW").found.startswith("not set")
+
+
+class TestCommand:
+    def run(self, fresh_python, *args, **environ):
+        environ = {"FUSEPLUG_ALLOW": "x-a,x-b", "COLUMNS": "200", **environ}
+        return fresh_python("-m", "fuseplug", "doctor", *args, **environ)
+
+    def test_all_is_well(self, package, fresh_python):
+        package("x-a", "a")
+        done = self.run(fresh_python)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "ready on cpu" in done.stdout
+        assert ", 0 fail" in done.stdout
+
+    def test_something_cannot_work(self, package, fresh_python):
+        package("x-a", "a", source="1 / 0")
+        package("x-b", "b")
+        done = self.run(fresh_python, "--json")
+        assert done.returncode == 1
+        rows = {row["name"]: row for row in json.loads(done.stdout)}
+        assert rows["a"]["state"] == "fail"
+        assert rows["b"]["state"] == "ok"
+        assert rows["Python"]["found"].startswith(".".join(map(str, sys.version_info[:3])))
+
+    def test_torch_npu_without_cann(self, package, site, fresh_python):
+        package("x-a", "a")
+        info = site / "torch_npu-2.13.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
+        (info / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
+        (site / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')")
+        done = self.run(fresh_python)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert "cannot be imported: ImportError: libhccl.so" in done.stdout
+        assert (
+            "source /usr/local/Ascend/ascend-toolkit/set_env.sh, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stdout
+        )
+        done = self.run(fresh_python, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        assert "not loaded: TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stdout
+        assert done.returncode == 0
