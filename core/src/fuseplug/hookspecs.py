@@ -11,7 +11,7 @@ from typing import Any, ClassVar, final
 
 import pluggy
 
-from .words import Answer, Compute, Proposal, Rejection, Site
+from .words import Adapter, Answer, Compute, Proposal, Rejection, Site, Target
 
 PROJECT = "fuseplug"
 ENTRY_POINT_GROUP = "fuseplug.kernels"
@@ -85,17 +85,46 @@ class BaseKernel(abc.ABC):
             said = self.match(site)
             if said is None:
                 return None
+            proposals = () if isinstance(said, Rejection) else tuple(said)
+            if wrong := [fault for answer in proposals or (said,) for fault in _faults_of_answer(answer)]:
+                raise TypeError("; ".join(wrong))
             if isinstance(said, Rejection):
                 return Answer(self.kernel_id, rejection=said)
-            proposals = tuple(said)
-            for proposal in proposals:
-                if not isinstance(proposal, Proposal):
-                    raise TypeError(f"match() must give Proposal, Rejection or None; it gave {proposal!r}")
         except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
             where = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__} while matching: {error} ({where.filename}:{where.lineno})"
             return Answer(self.kernel_id, rejection=Rejection(reason, kind="error"))
         return Answer(self.kernel_id, proposals) if proposals else None
+
+
+def _faults_of_answer(answer: Any) -> list[str]:
+    """Everything that keeps one of the answers of `match` from being used."""
+    if isinstance(answer, Rejection):
+        return (
+            [] if isinstance(answer.reason, str) else [f"a Rejection's reason must be a string, not {answer.reason!r}"]
+        )
+    if not isinstance(answer, Proposal):
+        # An empty answer is None in other words.
+        empty = isinstance(answer, Iterable) and not isinstance(answer, str)
+        return [] if empty else [f"match() must give Proposals, a Rejection or None; it gave {answer!r}"]
+    target, found = answer.target, []
+    if not (isinstance(target, Target) and isinstance(target.method, str) and isinstance(target.function, str | None)):
+        found.append(f"target must be a Target of names, not {target!r}")
+    if not answer.adapters or not all(isinstance(a, Adapter) and hasattr(a, "variant") for a in answer.adapters):
+        found.append(f"adapters must be Adapters with a variant, at least one, not {answer.adapters!r}")
+    if not answer.mixes:
+        found.append("mixes must be at least one")
+    if isinstance(answer.covers, str) or not all(isinstance(path, str) for path in answer.covers):
+        found.append(f"covers must be paths, not {answer.covers!r}")
+    if not callable(answer.example):
+        found.append(f"example must be callable, not {answer.example!r}")
+    if not isinstance(answer.roundings, int | float):
+        found.append(f"roundings must be a number, not {answer.roundings!r}")
+    try:
+        hash((tuple(answer.adapters), tuple(answer.mixes)))
+    except TypeError as error:
+        found.append(f"adapters and mixes must be hashable (adapters: frozen dataclasses): {error}")
+    return found
 
 
 def resolve(path: str) -> Any:

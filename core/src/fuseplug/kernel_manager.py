@@ -8,7 +8,7 @@ import os
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pluggy
@@ -23,12 +23,21 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .devices import Destination
-    from .patching import Applied, Change
+    from .patching import Applied, Change, Patch
     from .planning import Plan
     from .report import Report
 
 K = TypeVar("K", bound=type[BaseKernel])
 REGISTERED = "(registered)"
+
+
+@dataclass
+class _Call:
+    """One call that changed a model: what it planned, and what it did."""
+
+    report: Report
+    patches: Sequence[Patch]
+    changes: list[Change]
 
 
 class KernelManager:
@@ -57,8 +66,7 @@ class KernelManager:
         self._plugins = pluggy.PluginManager(PROJECT)
         self._callers: dict[tuple[str, ...], Callable[..., list[Answer]]] = {}
         self._registered: dict[str, KernelRecord] = {}
-        self._changes: weakref.WeakKeyDictionary[nn.Module, list[Change]] = weakref.WeakKeyDictionary()
-        self._applied: weakref.WeakKeyDictionary[nn.Module, tuple[Report, list[Any]]] = weakref.WeakKeyDictionary()
+        self._calls: weakref.WeakKeyDictionary[nn.Module, list[_Call]] = weakref.WeakKeyDictionary()
 
     def kernels(self) -> list[KernelRecord]:
         """Every kernel that is installed or registered, whatever its state, by distribution and id."""
@@ -125,14 +133,16 @@ class KernelManager:
             RejectedError: With ``strict``, if something had to be left alone.
         """
         from .planning import Rules, make_plan
+        from .verification import neutral
         from .walking import walk
 
         _must_be_module(model)
         purpose = _mode(mode)
         taking_part = self._select(include, exclude, purpose)
-        places = walk(model, only=_words(only), skip=_words(skip), device=self._device(device))
         rules = Rules(taking_part, _words(include or ()), purpose, verify, self.kernels())
-        plan = make_plan(model, places, rules, self._ask)
+        with neutral():
+            places = walk(model, only=_words(only), skip=_words(skip), device=self._device(device))
+            plan = make_plan(model, places, rules, self._ask)
         if strict:
             _refuse_rejections(plan.report)
         return plan
@@ -159,28 +169,29 @@ class KernelManager:
         """Fuse with these kernels, earlier ones preferred; each must be ready and of use somewhere.
 
         Args:
-            kernel_ids: One kernel id, or several.
+            kernel_ids: One kernel id or op, or several.
             model: As in `apply_all`.
             **options: As in `plan`, without ``include``.
 
         Raises:
             DiscoveryError: If one is not installed or not ready.
-            RejectedError: If one fits no site of this model.
+            RejectedError: If one, or all of an op, fit no site of this model.
         """
         names = _words(kernel_ids)
         plan = self.plan(model, include=names, **options)
-        _refuse_unused(plan.report, [record for name in names for record in self._named(name)])
+        _refuse_unused(plan.report, {name: self._named(name) for name in names})
         return self._apply(model, plan)
 
     def applied_to(self, model: nn.Module) -> Applied | None:
         """What is fused in *model* now, a copy of a fused one included; ``None`` if nothing is."""
         _must_be_module(model)
-        from .patching import Applied, our_marks
+        from .patching import our_marks
 
         if not any(our_marks(module) for module in model.modules()):
             return None
-        report, patches = self._applied.get(model, (None, []))
-        return Applied(report or _report_of_marks(model), patches, [], lambda: self.undo(model))
+        calls = self._calls.get(model)
+        last = calls[-1] if calls else _Call(_report_of_marks(model), [], [])
+        return self._handle(model, _Call(last.report, last.patches, []))
 
     def undo(self, model: nn.Module) -> None:
         """Take everything of ours off *model*, whichever call put it on.
@@ -191,43 +202,59 @@ class KernelManager:
         _must_be_module(model)
         from .patching import complain, strip, take_off
 
-        left = take_off(self._changes.pop(model, []))
-        self._applied.pop(model, None)
+        calls = self._calls.pop(model, [])
+        left = take_off([change for call in calls for change in call.changes])
         for module in model.modules():
             strip(module)
+        if left:
+            self._calls[model] = [replace(calls[-1], changes=left)]
         complain(left)
 
     def _apply(self, model: nn.Module, plan: Plan) -> Applied:
-        from .patching import Applied, put_on
+        from .patching import put_on
 
-        changes = put_on(plan.patches)
-        self._changes.setdefault(model, []).extend(changes)
-        self._applied[model] = (plan.report, list(plan.patches))
+        call = _Call(plan.report, plan.patches, put_on(plan.patches))
+        calls = self._calls.setdefault(model, [])
+        if calls and not call.changes:
+            # Nothing to take back: it stands in for the call before, or the list would grow with every call.
+            calls[-1].report, calls[-1].patches = call.report, call.patches
+        else:
+            calls.append(call)
+        return self._handle(model, call)
+
+    def _handle(self, model: nn.Module, call: _Call) -> Applied:
+        from .patching import Applied, complain, take_off
+
         # A weak reference: the handle must not keep the model alive.
         reference = weakref.ref(model)
 
-        def undo() -> None:
+        def undo_all() -> None:
             if (alive := reference()) is not None:
                 self.undo(alive)
 
-        return Applied(plan.report, list(plan.patches), changes, undo)
+        def undo_call() -> None:
+            alive = reference()
+            calls = self._calls.get(alive, []) if alive is not None else []
+            if any(known is call for known in calls):
+                calls[:] = [known for known in calls if known is not call]
+                complain(take_off(call.changes))
 
-    def _ask(self, site: Site, module: nn.Module, records: Sequence[KernelRecord]) -> list[Answer]:
+        return Applied(call.report, list(call.patches), undo_all, undo_call)
+
+    def _ask(self, site: Site, records: Sequence[KernelRecord]) -> list[Answer]:
         """Put the question to *records*, and find out who changed the stand-in if somebody did."""
-        from .verification import fingerprint, stand_in
+        from .verification import Snapshot
 
-        before = fingerprint(site.module)
+        before = Snapshot(site.module)
         answers = self._caller(records)(site=site)
-        if fingerprint(site.module) != before:
+        if before.changed():
             answers = []
+            impure = Rejection("it changed the module it was asked about; match() may only look", kind="error")
             for record in records:
-                fresh = replace(site, module=stand_in(module))
-                before = fingerprint(fresh.module)
-                alone = self._caller([record])(site=fresh)
-                impure = Rejection("it changed the module it was asked about; match() may only look", kind="error")
-                answers += (
-                    alone if fingerprint(fresh.module) == before else [Answer(record.kernel_id, rejection=impure)]
-                )
+                before.restore()
+                alone = self._caller([record])(site=site)
+                answers += [Answer(record.kernel_id, rejection=impure)] if before.changed() else alone
+            before.restore()
         return sorted(answers, key=lambda answer: answer.kernel_id)
 
     def _caller(self, records: Sequence[KernelRecord]) -> Callable[..., list[Answer]]:
@@ -332,23 +359,27 @@ def _refuse_rejections(report: Report) -> None:
         )
 
 
-def _refuse_unused(report: Report, records: Sequence[KernelRecord]) -> None:
-    """Raise for a kernel that was asked for by name and is of no use in the model."""
+def _refuse_unused(report: Report, asked: Mapping[str, Sequence[KernelRecord]]) -> None:
+    """Raise for a name, of a kernel or of an op, that stands for nothing of use in the model."""
     used = {entry.kernel_id for entry in report.fused} | {k for entry in report.fused for k in entry.outranked}
-    for record in records:
-        if record.kernel_id in used:
+    for name, records in asked.items():
+        if any(record.kernel_id in used for record in records):
             continue
-        said = [
-            f"{entry.paths[0] or 'the model'} ({entry.class_name}): {rejection.reason}"
-            for entry in report.entries
-            for kernel_id, rejection in entry.rejections
-            if kernel_id == record.kernel_id
-        ]
-        why = report.idle.get(record.kernel_id) or "; ".join(said[:3]) or "no module of this model is its business"
+        why = "; ".join(f"{record.name}: {_why_unused(report, record)}" for record in records)
         raise RejectedError(
-            f"kernel {record.name} was asked for by name, but fits nothing in {report.model_class}: {why}",
-            report=report,
+            f"{name} was asked for by name, but fits nothing in {report.model_class}: {why}", report=report
         )
+
+
+def _why_unused(report: Report, record: KernelRecord) -> str:
+    said = [
+        f"{entry.paths[0] or 'the model'} ({entry.class_name}): {rejection.reason}"
+        for entry in report.entries
+        for named, rejection in entry.rejections
+        # What Fuseplug itself has against a target is said once, whoever proposed it.
+        if named == record.kernel_id or (named == PROJECT and record.kernel and entry.op == record.kernel.op)
+    ]
+    return report.idle.get(record.kernel_id) or "; ".join(said[:3]) or "no module of this model is its business"
 
 
 def _report_of_marks(model: nn.Module) -> Report:

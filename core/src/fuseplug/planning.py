@@ -17,11 +17,11 @@ from .hookspecs import BaseKernel
 from .patching import Accepts, Mark, Patch, calls, class_method, describe, is_original, lookup, our_parts, replacement
 from .report import Check, Entry, Report
 from .verification import Semantics, Subject, Verifier
-from .walking import Place
+from .walking import Place, upwards
 from .words import Answer, Mode, Proposal, Rejection, Site, Target
 
-Ask = Callable[[Site, nn.Module, Sequence[KernelRecord]], Iterable[Answer]]
-"""Puts the question of a site to some kernels; the live module is there to make fresh stand-ins of."""
+Ask = Callable[[Site, Sequence[KernelRecord]], Iterable[Answer]]
+"""Puts the question of a site to some kernels."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ class _Planner:
         self._by_id = {record.kernel_id: record for record in rules.records}
         self._verifier = Verifier()
         self._covered: dict[str, str] = {}
+        self._answered: set[str] = set()
         self._unavailable: dict[tuple[str, str], str | None] = {}
         self._offered: dict[tuple[int, str], _Offered] = {}
 
@@ -131,8 +132,9 @@ class _Planner:
             site = Site(place.paths[0], place.stand_in, place.device_type, self._rules.mode)
             proposals: dict[Target, list[tuple[KernelRecord, Proposal]]] = defaultdict(list)
             rejections = []
-            for answer in self._ask(site, place.module, self._taking_part(place.device_type)):
+            for answer in self._ask(site, self._taking_part(place.device_type)):
                 record = self._by_id[answer.kernel_id]
+                self._answered.add(answer.kernel_id)
                 if answer.rejection is not None:
                     rejections.append((answer.kernel_id, _blaming(record, answer.rejection)))
                 for proposal in answer.proposals:
@@ -149,16 +151,27 @@ class _Planner:
             ranked = sorted(offers[target], key=lambda offer: self._rules.rank(offer[0], place.device_type))
             entry = replace(blank, target=target, op=_kernel(ranked[0][0]).op)
             if target.function is not None and target.method in fused_methods:
-                yield replace(entry, covered_by=place.paths[0]), None
-            elif covering := self._covered.get(place.paths[0]):
+                yield replace(entry, covered_by=place.paths[0] or "the model"), None
+            elif covering := self._covering(place):
                 yield replace(entry, covered_by=covering), None
             else:
                 entry, patch, proposal = self._decide(place, entry, target, ranked)
                 if proposal is not None:
                     fused_methods |= {target.method} if target.function is None else set()
-                    prefix = f"{place.paths[0]}." if place.paths[0] else ""
-                    self._covered |= {prefix + path: place.paths[0] for path in proposal.covers}
+                    self._covered |= {
+                        f"{above}.{path}" if above else path: above or "the model"
+                        for above in place.paths
+                        for path in proposal.covers
+                    }
                 yield entry, patch
+
+    def _covering(self, place: Place) -> str:
+        """Whose replacement no longer calls *place*, or what it is part of; ``""`` if any path still does."""
+        covering = [
+            next((self._covered[above] for above in upwards(path) if above in self._covered), "")
+            for path in place.paths
+        ]
+        return covering[0] if all(covering) else ""
 
     def _decide(
         self, place: Place, entry: Entry, target: Target, ranked: Sequence[tuple[KernelRecord, Proposal]]
@@ -173,6 +186,10 @@ class _Planner:
                 rejections.append((record.kernel_id, _blaming(record, verdict)))
                 continue
             semantics, check = verdict
+            patch = _patch(place, target, _kernel(record), semantics, subject)
+            if isinstance(patch, Rejection):
+                rejections.append((record.kernel_id, _blaming(record, patch)))
+                continue
             entry = replace(
                 entry,
                 kernel_id=record.kernel_id,
@@ -181,7 +198,7 @@ class _Planner:
                 rejections=tuple(rejections),
                 outranked=tuple(other.kernel_id for other, _ in ranked[number + 1 :]),
             )
-            return entry, _patch(place, target, _kernel(record), semantics, subject), proposal
+            return entry, patch, proposal
         return replace(entry, rejections=tuple(rejections)), None, None
 
     def _verify(
@@ -230,6 +247,8 @@ class _Planner:
                 idle[record.kernel_id] = 'has no gradient: used with mode="inference"'
             elif record not in self._rules.records:
                 idle[record.kernel_id] = "left out by include= or exclude="
+            elif record.kernel_id not in self._answered:
+                idle[record.kernel_id] = "no module of this model is its business"
         return idle
 
 
@@ -286,10 +305,15 @@ def _subject(place: Place, target: Target) -> Subject | Rejection:
         return Rejection(str(error))
 
 
-def _patch(place: Place, target: Target, kernel: BaseKernel, semantics: Semantics, subject: Subject) -> Patch:
+def _patch(
+    place: Place, target: Target, kernel: BaseKernel, semantics: Semantics, subject: Subject
+) -> Patch | Rejection:
     mark = Mark(kernel.kernel_id, semantics.adapter.variant, target, place.device_type)
     accepts = Accepts(semantics.dtypes, semantics.arities)
-    function = replacement(subject.original, semantics.adapter, kernel.load(), mark, accepts)
+    try:
+        function = replacement(subject.original, semantics.adapter, kernel.load(), mark, accepts)
+    except Exception as error:  # noqa: BLE001 - a stranger's bind may raise anything
+        return Rejection(f"{type(error).__name__} while binding its adapter: {error}", kind="error")
     return Patch(
         place.paths[0], target, kernel.kernel_id, semantics.adapter.variant, function, weakref.ref(place.module)
     )

@@ -89,7 +89,7 @@ class Report:
         mode: What it was planned for.
         entries: The answer for every target of every site that is any kernel's business.
         records: Every kernel that is installed, whatever its state.
-        idle: By kernel that was ready and asked nowhere, why.
+        idle: By kernel that was ready and had nothing to say, why.
         notes: What else a person should know.
         seconds: How long planning and checking took, compilation not included.
         compile_seconds: How long the kernels took to compile.

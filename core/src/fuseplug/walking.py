@@ -97,9 +97,10 @@ def upwards(path: str) -> Iterator[str]:
 
 def _own_device(module: nn.Module) -> torch.device | None:
     # An offloaded module's tensors are on meta between calls; accelerate's hook knows where they will be.
-    execution = getattr(module.__dict__.get("_hf_hook"), "execution_device", None)
-    if execution is not None:
-        return torch.device(execution)
+    hook = module.__dict__.get("_hf_hook")
+    for each in getattr(hook, "hooks", (hook,)):
+        if (execution := getattr(each, "execution_device", None)) is not None:
+            return torch.device(execution)
     for registry in (module._parameters, module._buffers):
         for tensor in registry.values():
             if tensor is not None:

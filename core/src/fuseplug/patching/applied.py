@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..errors import UndoError
-from .journal import Change, Patch, take_off
+from .journal import Change, Patch
+from .slots import describe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,12 +27,12 @@ class Applied:
     """
 
     def __init__(
-        self, report: Report, patches: list[Patch], changes: list[Change], undo_all: Callable[[], None]
+        self, report: Report, patches: list[Patch], undo_all: Callable[[], None], undo_call: Callable[[], None]
     ) -> None:
         self.report = report
         self.patches = patches
-        self._changes = changes
         self._undo_all = undo_all
+        self._undo_call = undo_call
 
     @property
     def lost(self) -> list[Patch]:
@@ -52,19 +53,23 @@ class Applied:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        changes, self._changes = self._changes, []
-        complain(take_off(changes))
+        self._undo_call()
 
     def __repr__(self) -> str:
         return f"<Applied: {len(self.patches)} replacements, {len(self.lost)} lost>"
 
 
-def complain(left: list[str]) -> None:
+def complain(left: Sequence[Change]) -> None:
     """Raise `UndoError` if anything was *left*."""
-    if left:
+    found = [
+        f"{change.path}.{change.method}".lstrip(".") + f" is now {describe(module, change.method)}"
+        for change in left
+        if (module := change.module_ref()) is not None
+    ]
+    if found:
         raise UndoError(
             "the rest was undone, but these are no longer Fuseplug's to take off: "
-            + "; ".join(left)
+            + "; ".join(found)
             + ". Undo what was put over them (hooks, kernelize, another patch), then call undo() again.",
-            left=left,
+            left=found,
         )

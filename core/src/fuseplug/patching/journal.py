@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import PatchError
 from ..words import Target
-from .replacement import compose
+from .replacement import compose, parts
 from .slots import class_method, describe, held, holder, is_original, our_marks, our_parts
 
 
@@ -77,18 +77,30 @@ def put_on(patches: Iterable[Patch]) -> list[Change]:
     return changes
 
 
-def take_off(changes: Sequence[Change]) -> list[str]:
-    """Undo *changes*, newest first, each only where it is still the last word; say which others could not be."""
-    left = []
+def take_off(changes: Sequence[Change]) -> list[Change]:
+    """Undo *changes*, newest first, and of later ones nothing; return those that somebody put theirs over."""
+    left: list[Change] = []
     for change in reversed(changes):
         module = change.module_ref()
         if module is None or is_original(module, change.method):
             continue
         if not our_parts(module, change.method):
-            left.append(f"{change.path}.{change.method} is now {describe(module, change.method)}")
+            left.insert(0, change)
         elif held(module, change.method).__func__ is change.after:
             _bind(module, change.method, change.before)
+        else:
+            _take_out(module, change)
     return left
+
+
+def _take_out(module: nn.Module, change: Change) -> None:
+    """Undo *change* under later ones: what it brought goes, what they brought stays."""
+    kept, now = parts(change.before), our_parts(module, change.method)
+    brought = [part for target, part in parts(change.after).items() if kept.get(target) is not part]
+    rest = {target: part for target, part in now.items() if not any(part is gone for gone in brought)}
+    own = class_method(module, change.method)
+    if own is not None and len(rest) < len(now):
+        _bind(module, change.method, compose(own, rest) if rest else None)
 
 
 def strip(module: nn.Module) -> None:

@@ -16,11 +16,12 @@ import torch
 from ..rebind import rebound
 from ..words import Adapter, Compute, Target
 
-_MARK = "__fuseplug_mark__"
-_PARTS = "__fuseplug_parts__"
-
+# By identity, not as attributes: functools.wraps copies those onto what somebody else puts around ours.
+_marks: weakref.WeakKeyDictionary[Callable[..., Any], Mark] = weakref.WeakKeyDictionary()
+_composed: weakref.WeakKeyDictionary[Callable[..., Any], dict[Target, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 _made: weakref.WeakValueDictionary[Any, Callable[..., Any]] = weakref.WeakValueDictionary()
 _making = threading.Lock()
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def replacement(
     with _making:
         if key not in _made:
             made = _guarded(original, adapter.bind(compute), mark, accepts)
-            setattr(made, _MARK, mark)
+            _marks[made] = mark
             _made[key] = made
             return made
         return _made[key]
@@ -67,24 +68,27 @@ def compose(method: types.FunctionType, parts: Mapping[Target, Callable[..., Any
     """What goes into the slot of *method*: its replacement, or its copy with functions replaced."""
     for target, part in parts.items():
         if target.function is None:
+            part.__name__ = target.method
             return cast("types.FunctionType", part)
     copy = rebound(method, {str(target.function): part for target, part in parts.items()})
-    setattr(copy, _PARTS, dict(parts))
+    # A pickle finds a bound method by this name, and some decorators leave another.
+    copy.__name__ = next(iter(parts)).method
+    _composed[copy] = dict(parts)
     return copy
 
 
 def parts(function: Any) -> dict[Target, Callable[..., Any]]:
     """The replacements that *function*, made by `compose`, consists of; empty if it is not ours."""
-    attributes = getattr(function, "__dict__", {})
-    if _PARTS in attributes:
-        return dict(attributes[_PARTS])
-    return {attributes[_MARK].target: function} if _MARK in attributes else {}
+    if not isinstance(function, types.FunctionType):
+        return {}
+    if function in _composed:
+        return dict(_composed[function])
+    return {_marks[function].target: function} if function in _marks else {}
 
 
 def mark_of(part: Callable[..., Any]) -> Mark:
     """What a replacement says of itself."""
-    mark: Mark = getattr(part, _MARK)
-    return mark
+    return _marks[part]
 
 
 def _guarded(
@@ -97,12 +101,13 @@ def _guarded(
 
     @functools.wraps(original)
     def replaced(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            args, kwargs = _in_place(args, kwargs, names, defaults)
-        if len(args) in lengths and not kwargs:
-            x = args[first]
-            if isinstance(x, torch.Tensor) and x.device.type == device_type and x.dtype in dtypes:
-                return fused(*args)
+        # The original gets the call as it was made: what it wraps may look at its keywords.
+        values, rest = _in_place(args, kwargs, names, defaults) if kwargs else (args, kwargs)
+        if len(values) in lengths and not rest:
+            x = values[first]
+            # Exactly these: a kernel was never run on a FakeTensor, a DTensor or what else is derived from them.
+            if type(x) in _PLAIN and x.device.type == device_type and x.dtype in dtypes:
+                return fused(*values)
         return original(*args, **kwargs)
 
     return replaced

@@ -53,7 +53,8 @@ def our_parts(module: nn.Module, method: str) -> dict[Target, Callable[..., Any]
 
 def our_marks(module: nn.Module) -> dict[Target, Mark]:
     """What of ours is on this instance, whatever the method, by target."""
-    methods = {value.__name__ for value in module.__dict__.values() if isinstance(value, types.MethodType)}
+    bound = [value.__func__ for value in module.__dict__.values() if isinstance(value, types.MethodType)]
+    methods = {target.method for function in bound for target in parts(function)}
     return {target: mark_of(part) for method in methods for target, part in our_parts(module, method).items()}
 
 

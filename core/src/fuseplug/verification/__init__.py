@@ -1,8 +1,9 @@
 """Accepting a kernel for a module: by what both do, never by what they are called."""
 
+from .neutral import neutral
 from .outcome import Subject
 from .signature import Signatures
-from .twin import StandIns, fingerprint, stand_in
+from .twin import Snapshot, StandIns
 from .verifier import Semantics, Verifier
 
-__all__ = ["Semantics", "Signatures", "StandIns", "Subject", "Verifier", "fingerprint", "stand_in"]
+__all__ = ["Semantics", "Signatures", "Snapshot", "StandIns", "Subject", "Verifier", "neutral"]

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
+import threading
 from collections.abc import Iterator
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+
+_alone = threading.RLock()
 
 
 @contextlib.contextmanager
 def neutral(device_type: str = "cpu") -> Iterator[None]:
     """Plain eager PyTorch inside, whatever is ambient: gradients on, no modes, no autocast, float32 by default.
 
-    Random state, of the CPU and of *device_type*, is what it was afterwards.
+    Random state, of the CPU and of *device_type*, is what it was afterwards. One thread at a time: the default dtype
+    and the generators are the whole process's.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_alone)
         stack.enter_context(_function_modes_off())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(mode=False))
@@ -51,11 +58,16 @@ def _function_modes_off() -> Iterator[None]:
 @contextlib.contextmanager
 def _random_state_kept(device_type: str) -> Iterator[None]:
     if device_type == "cpu":
-        state = torch.default_generator.get_state()
+        state, plain = torch.default_generator.get_state(), random.getstate()
+        numpy = sys.modules.get("numpy")
+        numpys = numpy.random.get_state() if numpy else None
         try:
             yield
         finally:
             torch.default_generator.set_state(state)
+            random.setstate(plain)
+            if numpy:
+                numpy.random.set_state(numpys)
     else:
         devices = range(torch.get_device_module(device_type).device_count())
         with torch.random.fork_rng(devices, device_type=device_type):

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..words import Example
 from .neutral import seed
-from .twin import twin
+from .twin import mapped, twin
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,16 @@ class Subject:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything one run produced, by name: outputs, gradients (``None`` where there is none), inputs afterwards."""
+    """Everything one run produced, by name: outputs, gradients (``None`` where there is none), inputs afterwards.
+
+    The tensors themselves, where they are: if a later run writes into them, that shows.
+    """
 
     values: dict[str, Tensor | None]
+
+    def on_cpu(self) -> dict[str, Tensor | None]:
+        """Copies to compare."""
+        return {name: value if value is None else value.cpu() for name, value in self.values.items()}
 
 
 def run(
@@ -72,6 +79,7 @@ def run(
     args = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, leaves)
     named = {f"args[{i}]": value for i, value in enumerate(pytree.tree_leaves(leaves)) if isinstance(value, Tensor)}
     call = args
+    double = None
     if subject.module is not None:
         double = _place_twin(twin(subject.module, example.parameters, example.children), device, dtype, gradients)
         if training is not None:
@@ -85,21 +93,25 @@ def run(
         values |= _gradients(outputs, {k: v for k, v in named.items() if v.requires_grad})
     after = (value for value in pytree.tree_leaves(args) if isinstance(value, Tensor))
     values |= {f"args[{i}] afterwards": value for i, value in enumerate(after)}
-    return Outcome({name: value if value is None else value.detach().cpu() for name, value in values.items()})
+    if double is not None:
+        own = (*double.named_parameters(), *double.named_buffers())
+        values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
+    return Outcome({name: value if value is None else value.detach() for name, value in values.items()})
 
 
 def difference(ours: Outcome, theirs: Outcome) -> str:
     """The first thing in which two outcomes are not equal bit for bit; ``""`` if they are."""
     if ours.values.keys() != theirs.values.keys():
         return f"gives {_names(ours)} instead of {_names(theirs)}"
-    for name, expected in theirs.values.items():
-        found = ours.values[name]
+    values = ours.on_cpu()
+    for name, expected in theirs.on_cpu().items():
+        found = values[name]
         if found is None or expected is None:
             if found is not expected:
                 return f"{name} is {_shape(found)} instead of {_shape(expected)}"
         elif (found.shape, found.dtype) != (expected.shape, expected.dtype):
             return f"{name} is {_shape(found)} instead of {_shape(expected)}"
-        elif not bool(((found == expected) | (found.isnan() & expected.isnan())).all()):
+        elif not _same(found, expected):
             gap = (found.double() - expected.double()).abs().nan_to_num(nan=float("inf")).max()
             return f"{name} differs by up to {gap:.3g}"
     return ""
@@ -114,8 +126,9 @@ def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float, wor
     """
     if ours.values.keys() != theirs.values.keys():
         return f"gives {_names(ours)} instead of {_names(theirs)}"
-    for name, expected in theirs.values.items():
-        found, true = ours.values[name], truth.values[name]
+    values, true_values = ours.on_cpu(), truth.on_cpu()
+    for name, expected in theirs.on_cpu().items():
+        found, true = values[name], true_values[name]
         if found is None or expected is None or true is None:
             if found is not expected:
                 return f"{name} is {_shape(found)} instead of {_shape(expected)}"
@@ -123,12 +136,16 @@ def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float, wor
         if (found.shape, found.dtype) != (expected.shape, expected.dtype):
             return f"{name} is {_shape(found)} instead of {_shape(expected)}"
         if name.endswith("afterwards") or not found.is_floating_point():
-            if not torch.equal(found, expected):
+            if not _same(found, expected):
                 return f"{name} is not what the original leaves there: it is written into"
             continue
         if worst := _worst(found, expected, true, roundings, working):
             return f"{name} is off by {worst}"
     return ""
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
 
 
 def _worst(found: Tensor, expected: Tensor, true: Tensor, roundings: float, working: float) -> str:
@@ -153,16 +170,22 @@ def _worst(found: Tensor, expected: Tensor, true: Tensor, roundings: float, work
 
 
 def _place_twin(double: nn.Module, device: torch.device, dtype: torch.dtype | None, gradients: bool) -> nn.Module:
+    def place(value: Tensor) -> Tensor:
+        if value.is_meta:
+            return value
+        cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        moved = value.detach().to(device, cast, copy=True)
+        if isinstance(value, nn.Parameter):
+            return nn.Parameter(moved, requires_grad=gradients and moved.is_floating_point())
+        return moved
+
     for module in double.modules():
-        registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+        for name, value in list(module.__dict__.items()):
+            if name not in ("_parameters", "_buffers", "_modules"):
+                module.__dict__[name] = mapped(value, place)
+        registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for registry in registries:
-            for name, value in list(registry.items()):
-                if isinstance(value, Tensor) and not value.is_meta:
-                    cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
-                    moved = value.detach().to(device, cast, copy=True)
-                    if isinstance(value, nn.Parameter):
-                        moved = nn.Parameter(moved, requires_grad=gradients and moved.is_floating_point())
-                    registry[name] = moved
+            registry.update((name, place(value)) for name, value in registry.items() if value is not None)
     return double
 
 

@@ -6,7 +6,8 @@ is sharded, offloaded, on meta, hooked or wrapped makes no difference, and any t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from .signature import HOOKS, INSTANCE_ONLY, Signatures
+
+CONTAINERS = (list, tuple, dict, set, frozenset)
+_REGISTRIES = HOOKS | {"_parameters", "_buffers", "_modules"}
 
 
 class StandIns:
@@ -45,7 +49,7 @@ class StandIns:
         if number not in self._attributes:
             self._attributes[number] = _attributes(module)
         children = {name: None if child is None else self.of(child) for name, child in module._modules.items()}
-        return _instance(type(module), self._attributes[number] | {"_modules": children})
+        return _instance(module, self._attributes[number] | {"_modules": children})
 
 
 def stand_in(module: nn.Module) -> nn.Module:
@@ -53,7 +57,7 @@ def stand_in(module: nn.Module) -> nn.Module:
     if isinstance(module, torch.jit.ScriptModule):
         return nn.Module()
     children = {name: None if child is None else stand_in(child) for name, child in module._modules.items()}
-    return _instance(type(module), _attributes(module) | {"_modules": children})
+    return _instance(module, _attributes(module) | {"_modules": children})
 
 
 def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str, nn.Module]) -> nn.Module:
@@ -63,6 +67,9 @@ def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str
     """
     copy = stand_in(module)
     copy._modules.update((name, deepcopy(child)) for name, child in children.items())
+    for name, value in module.__dict__.items():
+        if type(value) in CONTAINERS and name in copy.__dict__ and name not in _REGISTRIES:
+            copy.__dict__[name] = mapped(value, lambda tensor: tensor.detach().cpu().clone())
     for name, value in own_tensors(module).items():
         if name not in module._parameters and not value.is_meta:
             registry: dict[str, Any] = copy._buffers if name in copy._buffers else copy.__dict__
@@ -77,16 +84,40 @@ def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str
     return copy
 
 
-def fingerprint(copy: nn.Module) -> tuple[object, ...]:
-    """What changes if anything is set on or removed from a stand-in, or written into its tensors."""
-    attributes, parameters, buffers, children = copy.__dict__, copy._parameters, copy._buffers, copy._modules
-    return (
-        (*attributes, *map(id, attributes.values())),
-        (*parameters, *map(id, parameters.values())),
-        (*buffers, *map(id, buffers.values())),
-        (*children, *map(id, children.values())),
-        [tensor._version for tensor in (*parameters.values(), *buffers.values()) if tensor is not None],
-    )
+class Snapshot:
+    """What a stand-in and all below it hold, to see whether a stranger changed it, and to put it back."""
+
+    def __init__(self, copy: nn.Module) -> None:
+        registries = [registry for module in copy.modules() for registry in _registries(module)]
+        tensors = [value for registry in registries for value in registry.values() if isinstance(value, Tensor)]
+        self._held = [(registry, dict(registry)) for registry in registries]
+        self._tensors = [(tensor, _kind(tensor), tensor._version) for tensor in tensors]
+
+    def changed(self) -> bool:
+        """Whether anything was set on or removed from it, or written into its tensors, since it was last as it was."""
+        return any(
+            list(registry) != list(held) or any(registry[name] is not value for name, value in held.items())
+            for registry, held in self._held
+        ) or any((_kind(tensor), tensor._version) != (kind, version) for tensor, kind, version in self._tensors)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for registry, held in self._held:
+            registry.clear()
+            registry.update(held)
+        for tensor, (shape, dtype, gradient), _ in self._tensors:
+            tensor.requires_grad_(False)
+            tensor.data = torch.empty(shape, dtype=dtype, device="meta")
+            tensor.requires_grad_(gradient)
+        self._tensors = [(tensor, kind, tensor._version) for tensor, kind, _ in self._tensors]
+
+
+def _registries(copy: nn.Module) -> tuple[dict[str, Any], ...]:
+    return (copy.__dict__, copy._parameters, copy._buffers, copy._modules)
+
+
+def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, bool]:
+    return (tensor.shape, tensor.dtype, tensor.requires_grad)
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -96,16 +127,28 @@ def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**{name: value for name, value in registered.items() if value is not None}, **attributes}
 
 
-def _instance(kind: type[nn.Module], attributes: dict[str, Any]) -> nn.Module:
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of *value*, plain containers included, with every tensor in them changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) is dict:
+        return {key: mapped(item, change) for key, item in value.items()}
+    return type(value)(mapped(item, change) for item in value) if type(value) in CONTAINERS else value
+
+
+def _instance(module: nn.Module, attributes: dict[str, Any]) -> nn.Module:
     # Neither __init__, which may do anything, nor __setattr__, which does more than set in torch.compile's wrapper.
-    copy = object.__new__(kind)
+    copy = object.__new__(type(module))
+    for name, value in attributes.items():
+        if isinstance(value, types.MethodType) and value.__self__ is module:
+            attributes[name] = types.MethodType(value.__func__, copy)
     object.__setattr__(copy, "__dict__", attributes)
     return copy
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     attributes = {
-        name: _valueless(value) if isinstance(value, Tensor) else value
+        name: value if name in _REGISTRIES else mapped(value, _valueless)
         for name, value in module.__dict__.items()
         if name not in INSTANCE_ONLY
     }

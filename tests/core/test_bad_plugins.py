@@ -1,0 +1,510 @@
+"""What bad kernels do to a model: nothing. And what the report says of them."""
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from support import bad
+from support.kernels import NormAdapter, NormKernel, RotaryKernel, ran, variant_of
+from support.models import Attention, GemmaNorm, Norm, Toy, inputs
+from support.states import differing, state_of
+from torch import nn
+
+from fuseplug import Example, Proposal, RejectedError, Rejection, Target
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen():
+    bad._seen.clear()
+
+
+def only_answer(report):
+    """The one rejection of a report on one module."""
+    (entry,) = report.entries
+    assert not entry.fused
+    ((kernel_id, rejection),) = entry.rejections
+    return kernel_id, rejection
+
+
+# --- numbers
+
+WRONG = {
+    "nothing": "numbers are wrong.*output",
+    "zeros": "numbers are wrong.*output",
+    "wrong_eps": "numbers are wrong",
+    "wrong_gradient": r"gradient of args\[0\] is off",
+    "wrong_weight_gradient": "gradient of weight is off",
+    "detached": r"gradient of args\[0\] is None",
+    "detached_weight": "gradient of weight is None",
+    "detached_input": r"gradient of args\[0\] is None",
+    "writes_input": r"args\[0\] afterwards.*written into",
+    "writes_weight": "weight afterwards.*written into",
+    "wrong_dtype": r"output\[0\] is float64",
+    "wrong_shape": r"output\[0\] is float32\[1, ",
+    "too_many": r"gives \[output\[0\], output\[1\]",
+    "not_a_tensor": "gives",
+    "overflows": "off by inf",
+    "wrong_when_large": "numbers are wrong",
+    "stale": "numbers are wrong",
+    "stale_weight": r"output\[0\] is off",
+    "reused_buffer": "numbers are wrong",
+}
+
+
+@pytest.mark.parametrize("function", WRONG)
+def test_a_kernel_with_wrong_numbers_is_rejected_and_the_model_left_as_it_was(manager, model, function):
+    manager.register(variant_of(NormKernel, "bad", function=f"support.bad:{function}"))
+    before, want = state_of(model), model(inputs())
+    report = manager.apply_all(model).report
+    assert not report.fused
+    assert len(report.left_alone) == 5
+    assert not differing(before, state_of(model))
+    assert torch.equal(model(inputs()), want)
+
+
+@pytest.mark.parametrize(("function", "why"), WRONG.items())
+def test_the_report_says_what_is_wrong_with_the_numbers(manager, function, why):
+    manager.register(variant_of(NormKernel, "bad", function=f"support.bad:{function}"))
+    kernel_id, rejection = only_answer(manager.apply_all(Norm()).report)
+    assert (kernel_id, rejection.kind) == ("bad", "failed")
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(rejection.reason)
+
+
+@pytest.mark.parametrize("function", WRONG)
+def test_asked_for_by_name_a_wrong_kernel_raises_with_the_reason(manager, function):
+    manager.register(variant_of(NormKernel, "bad", function=f"support.bad:{function}"))
+    model = Norm()
+    before = state_of(model)
+    with pytest.raises(
+        RejectedError, match=f"bad was asked for by name, but fits nothing in Norm: .*{WRONG[function]}"
+    ):
+        manager.apply("bad", model)
+    assert not differing(before, state_of(model))
+
+
+def test_a_forgotten_offset_is_rejected(manager):
+    manager.register(NormKernel)
+    manager.register(variant_of(NormKernel, "bad", function="support.bad:without_offset", priority=1))
+    (entry,) = manager.apply_all(GemmaNorm()).report.entries
+    assert (entry.kernel_id, entry.variant) == ("toy_norm", "gemma")
+    assert entry.rejections[0][1].kind == "failed"
+
+
+@pytest.mark.parametrize("function", ["raises", "raises_when_large"])
+def test_a_kernel_that_raises_is_rejected_with_what_it_said(manager, function):
+    manager.register(variant_of(NormKernel, "bad", function=f"support.bad:{function}"))
+    _, rejection = only_answer(manager.apply_all(Norm()).report)
+    assert rejection.kind == "error"
+    assert "RuntimeError while running on cpu: " in rejection.reason
+    assert "[(registered)]" in rejection.reason
+
+
+@pytest.mark.parametrize("function", ["support.nowhere:f", "support.bad:nobody", "support:"])
+@pytest.mark.parametrize("which", ["function", "reference"])
+def test_a_function_that_is_not_there_is_a_reason(manager, which, function):
+    manager.register(variant_of(NormKernel, "bad", **{which: function}))
+    _, rejection = only_answer(manager.apply_all(Norm()).report)
+    assert rejection.kind == "error"
+    assert "Error while" in rejection.reason
+
+
+def test_a_reference_that_raises_is_like_nothing(manager):
+    manager.register(variant_of(NormKernel, "bad", reference="support.bad:reference_raises"))
+    _, rejection = only_answer(manager.apply_all(Norm()).report)
+    assert "LookupError: the reference is broken" in rejection.reason
+
+
+def test_what_a_module_is_closest_to_is_said_of_the_last_variants_standing(manager):
+    class Halved(Norm):
+        def forward(self, hidden_states):
+            return Norm.forward(self, hidden_states) * (1 if hidden_states.dtype is torch.float32 else 0.5)
+
+    manager.register(NormKernel)
+    _, rejection = only_answer(manager.apply_all(Halved()).report)
+    assert rejection.kind == "unlike"
+    assert "llama: output[0] differs by up to" in rejection.reason
+    assert "cast-last: output[0] differs by up to" in rejection.reason
+    assert "gemma" not in rejection.reason
+
+
+# --- matching
+
+
+def matching(match, kernel_id="bad"):
+    return variant_of(NormKernel, kernel_id, match=match)
+
+
+def proposal(**changes):
+    """A proposal for a `Norm`, but for *changes*."""
+
+    def example(mix, size, generator):
+        x = torch.randn(8, 16, generator=generator)
+        return Example([x], {"weight": torch.randn(16, generator=generator)})
+
+    fields = {"target": Target(), "adapters": (NormAdapter("llama", "eps"),), "example": example, "mixes": (None,)}
+    return Proposal(**fields | changes)
+
+
+def test_the_proposal_that_the_others_change_is_right(manager):
+    manager.register(matching(lambda self, site: [proposal()]))
+    assert manager.apply_all(Norm()).report.fused
+
+
+@dataclass
+class Thawed(NormAdapter.__mro__[1]):
+    variant: str = "thawed"
+    fields: tuple = ()
+
+    def bind(self, compute):
+        return None
+
+
+@dataclass(frozen=True)
+class Unbindable(NormAdapter.__mro__[1]):
+    variant: str = "unbindable"
+
+    def bind(self, compute):
+        raise ValueError("not today")
+
+
+@dataclass(frozen=True)
+class BindsNothing(NormAdapter.__mro__[1]):
+    variant: str = "nothing"
+
+    def bind(self, compute):
+        return None
+
+
+@dataclass(frozen=True)
+class Fickle(NormAdapter):
+    """Binds the first few times, and raises when it matters."""
+
+    bound: ClassVar[list[int]] = [0]
+
+    def bind(self, compute):
+        self.bound[0] += 1
+        if self.bound[0] > 3:
+            raise ValueError("not this time")
+        return super().bind(compute)
+
+
+def raising(self, site):
+    raise ZeroDivisionError("in match")
+
+
+def example_raises(mix, size, generator):
+    raise ZeroDivisionError("in example")
+
+
+NONSENSE = {
+    "raises": raising,
+    "a number": lambda self, site: 3,
+    "a string": lambda self, site: "yes",
+    "true": lambda self, site: True,
+    "a proposal, not a list": lambda self, site: proposal(),
+    "strings": lambda self, site: ["yes"],
+    "a class": lambda self, site: [Proposal],
+    "some good and some bad": lambda self, site: [proposal(), None],
+    "a generator that raises": lambda self, site: (1 / 0 for _ in range(3)),
+    "no reason": lambda self, site: Rejection(None),
+    "target is a string": lambda self, site: [proposal(target="forward")],
+    "target of no name": lambda self, site: [proposal(target=Target(None))],
+    "no such method": lambda self, site: [proposal(target=Target("backward"))],
+    "no such function": lambda self, site: [proposal(target=Target("forward", "apply_nothing"))],
+    "no adapters": lambda self, site: [proposal(adapters=())],
+    "adapters are strings": lambda self, site: [proposal(adapters=("llama",))],
+    "adapters is none": lambda self, site: [proposal(adapters=None)],
+    "adapter not hashable": lambda self, site: [proposal(adapters=(Thawed(),))],
+    "adapter raises": lambda self, site: [proposal(adapters=(Unbindable(),))],
+    "adapter binds nothing": lambda self, site: [proposal(adapters=(BindsNothing(),))],
+    "no mixes": lambda self, site: [proposal(mixes=())],
+    "mixes not hashable": lambda self, site: [proposal(mixes=([1],))],
+    "covers a number": lambda self, site: [proposal(covers=(1,))],
+    "covers a string": lambda self, site: [proposal(covers="experts")],
+    "covers none": lambda self, site: [proposal(covers=None)],
+    "roundings": lambda self, site: [proposal(roundings="many")],
+    "example raises": lambda self, site: [proposal(example=example_raises)],
+    "example is none": lambda self, site: [proposal(example=None)],
+    "example gives none": lambda self, site: [proposal(example=lambda *args: None)],
+    "example without inputs": lambda self, site: [proposal(example=lambda *args: Example([]))],
+    "example without tensors": lambda self, site: [proposal(example=lambda *args: Example([1]))],
+    "example of strange parameters": lambda self, site: [
+        proposal(example=lambda *args: Example([torch.ones(1, 16)], {"weight": 1}))
+    ],
+    "example takes nothing": lambda self, site: [proposal(example=lambda: None)],
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_hinders_nobody_else_and_is_answered(manager, name):
+    manager.register(matching(NONSENSE[name]))
+    manager.register(NormKernel)
+    model = Norm()
+    report = manager.apply_all(model).report
+    assert [entry.kernel_id for entry in report.fused] == ["toy_norm"]
+    said = {kernel for entry in report.entries for kernel, _ in entry.rejections}
+    assert said & {"bad", "fuseplug"} or any(entry.covered_by for entry in report.entries)
+    assert str(report)
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_alone_leaves_the_model_as_it_was(manager, name):
+    manager.register(matching(NONSENSE[name]))
+    model = Norm()
+    before = state_of(model)
+    _, rejection = only_answer(manager.apply_all(model).report)
+    assert rejection.reason
+    assert not differing(before, state_of(model))
+    with pytest.raises(RejectedError, match="bad was asked for by name") as caught:
+        manager.apply("bad", model)
+    assert rejection.reason in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [None, [], (), iter(())])
+def test_nothing_to_say_is_no_entry(manager, answer):
+    manager.register(matching(lambda self, site: answer))
+    assert not manager.apply_all(Norm()).report.entries
+
+
+def test_an_adapter_that_raises_when_it_matters_is_a_reason(manager):
+    Fickle.bound[0] = 0
+    manager.register(matching(lambda self, site: [proposal(adapters=(Fickle("llama", "eps"),))]))
+    found = [manager.apply_all(Norm()).report.entries[0] for _ in range(4)]
+    assert not found[-1].fused
+
+
+def test_an_error_names_the_place_in_the_plugins_own_file(manager):
+    manager.register(matching(raising))
+    _, rejection = only_answer(manager.apply_all(Norm()).report)
+    assert rejection.kind == "error"
+    assert "ZeroDivisionError while matching: in match" in rejection.reason
+    assert f"{__file__}:{raising.__code__.co_firstlineno + 1}" in rejection.reason
+
+
+@pytest.mark.parametrize("where", ["match", "example", "unavailable"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_is_to_stop_everything_passes_through(manager, model, where, error):
+    def stopping(*args):
+        raise error
+
+    changed = {
+        "match": matching(stopping),
+        "example": matching(lambda self, site: [proposal(example=stopping)]),
+        "unavailable": variant_of(NormKernel, "bad", unavailable=stopping),
+    }
+    manager.register(changed[where])
+    before = state_of(model)
+    with pytest.raises(error):
+        manager.apply_all(model)
+    assert not differing(before, state_of(model))
+
+
+@pytest.mark.parametrize("said", [ValueError("who knows"), 3])
+def test_an_availability_check_gone_wrong_is_a_reason(manager, said):
+    def unavailable(self, kind):
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    manager.register(variant_of(NormKernel, "bad", unavailable=unavailable))
+    report = manager.apply_all(Norm()).report
+    assert only_answer(report)[1].kind == "unavailable"
+    assert str(report)
+
+
+# --- plugins that touch what they are shown
+
+
+def sets(module):
+    module.seen = True
+
+
+def changes_attribute(module):
+    module.eps = 1.0
+
+
+def deletes_attribute(module):
+    del module.eps
+
+
+def deletes_parameter(module):
+    del module.weight
+
+
+def replaces_parameter(module):
+    module.weight = nn.Parameter(torch.zeros(3))
+
+
+def writes(module):
+    with torch.no_grad():
+        module.weight.zero_()
+
+
+def writes_data(module):
+    module.weight.data = torch.zeros(3, device="meta")
+
+
+def freezes(module):
+    module.weight.requires_grad_(False)
+
+
+def switches(module):
+    module.train(not module.training)
+
+
+def adds_child(module):
+    module.add_module("child", nn.Linear(1, 1))
+
+
+def patches(module):
+    module.forward = lambda x: x
+
+
+MUTATIONS = (
+    sets,
+    changes_attribute,
+    deletes_attribute,
+    deletes_parameter,
+    replaces_parameter,
+    writes,
+    writes_data,
+    freezes,
+    switches,
+    adds_child,
+    patches,
+)
+
+
+def mutating(mutate, only=Norm):
+    def match(self, site):
+        if isinstance(site.module, only):
+            mutate(site.module)
+        return NormKernel.match(self, site)
+
+    return variant_of(NormKernel, "bad", match=match, priority=1)
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+def test_who_changes_what_it_is_shown_is_rejected_by_name_and_the_model_untouched(manager, model, mutate):
+    manager.register(mutating(mutate))
+    manager.register(NormKernel)
+    before = state_of(model)
+    values = copy.deepcopy(model.state_dict())
+    report = manager.plan(model).report
+    assert {entry.kernel_id for entry in report.entries} == {"toy_norm"}
+    for entry in report.entries:
+        ((kernel, rejection),) = entry.rejections
+        assert (kernel, rejection.kind) == ("bad", "error")
+        assert "it changed the module it was asked about" in rejection.reason
+        assert "[(registered)]" in rejection.reason
+    assert not differing(before, state_of(model))
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in values.items())
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
+def test_what_it_did_to_children_is_seen_by_nobody_else(manager, model, mutate):
+    def through_the_parent(module):
+        for child in module.modules():
+            if isinstance(child, Norm):
+                mutate(child)
+
+    manager.register(mutating(through_the_parent, Toy))
+    manager.register(NormKernel)
+    report = manager.plan(model).report
+    (root,) = [entry for entry in report.entries if entry.paths == ("",)]
+    assert root.rejections[0][0] == "bad"
+    assert {entry.kernel_id for entry in report.entries if entry is not root} == {"bad"}
+
+
+class Listing(Norm):
+    """Keeps lists and dicts, a tensor in one."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+        self.table = {"scale": torch.ones(()), "inner": [1]}
+
+    def forward(self, hidden_states):
+        self.seen.append(1)
+        self.table["inner"].append(2)
+        return super().forward(hidden_states) * self.table["scale"]
+
+
+def test_what_a_plugin_or_a_probe_puts_into_containers_does_not_reach_the_model(manager):
+    def fill(module):
+        module.seen.append("bad")
+        module.table["bad"] = 1
+        module.table["scale"].fill_(7)
+
+    manager.register(mutating(fill))
+    manager.register(variant_of(NormKernel, "good"))
+    model = Listing()
+    manager.plan(model)
+    assert model.seen == []
+    assert (list(model.table), model.table["inner"], model.table["scale"].item()) == (["scale", "inner"], [1], 1.0)
+
+
+class Bound(Norm):
+    """Chooses one of its methods when made."""
+
+    def __init__(self):
+        super().__init__()
+        self.chosen = self.normed
+
+    def normed(self, x):
+        return Norm.forward(self, x)
+
+    def forward(self, hidden_states):
+        return self.chosen(hidden_states)
+
+
+def test_a_bound_method_among_the_attributes_is_the_probed_ones_own(fusing):
+    model = Bound()
+    assert fusing.apply_all(model).report.fused
+    torch.testing.assert_close(model(inputs()), Norm()(inputs()))
+
+
+class Helped(nn.Module):
+    """Its forward calls a method that is a target itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+        self.eps = 1e-6
+
+    def normed(self, hidden_states):
+        return Norm.forward(self, hidden_states)
+
+    def forward(self, x):
+        return self.normed(x) * 2
+
+
+def test_a_method_of_another_name_is_fused_again_and_again_and_undone(manager):
+    def match(self, site):
+        found = NormKernel.match(self, site)
+        return found and [Proposal(Target("normed"), p.adapters, p.example, p.mixes) for p in found]
+
+    manager.register(matching(match, "helper"))
+    model = nn.Sequential(Helped(), Helped())
+    before, want = state_of(model), model(inputs())
+    first = manager.apply_all(model)
+    now = state_of(model)
+    second = manager.apply_all(model)
+    assert len(first.report.fused) == len(second.report.fused) == 2
+    assert not differing(now, state_of(model))
+    ran.clear()
+    torch.testing.assert_close(model(inputs()), want)
+    assert ran["norm"] == 2
+    second.undo()
+    assert not differing(before, state_of(model))
+
+
+def test_a_bad_kernel_in_a_batch_leaves_the_good_ones_fused(manager, model):
+    for kernel in (matching(raising), RotaryKernel, variant_of(NormKernel, "zero", function="support.bad:zeros")):
+        manager.register(kernel)
+    report = manager.apply_all(model).report
+    assert {entry.kernel_id for entry in report.fused} == {"toy_rotary"}
+    assert isinstance(model.layers[0].attention, Attention)

@@ -1,0 +1,540 @@
+"""Models that are not plain: shared, scripted, replaced, called in unusual ways; and several kernels for one target."""
+
+import inspect
+
+import pytest
+import torch
+from support import models
+from support.kernels import (
+    AttentionKernel,
+    ExpertsKernel,
+    GateKernel,
+    NormKernel,
+    RotaryKernel,
+    ran,
+    variant_of,
+)
+from support.models import Block, Experts, Norm, Toy, inputs
+from support.states import differing, equal, state_of
+from torch import nn
+
+from fuseplug import RejectedError
+
+
+def entry_of(report, path):
+    (entry,) = [entry for entry in report.entries if path in entry.paths]
+    return entry
+
+
+# --- shared, tied, frozen
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = Norm()
+        self.two = nn.Sequential(self.one)
+
+    def forward(self, x):
+        return self.two(self.one(x))
+
+
+def test_a_shared_module_is_reported_once_with_all_its_paths(fusing):
+    report = fusing.apply_all(Shared()).report
+    assert [entry.paths for entry in report.entries] == [("one", "two.0")]
+
+
+def test_a_shared_module_runs_fused_at_each_of_its_places(fusing):
+    model = Shared()
+    fusing.apply_all(model)
+    ran.clear()
+    model(inputs())
+    assert ran["norm"] == 2
+
+
+@pytest.mark.parametrize("skip", ["one", "two", "two.0", "tw*"])
+def test_skipping_one_path_of_a_shared_module_skips_it(fusing, skip):
+    report = fusing.apply_all(Shared(), skip=skip).report
+    assert not report.entries
+
+
+def test_tied_weights_stay_tied_and_get_both_gradients(fusing):
+    model = nn.Sequential(Norm(), Norm())
+    model[1].weight = model[0].weight
+    model(inputs()).sum().backward()
+    want, model[0].weight.grad = model[0].weight.grad, None
+    fusing.apply_all(model)
+    model(inputs()).sum().backward()
+    assert model[0].weight is model[1].weight
+    torch.testing.assert_close(model[0].weight.grad, want)
+
+
+def test_frozen_weights_stay_frozen(fusing, model):
+    model.requires_grad_(False)
+    fusing.apply_all(model)
+    assert not model(inputs()).requires_grad
+    x = inputs().requires_grad_()
+    model(x).sum().backward()
+    assert x.grad is not None
+    assert all(p.grad is None for p in model.parameters())
+
+
+# --- TorchScript
+
+
+def scripted():
+    return torch.jit.script(Norm().eval())
+
+
+def frozen():
+    return torch.jit.freeze(scripted())
+
+
+def traced():
+    return torch.jit.trace(Norm().eval(), inputs())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("make", [scripted, frozen, traced])
+def test_torchscript_is_left_alone_with_a_reason_and_the_rest_is_fused(fusing, make):
+    model = nn.ModuleDict({"scripted": make(), "plain": Norm().eval()})
+    want = model["scripted"](inputs())
+    report = fusing.apply_all(model).report
+    assert "TorchScript" in entry_of(report, "scripted").why_not
+    assert entry_of(report, "plain").fused
+    assert torch.equal(model["scripted"](inputs()), want)
+    fusing.undo(model)
+
+
+# --- replaced by others
+
+
+def foreign(self, x):
+    return x * 0
+
+
+@pytest.mark.parametrize(
+    "put",
+    [lambda m: foreign.__get__(m), lambda m: lambda x: x * 0, lambda m: Norm().forward],
+    ids=["bound", "lambda", "other's"],
+)
+def test_a_forward_that_somebody_replaced_is_foreign_and_untouched(fusing, model, put):
+    model.norm.forward = put(model.norm)
+    before = state_of(model)["norm"][""]["forward"]
+    report = fusing.apply_all(model).report
+    ((kernel, rejection),) = entry_of(report, "norm").rejections
+    assert (kernel, rejection.kind) == ("fuseplug", "foreign")
+    assert "replaced on this instance by" in rejection.reason
+    assert model.norm.forward == before
+    assert len(report.fused) == 6
+    fusing.undo(model)
+    assert model.norm.forward == before
+
+
+def test_a_foreign_forward_that_wraps_ours_is_not_taken_for_ours(fusing, model):
+    import functools
+    import types
+
+    fusing.apply_all(model)
+    inner = model.norm.forward
+
+    @functools.wraps(inner.__func__)
+    def timed(self, *args):
+        return inner(*args)
+
+    model.norm.forward = types.MethodType(timed, model.norm)
+    again = fusing.apply_all(model)
+    assert entry_of(again.report, "norm").rejections[0][1].kind == "foreign"
+    assert model.norm.forward.__func__ is timed
+
+
+def zeros(self, hidden_states):
+    return hidden_states * 0
+
+
+def equivalent(self, hidden_states):
+    return Norm.__original__(self, hidden_states)
+
+
+def test_a_class_level_monkeypatch_is_judged_by_what_it_does(fusing, model, monkeypatch):
+    monkeypatch.setattr(Norm, "__original__", Norm.forward, raising=False)
+    monkeypatch.setattr(Norm, "forward", equivalent)
+    assert entry_of(fusing.apply_all(model).report, "norm").fused
+    monkeypatch.setattr(Norm, "forward", zeros)
+    fusing.undo(model)
+    entry = entry_of(fusing.apply_all(model).report, "norm")
+    assert entry.rejections[0][1].kind == "unlike"
+    assert torch.equal(model(inputs()), inputs() * 0)
+
+
+# --- calls
+
+
+def test_a_call_by_keyword_runs_the_kernel(fusing):
+    norm = Norm()
+    want = norm(inputs())
+    fusing.apply_all(norm)
+    ran.clear()
+    torch.testing.assert_close(norm(hidden_states=inputs()), want)
+    assert ran["norm"] == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((1, 2), {}), ((inputs(),), {"hidden_states": inputs()}), ((), {"x": 1}), ((inputs(), 1), {})],
+)
+def test_a_wrong_call_raises_what_the_original_raises(fusing, args, kwargs):
+    norm = Norm()
+    with pytest.raises(TypeError) as want:
+        norm(*args, **kwargs)
+    fusing.apply_all(norm)
+    with pytest.raises(TypeError) as found:
+        norm(*args, **kwargs)
+    assert str(found.value) == str(want.value)
+
+
+class Peeking(Norm):
+    """Its decorator looks at how it was called, as those of transformers do."""
+
+    def _peeking(function):
+        import functools
+
+        @functools.wraps(function)
+        def wrapper(self, *args, **kwargs):
+            self.__dict__["seen"] = (len(args), sorted(kwargs))
+            return function(self, *args, **kwargs)
+
+        return wrapper
+
+    @_peeking
+    def forward(self, hidden_states, scale=None):
+        return Norm.forward(self, hidden_states) * (1 if scale is None else scale)
+
+
+def test_the_original_gets_the_call_as_it_was_made(fusing):
+    norm = Peeking()
+    assert fusing.apply_all(norm).report.fused
+    norm(hidden_states=inputs(), scale=2)
+    assert norm.seen == (0, ["hidden_states", "scale"])
+
+
+def test_an_argument_nobody_verified_goes_to_the_original(fusing):
+    norm = Peeking()
+    want = norm(inputs(), 3)
+    fusing.apply_all(norm)
+    ran.clear()
+    assert torch.equal(norm(inputs(), 3), want)
+    assert not ran
+
+
+def test_another_dtype_goes_to_the_original(fusing):
+    norm = Norm()
+    want = norm(inputs(dtype=torch.float64))
+    fusing.apply_all(norm)
+    ran.clear()
+    assert equal(norm(inputs(dtype=torch.float64)), want)
+    assert not ran
+
+
+def test_another_device_type_goes_to_the_original(fusing):
+    norm = Norm()
+    fusing.apply_all(norm)
+    ran.clear()
+    assert norm.to("meta")(inputs().to("meta")).is_meta
+    assert not ran
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_verified_dtype_is_fused(fusing, dtype):
+    norm = Norm()
+    want = norm(inputs(dtype=dtype))
+    fusing.apply_all(norm)
+    ran.clear()
+    found = norm(inputs(dtype=dtype))
+    assert ran["norm"] == 1
+    torch.testing.assert_close(found, want)
+
+
+class Counted(torch.Tensor):
+    pass
+
+
+def test_a_tensor_subclass_goes_to_the_original(fusing):
+    norm = Norm()
+    want = norm(inputs())
+    fusing.apply_all(norm)
+    ran.clear()
+    found = norm(inputs().as_subclass(Counted))
+    assert type(found) is Counted
+    assert torch.equal(found.as_subclass(torch.Tensor), want)
+    assert not ran
+
+
+def test_a_fake_tensor_goes_to_the_original(fusing):
+    from torch._subclasses import FakeTensorMode
+
+    norm = Norm()
+    fusing.apply_all(norm)
+    ran.clear()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert norm(mode.from_tensor(inputs())).shape == inputs().shape
+    assert not ran
+
+
+def test_a_parameter_as_input_runs_the_kernel(fusing):
+    norm = Norm()
+    fusing.apply_all(norm)
+    ran.clear()
+    norm(nn.Parameter(inputs()))
+    assert ran["norm"] == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (1, 16), (16,), (3, 1, 2, 16)])
+def test_odd_shapes_give_what_the_original_gives(fusing, shape):
+    norm, x = Norm(), torch.randn(shape)
+    want = norm(x)
+    fusing.apply_all(norm)
+    torch.testing.assert_close(norm(x), want)
+
+
+def test_signatures_are_preserved(fusing, model):
+    before = {path: inspect.signature(module.forward) for path, module in model.named_modules()}
+    fusing.apply_all(model)
+    assert {path: inspect.signature(module.forward) for path, module in model.named_modules()} == before
+
+
+# --- several kernels for one target
+
+
+def winner(manager, model=None, **options):
+    (entry,) = manager.apply_all(model or Norm(), **options).report.entries
+    return entry
+
+
+OTHER = {"function": "support.kernels:other_norm"}
+
+
+def test_the_id_decides_between_equals_whatever_the_order_of_registration(manager):
+    for kernel_id in ("c", "a", "b"):
+        manager.register(variant_of(NormKernel, kernel_id))
+    entry = winner(manager)
+    assert (entry.kernel_id, entry.outranked) == ("a", ("b", "c"))
+
+
+def test_priority_goes_before_id(manager):
+    manager.register(variant_of(NormKernel, "a"))
+    manager.register(variant_of(NormKernel, "b", priority=1))
+    assert winner(manager).kernel_id == "b"
+
+
+def test_naming_the_device_goes_before_priority(manager):
+    manager.register(variant_of(NormKernel, "a", priority=9))
+    manager.register(variant_of(NormKernel, "b", device_types=("npu", "cpu")))
+    assert winner(manager).kernel_id == "b"
+
+
+def test_the_callers_order_goes_before_all(manager):
+    manager.register(variant_of(NormKernel, "a", priority=9, device_types=("cpu",)))
+    manager.register(variant_of(NormKernel, "b", **OTHER))
+    model = Norm()
+    assert winner(manager, model, include=["b", "a"]).kernel_id == "b"
+    ran.clear()
+    model(inputs())
+    assert ran == {"other": 1}
+
+
+@pytest.mark.parametrize("include", [["b", "toynorm"], ["b", "a"]])
+def test_the_callers_order_may_name_ops(manager, include):
+    manager.register(variant_of(NormKernel, "a"))
+    manager.register(variant_of(NormKernel, "b"))
+    assert winner(manager, include=include).kernel_id == "b"
+
+
+def test_an_excluded_kernel_takes_no_part(manager):
+    manager.register(variant_of(NormKernel, "a"))
+    manager.register(variant_of(NormKernel, "b"))
+    entry = winner(manager, exclude="a")
+    assert (entry.kernel_id, entry.outranked) == ("b", ())
+
+
+def test_when_the_winner_fails_the_next_one_wins_and_the_report_says_why(manager):
+    manager.register(variant_of(NormKernel, "best", priority=9, function="support.bad:zeros"))
+    manager.register(variant_of(NormKernel, "next"))
+    entry = winner(manager)
+    assert entry.kernel_id == "next"
+    ((kernel, rejection),) = entry.rejections
+    assert (kernel, rejection.kind) == ("best", "failed")
+
+
+def test_a_kernel_without_gradient_is_for_inference_only(manager):
+    manager.register(variant_of(NormKernel, "fast", priority=9, differentiable=False, function="support.bad:detached"))
+    manager.register(variant_of(NormKernel, "slow"))
+    assert winner(manager).kernel_id == "slow"
+    assert winner(manager, mode="inference").kernel_id == "fast"
+
+
+def test_a_kernel_that_the_machine_cannot_run_leaves_it_to_the_next(manager):
+    manager.register(variant_of(NormKernel, "best", priority=9, unavailable=lambda self, kind: "needs a driver"))
+    manager.register(variant_of(NormKernel, "next"))
+    entry = winner(manager)
+    assert entry.kernel_id == "next"
+    assert [(k, r.kind, r.reason) for k, r in entry.rejections] == [("best", "unavailable", "needs a driver")]
+
+
+def test_a_better_kernel_takes_the_place_of_ours_and_undo_is_still_exact(manager):
+    model = Norm()
+    before = state_of(model)
+    manager.register(variant_of(NormKernel, "b"))
+    first = manager.apply_all(model)
+    manager.register(variant_of(NormKernel, "a", **OTHER))
+    second = manager.apply_all(model)
+    ran.clear()
+    model(inputs())
+    assert ran == {"other": 1}
+    assert (len(first.lost), len(second.lost)) == (1, 0)
+    second.undo()
+    assert not differing(before, state_of(model))
+
+
+# --- methods and the functions they call
+
+
+@pytest.fixture
+def all_kernels(manager):
+    for kernel in (NormKernel, RotaryKernel, GateKernel, AttentionKernel):
+        manager.register(kernel)
+    return manager
+
+
+def test_a_method_that_is_replaced_covers_the_functions_it_called(all_kernels, model):
+    report = all_kernels.apply_all(model).report
+    entries = {str(e.target): e for e in report.entries if e.paths[0] == "layers.0.attention"}
+    assert entries["forward"].fused
+    for function in ("forward:apply_rotary", "forward:apply_gate"):
+        assert not entries[function].fused
+        assert entries[function].covered_by == "layers.0.attention"
+    ran.clear()
+    model(inputs())
+    assert ran == {"norm": 5, "attention": 2}
+
+
+def test_two_functions_of_one_method_are_both_replaced(all_kernels, model):
+    want = model(inputs())
+    all_kernels.apply_all(model, exclude="toy_attention")
+    ran.clear()
+    torch.testing.assert_close(model(inputs()), want)
+    assert ran == {"norm": 5, "rotary": 2, "gate": 2}
+
+
+def test_two_functions_of_one_method_may_come_in_two_calls(all_kernels, model):
+    before = state_of(model)
+    first = all_kernels.apply("toy_rotary", model)
+    second = all_kernels.apply("toy_gate", model)
+    assert (first.lost, second.lost) == ([], [])
+    ran.clear()
+    model(inputs())
+    assert ran == {"rotary": 2, "gate": 2}
+    second.undo()
+    assert not differing(before, state_of(model))
+
+
+def test_two_calls_in_either_order_are_one_function(all_kernels, model):
+    all_kernels.apply("toy_rotary", model)
+    all_kernels.apply("toy_gate", model)
+    one = model.layers[0].attention.forward.__func__
+    other = Toy().eval()
+    all_kernels.apply("toy_gate", other)
+    all_kernels.apply("toy_rotary", other)
+    assert other.layers[0].attention.forward.__func__ is one
+
+
+def test_a_whole_method_takes_the_place_of_its_functions(all_kernels, model):
+    before = state_of(model)
+    first = all_kernels.apply(["toy_rotary", "toy_gate"], model)
+    all_kernels.apply("toy_attention", model)
+    assert len(first.lost) == 4
+    ran.clear()
+    model(inputs())
+    assert ran == {"attention": 2}
+    all_kernels.undo(model)
+    assert not differing(before, state_of(model))
+
+
+def test_a_function_replaced_in_one_model_is_the_modules_own_in_others(all_kernels, model):
+    all_kernels.apply("toy_rotary", model)
+    assert models.apply_rotary.__module__ == "support.models"
+    ran.clear()
+    Block()(inputs())
+    assert not ran
+
+
+# --- parents that cover
+
+
+@pytest.fixture
+def covering(manager):
+    for kernel in (NormKernel, ExpertsKernel):
+        manager.register(kernel)
+    return manager
+
+
+def test_a_fused_parent_covers_the_children_it_no_longer_calls(covering):
+    model = nn.ModuleDict({"block": Experts(), "norm": Norm()})
+    report = covering.apply_all(model).report
+    assert entry_of(report, "block").fused
+    assert entry_of(report, "norm").fused
+    for child in ("block.experts.0", "block.experts.1"):
+        assert entry_of(report, child).covered_by == "block"
+        assert "covered by block" in entry_of(report, child).why_not
+    ran.clear()
+    model["block"](inputs())
+    assert ran == {"experts": 1}
+
+
+def test_a_model_that_is_the_parent_itself_covers_too(covering):
+    report = covering.apply_all(Experts()).report
+    assert entry_of(report, "").fused
+    assert not entry_of(report, "experts.0").fused
+    assert "covered by the model" in entry_of(report, "experts.0").why_not
+
+
+def test_covering_a_list_covers_what_is_in_it(manager):
+    manager.register(NormKernel)
+    manager.register(variant_of(ExpertsKernel, "wide", covers=("experts",)))
+    report = manager.apply_all(nn.ModuleDict({"block": Experts()})).report
+    assert [entry.fused for entry in report.entries] == [True, False, False]
+
+
+def test_a_parent_that_is_not_fused_covers_nothing(manager):
+    manager.register(NormKernel)
+    manager.register(variant_of(ExpertsKernel, "bad", function="support.bad:nothing"))
+    report = manager.apply_all(nn.ModuleDict({"block": Experts()})).report
+    assert [entry.fused for entry in report.entries] == [False, True, True]
+
+
+def test_a_child_that_somebody_else_still_calls_is_fused(covering):
+    block = Experts()
+    model = nn.ModuleDict({"block": block, "elsewhere": block.experts[0]})
+    report = covering.apply_all(model).report
+    assert entry_of(report, "elsewhere").fused
+    assert entry_of(report, "block.experts.1").covered_by == "block"
+
+
+def test_children_of_a_shared_parent_are_covered_at_all_its_paths(covering):
+    block = Experts()
+    report = covering.apply_all(nn.ModuleDict({"one": block, "two": block})).report
+    assert not entry_of(report, "one.experts.0").fused
+
+
+def test_only_a_child_is_fused_if_only_the_child_is_asked_for(covering):
+    model = nn.ModuleDict({"block": Experts()})
+    report = covering.apply_all(model, only="block.experts.1").report
+    assert [entry.paths[0] for entry in report.fused] == ["block.experts.1"]
+
+
+def test_a_kernel_asked_for_by_name_that_fits_nothing_raises(manager, model):
+    manager.register(ExpertsKernel)
+    before = state_of(model)
+    with pytest.raises(RejectedError, match="toy_experts was asked for by name, but fits nothing in Toy"):
+        manager.apply("toy_experts", model)
+    assert not differing(before, state_of(model))

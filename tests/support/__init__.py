@@ -1,0 +1,1 @@
+"""Small real kernels and models that the tests share."""
