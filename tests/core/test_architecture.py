@@ -23,7 +23,7 @@ LAYERS = (
     {"devices", "report", "rebind"},
     {"verification"},
     {"patching"},
-    {"walking"},
+    {"asking", "walking"},
     {"planning"},
     {"kernel_manager"},
     {"building", "doctor"},

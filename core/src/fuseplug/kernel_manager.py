@@ -7,7 +7,7 @@ import importlib
 import os
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -16,7 +16,7 @@ import pluggy
 from .discovery import KernelRecord, discover, load_class
 from .errors import DiscoveryError, PlanError, RejectedError
 from .hookspecs import PROJECT, BaseKernel
-from .words import Answer, Mode, Rejection, Site
+from .words import Mode
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,6 @@ class KernelManager:
         self._environ = environ
         self._records: list[KernelRecord] | None = None
         self._plugins = pluggy.PluginManager(PROJECT)
-        self._callers: dict[tuple[str, ...], Callable[..., list[Answer]]] = {}
         self._registered: dict[str, KernelRecord] = {}
         self._calls: weakref.WeakKeyDictionary[nn.Module, list[_Call]] = weakref.WeakKeyDictionary()
 
@@ -83,7 +82,6 @@ class KernelManager:
         plugins.add_hookspecs(BaseKernel)
         self._records = [_registered_with(plugins, record) for record in records]
         self._plugins = plugins
-        self._callers = {}
 
     def register(self, kernel: K) -> K:
         """Add a kernel class that is not packaged; usable as a decorator. A second one of an id replaces the first.
@@ -132,6 +130,7 @@ class KernelManager:
             DiscoveryError: If a kernel asked for by name is not installed or not ready.
             RejectedError: With ``strict``, if something had to be left alone.
         """
+        from .asking import Asking
         from .planning import Rules, make_plan
         from .verification import neutral
         from .walking import walk
@@ -142,7 +141,7 @@ class KernelManager:
         rules = Rules(taking_part, _words(include or ()), purpose, verify, self.kernels())
         with neutral():
             places = walk(model, only=_words(only), skip=_words(skip), device=self._device(device))
-            plan = make_plan(model, places, rules, self._ask)
+            plan = make_plan(model, places, rules, Asking(self._plugins).ask)
         if strict:
             _refuse_rejections(plan.report)
         return plan
@@ -240,29 +239,6 @@ class KernelManager:
                 complain(take_off(call.changes))
 
         return Applied(call.report, list(call.patches), undo_all, undo_call)
-
-    def _ask(self, site: Site, records: Sequence[KernelRecord]) -> list[Answer]:
-        """Put the question to *records*, and find out who changed the stand-in if somebody did."""
-        from .verification import Snapshot
-
-        before = Snapshot(site.module)
-        answers = self._caller(records)(site=site)
-        if before.changed():
-            answers = []
-            impure = Rejection("it changed the module it was asked about; match() may only look", kind="error")
-            for record in records:
-                before.restore()
-                alone = self._caller([record])(site=site)
-                answers += [Answer(record.kernel_id, rejection=impure)] if before.changed() else alone
-            before.restore()
-        return sorted(answers, key=lambda answer: answer.kernel_id)
-
-    def _caller(self, records: Sequence[KernelRecord]) -> Callable[..., list[Answer]]:
-        key = tuple(record.kernel_id for record in records)
-        if key not in self._callers:
-            others = [plugin for name, plugin in self._plugins.list_name_plugin() if name not in key]
-            self._callers[key] = self._plugins.subset_hook_caller("propose", others)
-        return self._callers[key]
 
     def _select(
         self, include: Sequence[str] | str | None, exclude: Sequence[str] | str, mode: Mode

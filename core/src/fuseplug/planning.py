@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from .asking import Question
 from .discovery import KernelRecord
 from .errors import DiscoveryError, PatchError
 from .hookspecs import BaseKernel
@@ -20,8 +21,8 @@ from .verification import Semantics, Subject, Verifier
 from .walking import Place, upwards
 from .words import Answer, Mode, Proposal, Rejection, Site, Target
 
-Ask = Callable[[Site, Sequence[KernelRecord]], Iterable[Answer]]
-"""Puts the question of a site to some kernels."""
+Ask = Callable[[Sequence[Question]], Sequence[Sequence[Answer]]]
+"""Puts questions to kernels, and gives their answers."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
     """Ask all kernels about all places and decide every target. Changes nothing."""
     start = time.perf_counter()
     planner = _Planner(rules, ask)
+    planner.ask(places)
     decisions = [decision for place in places for decision in planner.decide(place)]
     report = Report(
         model_class=type(model).__name__,
@@ -114,33 +116,41 @@ class _Planner:
 
     def decide(self, place: Place) -> Iterator[_Decision]:
         blank = Entry(place.paths, type(place.module).__name__, place.device_type)
-        if isinstance(place.module, torch.jit.ScriptModule):
+        if _scripted(place.module):
             why = Rejection("it is TorchScript, whose methods cannot be replaced: apply before scripting")
             yield replace(blank, rejections=(("fuseplug", why),)), None
             return
-        offered = self._offers(place)
+        offered = self._offered[_likeness(place)]
         blank = replace(blank, rejections=offered.rejections)
         if offered.proposals:
             yield from self._decide_targets(place, blank, offered.proposals)
         elif offered.rejections:
             yield replace(blank, op=_kernel(self._by_id[offered.rejections[0][0]]).op), None
 
-    def _offers(self, place: Place) -> _Offered:
-        """What the kernels say of *place*; asked once for all places that are alike."""
-        key = (place.alike, place.device_type)
-        if key not in self._offered:
-            site = Site(place.paths[0], place.stand_in, place.device_type, self._rules.mode)
-            proposals: dict[Target, list[tuple[KernelRecord, Proposal]]] = defaultdict(list)
-            rejections = []
-            for answer in self._ask(site, self._taking_part(place.device_type)):
-                record = self._by_id[answer.kernel_id]
-                self._answered.add(answer.kernel_id)
-                if answer.rejection is not None:
-                    rejections.append((answer.kernel_id, _blaming(record, answer.rejection)))
-                for proposal in answer.proposals:
-                    proposals[proposal.target].append((record, proposal))
-            self._offered[key] = _Offered(proposals, tuple(rejections))
-        return self._offered[key]
+    def ask(self, places: Sequence[Place]) -> None:
+        """Ask about *places*, once about all that are alike."""
+        first = {_likeness(place): place for place in reversed(places) if not _scripted(place.module)}
+        questions = [
+            Question(
+                Site(place.paths[0], place.stand_in, place.device_type, self._rules.mode),
+                self._taking_part(place.device_type),
+            )
+            for place in first.values()
+        ]
+        for key, answers in zip(first, self._ask(questions), strict=True):
+            self._offered[key] = self._sorted_out(answers)
+
+    def _sorted_out(self, answers: Iterable[Answer]) -> _Offered:
+        proposals: dict[Target, list[tuple[KernelRecord, Proposal]]] = defaultdict(list)
+        rejections = []
+        for answer in answers:
+            record = self._by_id[answer.kernel_id]
+            self._answered.add(answer.kernel_id)
+            if answer.rejection is not None:
+                rejections.append((answer.kernel_id, _blaming(record, answer.rejection)))
+            for proposal in answer.proposals:
+                proposals[proposal.target].append((record, proposal))
+        return _Offered(proposals, tuple(rejections))
 
     def _decide_targets(
         self, place: Place, blank: Entry, offers: Mapping[Target, Sequence[tuple[KernelRecord, Proposal]]]
@@ -250,6 +260,14 @@ class _Planner:
             elif record.kernel_id not in self._answered:
                 idle[record.kernel_id] = "no module of this model is its business"
         return idle
+
+
+def _likeness(place: Place) -> tuple[int, str]:
+    return (place.alike, place.device_type)
+
+
+def _scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 def _kernel(record: KernelRecord) -> BaseKernel:

@@ -3,7 +3,8 @@
 from .neutral import neutral
 from .outcome import Subject
 from .signature import Signatures
-from .twin import Snapshot, StandIns
+from .snapshot import Snapshot
+from .twin import StandIns
 from .verifier import Semantics, Verifier
 
 __all__ = ["Semantics", "Signatures", "Snapshot", "StandIns", "Subject", "Verifier", "neutral"]

@@ -84,42 +84,6 @@ def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str
     return copy
 
 
-class Snapshot:
-    """What a stand-in and all below it hold, to see whether a stranger changed it, and to put it back."""
-
-    def __init__(self, copy: nn.Module) -> None:
-        registries = [registry for module in copy.modules() for registry in _registries(module)]
-        tensors = [value for registry in registries for value in registry.values() if isinstance(value, Tensor)]
-        self._held = [(registry, dict(registry)) for registry in registries]
-        self._tensors = [(tensor, _kind(tensor), tensor._version) for tensor in tensors]
-
-    def changed(self) -> bool:
-        """Whether anything was set on or removed from it, or written into its tensors, since it was last as it was."""
-        return any(
-            list(registry) != list(held) or any(registry[name] is not value for name, value in held.items())
-            for registry, held in self._held
-        ) or any((_kind(tensor), tensor._version) != (kind, version) for tensor, kind, version in self._tensors)
-
-    def restore(self) -> None:
-        """Put everything back."""
-        for registry, held in self._held:
-            registry.clear()
-            registry.update(held)
-        for tensor, (shape, dtype, gradient), _ in self._tensors:
-            tensor.requires_grad_(False)
-            tensor.data = torch.empty(shape, dtype=dtype, device="meta")
-            tensor.requires_grad_(gradient)
-        self._tensors = [(tensor, kind, tensor._version) for tensor, kind, _ in self._tensors]
-
-
-def _registries(copy: nn.Module) -> tuple[dict[str, Any], ...]:
-    return (copy.__dict__, copy._parameters, copy._buffers, copy._modules)
-
-
-def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, bool]:
-    return (tensor.shape, tensor.dtype, tensor.requires_grad)
-
-
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Parameters, buffers and plain tensor attributes (where FSDP keeps its views) of *module* itself, by name."""
     attributes = {name: value for name, value in module.__dict__.items() if isinstance(value, Tensor)}

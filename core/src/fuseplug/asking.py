@@ -1,0 +1,64 @@
+"""The question, put to every kernel about every site that is not like another, and who broke the rule of asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pluggy
+
+from .discovery import KernelRecord
+from .verification import Snapshot
+from .words import Answer, Rejection, Site
+
+IMPURE = Rejection("it changed the module it was asked about; match() may only look", kind="error")
+
+
+class Question(NamedTuple):
+    """A site, and the kernels to be asked about it."""
+
+    site: Site
+    records: Sequence[KernelRecord]
+
+
+class Asking:
+    """Puts questions through pluggy.
+
+    Args:
+        plugins: Holds the kernels, each under its id.
+    """
+
+    def __init__(self, plugins: pluggy.PluginManager) -> None:
+        self._plugins = plugins
+        self._callers: dict[tuple[str, ...], Callable[..., list[Answer]]] = {}
+
+    def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
+        """The answers to each of *questions*, in the order of kernel ids.
+
+        Looking at everything once is cheap, and nobody changes anything; only where somebody did is each kernel asked
+        alone, to find out who.
+        """
+        before = Snapshot(question.site.module for question in questions)
+        answers = [self._put(question) for question in questions]
+        if before.changed():
+            before.restore()
+            answers = [self._put_one_by_one(question) for question in questions]
+        return [sorted(each, key=lambda answer: answer.kernel_id) for each in answers]
+
+    def _put(self, question: Question) -> list[Answer]:
+        key = tuple(record.kernel_id for record in question.records)
+        if key not in self._callers:
+            others = [plugin for name, plugin in self._plugins.list_name_plugin() if name not in key]
+            self._callers[key] = self._plugins.subset_hook_caller("propose", others)
+        return self._callers[key](site=question.site)
+
+    def _put_one_by_one(self, question: Question) -> list[Answer]:
+        before = Snapshot([question.site.module])
+        answers = []
+        for record in question.records:
+            alone = self._put(Question(question.site, [record]))
+            if before.changed():
+                before.restore()
+                alone = [Answer(record.kernel_id, rejection=IMPURE)]
+            answers += alone
+        return answers
