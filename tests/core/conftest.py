@@ -104,9 +104,10 @@ torch.set_num_threads(1)  # small tensors, and several runs at once on few cores
 
 
 @pytest.fixture
-def manager():
-    """A manager of its own, in which what happens to be installed takes no part."""
-    return KernelManager(environ={"FUSEPLUG_ALLOW": ""})
+def manager(monkeypatch):
+    """A manager of its own, which sees nothing of what happens to be installed."""
+    monkeypatch.setattr("fuseplug.discovery._installed", lambda: iter(()))
+    return KernelManager(environ={})
 
 
 @pytest.fixture

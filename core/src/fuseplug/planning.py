@@ -129,7 +129,10 @@ class _Planner:
 
     def ask(self, places: Sequence[Place]) -> None:
         """Ask about *places*, once about all that are alike."""
-        first = {_likeness(place): place for place in reversed(places) if not _scripted(place.module)}
+        first: dict[tuple[int, str], Place] = {}
+        for place in places:
+            if not _scripted(place.module):
+                first.setdefault(_likeness(place), place)
         questions = [
             Question(
                 Site(place.paths[0], place.stand_in, place.device_type, self._rules.mode),
