@@ -66,7 +66,7 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measure: start-up, planning, and each kernel against its best peers. Writes docs/results/."""
-    install(session, "accelerate")
+    install(session, "psutil")
     for script in BENCHMARKS:
         session.run("python", f"tests/benchmarks/{script}.py", *session.posargs)
 

@@ -11,11 +11,11 @@ from ._compiled import Compiled, plain
 from .reference import Semantics
 
 _LARGE = 1 << 16
-_LARGE_FOR_FLOAT32_FORWARD = 1 << 18
+_LARGE_FOR_FLOAT32_FORWARD = 1 << 19
 """Elements of x from which a compiled call is worth its fixed cost, which is about 45 µs forward and 100 µs backward.
 
-On two x86 cores, in µs, eager and compiled: bfloat16 forward 34 and 55 at 2¹⁵ elements, 100 and 67 at 2¹⁸; forward and
-backward 176 and 165, 464 and 244. In float32 the forward alone gains little before 2¹⁸: 72 and 60.
+On two x86 cores, in µs, eager and compiled: bfloat16 forward 33 and 45 at 2¹⁵ elements, 89 and 58 at 2¹⁸; forward and
+backward 142 and 165, 395 and 242. In float32 the forward alone loses at 2¹⁸, 60 and 63, and gains at 2²², 1961 and 863.
 """
 
 

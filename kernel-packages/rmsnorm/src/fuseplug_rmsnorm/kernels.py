@@ -33,7 +33,7 @@ class InductorRMSNormKernel(RMSNormKernel):
 
     kernel_id: ClassVar[str] = "inductor_fused_rmsnorm"
     function: ClassVar[str] = "fuseplug_rmsnorm.inductor:rms_norm"
-    check_sizes: ClassVar[tuple[int, ...]] = (1 << 10, 1 << 18)  # below and above what is worth a compiled call
+    check_sizes: ClassVar[tuple[int, ...]] = (1 << 10, 1 << 19)  # below and above what is worth a compiled call
 
     def unavailable(self, device_type: str) -> str | None:
         """Inductor compiles C++ for the CPU, so there it needs a compiler."""

@@ -28,7 +28,8 @@ _MIXED = (
 _LARGEST_EPS = 1e-2
 """A float of another name than eps is taken for one up to here."""
 
-_MOST_ELEMENTS_CHECKED = 1 << 18
+_MOST_ELEMENTS_CHECKED = 1 << 19
+"""The largest size that a kernel here asks to be checked at."""
 
 _UNKNOWN_WIDTH = 64
 """The width a norm is tried with that has no weight and does not say how wide it is."""
