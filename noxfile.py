@@ -83,7 +83,6 @@ def install(session: nox.Session, *packages: str, transformers: str = TRANSFORME
 def clean(session: nox.Session) -> None:
     """Keep what surrounds nox out of the session: PYTHONPATH may be how nox itself was started."""
     session.env["PYTHONPATH"] = None
-    session.env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 
 
 def session_python(session: nox.Session) -> tuple[int, ...]:

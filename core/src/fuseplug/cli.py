@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from .doctor import Row
 
-NOTHING_INSTALLED = """No kernels are installed. To have ours:
+NOTHING_INSTALLED = """No kernels are installed. For RMSNorm, to begin with:
 
-  pip install fuseplug-rmsnorm fuseplug-swiglu fuseplug-rope fuseplug-moe"""
+  pip install fuseplug-rmsnorm"""
 STYLES = {"ready": "green", "ok": "green", "broken": "red", "conflict": "red", "fail": "red"}
 
 app = typer.Typer(
