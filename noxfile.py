@@ -64,10 +64,12 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-def bench(session: nox.Session) -> None:
+@nox.parametrize("transformers", TRANSFORMERS)
+def bench(session: nox.Session, transformers: str) -> None:
     """Measure: start-up, planning, and each kernel against its best peers. Writes docs/results/."""
-    install(session, "psutil")
-    for script in BENCHMARKS:
+    install(session, "psutil", transformers=transformers)
+    # Only planning depends on how transformers builds its models.
+    for script in BENCHMARKS if transformers == TRANSFORMERS[0] else ("planning",):
         session.run("python", f"tests/benchmarks/{script}.py", *session.posargs)
 
 

@@ -12,7 +12,7 @@ import psutil
 import torch
 import transformers
 from record import Table, spread, write
-from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from fuseplug import manager
 
@@ -38,10 +38,10 @@ def main() -> None:
     rounds = Table("200 rounds of apply and undo, tiny Qwen3", ("what", "value"))
     for what, value in cycles(200).items():
         rounds.add(what, value)
-    write("planning", [table, rounds])
+    write(f"planning-transformers-{transformers.__version__}", [table, rounds])
 
 
-def planned(config: PreTrainedConfig, repeats: int = 9) -> tuple[int, int, dict[str, float]]:
+def planned(config: AutoConfig, repeats: int = 9) -> tuple[int, int, dict[str, float]]:
     """The number of modules, of fused targets, and the spread of the seconds that apply_all takes."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

@@ -23,7 +23,7 @@ LAYERS = (
     {"devices", "report", "rebind"},
     {"verification"},
     {"patching"},
-    {"asking", "walking"},
+    {"asking", "refusing", "walking"},
     {"planning"},
     {"kernel_manager"},
     {"building", "doctor"},

@@ -118,3 +118,8 @@ def test_what_is_no_kernel_is_not_registered(manager, declared, message):
 def test_what_is_no_class_of_kernels_is_not_registered(manager, thing):
     with pytest.raises(DiscoveryError, match=r"is not a subclass of fuseplug.BaseKernel"):
         manager.register(thing)
+
+
+def test_arguments_of_apply_in_the_wrong_order_are_refused(fusing, model):
+    with pytest.raises(PlanError, match=r"expected a torch.nn.Module, found str 'toy_norm'"):
+        fusing.apply(model, "toy_norm")

@@ -12,7 +12,7 @@ from support.models import Attention, GemmaNorm, Norm, Toy, inputs
 from support.states import differing, state_of
 from torch import nn
 
-from fuseplug import Example, Proposal, RejectedError, Rejection, Target
+from fuseplug import Example, Proposal, RejectedError, Rejection, Target, VerificationError
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_asked_for_by_name_a_wrong_kernel_raises_with_the_reason(manager, functi
     model = Norm()
     before = state_of(model)
     with pytest.raises(
-        RejectedError, match=f"bad was asked for by name, but fits nothing in Norm: .*{WRONG[function]}"
+        VerificationError, match=f"bad was asked for by name, but fits nothing in Norm: .*{WRONG[function]}"
     ):
         manager.apply("bad", model)
     assert not differing(before, state_of(model))

@@ -29,8 +29,8 @@ class RejectedError(FuseplugError):
     """A kernel that was asked for by name, or ``strict=True``, met a site it had to leave alone."""
 
 
-class VerificationError(FuseplugError):
-    """A check could not be carried out, as opposed to a kernel failing one (that is a rejection)."""
+class VerificationError(RejectedError):
+    """The same, because the kernel was run and its numbers are wrong here."""
 
 
 class PatchError(FuseplugError):

@@ -9,18 +9,19 @@ import traceback
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
 
 import pluggy
 
 from .discovery import KernelRecord, discover, load_class
-from .errors import DiscoveryError, PlanError, RejectedError
+from .errors import DiscoveryError, PlanError
 from .hookspecs import PROJECT, BaseKernel
 from .words import Mode
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from typing_extensions import Unpack
 
     from .devices import Destination
     from .patching import Applied, Change, Patch
@@ -29,6 +30,24 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=type[BaseKernel])
 REGISTERED = "(registered)"
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments that `KernelManager` says the meaning of, for when the kernels are named already."""
+
+    exclude: Sequence[str] | str
+    only: Sequence[str] | str
+    skip: Sequence[str] | str
+    device: torch.device | str | None
+    mode: Literal["auto", "training", "inference"]
+    verify: bool
+    strict: bool
+
+
+class AllOptions(Options, total=False):
+    """The same, for when they are not."""
+
+    include: Sequence[str] | str | None
 
 
 @dataclass
@@ -128,10 +147,12 @@ class KernelManager:
         Raises:
             PlanError: If *model* is not a module, a glob matches nothing, or *device* or *mode* is unknown.
             DiscoveryError: If a kernel asked for by name is not installed or not ready.
-            RejectedError: With ``strict``, if something had to be left alone.
+            RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if that was because a
+                kernel's numbers are wrong.
         """
         from .asking import Asking
         from .planning import Rules, make_plan
+        from .refusing import refuse_left_alone
         from .verification import neutral
         from .walking import walk
 
@@ -143,10 +164,10 @@ class KernelManager:
             places = walk(model, only=_words(only), skip=_words(skip), device=self._device(device))
             plan = make_plan(model, places, rules, Asking(self._plugins).ask)
         if strict:
-            _refuse_rejections(plan.report)
+            refuse_left_alone(plan.report)
         return plan
 
-    def apply_all(self, model: nn.Module, **options: Any) -> Applied:
+    def apply_all(self, model: nn.Module, **options: Unpack[AllOptions]) -> Applied:
         """Fuse everything in *model* that an installed kernel fits: plan, verify, apply, report.
 
         Calling it again changes nothing that is in place; what was lost since is put back.
@@ -164,7 +185,7 @@ class KernelManager:
         """
         return self._apply(model, self.plan(model, **options))
 
-    def apply(self, kernel_ids: str | Sequence[str], model: nn.Module, **options: Any) -> Applied:
+    def apply(self, kernel_ids: str | Sequence[str], model: nn.Module, **options: Unpack[Options]) -> Applied:
         """Fuse with these kernels, earlier ones preferred; each must be ready and of use somewhere.
 
         Args:
@@ -174,11 +195,15 @@ class KernelManager:
 
         Raises:
             DiscoveryError: If one is not installed or not ready.
-            RejectedError: If one, or all of an op, fit no site of this model.
+            RejectedError: If one, or all of an op, fit no site of this model; `VerificationError` if that is because
+                their numbers are wrong.
         """
+        _must_be_module(model)
+        from .refusing import refuse_unused
+
         names = _words(kernel_ids)
         plan = self.plan(model, include=names, **options)
-        _refuse_unused(plan.report, {name: self._named(name) for name in names})
+        refuse_unused(plan.report, {name: self._named(name) for name in names})
         return self._apply(model, plan)
 
     def applied_to(self, model: nn.Module) -> Applied | None:
@@ -317,45 +342,6 @@ def _unknown(word: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.4)
     named = f"nearest installed: {', '.join(near)}" if near else f"installed: {', '.join(known)}"
     return f"no kernel or op {word!r} is installed; {named} (see `fuseplug list`)"
-
-
-def _refuse_rejections(report: Report) -> None:
-    """Raise for what was left alone for a reason other than being something else."""
-    hindered = [
-        f"{entry.paths[0] or 'the model'} ({entry.class_name}): {entry.why_not}"
-        for entry in report.left_alone
-        if any(rejection.kind != "unlike" for _, rejection in entry.rejections)
-    ]
-    if hindered:
-        more = f" (and {len(hindered) - 5} more)" if len(hindered) > 5 else ""
-        raise RejectedError(
-            f"strict=True, and {len(hindered)} targets had to be left alone: {'; '.join(hindered[:5])}{more}. "
-            "Leave them out with skip=, or drop strict.",
-            report=report,
-        )
-
-
-def _refuse_unused(report: Report, asked: Mapping[str, Sequence[KernelRecord]]) -> None:
-    """Raise for a name, of a kernel or of an op, that stands for nothing of use in the model."""
-    used = {entry.kernel_id for entry in report.fused} | {k for entry in report.fused for k in entry.outranked}
-    for name, records in asked.items():
-        if any(record.kernel_id in used for record in records):
-            continue
-        why = "; ".join(f"{record.name}: {_why_unused(report, record)}" for record in records)
-        raise RejectedError(
-            f"{name} was asked for by name, but fits nothing in {report.model_class}: {why}", report=report
-        )
-
-
-def _why_unused(report: Report, record: KernelRecord) -> str:
-    said = [
-        f"{entry.paths[0] or 'the model'} ({entry.class_name}): {rejection.reason}"
-        for entry in report.entries
-        for named, rejection in entry.rejections
-        # What Fuseplug itself has against a target is said once, whoever proposed it.
-        if named == record.kernel_id or (named == PROJECT and record.kernel and entry.op == record.kernel.op)
-    ]
-    return report.idle.get(record.kernel_id) or "; ".join(said[:3]) or "no module of this model is its business"
 
 
 def _report_of_marks(model: nn.Module) -> Report:

@@ -115,17 +115,17 @@ class _Planner:
         self._offered: dict[tuple[int, str], _Offered] = {}
 
     def decide(self, place: Place) -> Iterator[_Decision]:
-        blank = Entry(place.paths, type(place.module).__name__, place.device_type)
         if _scripted(place.module):
             why = Rejection("it is TorchScript, whose methods cannot be replaced: apply before scripting")
-            yield replace(blank, rejections=(("fuseplug", why),)), None
+            yield replace(_blank(place), rejections=(("fuseplug", why),)), None
             return
         offered = self._offered[_likeness(place)]
-        blank = replace(blank, rejections=offered.rejections)
         if offered.proposals:
+            blank = replace(_blank(place), rejections=offered.rejections)
             yield from self._decide_targets(place, blank, offered.proposals)
         elif offered.rejections:
-            yield replace(blank, op=_kernel(self._by_id[offered.rejections[0][0]]).op), None
+            op = _kernel(self._by_id[offered.rejections[0][0]]).op
+            yield replace(_blank(place), rejections=offered.rejections, op=op), None
 
     def ask(self, places: Sequence[Place]) -> None:
         """Ask about *places*, once about all that are alike."""
@@ -267,6 +267,10 @@ class _Planner:
 
 def _likeness(place: Place) -> tuple[int, str]:
     return (place.alike, place.device_type)
+
+
+def _blank(place: Place) -> Entry:
+    return Entry(place.paths, type(place.module).__name__, place.device_type)
 
 
 def _scripted(module: nn.Module) -> bool:

@@ -56,9 +56,11 @@ _fused = Compiled(rms_norm_formula)
 
 
 def _is_large(x: Tensor, group_size: int | None) -> bool:
-    size, width = x.numel(), x.shape[-1]
+    size = x.numel()
+    if size < _LARGE:
+        return False
     # One row, and rows of one element, are sizes that Dynamo would compile once more for.
-    if size < _LARGE or size == width or width == 1 or group_size == 1:
+    if x.shape[-1] in (1, size) or group_size == 1:
         return False
     return size >= _LARGE_FOR_FLOAT32_FORWARD or x.element_size() == 2 or (x.requires_grad and torch.is_grad_enabled())
 

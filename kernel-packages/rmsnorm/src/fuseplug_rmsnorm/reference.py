@@ -111,16 +111,17 @@ def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, g
     how = VARIANTS.get(variant)
     if how is None:
         raise ValueError(f"unknown RMSNorm variant {variant!r}; known: {', '.join(VARIANTS)}")
-    if x.dim() == 0:
+    shape = x.shape  # each look at it costs as much as the rest of these lines
+    if not shape:
         raise ValueError("x must have at least one dimension, (..., hidden); it is a scalar")
-    if weight is not None and weight.shape != x.shape[-1:]:
-        raise ValueError(f"weight must have shape ({x.shape[-1]},), the last dimension of x; it has {(*weight.shape,)}")
+    if weight is not None and weight.shape != shape[-1:]:
+        raise ValueError(f"weight must have shape ({shape[-1]},), the last dimension of x; it has {(*weight.shape,)}")
     if gate is not None and how.gate is None:
         raise ValueError(f"variant {variant!r} takes no gate")
-    if gate is not None and gate.shape != x.shape:
-        raise ValueError(f"gate must have the shape of x, {(*x.shape,)}; it has {(*gate.shape,)}")
-    if group_size is not None and (group_size < 1 or x.shape[-1] % group_size):
-        raise ValueError(f"group_size must divide the last dimension of x, {x.shape[-1]}; it is {group_size}")
+    if gate is not None and gate.shape != shape:
+        raise ValueError(f"gate must have the shape of x, {(*shape,)}; it has {(*gate.shape,)}")
+    if group_size is not None and (group_size < 1 or shape[-1] % group_size):
+        raise ValueError(f"group_size must divide the last dimension of x, {shape[-1]}; it is {group_size}")
     return how
 
 

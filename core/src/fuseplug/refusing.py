@@ -1,0 +1,70 @@
+"""Turning what a report says into an error, for those who asked for more than a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from .discovery import KernelRecord
+from .errors import RejectedError, VerificationError
+from .report import Entry, Report
+from .words import Rejection
+
+MOST_NAMED = 5
+
+
+def refuse_left_alone(report: Report) -> None:
+    """Raise for what was left alone for a reason other than being something else: ``strict=True``.
+
+    Raises:
+        RejectedError: If there is such; `VerificationError` if a kernel's numbers were the reason.
+    """
+    hindered = [
+        entry for entry in report.left_alone if any(rejection.kind != "unlike" for _, rejection in entry.rejections)
+    ]
+    if hindered:
+        named = "; ".join(f"{_site(entry)}: {entry.why_not}" for entry in hindered[:MOST_NAMED])
+        more = f" (and {len(hindered) - MOST_NAMED} more)" if len(hindered) > MOST_NAMED else ""
+        raise _error(rejection for entry in hindered for _, rejection in entry.rejections)(
+            f"strict=True, and {len(hindered)} targets had to be left alone: {named}{more}. "
+            "Leave them out with skip=, or drop strict.",
+            report=report,
+        )
+
+
+def refuse_unused(report: Report, asked: Mapping[str, Sequence[KernelRecord]]) -> None:
+    """Raise for a name, of a kernel or of an op, that stands for nothing of use in the model.
+
+    Raises:
+        RejectedError: If there is such; `VerificationError` if the kernel's numbers were the reason.
+    """
+    used = {entry.kernel_id for entry in report.fused} | {k for entry in report.fused for k in entry.outranked}
+    for name, records in asked.items():
+        if any(record.kernel_id in used for record in records):
+            continue
+        why = "; ".join(f"{record.name}: {_why_unused(report, record)}" for record in records)
+        raise _error(rejection for record in records for _, rejection in _said(report, record))(
+            f"{name} was asked for by name, but fits nothing in {report.model_class}: {why}", report=report
+        )
+
+
+def _why_unused(report: Report, record: KernelRecord) -> str:
+    said = [f"{_site(entry)}: {rejection.reason}" for entry, rejection in _said(report, record)]
+    return report.idle.get(record.kernel_id) or "; ".join(said[:3]) or "no module of this model is its business"
+
+
+def _said(report: Report, record: KernelRecord) -> list[tuple[Entry, Rejection]]:
+    return [
+        (entry, rejection)
+        for entry in report.entries
+        for named, rejection in entry.rejections
+        # What Fuseplug itself has against a target is said once, whoever proposed it.
+        if named == record.kernel_id or (named == "fuseplug" and record.kernel and entry.op == record.kernel.op)
+    ]
+
+
+def _site(entry: Entry) -> str:
+    return f"{entry.paths[0] or 'the model'} ({entry.class_name})"
+
+
+def _error(rejections: Iterable[Rejection]) -> type[RejectedError]:
+    return VerificationError if any(rejection.kind == "failed" for rejection in rejections) else RejectedError
