@@ -20,7 +20,7 @@ LAYERS = (
     {"words"},
     {"hookspecs"},
     {"discovery"},
-    {"devices", "report", "rebind"},
+    {"collecting", "devices", "report", "rebind"},
     {"verification"},
     {"patching"},
     {"asking", "refusing", "walking"},

@@ -1,5 +1,6 @@
 """Planning depends on nothing that surrounds it, leaves no trace, and tells apart what differs."""
 
+import gc
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -14,6 +15,7 @@ from support.states import differing, state_of
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from fuseplug import PlanError
 from fuseplug.verification import Signatures, verifier
 
 
@@ -334,3 +336,16 @@ def test_a_wrong_gradient_of_the_reference_is_unlike(manager):
 def test_a_module_that_differs_only_in_training_is_refused(manager):
     manager.register(NormKernel)
     assert manager.plan(Dropping().eval()).report.entries[0].rejections[0][1].kind == "unlike"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_on_or_off_as_before(fusing, enabled):
+    was_on = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        fusing.plan(Norm())
+        with pytest.raises(PlanError):
+            fusing.plan(Norm(), only="nowhere")
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was_on else gc.disable)()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pluggy
 
+from .collecting import collection_paused
 from .discovery import KernelRecord
 from .verification import Snapshot
 from .words import Answer, Rejection, Site
@@ -32,6 +33,7 @@ class Asking:
         self._plugins = plugins
         self._callers: dict[tuple[str, ...], Callable[..., list[Answer]]] = {}
 
+    @collection_paused()
     def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
         """The answers to each of *questions*, in the order of kernel ids.
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from .collecting import collection_paused
 from .devices import Destination
 from .errors import PlanError
 from .verification import Signatures, StandIns
@@ -36,6 +37,7 @@ class Place:
     device: torch.device | None
 
 
+@collection_paused()
 def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: Destination | None) -> list[Place]:
     """List the places of *model*, parents before children.
 
