@@ -226,6 +226,7 @@ NONSENSE = {
     "covers a string": lambda self, site: [proposal(covers="experts")],
     "covers none": lambda self, site: [proposal(covers=None)],
     "roundings": lambda self, site: [proposal(roundings="many")],
+    "working roundings": lambda self, site: [proposal(working_roundings="many")],
     "example raises": lambda self, site: [proposal(example=example_raises)],
     "example is none": lambda self, site: [proposal(example=None)],
     "example gives none": lambda self, site: [proposal(example=lambda *args: None)],

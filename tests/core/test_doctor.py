@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from fuseplug import doctor
+from fuseplug import BaseKernel, doctor
 from fuseplug.discovery import KernelRecord
 from fuseplug.doctor import Machine, examine
 
@@ -19,7 +19,8 @@ def machine(devices=("cpu",), error=None, version="2.13.0", **environ):
 
 
 def kernel(unavailable=lambda self, kind: None, devices=()):
-    made = type("Kernel", (), {"device_types": devices, "unavailable": unavailable})()
+    answers = {"device_types": devices, "unavailable": unavailable, "match": lambda self, site: None}
+    made = type("Kernel", (BaseKernel,), answers)()
     return KernelRecord("k", "x-dist", "1.0", kernel=made)
 
 

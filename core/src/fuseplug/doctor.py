@@ -210,20 +210,13 @@ def _loading(record: KernelRecord) -> tuple[State, str, str]:
 def _running(machine: Machine, kernel: BaseKernel) -> tuple[State, str, str]:
     if machine.torch is None:
         return "warn", "ready, but not asked about this machine, as torch cannot be imported", ""
-    here = [kind for kind in machine.devices if not kernel.device_types or kind in kernel.device_types]
+    here = [kind for kind in machine.devices if kernel.runs_on(kind)]
     if not here:
         return "ok", f"ready for {', '.join(kernel.device_types)}, which is not here", ""
-    lacking = [f"unavailable on {kind}: {why}" for kind in here if (why := _lacks(kernel, kind))]
+    lacking = [f"unavailable on {kind}: {why}" for kind in here if (why := kernel.lacks(kind))]
     if lacking:
         return "fail", "; ".join(lacking), ""
     return "ok", f"ready on {', '.join(here)}", ""
-
-
-def _lacks(kernel: BaseKernel, kind: str) -> str | None:
-    try:
-        return kernel.unavailable(kind)
-    except Exception as error:  # noqa: BLE001 - a stranger's check may raise anything
-        return f"{_said(error)} (raised by its unavailable())"
 
 
 def _device(torch: Any, kind: str) -> str:

@@ -65,6 +65,19 @@ class BaseKernel(abc.ABC):
         return None
 
     @final
+    def runs_on(self, device_type: str) -> bool:
+        """Whether `device_types` has *device_type*, or is empty."""
+        return not self.device_types or device_type in self.device_types
+
+    @final
+    def lacks(self, device_type: str) -> str | None:
+        """What `unavailable` says, or what it raises: that too is something the machine lacks."""
+        try:
+            return self.unavailable(device_type)
+        except Exception as error:  # noqa: BLE001 - a stranger's check may raise anything
+            return f"{type(error).__name__}: {error} (raised by its unavailable())"
+
+    @final
     def load(self) -> Compute:
         """Import and return `function`."""
         function: Compute = resolve(self.function)
@@ -118,8 +131,11 @@ def _faults_of_answer(answer: Any) -> list[str]:
         found.append(f"covers must be paths, not {answer.covers!r}")
     if not callable(answer.example):
         found.append(f"example must be callable, not {answer.example!r}")
-    if not isinstance(answer.roundings, int | float):
-        found.append(f"roundings must be a number, not {answer.roundings!r}")
+    found += [
+        f"{name} must be a number, not {getattr(answer, name)!r}"
+        for name in ("roundings", "working_roundings")
+        if not isinstance(getattr(answer, name), int | float)
+    ]
     try:
         hash((tuple(answer.adapters), tuple(answer.mixes)))
     except TypeError as error:

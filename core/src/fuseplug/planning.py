@@ -237,12 +237,12 @@ class _Planner:
         return self._verifier.compile_seconds
 
     def _taking_part(self, device_type: str) -> list[KernelRecord]:
-        return [r for r in self._rules.records if r.kernel and _runs_on(r.kernel, device_type)]
+        return [r for r in self._rules.records if r.kernel and r.kernel.runs_on(device_type)]
 
     def _lacks(self, record: KernelRecord, device_type: str) -> str | None:
         key = (record.kernel_id, device_type)
         if key not in self._unavailable:
-            self._unavailable[key] = _lack(_kernel(record), device_type)
+            self._unavailable[key] = _kernel(record).lacks(device_type)
         return self._unavailable[key]
 
     def idle(self, places: Sequence[Place]) -> dict[str, str]:
@@ -252,7 +252,7 @@ class _Planner:
             kernel = record.kernel
             if kernel is None or record.state != "ready":
                 continue
-            if not any(_runs_on(kernel, device_type) for device_type in here):
+            if not any(kernel.runs_on(device_type) for device_type in here):
                 idle[record.kernel_id] = (
                     f"runs on {', '.join(kernel.device_types)}; this model is planned for {', '.join(here)}"
                 )
@@ -288,17 +288,6 @@ def _blaming(record: KernelRecord, rejection: Rejection) -> Rejection:
     if rejection.kind != "error":
         return rejection
     return replace(rejection, reason=f"{rejection.reason} [{record.distribution} {record.version}]".replace(" ]", "]"))
-
-
-def _runs_on(kernel: BaseKernel, device_type: str) -> bool:
-    return not kernel.device_types or device_type in kernel.device_types
-
-
-def _lack(kernel: BaseKernel, device_type: str) -> str | None:
-    try:
-        return kernel.unavailable(device_type)
-    except Exception as error:  # noqa: BLE001 - a stranger's check may raise anything
-        return f"{type(error).__name__} while asking whether it is available: {error}"
 
 
 def _load_failure(kernel: BaseKernel) -> str:
