@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import types
 
@@ -11,6 +12,7 @@ import pytest
 from fuseplug import BaseKernel, doctor
 from fuseplug.discovery import KernelRecord
 from fuseplug.doctor import Machine, examine
+from fuseplug.inductor import InductorKernel
 
 
 def machine(devices=("cpu",), error=None, version="2.13.0", **environ):
@@ -115,11 +117,23 @@ class TestTorchNpu:
         assert self.said(TORCH_DEVICE_BACKEND_AUTOLOAD="0").state == "warn"
 
 
-def test_compiler(tmp_path):
-    assert row(examine(machine(PATH=str(tmp_path)), []), "C++ compiler").state == "warn"
-    (tmp_path / "g++").write_text("")
-    (tmp_path / "g++").chmod(0o755)
-    assert row(examine(machine(PATH=str(tmp_path)), []), "C++ compiler").found == str(tmp_path / "g++")
+@pytest.mark.skipif(sys.platform != "linux", reason="the default compiler is another one")
+@pytest.mark.parametrize(("name", "environ"), [("g++", {}), ("icpx", {"CXX": "icpx"})])
+def test_compiler(tmp_path, monkeypatch, name, environ):
+    environ = {"PATH": str(tmp_path), **environ}
+    monkeypatch.setattr(os, "environ", environ)
+
+    class Kernel(InductorKernel):
+        def match(self, site): ...
+
+    said = row(examine(machine(**environ), []), "C++ compiler")
+    assert said.state == "warn"
+    assert said.remedy in Kernel().unavailable("cpu")
+    assert Kernel().unavailable("cuda") is None
+    (tmp_path / name).write_text("")
+    (tmp_path / name).chmod(0o755)
+    assert row(examine(machine(**environ), []), "C++ compiler").found == str(tmp_path / name)
+    assert Kernel().unavailable("cpu") is None
 
 
 @pytest.mark.parametrize(("version", "state"), [(None, "ok"), ("4.40.1", "warn"), ("4.57.6", "ok"), ("5.23.0", "ok")])

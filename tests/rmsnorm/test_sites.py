@@ -12,7 +12,7 @@ from torch import nn
 
 from fuseplug.words import Rejection, Site
 from fuseplug_rmsnorm import reference
-from fuseplug_rmsnorm.kernels import InductorRMSNormKernel, RMSNormKernel
+from fuseplug_rmsnorm.kernels import RMSNormKernel
 from fuseplug_rmsnorm.sites import NormAdapter, match
 
 WIDTH = 48
@@ -329,15 +329,3 @@ def test_a_third_party_names_only_what_differs():
     answer = Chip().propose(site=site(Llama()))
     assert answer.kernel_id == "chip_fused_rmsnorm"
     assert answer.proposals[0].adapters[0].variant == "llama"
-
-
-def test_the_kernel_says_when_there_is_no_compiler(monkeypatch):
-    from fuseplug_rmsnorm import kernels
-
-    monkeypatch.setattr(kernels.shutil, "which", lambda name: None)
-    kernels._cpp_compiler.cache_clear()
-    try:
-        assert "apt-get install g++" in InductorRMSNormKernel().unavailable("cpu")
-        assert InductorRMSNormKernel().unavailable("cuda") is None
-    finally:
-        kernels._cpp_compiler.cache_clear()

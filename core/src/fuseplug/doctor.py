@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from packaging.version import Version
 
 from .discovery import ALLOW_VARIABLE, KERNELS_VARIABLE, KernelRecord
 from .hookspecs import BaseKernel
+from .inductor.kernel import INSTALL_COMPILER, cpp_compiler
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CANN_SCRIPT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"
@@ -137,10 +137,9 @@ def torch_npu(machine: Machine) -> Row:
 
 def compiler(machine: Machine) -> Row:
     """The C++ compiler, which Inductor needs on the CPU."""
-    for name in (machine.environ.get("CXX"), "c++", "g++", "clang++", "cl"):
-        if name and (path := shutil.which(name, path=machine.environ.get("PATH"))):
-            return Row("C++ compiler", "ok", path)
-    return Row("C++ compiler", "warn", "none on PATH: Inductor cannot compile for the CPU", "install g++ or clang++")
+    if path := cpp_compiler(machine.environ):
+        return Row("C++ compiler", "ok", path)
+    return Row("C++ compiler", "warn", "none on PATH: Inductor cannot compile for the CPU", INSTALL_COMPILER)
 
 
 def transformers(machine: Machine) -> Row:

@@ -32,6 +32,8 @@ class BaseKernel(abc.ABC):
         function: ``"package.module:function"`` that computes it; imported when the kernel is chosen, not before.
         reference: ``"package.module:function"`` in plain PyTorch with the same signature: the definition of right. It
             must compute in ``promote(x.dtype, float32)``, so that float64 inputs give the truth.
+        specimens: ``"package.module:function"`` that returns small modules which the kernel fuses, at least one for
+            each variant that it claims: what `fuseplug.testing` checks it on. Optional, and inherited.
         device_types: Where it runs; empty for every device.
         differentiable: Whether gradients flow through it. If not, it is used only for ``mode="inference"``.
         compilable: Whether ``torch.compile`` can trace through it.
@@ -44,6 +46,7 @@ class BaseKernel(abc.ABC):
     op: ClassVar[str]
     function: ClassVar[str]
     reference: ClassVar[str]
+    specimens: ClassVar[str] = ""
     device_types: ClassVar[tuple[str, ...]] = ()
     differentiable: ClassVar[bool] = True
     compilable: ClassVar[bool] = True
@@ -159,9 +162,11 @@ def faults(kernel: Any) -> list[str]:
         if not (isinstance(getattr(kernel, name, None), str) and getattr(kernel, name))
     ]
     found += [
-        f'{name} must be "package.module:function", not {getattr(kernel, name)!r}'
-        for name in ("function", "reference")
-        if isinstance(getattr(kernel, name, None), str) and getattr(kernel, name).count(":") != 1
+        f'{name} must be "package.module:function", not {said!r}'
+        for name in ("function", "reference", "specimens")
+        if isinstance(said := getattr(kernel, name, None), str)
+        and said.count(":") != 1
+        and said != BaseKernel.specimens
     ]
     if not isinstance(kernel.device_types, (tuple, list)) or not all(isinstance(d, str) for d in kernel.device_types):
         found.append(f"device_types must be a tuple of strings, not {kernel.device_types!r}")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import shutil
-import sys
 from collections.abc import Iterable
 from typing import ClassVar
 
 from fuseplug import BaseKernel, Proposal, Rejection, Site
+from fuseplug.inductor import InductorKernel
 
 
 class RMSNormKernel(BaseKernel):
@@ -28,22 +25,9 @@ class RMSNormKernel(BaseKernel):
         return match(site)
 
 
-class InductorRMSNormKernel(RMSNormKernel):
+class InductorRMSNormKernel(InductorKernel, RMSNormKernel):
     """RMSNorm as Inductor compiles it, for every device Inductor knows."""
 
     kernel_id: ClassVar[str] = "inductor_fused_rmsnorm"
     function: ClassVar[str] = "fuseplug_rmsnorm.inductor:rms_norm"
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 10, 1 << 19)  # below and above what is worth a compiled call
-
-    def unavailable(self, device_type: str) -> str | None:
-        """Inductor compiles C++ for the CPU, so there it needs a compiler."""
-        if device_type != "cpu" or _cpp_compiler() is not None:
-            return None
-        return "no C++ compiler was found; install one (for example: apt-get install g++) or set CXX to one"
-
-
-@functools.cache
-def _cpp_compiler() -> str | None:
-    # Inductor looks for $CXX and for this default, but starts the program to see; finding the file is enough here.
-    default = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
-    return shutil.which(os.environ.get("CXX") or default)

@@ -1,6 +1,6 @@
 """Run a row-wise formula of plain PyTorch compiled, forward and backward: few compilations, little overhead.
 
-Nothing here knows about RMSNorm. The backward is the compiled vector-Jacobian product of the formula itself, so there
+The backward is the compiled vector-Jacobian product of the formula itself, so there
 is no derivative to get wrong, and nothing is saved but the inputs. What the forward summed is summed again in the
 backward: keeping it was tried, and was no faster on the CPU.
 """

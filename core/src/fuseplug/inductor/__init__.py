@@ -1,0 +1,24 @@
+"""What kernels that Inductor compiles have in common. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .kernel import InductorKernel
+
+if TYPE_CHECKING:
+    from .compiled import Compiled, plain
+
+__all__ = ["Compiled", "InductorKernel", "plain"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Compiled", "plain"):
+        from . import compiled
+
+        return getattr(compiled, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

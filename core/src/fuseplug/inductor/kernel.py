@@ -1,0 +1,31 @@
+"""What a kernel needs of the machine for Inductor to compile it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+
+from ..hookspecs import BaseKernel
+
+INSTALL_COMPILER = "install one (for example: apt-get install g++) or set CXX to one"
+
+
+class InductorKernel(BaseKernel):
+    """The base of a kernel that Inductor compiles; name it before the base that has the op.
+
+    ``class InductorRMSNormKernel(InductorKernel, RMSNormKernel)``
+    """
+
+    def unavailable(self, device_type: str) -> str | None:
+        """Inductor compiles C++ for the CPU, so there it needs a compiler."""
+        if device_type != "cpu" or cpp_compiler(os.environ) is not None:
+            return None
+        return f"no C++ compiler was found; {INSTALL_COMPILER}"
+
+
+def cpp_compiler(environ: Mapping[str, str]) -> str | None:
+    """Where the C++ compiler is that Inductor would start: that of ``CXX``, or the default of the platform."""
+    default = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+    return shutil.which(environ.get("CXX") or default, path=environ.get("PATH"))
