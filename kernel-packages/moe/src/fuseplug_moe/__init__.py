@@ -1,0 +1,1 @@
+"""moe kernels. Under construction."""

@@ -1,0 +1,1 @@
+"""swiglu kernels. Under construction."""
