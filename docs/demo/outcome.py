@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import machine
 import plot
-from timing import NORMS, TRAINING, Race, Spread
+from timing import Race, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,10 +81,3 @@ def print_summary(outcome: Outcome) -> None:
     for race in outcome.races:
         rates = [Spread.of([race.tokens / 1e3 / s for s in seconds]) for seconds in (race.unfused, race.fused)]
         print(f"  {race.name + ', ' + race.dtype:<26} {rates[0]!s:<20} {rates[1]!s:<20} ×{race.speed_up}")
-    for dtype in dict.fromkeys(race.dtype for race in outcome.races):
-        print(f"  Norms are {_share_of_norms(outcome.races, dtype):.0%} of an unfused {dtype} training step.")
-
-
-def _share_of_norms(races: Sequence[Race], dtype: str) -> float:
-    seconds = {race.name: race.unfused for race in races if race.dtype == dtype}
-    return statistics.median(n / s for n, s in zip(seconds[NORMS], seconds[TRAINING], strict=True))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 TRAINING = "training step"
 FORWARD = "forward only"
-NORMS = "RMSNorms alone"
 
 WARM_UP = 4
 ENOUGH_ROUNDS = 8
@@ -66,7 +65,7 @@ class Race:
 
 
 def race(unfused: PreTrainedModel, fused: PreTrainedModel, tokens: torch.Tensor, rounds: int) -> list[Race]:
-    """Time training steps, forward passes, and the norms alone, the two models taking turns.
+    """Time training steps and forward passes, the two models taking turns.
 
     A slow machine (a CPU without bfloat16 instructions, say) gets fewer rounds.
     """
@@ -74,7 +73,6 @@ def race(unfused: PreTrainedModel, fused: PreTrainedModel, tokens: torch.Tensor,
     kinds = {
         TRAINING: (_training(unfused, tokens), _training(fused, tokens)),
         FORWARD: (_forward(unfused, tokens), _forward(fused, tokens)),
-        NORMS: (_norms(unfused, tokens), _norms(fused, tokens)),
     }
     races = {name: Race(name, dtype, tokens.numel()) for name in kinds}
     enough = time.monotonic() + ENOUGH_SECONDS
@@ -99,19 +97,3 @@ def _training(model: PreTrainedModel, tokens: torch.Tensor) -> Callable[[], obje
 
 def _forward(model: PreTrainedModel, tokens: torch.Tensor) -> Callable[[], object]:
     return lambda: logits(model, tokens)
-
-
-def _norms(model: PreTrainedModel, tokens: torch.Tensor) -> Callable[[], object]:
-    """Every norm of *model* by itself, on inputs of the shapes it meets there, forward and backward."""
-    shapes: dict[torch.nn.Module, torch.Size] = {}
-    norms = [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
-    hooks = [n.register_forward_pre_hook(lambda module, args: shapes.update({module: args[0].shape})) for n in norms]
-    logits(model, tokens)
-    for hook in hooks:
-        hook.remove()
-    generator = torch.Generator().manual_seed(0)
-    calls = []
-    for norm, shape in shapes.items():
-        hidden, grad = torch.randn(2, *shape, generator=generator).to(model.dtype)
-        calls.append((norm, hidden.requires_grad_(), grad))
-    return lambda: [torch.autograd.grad(norm(x), [x, norm.weight], grad) for norm, x, grad in calls]

@@ -1,4 +1,4 @@
-"""Train a small Qwen3 on a book, unfused and fused, from the same seed on the same batches, and compare.
+"""Train a small mixture of experts on a book, unfused and fused, from the same seed on the same batches, and compare.
 
 The losses should agree, the fused steps should be faster, and after ``undo()`` the model should compute, to the bit,
 what one that was never fused computes. The last is checked, and the exit status is 1 if it does not hold.
@@ -55,9 +55,8 @@ def compare(args: argparse.Namespace) -> Outcome:
     print(f"Machine: {machine.line()}")
 
     model = build(args.seed)
-    print(
-        f"Model:   a Qwen3 of {model.num_parameters() / 1e6:.1f} million parameters, random, one byte a token, float32"
-    )
+    millions = model.num_parameters() / 1e6
+    print(f"Model:   a Qwen3-MoE of {millions:.1f} million parameters, random, one byte a token, float32")
     print(f"\n1. Train it unfused: {args.steps} steps of {args.batch} × {args.length} bytes")
     unfused = train(model, batches, unseen, "unfused")
 

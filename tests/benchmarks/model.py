@@ -1,0 +1,133 @@
+"""Whole models on this machine: unfused, fused by every installed kernel, and compiled by torch.compile.
+
+The models take turns, so that a busy moment meets them all; each is first checked to give the unfused logits. What is
+paid once is reported beside: ``apply_all`` with its checks, and the compilation of the whole model.
+
+    python tests/benchmarks/model.py [--repeats N] [--tokens N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from record import Table, spread, write
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from fuseplug import manager
+
+UNFUSED = "unfused"
+DENSE = {
+    "vocab_size": 8192,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
+EXPERTS = {
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 384,
+    "norm_topk_prob": True,
+}
+MODELS = {
+    "Qwen3, 8 layers of Qwen3-0.6B's shape": ("qwen3", DENSE),
+    "Qwen3-MoE, 4 layers of 32 experts, 4 a token": ("qwen3_moe", DENSE | EXPERTS),
+}
+
+Work = Callable[[nn.Module, Any, Tensor], None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=512)
+    options = parser.parse_args()
+    tables = []
+    for name in MODELS:
+        for dtype in (torch.bfloat16, torch.float32):
+            tables += measure(name, dtype, options.tokens, options.repeats)
+    write("model", tables)
+
+
+def measure(name: str, dtype: torch.dtype, tokens: int, repeats: int) -> list[Table]:
+    """Milliseconds of a forward and of a training step, and what is paid once."""
+    said = f"{name}, {str(dtype).removeprefix('torch.')}, {tokens} tokens"
+    ids = torch.randint(8000, (1, tokens), generator=torch.Generator().manual_seed(0))
+    models, once = make_models(name, dtype, ids)
+    adamw = {key: torch.optim.AdamW(model.parameters(), lr=1e-5) for key, model in models.items()}
+    timings = Table(f"{said}, in ms", ("work", "contender", "ms", "× unfused, turn by turn"))
+    for work in (forward, training_step):
+        samples = timed(models, adamw, work, ids, repeats, once)
+        for key, milliseconds in samples.items():
+            ratios = [u / m for u, m in zip(samples[UNFUSED], milliseconds, strict=True)]
+            timings.add(work.__name__.replace("_", " "), key, spread(milliseconds), statistics.median(ratios))
+    paid = Table(f"{said}, paid once, in s", ("what", "s"))
+    for what, seconds in once.items():
+        paid.add(what, seconds)
+    return [timings, paid]
+
+
+def make_models(name: str, dtype: torch.dtype, ids: Tensor) -> tuple[dict[str, nn.Module], dict[str, float]]:
+    model_type, config = MODELS[name]
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    unfused = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config)).to(dtype)
+    fused, compiled = copy.deepcopy(unfused), torch.compile(copy.deepcopy(unfused))
+    start = time.perf_counter()
+    report = manager.apply_all(fused).report
+    once = {f"apply_all, {len(report.fused)} of {len(report.entries)} targets fused": time.perf_counter() - start}
+    with torch.no_grad():
+        expected = unfused(ids, use_cache=False).logits.float()
+        gap = (fused(ids, use_cache=False).logits.float() - expected).norm() / expected.norm()
+    assert gap <= 16 * torch.finfo(dtype).eps, f"the fused logits are {gap:.1e} away"
+    return {UNFUSED: unfused, "fuseplug": fused, "torch.compile(model)": compiled}, once
+
+
+def forward(model: nn.Module, adamw: torch.optim.Optimizer, ids: Tensor) -> None:
+    with torch.no_grad():
+        model(ids, use_cache=False)
+
+
+def training_step(model: nn.Module, adamw: torch.optim.Optimizer, ids: Tensor) -> None:
+    model(ids, labels=ids, use_cache=False).loss.backward()
+    adamw.step()
+    adamw.zero_grad()
+
+
+def timed(
+    models: dict[str, nn.Module],
+    adamw: dict[str, torch.optim.Optimizer],
+    work: Work,
+    ids: Tensor,
+    repeats: int,
+    once: dict[str, float],
+) -> dict[str, list[float]]:
+    samples: dict[str, list[float]] = {key: [] for key in models}
+    for turn in range(-2, repeats):
+        for key, model in models.items():
+            start = time.perf_counter()
+            work(model, adamw[key], ids)
+            took = time.perf_counter() - start
+            if turn >= 0:
+                samples[key].append(took * 1e3)
+            elif turn == -2:
+                once[f"the first {work.__name__.replace('_', ' ')} of {key}"] = took
+    return samples
+
+
+if __name__ == "__main__":
+    main()

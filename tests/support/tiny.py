@@ -1,0 +1,136 @@
+"""Models of transformers built small from their configs, and one step of each: logits and all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+BASE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HEAD = {"head_dim": 16}
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+LATENT = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+}
+VISION = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 48,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+    "in_channels": 3,
+}
+SECTIONS = {"type": "default", "rope_type": "default", "mrope_section": [2, 2, 2]}
+
+TINY: dict[str, Mapping[str, Any]] = {
+    "llama": BASE,
+    "qwen2": BASE,
+    "qwen3": BASE | HEAD,
+    "qwen3_moe": BASE | HEAD | EXPERTS | {"norm_topk_prob": True},
+    "mixtral": BASE | EXPERTS,
+    "gemma": BASE | HEAD,
+    "gemma3_text": BASE | HEAD | {"query_pre_attn_scalar": 16, "sliding_window": 8},
+    "phi3": BASE,
+    "glm4": BASE | HEAD,
+    "deepseek_v3": BASE | EXPERTS | LATENT,
+    "gpt_oss": BASE | HEAD | EXPERTS | {"sliding_window": 8},
+    "cohere": BASE,
+    "olmo2": BASE,
+    "nanochat": BASE,
+    "qwen2_5_vl": {
+        "text_config": BASE | {"rope_scaling": SECTIONS, "rope_parameters": SECTIONS | {"rope_theta": 1e4}},
+        "vision_config": VISION,
+        "image_token_id": 60,
+        "video_token_id": 61,
+        "vision_start_token_id": 62,
+        "vision_end_token_id": 63,
+    },
+}
+"""The arguments of each config, by model type."""
+
+_SIDE = 8
+"""Patches along each side of the image that a model with eyes is shown."""
+
+
+def exists(model_type: str) -> bool:
+    """Whether the installed transformers has such a model."""
+    return model_type in transformers.CONFIG_MAPPING
+
+
+def build(model_type: str, seed: int = 0) -> nn.Module:
+    """A model in float32, in eval mode; the same seed gives the same weights."""
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(model_type, **TINY[model_type])
+    auto = transformers.AutoModelForCausalLM
+    if hasattr(config, "vision_config"):
+        auto = transformers.AutoModelForImageTextToText
+    model = auto.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # A norm's weight of exactly one, or a bias of exactly zero, would hide what is done with it.
+            if parameter.dim() < 2:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def inputs(model: nn.Module) -> dict[str, Tensor]:
+    """Two sequences of tokens, and an image where the model sees."""
+    tokens = torch.arange(24).view(2, 12) * 7 % 57 + 3
+    vision = getattr(model.config, "vision_config", None)
+    if vision is None:
+        return {"input_ids": tokens}
+    merged = _SIDE**2 // vision.spatial_merge_size**2
+    seen = torch.full((1, merged), model.config.image_token_id)
+    start = torch.full((1, 1), model.config.vision_start_token_id)
+    values = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    return {
+        "input_ids": torch.cat((tokens[:1], start, seen, tokens[1:]), dim=1),
+        "pixel_values": torch.randn(_SIDE**2, values, generator=torch.Generator().manual_seed(0)),
+        "image_grid_thw": torch.tensor([[1, _SIDE, _SIDE]]),
+    }
+
+
+def step(model: nn.Module) -> dict[str, Tensor]:
+    """One forward and backward: the logits, and the gradient of each parameter that has one, by name."""
+    dtype = next(model.parameters()).dtype
+    given = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs(model).items()}
+    model.zero_grad(set_to_none=True)
+    logits = model(**given, use_cache=False).logits
+    upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits.backward(upstream / logits.numel() ** 0.5)
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"logits": logits.detach()} | gradients
