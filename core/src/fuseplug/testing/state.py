@@ -1,0 +1,76 @@
+"""What belongs to the whole process, and is not a kernel's to change."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import types
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+_MADE_BY_TORCH = ("TORCHINDUCTOR_", "TRITON_")
+"""Inductor sets its own variables when it first compiles."""
+
+
+class ProcessState:
+    """A look at the process: settings of PyTorch, random state, and what names in torch and in *owners* stand for.
+
+    Args:
+        owners: Classes and Python modules that nobody may set anything in, besides torch's own.
+    """
+
+    def __init__(self, owners: Iterable[type | types.ModuleType] = ()) -> None:
+        self._owners = (torch, torch.nn, torch.nn.functional, torch.Tensor, torch.nn.Module, *owners)
+        self._settings = _settings()
+        self._names = [dict(vars(owner)) for owner in self._owners]
+
+    def changed(self) -> list[str]:
+        """What is otherwise now, in words."""
+        now = _settings()
+        found = [
+            f"{name} was {_short(value)} and is {_short(now[name])}"
+            for name, value in self._settings.items()
+            if name in now and now[name] != value
+        ]
+        for owner, before in zip(self._owners, self._names, strict=True):
+            after = vars(owner)
+            found += [
+                f"{owner.__name__}.{name} was replaced"
+                for name, value in before.items()
+                if not name.startswith("_") and name in after and after[name] is not value
+            ]
+            if isinstance(owner, type):
+                found += [f"{owner.__name__}.{name} was added" for name in after.keys() - before.keys()]
+        return found
+
+
+def _settings() -> dict[str, Any]:
+    numpy = sys.modules.get("numpy")
+    state = {
+        "the default dtype": torch.get_default_dtype(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled(),
+        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
+        "torch.get_num_threads()": torch.get_num_threads(),
+        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+        "torch.is_autocast_enabled('cpu')": torch.is_autocast_enabled("cpu"),
+        "torch.get_autocast_dtype('cpu')": torch.get_autocast_dtype("cpu"),
+        "torch.is_anomaly_enabled()": torch.is_anomaly_enabled(),
+        "torch's random state": torch.default_generator.get_state().numpy().tobytes(),
+        "random's state": random.getstate(),
+        "warnings.filters": list(warnings.filters),
+        "sys.path": list(sys.path),
+        "os.environ": {name: value for name, value in os.environ.items() if not name.startswith(_MADE_BY_TORCH)},
+    }
+    if numpy:
+        state["numpy's random state"] = numpy.random.get_state()[1].tobytes()
+    return state
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else "otherwise"

@@ -1,0 +1,51 @@
+"""Which kernels there are. Nothing here imports torch."""
+
+from fuseplug import BaseKernel
+
+
+class Norm(BaseKernel):
+    """A norm with two variants."""
+
+    kernel_id = "zoo_norm"
+    op = "zoonorm"
+    function = "conformance.zoo.right:norm"
+    reference = "conformance.zoo.reference:norm"
+    specimens = "conformance.zoo.specimens:norms"
+    check_sizes = (128, 4096)
+
+    def match(self, site):
+        from .sites import match_norm
+
+        return match_norm(site)
+
+
+class Gated(BaseKernel):
+    """silu(gate) * up of the halves of a tensor: no parameters."""
+
+    kernel_id = "zoo_gated"
+    op = "zoogated"
+    function = "conformance.zoo.right:gated"
+    reference = "conformance.zoo.reference:gated"
+    specimens = "conformance.zoo.specimens:gates"
+    check_sizes = (128, 4096)
+
+    def match(self, site):
+        from .sites import match_gated
+
+        return match_gated(site)
+
+
+class Rotary(BaseKernel):
+    """A rotation by halves: a function that a method looks up."""
+
+    kernel_id = "zoo_rotary"
+    op = "zoorotary"
+    function = "conformance.zoo.right:rotary"
+    reference = "conformance.zoo.reference:rotary"
+    specimens = "conformance.zoo.specimens:rotaries"
+    check_sizes = (128, 4096)
+
+    def match(self, site):
+        from .sites import match_rotary
+
+        return match_rotary(site)
