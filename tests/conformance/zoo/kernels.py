@@ -49,3 +49,19 @@ class Rotary(BaseKernel):
         from .sites import match_rotary
 
         return match_rotary(site)
+
+
+class FirstHalf(Gated):
+    """The first half of a tensor, as a tensor of its own."""
+
+    kernel_id = "zoo_first_half"
+    op = "zoofirsthalf"
+    function = "conformance.zoo.right:first_half"
+    reference = "conformance.zoo.reference:first_half"
+    specimens = "conformance.zoo.specimens:halves"
+
+
+class PatchesOnImport(Norm):
+    """Right, but loading its function patches torch."""
+
+    function = "conformance.zoo.patches_on_import:norm"

@@ -22,3 +22,7 @@ def rotary(q, k, cos, sin):
         return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
 
     return q * cos + turned(q) * sin, k * cos + turned(k) * sin
+
+
+def first_half(x):
+    return x[..., : x.shape[-1] // 2].clone()

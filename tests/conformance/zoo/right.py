@@ -16,9 +16,14 @@ def gated(x):
     return (gate * torch.sigmoid(gate) * up).to(x.dtype)
 
 
-def rotary(q, k, cos, sin):
-    def turn(x):
-        first, second = x.chunk(2, -1)
-        return torch.addcmul(x * cos, torch.cat((-second, first), -1), sin)
+def turned(x):
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
 
-    return turn(q), turn(k)
+
+def rotary(q, k, cos, sin):
+    return tuple(torch.addcmul(x * cos, turned(x), sin) for x in (q, k))
+
+
+def first_half(x):
+    return x.narrow(-1, 0, x.shape[-1] // 2) * 1

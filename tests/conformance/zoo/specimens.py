@@ -58,6 +58,15 @@ class Projected(nn.Module):
         return apply_rotary(q, k, angle.cos(), angle.sin())
 
 
+class FirstHalf(nn.Module):
+    def forward(self, x):
+        return x[..., : x.shape[-1] // 2].clone()
+
+
+def halves():
+    return [FirstHalf()]
+
+
 def norms():
     return [CastLastNorm(), OffsetNorm(size=15, eps=1e-5)]
 

@@ -48,7 +48,8 @@ def undo(specimen: Specimen) -> Iterator[Finding]:
     yield Finding("undo", fault=_otherwise(before, _held_by(module)))
     alive = weakref.ref(module)
     del module, before
-    gc.collect()
+    if alive() is not None:
+        gc.collect()
     yield Finding("undo", fault="the module is kept alive by something" if alive() is not None else "")
 
 
@@ -57,6 +58,7 @@ def copies(case: Case) -> Iterator[Finding]:
 
     def of_a_copy(module: nn.Module, *args: Any) -> Any:
         case.fuse(module)
+        _method(module, case)(*args)  # what it may keep on the module is copied along
         duplicate = copy.deepcopy(module)
         if not our_marks(duplicate):
             raise AssertionError("the copy is not fused")
@@ -65,6 +67,7 @@ def copies(case: Case) -> Iterator[Finding]:
 
     def of_a_pickle(module: nn.Module, *args: Any) -> Any:
         case.fuse(module)
+        _method(module, case)(*args)
         loaded = pickle.loads(pickle.dumps(module))  # noqa: S301 - its own
         if our_marks(loaded):
             raise AssertionError("it comes back fused: a process without the kernel could not load it")
@@ -135,6 +138,7 @@ def casts(case: Case) -> Iterator[Finding]:
         def cast_to(module: nn.Module, *args: Any, dtype: torch.dtype = dtype, fuse: bool = True) -> Any:
             if fuse:
                 case.fuse(module)
+            _method(module, case)(*args)
             module.to(dtype)
             return _method(module, case)(*_cast(args, dtype))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -40,7 +39,8 @@ def memory(case: Case) -> Iterator[Finding]:
 def references(case: Case) -> Iterator[Finding]:
     """Once a call and its result are gone, so is their memory."""
     for held in [_held(case) for _ in range(2)]:
-        gc.collect()
+        if not all(storage.expired() for storage in held.values()):
+            gc.collect()  # half a second in a process that has compiled something, so not without need
         kept = sorted(name for name, storage in held.items() if not storage.expired())
         yield Finding("", fault=f"the memory of {', '.join(kept)} is held after the call" if kept else "")
 
@@ -87,10 +87,7 @@ def threads(case: Case) -> Iterator[Finding]:
 
 def process_state(case: Case) -> Iterator[Finding]:
     """Nothing that belongs to the process is otherwise afterwards: settings, random state, what names stand for."""
-    module = case.place.module
-    home = sys.modules.get(type(module).__module__)
-    owners = [cls for cls in type(module).__mro__ if cls not in (torch.nn.Module, object)]
-    state = ProcessState([*owners, *([home] if home else [])])
+    state = ProcessState()
     for number in range(2):
         example = case.example(number=number)
         case.original_on(example)
@@ -100,7 +97,7 @@ def process_state(case: Case) -> Iterator[Finding]:
         yield Finding("", fault="it draws random numbers otherwise than the original does" if drawn else "")
     # The runs themselves start from a seed.
     changed = [what for what in state.changed() if not what.startswith("torch's random state")]
-    for what in changed or [""]:
+    for what in dict.fromkeys([*changed, *case.examined.before.lastingly_changed()]) or [""]:
         yield Finding("", fault=what)
 
 

@@ -7,13 +7,15 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-_MADE_BY_TORCH = ("TORCHINDUCTOR_", "TRITON_")
-"""Inductor sets its own variables when it first compiles."""
+_OTHERS_VARIABLES = ("TORCHINDUCTOR_", "TRITON_", "PYTEST_")
+"""Inductor sets its own environment variables when it first compiles, and pytest for each test."""
+
+_LASTING = ("os.environ", "torch.get_num_threads()", "torch.get_float32_matmul_precision()")
 
 
 class ProcessState:
@@ -30,12 +32,11 @@ class ProcessState:
 
     def changed(self) -> list[str]:
         """What is otherwise now, in words."""
-        now = _settings()
-        found = [
-            f"{name} was {_short(value)} and is {_short(now[name])}"
-            for name, value in self._settings.items()
-            if name in now and now[name] != value
-        ]
+        return self._settings_changed(lambda name: True) + self.lastingly_changed(settings=False)
+
+    def lastingly_changed(self, *, settings: bool = True) -> list[str]:
+        """The same, without what any surroundings may set for a while, a test runner for instance."""
+        found = self._settings_changed(_LASTING.__contains__) if settings else []
         for owner, before in zip(self._owners, self._names, strict=True):
             after = vars(owner)
             found += [
@@ -46,6 +47,14 @@ class ProcessState:
             if isinstance(owner, type):
                 found += [f"{owner.__name__}.{name} was added" for name in after.keys() - before.keys()]
         return found
+
+    def _settings_changed(self, wanted: Callable[[str], bool]) -> list[str]:
+        now = _settings()
+        return [
+            f"{name} was {_short(value)} and is {_short(now[name])}"
+            for name, value in self._settings.items()
+            if wanted(name) and name in now and now[name] != value
+        ]
 
 
 def _settings() -> dict[str, Any]:
@@ -64,11 +73,18 @@ def _settings() -> dict[str, Any]:
         "random's state": random.getstate(),
         "warnings.filters": list(warnings.filters),
         "sys.path": list(sys.path),
-        "os.environ": {name: value for name, value in os.environ.items() if not name.startswith(_MADE_BY_TORCH)},
+        "os.environ": {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS_VARIABLES)},
     }
     if numpy:
         state["numpy's random state"] = numpy.random.get_state()[1].tobytes()
     return state
+
+
+def owners_of(module: torch.nn.Module) -> list[type | types.ModuleType]:
+    """The classes of *module*, torch's own left out, and the Python module in which its methods look names up."""
+    classes: list[type] = [cls for cls in type(module).__mro__ if cls not in (torch.nn.Module, object)]
+    homes = [sys.modules[cls.__module__] for cls in classes if cls.__module__ in sys.modules]
+    return [*classes, *dict.fromkeys(homes)]
 
 
 def _short(value: object) -> str:

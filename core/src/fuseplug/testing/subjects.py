@@ -33,6 +33,7 @@ from ..verification import (
 from ..walking import Place, walk
 from ..words import Answer, Example, Mode, Proposal, Rejection, Site
 from .results import Finding
+from .state import ProcessState, owners_of
 
 
 class Counted:
@@ -62,6 +63,7 @@ class Examined:
         device_type: What its sites are said to run on.
         specimens: What it is checked on.
         no_specimens: Why there are none.
+        before: The process before anything was asked or run.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Examined:
         self.device_type, self.device, self.absent = _device(self.kernel, device)
         given, self.no_specimens = _specimens(self.kernel) if specimens is None else (list(specimens), "")
         self.specimens = [Specimen(self, number, module) for number, module in enumerate(given)]
+        self.before = ProcessState({owner: None for module in given for owner in owners_of(module)})
 
     @property
     def mode(self) -> Mode:
