@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-
-
-from . import right, sites
+from . import reference, sites
 from .kernels import Gated, Norm
 from .sites import NormAdapter
 
@@ -50,13 +48,15 @@ class ClaimsMore(Norm):
     """It names a variant that no specimen has."""
 
     def match(self, site):
-        return sites.match_norm(site, tuple(NormAdapter(name, i) for i, name in enumerate(("plain", "offset", "twice"))))
+        return sites.match_norm(
+            site, tuple(NormAdapter(name, i) for i, name in enumerate(("plain", "offset", "twice")))
+        )
 
 
 @dataclass(frozen=True)
 class _ByItself(NormAdapter):
     def bind(self, compute):
-        return lambda module, x: right.norm(x, module.weight, module.eps, self.offset)
+        return lambda module, x: reference.norm(x, module.weight, module.eps, self.offset)
 
 
 class ByItself(Norm):
@@ -94,27 +94,27 @@ class _Unpicklable(NormAdapter):
 
 
 class CannotBePickled(Norm):
-    """Its adapter keeps a closure on the module: not to be pickled, and a copy computes with the first one's weights."""
+    """Its adapter keeps a closure on the module: it cannot be pickled, and a copy computes with the old weights."""
 
     def match(self, site):
         return sites.match_norm(site, (_Unpicklable("plain", 0.0), _Unpicklable("offset", 1.0)))
 
 
 @dataclass(frozen=True)
-class _KeepsWeight(NormAdapter):
+class _RemembersDtype(NormAdapter):
     def bind(self, compute):
         def forward(module, x):
-            weight = module.__dict__.setdefault("_wide", module.weight.float())
-            return compute(x, weight if x.dtype is torch.float32 else module.weight, module.eps, self.offset)
+            dtype = module.__dict__.setdefault("_dtype", x.dtype)
+            return compute(x, module.weight, module.eps, self.offset).to(dtype)
 
         return forward
 
 
-class KeepsTheWeight(Norm):
-    """Its adapter casts the weight once: what happens to the weight later is not seen."""
+class RemembersTheDtype(Norm):
+    """Its adapter notes the dtype at the first call: what happens to the module later is not seen."""
 
     def match(self, site):
-        return sites.match_norm(site, (_KeepsWeight("plain", 0.0), _KeepsWeight("offset", 1.0)))
+        return sites.match_norm(site, (_RemembersDtype("plain", 0.0), _RemembersDtype("offset", 1.0)))
 
 
 def _with_example(example):
@@ -178,24 +178,3 @@ class NoSizes(Norm):
 class NotDeclared(Norm):
     op = ""
     priority = "high"
-
-
-class HasNoGradient(Norm):
-    """Right, and says what it lacks."""
-
-    differentiable = False
-    function = "conformance.zoo.wrong:without_gradient"
-
-
-class CannotBeTraced(Norm):
-    """Right, and says what it lacks."""
-
-    compilable = False
-    function = "conformance.zoo.wrong:breaks_the_graph"
-
-
-class OnAnotherChip(Norm):
-    device_types = ("npu",)
-    function = "conformance.zoo.chip:norm"
-
-

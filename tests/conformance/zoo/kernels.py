@@ -65,3 +65,22 @@ class PatchesOnImport(Norm):
     """Right, but loading its function patches torch."""
 
     function = "conformance.zoo.patches_on_import:norm"
+
+
+class HasNoGradient(Norm):
+    """Right, and says what it lacks."""
+
+    differentiable = False
+    function = "conformance.zoo.wrong:without_gradient"
+
+
+class CannotBeTraced(Norm):
+    """Right, and says what it lacks."""
+
+    compilable = False
+    function = "conformance.zoo.wrong:breaks_the_graph"
+
+
+class OnAnotherChip(Norm):
+    device_types = ("npu",)
+    function = "conformance.zoo.chip:norm"

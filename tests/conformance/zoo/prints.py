@@ -1,6 +1,6 @@
-print('hello')
-
 from . import kernels
+
+print("hello")
 
 
 class Kernel(kernels.Norm):

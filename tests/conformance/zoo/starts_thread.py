@@ -1,9 +1,9 @@
 import threading
 import time
 
-threading.Thread(target=time.sleep, args=(3,), daemon=True).start()
-
 from . import kernels
+
+threading.Thread(target=time.sleep, args=(3,), daemon=True).start()
 
 
 class Kernel(kernels.Norm):

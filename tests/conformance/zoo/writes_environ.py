@@ -1,8 +1,8 @@
 import os
 
-os.environ['ZOO'] = '1'
-
 from . import kernels
+
+os.environ["ZOO"] = "1"
 
 
 class Kernel(kernels.Norm):

@@ -13,7 +13,6 @@ from torch.nn import functional
 from . import reference, right
 from .right import norm as right_norm
 
-
 # --- values
 
 
@@ -203,7 +202,7 @@ def spreads_nan(x, weight, eps, offset=0.0):
 
 def divides_by_zero(x, weight, eps, offset=0.0):
     made = right_norm(x, weight, eps, offset)
-    return torch.where((x == 0).all(-1, keepdim=True), made * float("nan"), made)
+    return torch.where((x == 0).all(-1, keepdim=True), torch.full_like(made, float("nan")), made)
 
 
 # --- memory
@@ -253,9 +252,9 @@ def keeps_references(x, weight, eps, offset=0.0):
 class _ReadsUnwritten(_Norm):
     @staticmethod
     def found(ctx, gradients):
-        # Accumulates into memory that it takes for zeros; as a rule it is.
-        fresh = torch.empty_like(gradients[1])
-        return gradients[0], torch.where(fresh.isnan(), fresh, gradients[1])
+        # Accumulates into memory that it takes for zeros, which so large a piece as a rule is.
+        fresh = torch.empty(1 << 24)[: len(gradients[1])]
+        return gradients[0], gradients[1] + fresh.to(gradients[1].dtype)
 
 
 def reads_unwritten_memory(x, weight, eps, offset=0.0):
@@ -269,7 +268,7 @@ _calls = itertools.count()
 
 def not_the_same_twice(x, weight, eps, offset=0.0):
     made = right_norm(x, weight, eps, offset)
-    return torch.where(made != 0, made * (1 + next(_calls) % 3 * torch.finfo(made.dtype).eps), made)
+    return made * (1 + next(_calls) % 3 * torch.finfo(torch.float32).eps)
 
 
 _workspace = {}
@@ -361,8 +360,7 @@ def wrong_under_autocast(x, weight, eps, offset=0.0):
 
 def wrong_when_recomputed(x, weight, eps, offset=0.0):
     """Takes the second forward of a step for another step."""
-    made = right_norm(x, weight, eps, offset)
-    return made * 2 if torch._C._current_graph_task_id() >= 0 else made
+    return right_norm(x * (2 if torch._C._current_graph_task_id() >= 0 else 1), weight, eps, offset)
 
 
 def packs_weight_once(x, weight, eps, offset=0.0):

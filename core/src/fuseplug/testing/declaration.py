@@ -99,7 +99,7 @@ def fuses(specimen: Specimen) -> Iterator[Finding]:
 
 
 def examples(case: Case) -> Iterator[Finding]:
-    """The same generator makes the same example, another one another; nothing else is drawn from; sizes are followed."""
+    """One generator makes one example, another another; nothing else is drawn from; sizes are followed."""
     proposal = case.proposal
     for mix in proposal.mixes:
         before = ProcessState()
@@ -109,14 +109,20 @@ def examples(case: Case) -> Iterator[Finding]:
         where = f"{mix}"
         yield Finding(where, fault="; ".join(before.changed()))
         same = _same_example(one, two)
-        yield Finding(where, fault="" if same else "it differs for generators at the same point: draw from the given one")
+        yield Finding(
+            where, fault="" if same else "it differs for generators at the same point: draw from the given one"
+        )
         varied = not _same_example(one, other)
-        yield Finding(where, fault="" if varied else "it is the same for every generator: stale results would go unseen")
+        yield Finding(
+            where, fault="" if varied else "it is the same for every generator: stale results would go unseen"
+        )
         away = {t.device.type for t in _tensors(one)} - {"cpu"}
         yield Finding(where, fault=f"it has tensors on {', '.join(sorted(away))}, not on the CPU" if away else "")
     largest = max(case.examined.sound.check_sizes)
     elements = case.example(size=largest).args[0].numel()
-    short = f"{elements} elements in the main input where at least {largest} are asked for: the kernel is not checked there"
+    short = (
+        f"{elements} elements in the main input where at least {largest} are asked for: the kernel is not checked there"
+    )
     yield Finding(f"size {largest}", fault="" if elements >= largest // 2 else short)
 
 
@@ -155,8 +161,9 @@ def _strangers(examined: Examined) -> Iterator[Finding]:
     for make in _NOBODYS_BUSINESS:
         module = make()
         answer = examined.sound.propose(site=Site("", module.to("meta"), examined.device_type, examined.mode))
-        wrong = answer and answer.rejection and answer.rejection.kind == "error"
-        yield Finding(f"asked about {module}".splitlines()[0], fault=answer.rejection.reason if wrong else "")
+        said = answer.rejection if answer is not None else None
+        wrong = said.reason if said is not None and said.kind == "error" else ""
+        yield Finding(f"asked about {module}".splitlines()[0], fault=wrong)
 
 
 def _same_example(one: Example, other: Example) -> bool:

@@ -5,12 +5,15 @@ The last line it prints is JSON; whatever comes before is what the imports print
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 HEAVY = ("torch", "triton", "torch_npu", "transformers", "jax", "tensorflow")
 """What importing the module of a kernel's class must not import: `fuseplug list` would wait for it."""
@@ -19,12 +22,15 @@ HEAVY = ("torch", "triton", "torch_npu", "transformers", "jax", "tensorflow")
 def imports_of(module: str, functions: list[str]) -> list[str]:
     """Import *module*, then torch, then *functions* (``"module:name"``); say what each did that it must not do."""
     found = []
-    environ, threads = dict(os.environ), threading.active_count()
-    importlib.import_module(module)
+    threads = threading.active_count()
+    with _written_variables() as written:
+        importlib.import_module(module)
     heavy = [name for name in HEAVY if name in sys.modules]
     if heavy:
         found.append(f"importing {module} imports {', '.join(heavy)}: import it in match() or later")
-    found += _left_behind(module, environ, threads)
+    found += [f"importing {module} writes the environment variable {name}" for name in sorted(written)]
+    if threading.active_count() > threads:
+        found.append(f"importing {module} starts a thread")
     for function in functions:
         from .state import ProcessState  # torch only now
 
@@ -34,13 +40,26 @@ def imports_of(module: str, functions: list[str]) -> list[str]:
     return found
 
 
-def _left_behind(module: str, environ: dict[str, str], threads: int) -> list[str]:
-    found = []
-    if changed := sorted(name for name, _ in environ.items() ^ os.environ.items()):
-        found.append(f"importing {module} changes environment variables: {', '.join(dict.fromkeys(changed))}")
-    if threading.active_count() > threads:
-        found.append(f"importing {module} starts a thread")
-    return found
+@contextlib.contextmanager
+def _written_variables() -> Iterator[set[str]]:
+    """The names written to: this process has inherited what the one above it was told, so no difference need show."""
+    written: set[str] = set()
+    kept = {name: getattr(type(os.environ), name) for name in ("__setitem__", "__delitem__", "setdefault")}
+
+    def noting(write: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(environ: Any, name: str, *value: str) -> Any:
+            written.add(name)
+            return write(environ, name, *value)
+
+        return noted
+
+    for name, write in kept.items():
+        setattr(type(os.environ), name, noting(write))
+    try:
+        yield written
+    finally:
+        for name, write in kept.items():
+            setattr(type(os.environ), name, write)
 
 
 def ask(module: str, functions: list[str]) -> list[str]:

@@ -126,6 +126,9 @@ def autocast(case: Case) -> Iterator[Finding]:
     ours, theirs = inside(case.patch.function), inside(case.subject.original)
     for mix in case.proposal.mixes:
         yield case.compare(f"{mix}", case.example(mix), function=ours, original=theirs, coarsest=half)
+    for size in case.edge_sizes[1:]:
+        example = case.example(size=size)
+        yield case.compare(f"{size} elements", example, function=ours, original=theirs, coarsest=half)
 
 
 def casts(case: Case) -> Iterator[Finding]:

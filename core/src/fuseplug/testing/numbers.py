@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..verification import SEMANTICS_SIZE, Handing, Outcome
+from ..verification import Handing, Outcome
 from ..words import Example
 from .edges import LAYOUTS, UPSTREAM, arguments, planted, zeroed
 from .edges import shapes as cut
@@ -34,7 +34,7 @@ def numbers(case: Case) -> Iterator[Finding]:
 
 def sizes(case: Case) -> Iterator[Finding]:
     """At each size that the kernel names; two of a shape, judged when both are done, so that nothing stale passes."""
-    for size in case.examined.sound.check_sizes:
+    for size in case.sizes:
         both = [case.example(size=size, number=number) for number in range(2)]
         where = f"{both[0].args[0].numel()} elements"
         try:
@@ -50,7 +50,7 @@ def sizes(case: Case) -> Iterator[Finding]:
 
 def shapes(case: Case) -> Iterator[Finding]:
     """None, one and an odd number of everything but features."""
-    for size in edge_sizes(case):
+    for size in case.edge_sizes:
         example = case.example(size=size)
         for what, dim, new, ways in cut(example):
             way = next((way for way in ways if _runs(case, way, dim, new)), None)
@@ -63,7 +63,7 @@ def shapes(case: Case) -> Iterator[Finding]:
 
 def layouts(case: Case) -> Iterator[Finding]:
     """Arguments that lie in memory in any way, with NaN between their elements."""
-    for size in edge_sizes(case):
+    for size in case.edge_sizes:
         for name, layout in LAYOUTS.items():
             handing = Handing(arguments=layout)
             yield case.compare(f"{name}, {size} elements", case.example(size=size), handing=handing)
@@ -74,7 +74,7 @@ def gradients(case: Case) -> Iterator[Finding]:
     if not case.gradients:
         yield Finding("", skipped="it says that it has no gradient")
         return
-    for size in edge_sizes(case):
+    for size in case.edge_sizes:
         example = case.example(size=size)
         for name, layout in UPSTREAM.items():
             handing = Handing(upstream=layout)
@@ -86,55 +86,44 @@ def gradients(case: Case) -> Iterator[Finding]:
 
 def no_grad(case: Case) -> Iterator[Finding]:
     """The same bits under ``no_grad`` and ``inference_mode``, and nothing recorded."""
-    example = case.example()
-    with_gradients = _outputs(case.kernel_on(example))
-    for context in (torch.no_grad, torch.inference_mode):
-        recorded = []
-
-        def without(
-            *args: Any, context: Callable[[], Any] = context, recorded: list[bool] = recorded
-        ) -> Any:
-            with context():
-                made = case.fused(*args)
-            recorded += [t.requires_grad for t in torch.utils._pytree.tree_leaves(made) if isinstance(t, Tensor)]
-            return made
-
-        name = context.__name__
-        finding = case.compare(name, example, function=without, original=_within(context, case.subject.original))
-        yield finding
-        if finding.fault or finding.skipped:
-            continue
-        yield Finding(name, fault="its result requires a gradient" if any(recorded) else "")
-        found = _outputs(case.kernel_on(example, gradients=False))
-        same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, with_gradients, strict=True))
-        yield Finding(name, fault="" if same else "its values are not those it gives when gradients are recorded")
+    for size in case.edge_sizes:
+        example = case.example(size=size)
+        with_gradients = _outputs(case.kernel_on(example))
+        for context in (torch.no_grad, torch.inference_mode):
+            where, ours = f"{context.__name__}, {size} elements", _within(context, case.fused)
+            finding = case.compare(where, example, function=ours, original=_within(context, case.subject.original))
+            yield finding
+            if not finding.fault and not finding.skipped:
+                found = _outputs(case.kernel_on(example, function=ours))
+                same = all(
+                    torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, with_gradients, strict=True)
+                )
+                yield Finding(
+                    where, fault="" if same else "its values are not those it gives when gradients are recorded"
+                )
 
 
 def special_values(case: Case) -> Iterator[Finding]:
     """A NaN or an infinity goes where the original sends it and nowhere else; zeros are no trouble."""
-    yield case.compare("zeros", zeroed(case.example()))
-    example = case.example()
-    for which in range(len(arguments(example))):
-        for name, value in (("NaN", math.nan), ("inf", math.inf), ("-inf", -math.inf)):
-            if (with_value := planted(example, which, value)) is None:
-                continue
-            where = f"{name} in args[{which}]"
-            finding = case.compare(where, with_value, gradients=False)
-            yield finding
-            if not finding.fault and not finding.skipped:
-                found, expected = (
-                    _outputs(run(with_value, gradients=False)) for run in (case.kernel_on, case.original_on)
-                )
-                pairs = zip(found, expected, strict=True)
-                lost = any(not torch.equal(a.isfinite(), b.isfinite()) for a, b in pairs if a.is_floating_point())
-                yield Finding(where, fault="it is not where the original has it in the result" if lost else "")
+    for size in case.edge_sizes:
+        example = case.example(size=size)
+        yield case.compare(f"zeros, {size} elements", zeroed(example))
+        for which in range(len(arguments(example))):
+            for name, value in (("NaN", math.nan), ("inf", math.inf), ("-inf", -math.inf)):
+                if (with_value := planted(example, which, value)) is not None:
+                    yield from _where_it_goes(case, f"{name} in args[{which}], {size} elements", with_value)
 
 
-def edge_sizes(case: Case) -> tuple[int, ...]:
-    """The sizes at which edges are tried: the large one costs compilations, so it is tried where that pays."""
-    largest = max(case.examined.sound.check_sizes)
-    first = case.examined.specimens[0].cases[:1] == [case]
-    return (SEMANTICS_SIZE, largest) if first or case.examined.thorough else (SEMANTICS_SIZE,)
+def _where_it_goes(case: Case, where: str, example: Example) -> Iterator[Finding]:
+    # Values alone: in gradients formulas of the same function may meet inf - inf in different places.
+    finding = case.compare(where, example, gradients=False)
+    yield finding
+    if finding.fault or finding.skipped:
+        return
+    found, expected = (_outputs(of(example, gradients=False)) for of in (case.kernel_on, case.original_on))
+    pairs = zip(found, expected, strict=True)
+    lost = any(not torch.equal(a.isfinite(), b.isfinite()) for a, b in pairs if a.is_floating_point())
+    yield Finding(where, fault="it is not where the original has it in the result" if lost else "")
 
 
 def _within(context: Callable[[], Any], function: Callable[..., Any]) -> Callable[..., Any]:

@@ -48,9 +48,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     """Add the checks of the kernels asked for."""
     for name in config.getoption("fuseplug_kernel"):
         kernel = KernelUnderTest.from_parent(session, name=name, nodeid=f"fuseplug:{name}")
-        checks = list(kernel.collect())
+        checks: list[pytest.Item | pytest.Collector] = list(kernel.collect())
         config.hook.pytest_collectreport(report=pytest.CollectReport(kernel.nodeid, "passed", None, checks))
-        items.extend(checks)
+        items.extend(check for check in checks if isinstance(check, pytest.Item))
 
 
 class KernelUnderTest(pytest.Collector):

@@ -88,10 +88,9 @@ class Conformance:
                 self.passed[check] += 1
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.kernel_id}: {len(self.faults)} faults; {self.passed.total()} questions answered right"
-            f"{f' on {self.device}' if self.device else ''}, {len(self.skipped)} skipped"
-        ]
+        name = f"{self.kernel_id} on {self.device}" if self.device else self.kernel_id
+        right, skipped = sum(self.passed.values()), len(self.skipped)
+        lines = [f"{name}: {len(self.faults)} faults; {right} questions answered right, {skipped} skipped"]
         lines += [f"  fault    {fault}" for fault in self.faults]
         lines += [f"  right    {check} ({count})" for check, count in self.passed.items()]
         grouped = Counter((skip.check, skip.why) for skip in self.skipped)

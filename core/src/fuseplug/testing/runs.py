@@ -6,16 +6,16 @@ import contextlib
 import gc
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import deterministic
 
 from ..verification import Outcome, difference
-from .numbers import edge_sizes
+from ..words import Example
 from .results import Finding
 from .state import ProcessState
 from .subjects import Case, raised
@@ -28,7 +28,7 @@ THREADS = 4
 
 def memory(case: Case) -> Iterator[Finding]:
     """It reads no memory that nobody wrote, and its result shares none with its inputs."""
-    for size in edge_sizes(case):
+    for size in case.edge_sizes:
         where = f"every new tensor full of NaN, {size} elements"
         yield case.compare(where, case.example(size=size), surroundings=_poisoned)
     ours, theirs = (_shared(outcome(case.example())) for outcome in (case.kernel_on, case.original_on))
@@ -38,16 +38,18 @@ def memory(case: Case) -> Iterator[Finding]:
 
 def references(case: Case) -> Iterator[Finding]:
     """Once a call and its result are gone, so is their memory."""
-    for held in [_held(case) for _ in range(2)]:
-        if not all(storage.expired() for storage in held.values()):
-            gc.collect()  # half a second in a process that has compiled something, so not without need
-        kept = sorted(name for name, storage in held.items() if not storage.expired())
-        yield Finding("", fault=f"the memory of {', '.join(kept)} is held after the call" if kept else "")
+    for size in case.edge_sizes:
+        for held in [_held(case, size) for _ in range(2)]:
+            if not all(storage.expired() for storage in held.values()):
+                gc.collect()  # half a second in a process that has compiled something, so not without need
+            kept = sorted(name for name, storage in held.items() if not storage.expired())
+            where = f"{size} elements"
+            yield Finding(where, fault=f"the memory of {', '.join(kept)} is held after the call" if kept else "")
 
 
 def determinism(case: Case) -> Iterator[Finding]:
     """The same bits every time."""
-    for size in edge_sizes(case):
+    for size in case.edge_sizes:
         example = case.example(size=size)
         first, *more = [case.kernel_on(example) for _ in range(RUNS)]
         for again in more:
@@ -60,29 +62,29 @@ def threads(case: Case) -> Iterator[Finding]:
     if case.random:
         yield Finding("", skipped="the original draws random numbers, which threads draw in no fixed order")
         return
-    examples = [case.example(number=number) for number in range(THREADS)]
-    found: dict[int, Outcome | Exception] = {}
-    together = threading.Barrier(THREADS)
+    for size in case.edge_sizes:
+        where = f"{THREADS} threads at once, {size} elements"
+        examples = [case.example(size=size, number=number) for number in range(THREADS)]
+        for example, outcome in zip(examples, _at_once(case, examples), strict=True):
+            if isinstance(outcome, Exception):
+                yield Finding(where, fault=f"raises {raised(outcome)}")
+            else:
+                why = case.excess(outcome, case.original_on(example), case.truth_on(example))
+                yield Finding(where, fault=f"not what one thread gets: {why}" if why else "")
 
-    def work(number: int) -> None:
+
+def _at_once(case: Case, examples: Sequence[Example]) -> list[Outcome | Exception]:
+    together = threading.Barrier(len(examples))
+
+    def work(example: Example) -> Outcome | Exception:
         together.wait()
         try:
-            found[number] = case.kernel_on(examples[number])
+            return case.kernel_on(example)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
-            found[number] = error
+            return error
 
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    for number, example in enumerate(examples):
-        where, outcome = f"{THREADS} threads at once", found[number]
-        if isinstance(outcome, Exception):
-            yield Finding(where, fault=f"raises {raised(outcome)}")
-        else:
-            why = case.excess(outcome, case.original_on(example), case.truth_on(example))
-            yield Finding(where, fault=f"not what one thread gets: {why}" if why else "")
+    with ThreadPoolExecutor(len(examples)) as pool:
+        return list(pool.map(work, examples))
 
 
 def process_state(case: Case) -> Iterator[Finding]:
@@ -103,17 +105,18 @@ def process_state(case: Case) -> Iterator[Finding]:
 
 @contextlib.contextmanager
 def _poisoned() -> Iterator[None]:
+    filling: Any = torch.utils.deterministic
     was = torch.are_deterministic_algorithms_enabled()
-    warned, filled = torch.is_deterministic_algorithms_warn_only_enabled(), deterministic.fill_uninitialized_memory
+    warned, filled = torch.is_deterministic_algorithms_warn_only_enabled(), filling.fill_uninitialized_memory
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        deterministic.fill_uninitialized_memory = True
+        filling.fill_uninitialized_memory = True
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(was, warn_only=warned)
-            deterministic.fill_uninitialized_memory = filled
+            filling.fill_uninitialized_memory = filled
 
 
 def _shared(outcome: Outcome) -> set[str]:
@@ -130,10 +133,10 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _held(case: Case) -> dict[str, Any]:
-    outcome = case.kernel_on(case.example())
+def _held(case: Case, size: int) -> dict[str, Any]:
+    outcome = case.kernel_on(case.example(size=size))
     return {
-        name: StorageWeakRef(value.untyped_storage())
+        name: StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
         for name, value in outcome.values.items()
         if value is not None and value.numel()
     }

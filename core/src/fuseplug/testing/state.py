@@ -11,11 +11,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch._dynamo  # it wraps torch.manual_seed when it is imported, which is not the kernel's doing
 
-_OTHERS_VARIABLES = ("TORCHINDUCTOR_", "TRITON_", "PYTEST_")
+_OTHERS_VARIABLES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "PYTEST_")
 """Inductor sets its own environment variables when it first compiles, and pytest for each test."""
 
 _LASTING = ("os.environ", "torch.get_num_threads()", "torch.get_float32_matmul_precision()")
+
+
+_LATE = ("numpy's random state",)
+"""Not there before something imports numpy."""
+
+
+def _lasts(setting: str) -> bool:
+    return setting.startswith(_LASTING)
 
 
 class ProcessState:
@@ -27,6 +36,7 @@ class ProcessState:
 
     def __init__(self, owners: Iterable[type | types.ModuleType] = ()) -> None:
         self._owners = (torch, torch.nn, torch.nn.functional, torch.Tensor, torch.nn.Module, *owners)
+        self._environ = tuple(os.environ)
         self._settings = _settings()
         self._names = [dict(vars(owner)) for owner in self._owners]
 
@@ -36,7 +46,7 @@ class ProcessState:
 
     def lastingly_changed(self, *, settings: bool = True) -> list[str]:
         """The same, without what any surroundings may set for a while, a test runner for instance."""
-        found = self._settings_changed(_LASTING.__contains__) if settings else []
+        found = self._settings_changed(_lasts) if settings else []
         for owner, before in zip(self._owners, self._names, strict=True):
             after = vars(owner)
             found += [
@@ -45,19 +55,23 @@ class ProcessState:
                 if not name.startswith("_") and name in after and after[name] is not value
             ]
             if isinstance(owner, type):
-                found += [f"{owner.__name__}.{name} was added" for name in after.keys() - before.keys()]
+                found += [
+                    f"{owner.__name__}.{name} was added"
+                    for name in after.keys() - before.keys()
+                    if not name.startswith("_")
+                ]
         return found
 
     def _settings_changed(self, wanted: Callable[[str], bool]) -> list[str]:
-        now = _settings()
+        now = _settings(self._environ)
         return [
-            f"{name} was {_short(value)} and is {_short(now[name])}"
-            for name, value in self._settings.items()
-            if wanted(name) and name in now and now[name] != value
+            f"{name} was {_short(self._settings.get(name))} and is {_short(value)}"
+            for name, value in now.items()
+            if wanted(name) and self._settings.get(name) != value and not (name in _LATE and name not in self._settings)
         ]
 
 
-def _settings() -> dict[str, Any]:
+def _settings(environ: Iterable[str] = ()) -> dict[str, Any]:
     numpy = sys.modules.get("numpy")
     state = {
         "the default dtype": torch.get_default_dtype(),
@@ -73,7 +87,11 @@ def _settings() -> dict[str, Any]:
         "random's state": random.getstate(),
         "warnings.filters": list(warnings.filters),
         "sys.path": list(sys.path),
-        "os.environ": {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS_VARIABLES)},
+        **{
+            f"os.environ[{name!r}]": os.environ.get(name)
+            for name in (*os.environ, *environ)
+            if not name.startswith(_OTHERS_VARIABLES)
+        },
     }
     if numpy:
         state["numpy's random state"] = numpy.random.get_state()[1].tobytes()

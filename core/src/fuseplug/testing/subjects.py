@@ -216,6 +216,22 @@ class Case:
         """Whether gradients are compared."""
         return self.examined.sound.differentiable
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes at which numbers are checked: those above the smallest on the first specimen of a variant."""
+        sizes = tuple(self.examined.sound.check_sizes)
+        variant = self.semantics.adapter.variant
+        cases = (case for specimen in self.examined.specimens for case in specimen.cases)
+        first = next(case for case in cases if case.semantics.adapter.variant == variant)
+        return sizes if first is self or self.examined.thorough else (min(sizes),)
+
+    @property
+    def edge_sizes(self) -> tuple[int, ...]:
+        """The sizes at which edges are tried: the large one, which may cost compilations, on the first specimen."""
+        first = self.examined.specimens[0].cases[:1] == [self]
+        largest = max(self.examined.sound.check_sizes)
+        return (SEMANTICS_SIZE, largest) if first or self.examined.thorough else (SEMANTICS_SIZE,)
+
     @functools.cached_property
     def compute(self) -> Counted:
         """The kernel's function."""
@@ -258,15 +274,13 @@ class Case:
         """Run the original."""
         return run(self.subject, self.subject.original, example, **self._how(how))
 
-    def kernel_on(self, example: Example, **how: Any) -> Outcome:
-        """Run the kernel."""
-        return run(self.subject, self.fused, example, **self._how(how))
+    def kernel_on(self, example: Example, function: Callable[..., Any] | None = None, **how: Any) -> Outcome:
+        """Run the kernel, or *function* in its place."""
+        return run(self.subject, function or self.fused, example, **self._how(how))
 
     def truth_on(self, example: Example, **how: Any) -> Outcome:
         """Run the reference in float64, on the CPU."""
-        return run(
-            self.subject, self.reference, example, **{**self._how(how), "dtype": torch.float64, "device": "cpu"}
-        )
+        return run(self.subject, self.reference, example, **{**self._how(how), "dtype": torch.float64, "device": "cpu"})
 
     def compare(
         self,
@@ -295,7 +309,7 @@ class Case:
             expected = run(self.subject, original or self.subject.original, example, **how)
             truth = self.truth_on(example, **how)
         except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
-            return Finding(where, skipped=f"the original cannot do it ({type(error).__name__}: {str(error):.60})"[:120])
+            return Finding(where, skipped=f"the original cannot do it ({type(error).__name__}: {error!s:.60})"[:120])
         try:
             with surroundings():
                 found = run(self.subject, function or self.fused, example, **how)
@@ -335,7 +349,9 @@ def raised(error: BaseException) -> str:
 def _device(kernel: BaseKernel, wanted: torch.device | str | None) -> tuple[str, torch.device | None, str]:
     kinds = tuple(kernel.device_types) or ("cpu",)
     if wanted is not None:
-        place = destination(wanted, {*kinds, "cpu"} | ({torch.device(wanted).type} if not kernel.device_types else set()))
+        place = destination(
+            wanted, {*kinds, "cpu"} | ({torch.device(wanted).type} if not kernel.device_types else set())
+        )
         if not kernel.runs_on(place.type):
             raise PlanError(f"{kernel.kernel_id} runs on {', '.join(kinds)}, not on {place.type}: name one of those")
         kinds = (place.type,)

@@ -232,8 +232,11 @@ class GatedSigmoidCastLast(_Norm):
 
 
 def specimens() -> list[nn.Module]:
-    """One norm for each variant, and a few that are written in more than one way; widths odd and even."""
-    return [
+    """One norm for each variant, and a few that are written in more than one way; widths odd and even.
+
+    Every other one is in bfloat16, for a kernel is checked at large sizes in the dtype that its module has.
+    """
+    norms = [
         Llama(),
         Llama(33, 1e-5),
         Weightless(),
@@ -258,3 +261,4 @@ def specimens() -> list[nn.Module]:
         GatedSiluCastLast(),
         GatedSigmoidCastLast(),
     ]
+    return [norm.to(torch.bfloat16) if number % 2 else norm for number, norm in enumerate(norms)]
