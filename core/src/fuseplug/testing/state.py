@@ -42,7 +42,7 @@ class ProcessState:
 
     def changed(self) -> list[str]:
         """What is otherwise now, in words."""
-        return self._settings_changed(lambda name: True) + self.lastingly_changed(settings=False)
+        return self._settings_changed(bool) + self.lastingly_changed(settings=False)
 
     def lastingly_changed(self, *, settings: bool = True) -> list[str]:
         """The same, without what any surroundings may set for a while, a test runner for instance."""

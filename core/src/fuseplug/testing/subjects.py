@@ -44,6 +44,7 @@ class Counted:
         self.calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Count, and compute."""
         self.calls += 1
         return self.compute(*args, **kwargs)
 
