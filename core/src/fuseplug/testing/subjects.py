@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..devices import Destination, destination, present
+from ..devices import KNOWN, Destination, destination, present
 from ..errors import PlanError
 from ..hookspecs import BaseKernel, faults, resolve
 from ..patching import Patch, put_on
@@ -350,9 +350,7 @@ def raised(error: BaseException) -> str:
 def _device(kernel: BaseKernel, wanted: torch.device | str | None) -> tuple[str, torch.device | None, str]:
     kinds = tuple(kernel.device_types) or ("cpu",)
     if wanted is not None:
-        place = destination(
-            wanted, {*kinds, "cpu"} | ({torch.device(wanted).type} if not kernel.device_types else set())
-        )
+        place = destination(wanted, KNOWN | set(kernel.device_types))
         if not kernel.runs_on(place.type):
             raise PlanError(f"{kernel.kernel_id} runs on {', '.join(kinds)}, not on {place.type}: name one of those")
         kinds = (place.type,)
