@@ -10,6 +10,7 @@ import pytest
 
 import fuseplug
 import fuseplug.inductor
+import fuseplug.testing
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "fuseplug"
@@ -29,7 +30,7 @@ LAYERS = (
     {"planning"},
     {"kernel_manager"},
     {"building", "doctor"},
-    {"cli"},
+    {"cli", "testing"},
     {"__init__", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -37,6 +38,7 @@ VENDORS = {"transformers", "triton", "torch_npu"}
 PUBLIC = {
     **dict.fromkeys(("fuseplug", "fuseplug.errors", "fuseplug.hookspecs", "fuseplug.words"), fuseplug.__all__),
     "fuseplug.inductor": fuseplug.inductor.__all__,
+    "fuseplug.testing": fuseplug.testing.__all__,
 }
 
 
@@ -191,6 +193,8 @@ LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])
         "import fuseplug",
         "import fuseplug; dir(fuseplug); fuseplug.BaseKernel, fuseplug.KernelManager, fuseplug.KernelRecord",
         "from fuseplug import manager; assert 'good' in {r.kernel_id for r in manager.kernels()}",
+        "import fuseplug.testing; dir(fuseplug.testing); fuseplug.testing.ConformanceError",
+        "import fuseplug.testing.plugin",
     ],
 )
 def test_importing_does_nothing(package, fresh_python, code):

@@ -7,7 +7,7 @@ import importlib
 import os
 import traceback
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=type[BaseKernel])
 REGISTERED = "(registered)"
+Find = Callable[[Mapping[str, str], Iterable[KernelRecord]], list[KernelRecord]]
 
 
 class Options(TypedDict, total=False):
@@ -77,10 +78,13 @@ class KernelManager:
 
     Args:
         environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
+        find: Finds the kernels, given *environ* and the records of those registered: what is installed, or anything
+            else.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, environ: Mapping[str, str] = os.environ, find: Find = discover) -> None:
         self._environ = environ
+        self._find = find
         self._records: list[KernelRecord] | None = None
         self._plugins = pluggy.PluginManager(PROJECT)
         self._registered: dict[str, KernelRecord] = {}
@@ -96,7 +100,7 @@ class KernelManager:
         """Look again at what is installed, after a ``pip install`` in a running process."""
         if self._records is not None:
             importlib.invalidate_caches()
-        records = discover(self._environ, self._registered.values())
+        records = self._find(self._environ, self._registered.values())
         plugins = pluggy.PluginManager(PROJECT)
         plugins.add_hookspecs(BaseKernel)
         self._records = [_registered_with(plugins, record) for record in records]

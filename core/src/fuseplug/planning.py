@@ -190,7 +190,7 @@ class _Planner:
         self, place: Place, entry: Entry, target: Target, ranked: Sequence[tuple[KernelRecord, Proposal]]
     ) -> tuple[Entry, Patch | None, Proposal | None]:
         rejections = list(entry.rejections)
-        subject = _subject(place, target)
+        subject = subject_of(place, target)
         if isinstance(subject, Rejection):
             return replace(entry, rejections=(*rejections, ("fuseplug", subject))), None, None
         for number, (record, proposal) in enumerate(ranked):
@@ -199,7 +199,7 @@ class _Planner:
                 rejections.append((record.kernel_id, _blaming(record, verdict)))
                 continue
             semantics, check = verdict
-            patch = _patch(place, target, _kernel(record), semantics, subject)
+            patch = patch_of(place, target, _kernel(record), semantics, subject)
             if isinstance(patch, Rejection):
                 rejections.append((record.kernel_id, _blaming(record, patch)))
                 continue
@@ -298,7 +298,8 @@ def _load_failure(kernel: BaseKernel) -> str:
     return ""
 
 
-def _subject(place: Place, target: Target) -> Subject | Rejection:
+def subject_of(place: Place, target: Target) -> Subject | Rejection:
+    """What would be replaced at *place*, ready to be run; or why it cannot be replaced."""
     module = place.module
     method = class_method(module, target.method)
     if method is None:
@@ -319,9 +320,10 @@ def _subject(place: Place, target: Target) -> Subject | Rejection:
         return Rejection(str(error))
 
 
-def _patch(
+def patch_of(
     place: Place, target: Target, kernel: BaseKernel, semantics: Semantics, subject: Subject
 ) -> Patch | Rejection:
+    """The replacement of *target*, decided and not yet on; or what its adapter raises."""
     mark = Mark(kernel.kernel_id, semantics.adapter.variant, target, place.device_type)
     accepts = Accepts(semantics.dtypes, semantics.arities)
     try:

@@ -1,10 +1,26 @@
 """Accepting a kernel for a module: by what both do, never by what they are called."""
 
 from .neutral import neutral
-from .outcome import Subject
+from .outcome import Handing, Outcome, Subject, difference, excess, run
 from .signature import Signatures
 from .snapshot import Snapshot
-from .twin import StandIns
-from .verifier import Semantics, Verifier
+from .twin import StandIns, twin
+from .verifier import SEMANTICS_SIZE, Semantics, Verifier, example_of
 
-__all__ = ["Semantics", "Signatures", "Snapshot", "StandIns", "Subject", "Verifier", "neutral"]
+__all__ = [
+    "SEMANTICS_SIZE",
+    "Handing",
+    "Outcome",
+    "Semantics",
+    "Signatures",
+    "Snapshot",
+    "StandIns",
+    "Subject",
+    "Verifier",
+    "difference",
+    "example_of",
+    "excess",
+    "neutral",
+    "run",
+    "twin",
+]

@@ -30,6 +30,33 @@ class Subject:
     alike: int | None = None
 
 
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _every(_name: str) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Handing:
+    """How tensors are handed over: what callers differ in and no result may depend on.
+
+    Attributes:
+        arguments: Lays an argument out anew; differentiable, and never the tensor itself: code which writes into its
+            input shall run, and be seen to do so.
+        upstream: Lays out the gradient that comes from above.
+        wants: Whether the gradient of a floating-point argument (``"args[0]"``) or parameter (its name) is wanted.
+    """
+
+    arguments: Callable[[Tensor], Tensor] = Tensor.clone
+    upstream: Callable[[Tensor], Tensor] = _as_it_is
+    wants: Callable[[str], bool] = _every
+
+
+AS_USUAL = Handing()
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Everything one run produced, by name: outputs, gradients (``None`` where there is none), inputs afterwards.
@@ -53,6 +80,7 @@ def run(
     dtype: torch.dtype | None = None,
     gradients: bool = True,
     training: bool | None = None,
+    handing: Handing = AS_USUAL,
 ) -> Outcome:
     """Call *function* in the place of the subject's original.
 
@@ -64,6 +92,7 @@ def run(
         dtype: If given, every floating-point tensor is cast to it first.
         gradients: Whether to run backward, with a fixed random gradient for each differentiable output.
         training: If given, the training flag that the twin runs with.
+        handing: How arguments and gradients lie in memory, and which gradients are wanted.
     """
     device = torch.device(device)
 
@@ -71,26 +100,27 @@ def run(
         if not isinstance(value, Tensor):
             return value
         cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
-        moved = value.detach().to(device, cast, copy=True)
-        return moved.requires_grad_(gradients and moved.is_floating_point())
+        return value.detach().to(device, cast, copy=True)
 
     leaves = pytree.tree_map(place, tuple(example.args))
-    # A clone of each leaf is handed over, so that code which writes into its input runs, and is seen to do so.
-    args = pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, leaves)
     named = {f"args[{i}]": value for i, value in enumerate(pytree.tree_leaves(leaves)) if isinstance(value, Tensor)}
+    for name, leaf in named.items():
+        leaf.requires_grad_(gradients and leaf.is_floating_point() and handing.wants(name))
+    args = pytree.tree_map(lambda value: handing.arguments(value) if isinstance(value, Tensor) else value, leaves)
     call = args
     double = None
     if subject.module is not None:
         double = _place_twin(twin(subject.module, example.parameters, example.children), device, dtype, gradients)
         if training is not None:
             double.train(training)
-        named |= dict(double.named_parameters())
+        for name, parameter in double.named_parameters():
+            named[name] = parameter.requires_grad_(parameter.requires_grad and handing.wants(name))
         call = (double, *args)
     seed(device.type)
     outputs = [value for value in pytree.tree_leaves(function(*call)) if isinstance(value, Tensor)]
     values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
     if gradients:
-        values |= _gradients(outputs, {k: v for k, v in named.items() if v.requires_grad})
+        values |= _gradients(outputs, {k: v for k, v in named.items() if v.requires_grad}, handing.upstream)
     after = (value for value in pytree.tree_leaves(args) if isinstance(value, Tensor))
     values |= {f"args[{i}] afterwards": value for i, value in enumerate(after)}
     if double is not None:
@@ -117,12 +147,20 @@ def difference(ours: Outcome, theirs: Outcome) -> str:
     return ""
 
 
-def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float, working: float) -> str:
+def excess(
+    ours: Outcome,
+    theirs: Outcome,
+    truth: Outcome,
+    roundings: float,
+    working: float,
+    coarsest: torch.dtype | None = None,
+) -> str:
     """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
 
     The tolerance, for each row of each tensor, is max(2 × the error of *theirs*, (roundings × eps(dtype) + working ×
     eps(float32)) × the largest true magnitude in the row). A right implementation that rounds differently passes; a
-    wrong one is off by far more.
+    wrong one is off by far more. *coarsest* takes the place of the tensor's dtype where autocast made what is computed
+    on the way coarser than the result.
     """
     if ours.values.keys() != theirs.values.keys():
         return f"gives {_names(ours)} instead of {_names(theirs)}"
@@ -139,7 +177,8 @@ def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float, wor
             if not _same(found, expected):
                 return f"{name} is not what the original leaves there: it is written into"
             continue
-        if worst := _worst(found, expected, true, roundings, working):
+        share = roundings * torch.finfo(coarsest or found.dtype).eps + working * torch.finfo(torch.float32).eps
+        if worst := _worst(found, expected, true, share):
             return f"{name} is off by {worst}"
     return ""
 
@@ -148,11 +187,10 @@ def _same(found: Tensor, expected: Tensor) -> bool:
     return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
 
 
-def _worst(found: Tensor, expected: Tensor, true: Tensor, roundings: float, working: float) -> str:
+def _worst(found: Tensor, expected: Tensor, true: Tensor, share: float) -> str:
     if not found.numel():
         return ""
     rows = [t.double().reshape(-1, t.shape[-1] if t.dim() else 1) for t in (found, expected, true)]
-    share = roundings * torch.finfo(found.dtype).eps + working * torch.finfo(torch.float32).eps
     found, expected, true = rows
     # Where the original itself overflows its dtype there is nothing to hold a kernel to.
     judged = true.isfinite() & expected.isfinite()
@@ -189,14 +227,16 @@ def _place_twin(double: nn.Module, device: torch.device, dtype: torch.dtype | No
     return double
 
 
-def _gradients(outputs: Sequence[Tensor], leaves: dict[str, Tensor]) -> dict[str, Tensor | None]:
+def _gradients(
+    outputs: Sequence[Tensor], leaves: dict[str, Tensor], lay_out: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor | None]:
     differentiable = [output for output in outputs if output.requires_grad]
     if not differentiable:
         return {f"gradient of {name}": None for name in leaves}
     generator = torch.Generator().manual_seed(1)
     # Eighths of integers below 16 are the same number in every dtype, so that the truth gets what the others get.
     upstream = [
-        torch.randint(-15, 16, output.shape, generator=generator).div(8).to(output.device, output.dtype)
+        lay_out(torch.randint(-15, 16, output.shape, generator=generator).div(8).to(output.device, output.dtype))
         for output in differentiable
     ]
     found = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)

@@ -71,7 +71,7 @@ class Verifier:
             fused, reference = adapter.bind(kernel.load()), adapter.bind(kernel.load_reference())
             for size in kernel.check_sizes:
                 # Two of a shape, judged when both are done: what is kept from one call must not show in another.
-                examples = [_example(proposal, proposal.mixes[0], size, number) for number in range(2)]
+                examples = [example_of(proposal, proposal.mixes[0], size, number) for number in range(2)]
                 found, took = [], []
                 for example in examples:
                     start = time.perf_counter()
@@ -94,7 +94,12 @@ def _question(proposal: Proposal, subject: Subject) -> tuple[Hashable, ...]:
     return (proposal.target, tuple(proposal.adapters), tuple(proposal.mixes), subject.original, subject.alike)
 
 
-def _example(proposal: Proposal, mix: Any, size: int, number: int = 0) -> Example:
+def example_of(proposal: Proposal, mix: Any, size: int, number: int = 0) -> Example:
+    """The example of *proposal* for one mix and size: always the same one, and another for each *number*.
+
+    Raises:
+        TypeError: If what the proposal gives is not one.
+    """
     example = proposal.example(mix, size, torch.Generator().manual_seed(size + number))
     if not (isinstance(example, Example) and example.args and isinstance(example.args[0], torch.Tensor)):
         raise TypeError(f"example() must give an Example whose first argument is a tensor; it gave {example!r:.80}")
@@ -105,7 +110,7 @@ def _find_variant(kernel: BaseKernel, proposal: Proposal, subject: Subject) -> S
     try:
         reference = kernel.load_reference()
         candidates = [(adapter, adapter.bind(reference)) for adapter in proposal.adapters]
-        examples = [_example(proposal, mix, SEMANTICS_SIZE) for mix in proposal.mixes]
+        examples = [example_of(proposal, mix, SEMANTICS_SIZE) for mix in proposal.mixes]
     except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
         return _raised("preparing its examples", error)
     unanswered = ""

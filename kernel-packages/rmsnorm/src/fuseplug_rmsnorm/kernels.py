@@ -17,6 +17,7 @@ class RMSNormKernel(BaseKernel):
 
     op: ClassVar[str] = "rmsnorm"
     reference: ClassVar[str] = "fuseplug_rmsnorm.reference:rms_norm"
+    specimens: ClassVar[str] = "fuseplug_rmsnorm.specimens:specimens"
 
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
         """Recognise an RMSNorm by its structure, in every variant of the reference."""

@@ -1,0 +1,58 @@
+"""The checks by name, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from . import declaration, modules, numbers, runs
+from .results import Finding
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question about a kernel.
+
+    Attributes:
+        name: What faults are reported under.
+        ask: Yields what was found; for a check per kernel it is given the `Examined`, for one per specimen that, for
+            one per case each `Case`.
+        per: What it is asked about.
+        runs: Whether it runs the kernel, for which its device must be here.
+        needs: Which check must have passed for a specimen before this one has anything to say.
+    """
+
+    name: str
+    ask: Callable[[Any], Iterator[Finding]]
+    per: Literal["kernel", "specimen", "case"]
+    runs: bool = True
+    needs: tuple[str, ...] = ("specimens", "numbers")
+
+
+CHECKS = (
+    Check("declaration", declaration.declaration, "kernel", runs=False, needs=()),
+    Check("import", declaration.imports, "kernel", runs=False, needs=()),
+    Check("variants", declaration.variants, "kernel", runs=False, needs=()),
+    Check("match", declaration.match, "specimen", runs=False, needs=()),
+    Check("specimens", declaration.fuses, "specimen", runs=False, needs=()),
+    Check("example", declaration.examples, "case", runs=False, needs=("specimens",)),
+    Check("numbers", numbers.numbers, "case", needs=("specimens",)),
+    Check("sizes", numbers.sizes, "case"),
+    Check("shapes", numbers.shapes, "case"),
+    Check("layouts", numbers.layouts, "case"),
+    Check("gradients", numbers.gradients, "case"),
+    Check("no-grad", numbers.no_grad, "case"),
+    Check("special-values", numbers.special_values, "case"),
+    Check("memory", runs.memory, "case"),
+    Check("references", runs.references, "case"),
+    Check("determinism", runs.determinism, "case"),
+    Check("threads", runs.threads, "case"),
+    Check("process-state", runs.process_state, "case"),
+    Check("undo", modules.undo, "specimen"),
+    Check("copies", modules.copies, "case"),
+    Check("compile", modules.compiled, "case"),
+    Check("checkpoint", modules.checkpointed, "case"),
+    Check("autocast", modules.autocast, "case"),
+    Check("casts", modules.casts, "case"),
+)

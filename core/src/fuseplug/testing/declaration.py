@@ -1,0 +1,181 @@
+"""Checks that run no kernel: what it says of itself, what importing it does, how it answers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import importlib_metadata
+import torch
+from torch import Tensor, nn
+
+from ..hookspecs import ENTRY_POINT_GROUP, resolve
+from ..verification import SEMANTICS_SIZE, Snapshot
+from ..words import Answer, Example, Site
+from .edges import arguments
+from .fresh import ask
+from .results import Finding
+from .state import ProcessState
+from .subjects import Case, Examined, Specimen, raised
+
+_NOBODYS_BUSINESS = (
+    nn.Module,
+    nn.Identity,
+    nn.ModuleList,
+    nn.Sequential,
+    nn.SiLU,
+    lambda: nn.Linear(4, 4),
+    lambda: nn.Embedding(4, 4),
+    lambda: nn.LayerNorm(4),
+    lambda: nn.Conv1d(4, 4, 2),
+    lambda: nn.MultiheadAttention(4, 2),
+)
+
+
+def declaration(examined: Examined) -> Iterator[Finding]:
+    """Its fields are what they must be, its id is that of its entry point, what it names can be imported."""
+    for fault in examined.broken:
+        yield Finding("", fault=fault)
+    if examined.kernel is None:
+        return
+    kernel, cls = examined.kernel, type(examined.kernel)
+    yield Finding("kernel_id", fault=_wrong_entry_point(cls))
+    sizes = kernel.check_sizes
+    proper = isinstance(sizes, (tuple, list)) and sizes and all(type(size) is int and size > 0 for size in sizes)
+    yield Finding("check_sizes", fault="" if proper else f"must be positive numbers, at least one, not {sizes!r}")
+    for field in ("function", "reference", "specimens"):
+        if field == "function" and examined.device is None:
+            yield Finding(field, skipped=examined.absent)
+        elif path := getattr(kernel, field):
+            yield Finding(field, fault=_not_importable(path))
+    yield Finding("specimens", fault=examined.no_specimens)
+
+
+def imports(examined: Examined) -> Iterator[Finding]:
+    """Importing its module imports no torch and changes, prints and starts nothing; nor do those of its functions."""
+    kernel = examined.sound
+    functions = [kernel.reference] + ([] if examined.device is None else [kernel.function])
+    module = type(kernel).__module__
+    try:
+        found = ask(module, functions)
+    except ImportError as error:
+        yield Finding("", skipped=f"{module} cannot be imported in another Python ({str(error)[:100]})")
+        return
+    for what in found or [""]:
+        yield Finding("", fault=what)
+
+
+def variants(examined: Examined) -> Iterator[Finding]:
+    """Every variant that its proposals name is found on some specimen."""
+    found = {case.semantics.adapter.variant for specimen in examined.specimens for case in specimen.cases}
+    claimed = {variant: None for specimen in examined.specimens for variant in specimen.claimed}
+    for variant in claimed:
+        lacking = "is claimed, and found on no specimen: add a module that has it, or stop claiming it"
+        yield Finding(variant, fault="" if variant in found else lacking)
+
+
+def match(specimen: Specimen) -> Iterator[Finding]:
+    """It only looks, says the same thing twice, and has no trouble with modules of others."""
+    examined = specimen.examined
+    for place, site in specimen.sites():
+        before = ProcessState((type(place.module),))
+        snapshot = Snapshot([site.module])
+        first, again = (examined.sound.propose(site=site) for _ in range(2))
+        where = place.paths[0]
+        yield Finding(where, fault="it changed the module it was asked about" if snapshot.changed() else "")
+        yield Finding(where, fault="; ".join(before.changed()))
+        yield Finding(where, fault=_told_apart(first, again))
+        if first and first.rejection and first.rejection.kind == "error":
+            yield Finding(where, fault=first.rejection.reason)
+    if specimen.number == 0:
+        yield from _strangers(examined)
+
+
+def fuses(specimen: Specimen) -> Iterator[Finding]:
+    """Something of it is fused; its own forward equals a variant bit for bit."""
+    said = "; ".join(specimen.why_not) or "none of its modules is the kernel's business"
+    yield Finding("", fault="" if specimen.cases else f"nothing of it is fused: {said}")
+
+
+def examples(case: Case) -> Iterator[Finding]:
+    """One generator makes one example, another another; nothing else is drawn from; sizes are followed."""
+    proposal = case.proposal
+    for mix in proposal.mixes:
+        before = ProcessState()
+        one, two, other = (
+            proposal.example(mix, SEMANTICS_SIZE, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4)
+        )
+        where = f"{mix}"
+        yield Finding(where, fault="; ".join(before.changed()))
+        same = _same_example(one, two)
+        yield Finding(
+            where, fault="" if same else "it differs for generators at the same point: draw from the given one"
+        )
+        varied = not _same_example(one, other)
+        yield Finding(
+            where, fault="" if varied else "it is the same for every generator: stale results would go unseen"
+        )
+        away = {t.device.type for t in _tensors(one)} - {"cpu"}
+        yield Finding(where, fault=f"it has tensors on {', '.join(sorted(away))}, not on the CPU" if away else "")
+    largest = max(case.examined.sound.check_sizes)
+    elements = case.example(size=largest).args[0].numel()
+    short = (
+        f"{elements} elements in the main input where at least {largest} are asked for: the kernel is not checked there"
+    )
+    yield Finding(f"size {largest}", fault="" if elements >= largest // 2 else short)
+
+
+def _wrong_entry_point(cls: type) -> str:
+    own = f"{cls.__module__}:{cls.__qualname__}"
+    for entry in importlib_metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if entry.value.partition("[")[0].strip() == own and entry.name != getattr(cls, "kernel_id", ""):
+            return f"is {getattr(cls, 'kernel_id', '')!r}, and its entry point is named {entry.name!r}: make them equal"
+    return ""
+
+
+def _not_importable(path: str) -> str:
+    try:
+        found = resolve(path)
+    except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
+        return f"{path} cannot be imported: {raised(error)}"
+    return "" if callable(found) else f"{path} is {type(found).__name__}, not a function"
+
+
+def _told_apart(first: Answer | None, again: Answer | None) -> str:
+    def told(answer: Answer | None) -> Any:
+        if answer is None:
+            return None
+        offers = [(p.target, tuple(p.adapters), tuple(p.mixes), tuple(p.covers)) for p in answer.proposals]
+        return offers, answer.rejection
+
+    if told(first) == told(again):
+        return ""
+    return (
+        "asked twice about one module it says different things (adapters and mixes must be equal by value: frozen "
+        "dataclasses): every module would be checked and compiled for anew"
+    )
+
+
+def _strangers(examined: Examined) -> Iterator[Finding]:
+    for make in _NOBODYS_BUSINESS:
+        module = make()
+        answer = examined.sound.propose(site=Site("", module.to("meta"), examined.device_type, examined.mode))
+        said = answer.rejection if answer is not None else None
+        wrong = said.reason if said is not None and said.kind == "error" else ""
+        yield Finding(f"asked about {module}".splitlines()[0], fault=wrong)
+
+
+def _same_example(one: Example, other: Example) -> bool:
+    pairs = list(zip(_tensors(one), _tensors(other), strict=False))
+    return len(_tensors(one)) == len(_tensors(other)) and all(
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs
+    )
+
+
+def _tensors(example: Example) -> list[Tensor]:
+    found = [value for value in arguments(example) if isinstance(value, Tensor)]
+    found += example.parameters.values()
+    for child in example.children.values():
+        found += copy.copy(child).state_dict().values()
+    return found

@@ -1,0 +1,123 @@
+"""The edges of an example: the same call with other sizes, in other memory, with values that arithmetic trips over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..words import Example
+
+Layout = Callable[[Tensor], Tensor]
+
+
+def _padding(tensor: Tensor) -> float:
+    # Whoever reads what lies between the elements shall be seen to.
+    return float("nan") if tensor.is_floating_point() else 0
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1) if tensor.dim() > 1 else tensor.clone()
+
+
+def _every_other(tensor: Tensor) -> Tensor:
+    gaps = torch.full_like(tensor, _padding(tensor), requires_grad=False)
+    return torch.stack([tensor, gaps], -1).flatten(-2)[..., ::2] if tensor.dim() else tensor.clone()
+
+
+def _part_of_wider_rows(tensor: Tensor) -> Tensor:
+    if not tensor.dim():
+        return tensor.clone()
+    edge = tensor.new_full((*tensor.shape[:-1], 3), _padding(tensor))
+    return torch.cat([edge, tensor, edge], -1)[..., 3:-3]
+
+
+def _offset(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor.new_full((1,), _padding(tensor)), tensor.reshape(-1)])[1:].view(tensor.shape)
+
+
+def _expanded(tensor: Tensor) -> Tensor:
+    return tensor[:1].expand_as(tensor) if tensor.dim() > 1 and len(tensor) > 1 else tensor.clone()
+
+
+def _one_number(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1)[:1].sum().expand_as(tensor)
+
+
+LAYOUTS: dict[str, Layout] = {
+    "transposed in memory": _transposed,
+    "every other element of a buffer": _every_other,
+    "part of wider rows": _part_of_wider_rows,
+    "not aligned": _offset,
+    "expanded": _expanded,
+}
+"""How an argument may lie in memory; all but the last keep its values."""
+
+UPSTREAM: dict[str, Layout] = {
+    "expanded from one number": _one_number,
+    "transposed in memory": _transposed,
+    "every other element of a buffer": _every_other,
+}
+"""How the gradient from above may: the first is what ``sum().backward()`` sends."""
+
+
+def shapes(example: Example) -> Iterator[tuple[str, int, int, list[Example]]]:
+    """Yield the example cut to 0, 1 and an odd number along each dimension but the last.
+
+    Yields:
+        What was done, the dimension, its new size, and the ways in which the other arguments may follow, likely first:
+        those dimensions of theirs that are as long, or the same dimension.
+    """
+    main = example.args[0]
+    seen = set()
+    for dim, size in enumerate(main.shape[:-1]):
+        odd = size - 1 if size % 2 == 0 else size - 2
+        for new, name in ((0, "empty"), (1, "one"), (odd, "odd")):
+            if 0 <= new < size and (dim, new) not in seen:
+                seen.add((dim, new))
+                ways = [_cut(example, _as_long(size), new), _cut(example, _at(dim, size), new)]
+                yield f"dimension {dim} {name} ({new} of {size})", dim, new, ways
+
+
+def planted(example: Example, which: int, value: float) -> Example | None:
+    """The example with *value* in the middle of its argument number *which*; ``None`` if there is no place for it."""
+    leaves, structure = pytree.tree_flatten(tuple(example.args))
+    tensor = leaves[which]
+    if not (isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel()):
+        return None
+    leaves[which] = tensor.clone()
+    leaves[which].view(-1)[tensor.numel() // 2] = value
+    return replace(example, args=pytree.tree_unflatten(leaves, structure))
+
+
+def zeroed(example: Example) -> Example:
+    """The example with zeros for its main input."""
+    return replace(example, args=(torch.zeros_like(example.args[0]), *example.args[1:]))
+
+
+def arguments(example: Example) -> list[object]:
+    """All arguments, those in containers too."""
+    leaves: list[object] = pytree.tree_leaves(tuple(example.args))
+    return leaves
+
+
+def _as_long(size: int) -> Callable[[Tensor], list[int]]:
+    return lambda tensor: [i for i, length in enumerate(tensor.shape[:-1]) if length == size]
+
+
+def _at(dim: int, size: int) -> Callable[[Tensor], list[int]]:
+    return lambda tensor: [dim] if dim < tensor.dim() - 1 and tensor.shape[dim] == size else []
+
+
+def _cut(example: Example, dims: Callable[[Tensor], list[int]], new: int) -> Example:
+    def cut(value: object) -> object:
+        if not isinstance(value, Tensor):
+            return value
+        for dim in dims(value):
+            value = value.narrow(dim, 0, new)
+        return value.contiguous()
+
+    return replace(example, args=pytree.tree_map(cut, tuple(example.args)))

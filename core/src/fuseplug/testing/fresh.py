@@ -1,0 +1,85 @@
+"""What importing a kernel does, seen in a Python of its own: ``python -m fuseplug.testing.fresh module [function …]``.
+
+The last line it prints is JSON; whatever comes before is what the imports printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+HEAVY = ("torch", "triton", "torch_npu", "transformers", "jax", "tensorflow")
+"""What importing the module of a kernel's class must not import: `fuseplug list` would wait for it."""
+
+
+def imports_of(module: str, functions: list[str]) -> list[str]:
+    """Import *module*, then torch, then *functions* (``"module:name"``); say what each did that it must not do."""
+    found = []
+    threads = threading.active_count()
+    with _written_variables() as written:
+        importlib.import_module(module)
+    heavy = [name for name in HEAVY if name in sys.modules]
+    if heavy:
+        found.append(f"importing {module} imports {', '.join(heavy)}: import it in match() or later")
+    found += [f"importing {module} writes the environment variable {name}" for name in sorted(written)]
+    if threading.active_count() > threads:
+        found.append(f"importing {module} starts a thread")
+    for function in functions:
+        from .state import ProcessState  # torch only now
+
+        before = ProcessState()
+        importlib.import_module(function.partition(":")[0])
+        found += [f"importing {function} is felt everywhere: {what}" for what in before.changed()]
+    return found
+
+
+@contextlib.contextmanager
+def _written_variables() -> Iterator[set[str]]:
+    """The names written to: this process has inherited what the one above it was told, so no difference need show."""
+    written: set[str] = set()
+    kept = {name: getattr(type(os.environ), name) for name in ("__setitem__", "__delitem__", "setdefault")}
+
+    def noting(write: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(environ: Any, name: str, *value: str) -> Any:
+            written.add(name)
+            return write(environ, name, *value)
+
+        return noted
+
+    for name, write in kept.items():
+        setattr(type(os.environ), name, noting(write))
+    try:
+        yield written
+    finally:
+        for name, write in kept.items():
+            setattr(type(os.environ), name, write)
+
+
+def ask(module: str, functions: list[str]) -> list[str]:
+    """`imports_of` in a fresh Python that finds what this one finds; raises ImportError if *module* is not there."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(  # noqa: S603 - this very interpreter
+        [sys.executable, "-m", "fuseplug.testing.fresh", module, *functions],
+        capture_output=True,
+        text=True,
+        env=environ,
+        check=False,
+    )
+    *printed, last = done.stdout.splitlines() or [""]
+    if done.returncode or not last.startswith("["):
+        raise ImportError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+    found = [str(each) for each in json.loads(last)]
+    if said := "\n".join(printed) + done.stderr:
+        found.append(f"importing {module} or its functions prints {said.strip()[:80]!r}")
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(imports_of(sys.argv[1], sys.argv[2:])))  # noqa: T201

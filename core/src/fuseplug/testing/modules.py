@@ -1,0 +1,231 @@
+"""Checks of a fused module: put on and taken off, copied, pickled, compiled, checkpointed, cast."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import itertools
+import pickle
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+from ..discovery import KernelRecord
+from ..kernel_manager import REGISTERED, KernelManager
+from ..patching import our_marks
+from ..words import Example
+from .results import Finding
+from .state import ProcessState
+from .subjects import Case, Specimen, raised
+
+_serial = itertools.count()
+
+
+def undo(specimen: Specimen) -> Iterator[Finding]:
+    """Applied by a manager it is fused; undone it is what it was, to the last attribute; nothing else is touched."""
+    examined = specimen.examined
+    record = KernelRecord(examined.name, REGISTERED, kernel=examined.sound)
+    manager = KernelManager({}, find=lambda *_: [record])
+    module, other = (copy.deepcopy(specimen.module).to(examined.device) for _ in range(2))
+    before, untouched = _held_by(module), _held_by(other)
+    owners = {type(part) for part in module.modules()}
+    process = ProcessState([owner for owner in owners if not owner.__module__.startswith("torch.")])
+    applied = manager.apply_all(module, mode=examined.mode, verify=False)
+    fused = [path for path, part in module.named_modules() if our_marks(part)]
+    yield Finding("apply_all", fault="" if fused else f"nothing is fused: {applied.report}")
+    yield Finding("apply_all", fault="; ".join(process.changed()))
+    yield Finding("another instance", fault=_otherwise(untouched, _held_by(other)))
+    for case in specimen.cases:
+        yield from _runs_in_place(case, module)
+    applied.undo()
+    yield Finding("undo", fault=_otherwise(before, _held_by(module)))
+    alive = weakref.ref(module)
+    del module, before
+    if alive() is not None:
+        gc.collect()
+    yield Finding("undo", fault="the module is kept alive by something" if alive() is not None else "")
+
+
+def copies(case: Case) -> Iterator[Finding]:
+    """A deep copy is fused and computes with its own weights; a pickle comes back as the original."""
+
+    def of_a_copy(module: nn.Module, *args: Any) -> Any:
+        case.fuse(module)
+        _method(module, case)(*args)  # what it may keep on the module is copied along
+        duplicate = copy.deepcopy(module)
+        if not our_marks(duplicate):
+            raise AssertionError("the copy is not fused")
+        with _spoilt(module):
+            return _method(duplicate, case)(*args)
+
+    def of_a_pickle(module: nn.Module, *args: Any) -> Any:
+        case.fuse(module)
+        _method(module, case)(*args)
+        loaded = pickle.loads(pickle.dumps(module))  # noqa: S301 - its own
+        if our_marks(loaded):
+            raise AssertionError("it comes back fused: a process without the kernel could not load it")
+        return _method(loaded, case)(*args)
+
+    if case.subject.module is None:
+        yield Finding("", skipped="the kernel replaces a function, which has no weights to copy")
+        return
+    yield case.compare("deepcopy", case.example(), function=of_a_copy, gradients=False)
+    try:
+        pickle.dumps(case.double())
+    except Exception as error:  # noqa: BLE001 - whatever a stranger's class does
+        yield Finding("pickle", skipped=f"the original cannot be pickled ({raised(error)})")
+        return
+    yield case.compare("pickle", case.example(), function=of_a_pickle, gradients=False)
+
+
+def compiled(case: Case) -> Iterator[Finding]:
+    """Inside ``torch.compile`` it is right, and where the kernel says so it breaks no graph.
+
+    With the backend ``aot_eager``, which traces forward and backward and generates no code: that is Inductor's part.
+    """
+    whole = case.examined.sound.compilable
+    function = torch.compile(_of_its_own(case.patch.function), fullgraph=whole, backend="aot_eager")
+    where = "torch.compile(fullgraph=True)" if whole else "torch.compile"
+    example = case.example()
+    finding = case.compare(where, example, function=function)
+    if finding.fault and whole and not _compiles(case.subject.original, case, example):
+        finding = Finding(where, skipped="the original cannot be compiled as one graph")
+    yield finding
+
+
+def checkpointed(case: Case) -> Iterator[Finding]:
+    """Under activation checkpointing gradients are right."""
+    if not case.gradients:
+        yield Finding("", skipped="it says that it has no gradient")
+        return
+
+    def again(*args: Any) -> Any:
+        return checkpoint(case.patch.function, *args, use_reentrant=False)
+
+    yield case.compare("", case.example(), function=again)
+
+
+def autocast(case: Case) -> Iterator[Finding]:
+    """Under autocast it gives the original's dtype, and is as near."""
+    kind, half = case.device.type, torch.bfloat16
+
+    def inside(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with torch.autocast(kind, half):
+                return function(*args)
+
+        return call
+
+    ours, theirs = inside(case.patch.function), inside(case.subject.original)
+    for mix in case.proposal.mixes:
+        yield case.compare(f"{mix}", case.example(mix), function=ours, original=theirs, coarsest=half)
+    for size in case.edge_sizes[1:]:
+        example = case.example(size=size)
+        yield case.compare(f"{size} elements", example, function=ours, original=theirs, coarsest=half)
+
+
+def casts(case: Case) -> Iterator[Finding]:
+    """A fused module that is cast to another dtype afterwards is what the original cast so is."""
+    if case.subject.module is None:
+        yield Finding("", skipped="the kernel replaces a function, which is not cast")
+        return
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+
+        def cast_to(module: nn.Module, *args: Any, dtype: torch.dtype = dtype, fuse: bool = True) -> Any:
+            if fuse:
+                case.fuse(module)
+            _method(module, case)(*args)
+            module.to(dtype)
+            return _method(module, case)(*_cast(args, dtype))
+
+        def original(module: nn.Module, *args: Any, convert: Callable[..., Any] = cast_to) -> Any:
+            return convert(module, *args, fuse=False)
+
+        name = str(dtype).removeprefix("torch.")
+        yield case.compare(f"to {name}", case.example(), function=cast_to, original=original, gradients=False)
+
+
+def _runs_in_place(case: Case, module: nn.Module) -> Iterator[Finding]:
+    part = module.get_submodule(case.place.paths[0])
+    example = case.example()
+    args = [value.to(case.device) if isinstance(value, Tensor) else value for value in example.args]
+    try:
+        plain = copy.deepcopy(case.place.module).to(case.device)
+        with torch.no_grad():
+            getattr(plain, case.proposal.target.method)(*args)
+    except Exception as error:  # noqa: BLE001 - only a whole specimen that takes an example's arguments can be run
+        if case.proposal.target.function is not None:
+            yield Finding(case.label, skipped="its method takes other arguments than the function that is replaced")
+        else:
+            yield Finding(case.label, skipped=f"the original cannot do it ({raised(error)[:80]})")
+        return
+    with torch.set_grad_enabled(case.gradients):
+        _method(part, case)(*args)
+    yield Finding(case.label)
+
+
+def _held_by(module: nn.Module) -> list[tuple[str, dict[str, Any]]]:
+    registries = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    return [
+        (f"{path}.{name}".strip("."), dict(part.__dict__[name] if name else part.__dict__))
+        for path, part in module.named_modules()
+        for name in ("", *registries)
+    ]
+
+
+def _otherwise(before: list[tuple[str, dict[str, Any]]], after: list[tuple[str, dict[str, Any]]]) -> str:
+    for (path, held), (_, now) in zip(before, after, strict=False):
+        if list(held) != list(now) or any(held[name] is not now[name] for name in held):
+            names = [name for name in {**held, **now} if held.get(name) is not now.get(name)]
+            return f"{path or 'the module'} has other values for {', '.join(names) or 'its attributes, reordered'}"
+    return "" if len(before) == len(after) else "it has other modules"
+
+
+def _method(module: nn.Module, case: Case) -> Callable[..., Any]:
+    return cast("Callable[..., Any]", getattr(module, case.proposal.target.method))
+
+
+@contextlib.contextmanager
+def _spoilt(module: nn.Module) -> Iterator[None]:
+    """*module* with NaN for weights: whoever still reads them is seen to."""
+    tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point() and not t.is_meta]
+    kept = [t.detach().clone() for t in tensors]
+    with torch.no_grad():
+        for t in tensors:
+            t.fill_(float("nan"))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for t, value in zip(tensors, kept, strict=True):
+                t.copy_(value)
+
+
+def _of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """*function* behind a code object of its own, as Dynamo counts compilations by code object."""
+
+    def outer(*args: Any) -> Any:
+        return function(*args)
+
+    code = outer.__code__.replace(co_name=f"checked_{next(_serial)}")
+    return types.FunctionType(code, outer.__globals__, code.co_name, closure=outer.__closure__)
+
+
+def _compiles(function: Callable[..., Any], case: Case, example: Example) -> bool:
+    whole = torch.compile(_of_its_own(function), fullgraph=True, backend="aot_eager")
+    finding = case.compare("", example, function=whole)
+    return not finding.fault and not finding.skipped
+
+
+def _cast(args: tuple[Any, ...], dtype: torch.dtype) -> Any:
+    def convert(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return pytree.tree_map(convert, args)

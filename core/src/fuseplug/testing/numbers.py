@@ -1,0 +1,159 @@
+"""Checks of values and gradients: in every mix of dtypes, and at every edge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..verification import Handing, Outcome
+from ..words import Example
+from .edges import LAYOUTS, UPSTREAM, arguments, planted, zeroed
+from .edges import shapes as cut
+from .results import Finding
+from .subjects import Case, raised
+
+
+def numbers(case: Case) -> Iterator[Finding]:
+    """Every mix of dtypes, and the other training flag; and the kernel is really called."""
+    module = case.subject.module
+    for mix in case.proposal.mixes:
+        before = case.compute.calls
+        finding = case.compare(f"{mix}", case.example(mix))
+        yield finding
+        if not finding.fault and not finding.skipped:
+            idle = "the kernel was not called: its adapter computes something itself"
+            yield Finding(f"{mix}", fault="" if case.compute.calls > before else idle)
+    if module is not None:
+        flag = not module.training
+        yield case.compare("in training" if flag else "in evaluation", case.example(), training=flag)
+
+
+def sizes(case: Case) -> Iterator[Finding]:
+    """At each size that the kernel names; two of a shape, judged when both are done, so that nothing stale passes."""
+    for size in case.sizes:
+        both = [case.example(size=size, number=number) for number in range(2)]
+        where = f"{both[0].args[0].numel()} elements"
+        try:
+            found = [case.kernel_on(example) for example in both]
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+            yield Finding(where, fault=f"raises {raised(error)}")
+            continue
+        for example, outcome in zip(both, found, strict=True):
+            expected = case.original_on(example)
+            truth = case.truth_on(example)
+            yield Finding(where, fault=case.excess(outcome, expected, truth))
+
+
+def shapes(case: Case) -> Iterator[Finding]:
+    """None, one and an odd number of everything but features."""
+    for size in case.edge_sizes:
+        example = case.example(size=size)
+        for what, dim, new, ways in cut(example):
+            way = next((way for way in ways if _runs(case, way, dim, new)), None)
+            where = f"{what}, {_shape(example)}"
+            if way is None:
+                yield Finding(where, skipped="the original cannot do it, or it is another dimension of its result")
+            else:
+                yield case.compare(where, way)
+
+
+def layouts(case: Case) -> Iterator[Finding]:
+    """Arguments that lie in memory in any way, with NaN between their elements."""
+    for size in case.edge_sizes:
+        for name, layout in LAYOUTS.items():
+            handing = Handing(arguments=layout)
+            yield case.compare(f"{name}, {size} elements", case.example(size=size), handing=handing)
+
+
+def gradients(case: Case) -> Iterator[Finding]:
+    """Gradients from above that lie in memory in any way, and only those below that are wanted."""
+    if not case.gradients:
+        yield Finding("", skipped="it says that it has no gradient")
+        return
+    for size in case.edge_sizes:
+        example = case.example(size=size)
+        for name, layout in UPSTREAM.items():
+            handing = Handing(upstream=layout)
+            yield case.compare(f"from above {name}, {size} elements", example, handing=handing)
+        names = _differentiable(case.original_on(example))
+        for wanted in names if len(names) > 1 else ():
+            yield case.compare(f"of {wanted} alone, {size} elements", example, handing=Handing(wants=wanted.__eq__))
+
+
+def no_grad(case: Case) -> Iterator[Finding]:
+    """The same bits under ``no_grad`` and ``inference_mode``, and nothing recorded."""
+    for size in case.edge_sizes:
+        example = case.example(size=size)
+        with_gradients = _outputs(case.kernel_on(example))
+        for context in (torch.no_grad, torch.inference_mode):
+            where, ours = f"{context.__name__}, {size} elements", _within(context, case.fused)
+            finding = case.compare(where, example, function=ours, original=_within(context, case.subject.original))
+            yield finding
+            if not finding.fault and not finding.skipped:
+                found = _outputs(case.kernel_on(example, function=ours))
+                same = all(
+                    torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, with_gradients, strict=True)
+                )
+                yield Finding(
+                    where, fault="" if same else "its values are not those it gives when gradients are recorded"
+                )
+
+
+def special_values(case: Case) -> Iterator[Finding]:
+    """A NaN or an infinity goes where the original sends it and nowhere else; zeros are no trouble."""
+    for size in case.edge_sizes:
+        example = case.example(size=size)
+        yield case.compare(f"zeros, {size} elements", zeroed(example))
+        for which in range(len(arguments(example))):
+            for name, value in (("NaN", math.nan), ("inf", math.inf), ("-inf", -math.inf)):
+                if (with_value := planted(example, which, value)) is not None:
+                    yield from _where_it_goes(case, f"{name} in args[{which}], {size} elements", with_value)
+
+
+def _where_it_goes(case: Case, where: str, example: Example) -> Iterator[Finding]:
+    # Values alone: in gradients formulas of the same function may meet inf - inf in different places.
+    finding = case.compare(where, example, gradients=False)
+    yield finding
+    if finding.fault or finding.skipped:
+        return
+    found, expected = (_outputs(of(example, gradients=False)) for of in (case.kernel_on, case.original_on))
+    pairs = zip(found, expected, strict=True)
+    lost = any(not torch.equal(a.isfinite(), b.isfinite()) for a, b in pairs if a.is_floating_point())
+    yield Finding(where, fault="it is not where the original has it in the result" if lost else "")
+
+
+def _within(context: Callable[[], Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    def inside(*args: Any) -> Any:
+        with context():
+            return function(*args)
+
+    return inside
+
+
+def _runs(case: Case, example: Example, dim: int, new: int) -> bool:
+    try:
+        outputs = _outputs(case.original_on(example))
+    except Exception:  # noqa: BLE001 - that is the question
+        return False
+    rank = example.args[0].dim()
+    return bool(outputs) and (outputs[0].dim() != rank or outputs[0].shape[dim] == new)
+
+
+def _outputs(outcome: Outcome) -> list[Tensor]:
+    return [value for name, value in outcome.values.items() if name.startswith("output") and value is not None]
+
+
+def _differentiable(outcome: Outcome) -> list[str]:
+    return [
+        name.removeprefix("gradient of ")
+        for name, value in outcome.values.items()
+        if name.startswith("gradient of ") and value is not None
+    ]
+
+
+def _shape(example: Example) -> str:
+    return "×".join(map(str, example.args[0].shape))

@@ -1,0 +1,131 @@
+"""The pytest plugin: ``pytest --fuseplug-kernel ID`` makes one test of each check of a kernel.
+
+Every pytest of the environment imports this module, so it imports nothing but pytest until the option is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from .kit import Step
+    from .subjects import Examined
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("fuseplug", "Fuseplug: conformance of kernels")
+    group.addoption(
+        "--fuseplug-kernel",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="Check this kernel: the id of an installed one, or package.module:Class. Repeatable. Without paths, "
+        "nothing else is run.",
+    )
+    group.addoption(
+        "--fuseplug-device", metavar="DEVICE", help="Run it here. Default: the first of its device types that is here."
+    )
+    group.addoption(
+        "--fuseplug-thorough", action="store_true", help="Try every edge on every specimen at every size. Slow."
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Without paths on the command line, leave out the tests that happen to lie around."""
+    config = session.config
+    if config.getoption("fuseplug_kernel") and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the checks of the kernels asked for."""
+    for name in config.getoption("fuseplug_kernel"):
+        kernel = KernelUnderTest.from_parent(session, name=name, nodeid=f"fuseplug:{name}")
+        checks: list[pytest.Item | pytest.Collector] = list(kernel.collect())
+        config.hook.pytest_collectreport(report=pytest.CollectReport(kernel.nodeid, "passed", None, checks))
+        items.extend(check for check in checks if isinstance(check, pytest.Item))
+
+
+class KernelUnderTest(pytest.Collector):
+    """One kernel; its checks are the items."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Make one item of each check and specimen."""
+        from .kit import steps
+
+        for step in steps(self._examined()):
+            name = f"{step.check.name}[{step.subject}]" if step.subject else step.check.name
+            yield CheckItem.from_parent(self, name=name, step=step)
+
+    def _examined(self) -> Examined:
+        from ..errors import FuseplugError
+        from .subjects import Examined
+
+        try:
+            return Examined(
+                _named(self.name),
+                device=self.config.getoption("fuseplug_device"),
+                thorough=self.config.getoption("fuseplug_thorough"),
+            )
+        except FuseplugError as error:
+            raise pytest.UsageError(f"--fuseplug-kernel {self.name}: {error}") from error
+
+
+class CheckItem(pytest.Item):
+    """One check on one specimen."""
+
+    def __init__(self, *, step: Step, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.step = step
+
+    def runtest(self) -> None:
+        """Fail with every fault; skip if nothing could be asked."""
+        from .results import Conformance, ConformanceError
+
+        findings = self.step.run()
+        if faults := [f"{where}: {fault}" if where else fault for where, fault, _ in findings if fault]:
+            result = Conformance(self.step.examined.name)
+            result.add(self.step.check.name, self.step.subject, findings)
+            raise ConformanceError("\n".join(faults), result=result)
+        reasons = "\n".join(dict.fromkeys(finding.skipped for finding in findings if finding.skipped))
+        if reasons and all(finding.skipped for finding in findings):
+            pytest.skip(reasons)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Faults speak for themselves; a traceback would show the kit."""
+        from .results import ConformanceError
+
+        if isinstance(excinfo.value, ConformanceError):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where it is, for pytest: the kernel, and no line."""
+        return Path(self.step.examined.name), None, self.name
+
+
+def _named(name: str) -> Any:
+    """The kernel that *name*, an id or ``package.module:Class``, stands for."""
+    from ..errors import DiscoveryError
+    from ..hookspecs import resolve
+    from ..kernel_manager import KernelManager
+
+    if ":" in name:
+        try:
+            return resolve(name)
+        except (ImportError, AttributeError) as error:
+            raise DiscoveryError(f"it cannot be imported: {error}") from error
+    records = {record.kernel_id: record for record in KernelManager().kernels()}
+    record = records.get(name)
+    if record is None:
+        raise DiscoveryError(f"it is not installed; these are: {', '.join(sorted(records)) or 'none'}")
+    if record.kernel is None:
+        raise DiscoveryError(f"it is {record.state}: {record.reason}")
+    return record.kernel

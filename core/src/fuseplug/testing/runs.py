@@ -1,0 +1,142 @@
+"""Checks of what a run does besides its result: to memory, to the process, the second time, in another thread."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..verification import Outcome, difference
+from ..words import Example
+from .results import Finding
+from .state import ProcessState
+from .subjects import Case, raised
+
+RUNS = 3
+"""How often a kernel must repeat itself."""
+
+THREADS = 4
+
+
+def memory(case: Case) -> Iterator[Finding]:
+    """It reads no memory that nobody wrote, and its result shares none with its inputs."""
+    for size in case.edge_sizes:
+        where = f"every new tensor full of NaN, {size} elements"
+        yield case.compare(where, case.example(size=size), surroundings=_poisoned)
+    ours, theirs = (_shared(outcome(case.example())) for outcome in (case.kernel_on, case.original_on))
+    shared = sorted(ours - theirs)
+    yield Finding("", fault=f"its result lies in the memory of {', '.join(shared)}" if shared else "")
+
+
+def references(case: Case) -> Iterator[Finding]:
+    """Once a call and its result are gone, so is their memory."""
+    for size in case.edge_sizes:
+        for held in [_held(case, size) for _ in range(2)]:
+            if not all(storage.expired() for storage in held.values()):
+                gc.collect()  # half a second in a process that has compiled something, so not without need
+            kept = sorted(name for name, storage in held.items() if not storage.expired())
+            where = f"{size} elements"
+            yield Finding(where, fault=f"the memory of {', '.join(kept)} is held after the call" if kept else "")
+
+
+def determinism(case: Case) -> Iterator[Finding]:
+    """The same bits every time."""
+    for size in case.edge_sizes:
+        example = case.example(size=size)
+        first, *more = [case.kernel_on(example) for _ in range(RUNS)]
+        for again in more:
+            why = difference(again, first)
+            yield Finding(f"{RUNS} runs, {size} elements", fault=f"not the same each time: {why}" if why else "")
+
+
+def threads(case: Case) -> Iterator[Finding]:
+    """Several threads at once get what one gets."""
+    if case.random:
+        yield Finding("", skipped="the original draws random numbers, which threads draw in no fixed order")
+        return
+    for size in case.edge_sizes:
+        where = f"{THREADS} threads at once, {size} elements"
+        examples = [case.example(size=size, number=number) for number in range(THREADS)]
+        for example, outcome in zip(examples, _at_once(case, examples), strict=True):
+            if isinstance(outcome, Exception):
+                yield Finding(where, fault=f"raises {raised(outcome)}")
+            else:
+                why = case.excess(outcome, case.original_on(example), case.truth_on(example))
+                yield Finding(where, fault=f"not what one thread gets: {why}" if why else "")
+
+
+def _at_once(case: Case, examples: Sequence[Example]) -> list[Outcome | Exception]:
+    together = threading.Barrier(len(examples))
+
+    def work(example: Example) -> Outcome | Exception:
+        together.wait()
+        try:
+            return case.kernel_on(example)
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+            return error
+
+    with ThreadPoolExecutor(len(examples)) as pool:
+        return list(pool.map(work, examples))
+
+
+def process_state(case: Case) -> Iterator[Finding]:
+    """Nothing that belongs to the process is otherwise afterwards: settings, random state, what names stand for."""
+    state = ProcessState()
+    for number in range(2):
+        example = case.example(number=number)
+        case.original_on(example)
+        theirs = torch.default_generator.get_state()
+        case.kernel_on(example)
+        drawn = not torch.equal(torch.default_generator.get_state(), theirs)
+        yield Finding("", fault="it draws random numbers otherwise than the original does" if drawn else "")
+    # The runs themselves start from a seed.
+    changed = [what for what in state.changed() if not what.startswith("torch's random state")]
+    for what in dict.fromkeys([*changed, *case.examined.before.lastingly_changed()]) or [""]:
+        yield Finding("", fault=what)
+
+
+@contextlib.contextmanager
+def _poisoned() -> Iterator[None]:
+    filling: Any = torch.utils.deterministic
+    was = torch.are_deterministic_algorithms_enabled()
+    warned, filled = torch.is_deterministic_algorithms_warn_only_enabled(), filling.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        filling.fill_uninitialized_memory = True
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(was, warn_only=warned)
+            filling.fill_uninitialized_memory = filled
+
+
+def _shared(outcome: Outcome) -> set[str]:
+    tensors = {name: value for name, value in outcome.values.items() if value is not None and value.numel()}
+    outputs = {_address(value) for name, value in tensors.items() if name.startswith("output")}
+    return {
+        name.removesuffix(" afterwards")
+        for name, value in tensors.items()
+        if name.endswith(" afterwards") and _address(value) in outputs
+    }
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _held(case: Case, size: int) -> dict[str, Any]:
+    outcome = case.kernel_on(case.example(size=size))
+    return {
+        name: StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
+        for name, value in outcome.values.items()
+        if value is not None and value.numel()
+    }

@@ -1,0 +1,110 @@
+"""What belongs to the whole process, and is not a kernel's to change."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch._dynamo  # it wraps torch.manual_seed when it is imported, which is not the kernel's doing
+
+_OTHERS_VARIABLES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "PYTEST_")
+"""Inductor sets its own environment variables when it first compiles, and pytest for each test."""
+
+_LASTING = ("os.environ", "torch.get_num_threads()", "torch.get_float32_matmul_precision()")
+
+
+_LATE = ("numpy's random state",)
+"""Not there before something imports numpy."""
+
+
+def _lasts(setting: str) -> bool:
+    return setting.startswith(_LASTING)
+
+
+class ProcessState:
+    """A look at the process: settings of PyTorch, random state, and what names in torch and in *owners* stand for.
+
+    Args:
+        owners: Classes and Python modules that nobody may set anything in, besides torch's own.
+    """
+
+    def __init__(self, owners: Iterable[type | types.ModuleType] = ()) -> None:
+        self._owners = (torch, torch.nn, torch.nn.functional, torch.Tensor, torch.nn.Module, *owners)
+        self._environ = tuple(os.environ)
+        self._settings = _settings()
+        self._names = [dict(vars(owner)) for owner in self._owners]
+
+    def changed(self) -> list[str]:
+        """What is otherwise now, in words."""
+        return self._settings_changed(bool) + self.lastingly_changed(settings=False)
+
+    def lastingly_changed(self, *, settings: bool = True) -> list[str]:
+        """The same, without what any surroundings may set for a while, a test runner for instance."""
+        found = self._settings_changed(_lasts) if settings else []
+        for owner, before in zip(self._owners, self._names, strict=True):
+            after = vars(owner)
+            found += [
+                f"{owner.__name__}.{name} was replaced"
+                for name, value in before.items()
+                if not name.startswith("_") and name in after and after[name] is not value
+            ]
+            if isinstance(owner, type):
+                found += [
+                    f"{owner.__name__}.{name} was added"
+                    for name in after.keys() - before.keys()
+                    if not name.startswith("_")
+                ]
+        return found
+
+    def _settings_changed(self, wanted: Callable[[str], bool]) -> list[str]:
+        now = _settings(self._environ)
+        return [
+            f"{name} was {_short(self._settings.get(name))} and is {_short(value)}"
+            for name, value in now.items()
+            if wanted(name) and self._settings.get(name) != value and not (name in _LATE and name not in self._settings)
+        ]
+
+
+def _settings(environ: Iterable[str] = ()) -> dict[str, Any]:
+    numpy = sys.modules.get("numpy")
+    state = {
+        "the default dtype": torch.get_default_dtype(),
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled(),
+        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
+        "torch.get_num_threads()": torch.get_num_threads(),
+        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
+        "torch.is_autocast_enabled('cpu')": torch.is_autocast_enabled("cpu"),
+        "torch.get_autocast_dtype('cpu')": torch.get_autocast_dtype("cpu"),
+        "torch.is_anomaly_enabled()": torch.is_anomaly_enabled(),
+        "torch's random state": torch.default_generator.get_state().numpy().tobytes(),
+        "random's state": random.getstate(),
+        "warnings.filters": list(warnings.filters),
+        "sys.path": list(sys.path),
+        **{
+            f"os.environ[{name!r}]": os.environ.get(name)
+            for name in (*os.environ, *environ)
+            if not name.startswith(_OTHERS_VARIABLES)
+        },
+    }
+    if numpy:
+        state["numpy's random state"] = numpy.random.get_state()[1].tobytes()
+    return state
+
+
+def owners_of(module: torch.nn.Module) -> list[type | types.ModuleType]:
+    """The classes of *module*, torch's own left out, and the Python module in which its methods look names up."""
+    classes: list[type] = [cls for cls in type(module).__mro__ if cls not in (torch.nn.Module, object)]
+    homes = [sys.modules[cls.__module__] for cls in classes if cls.__module__ in sys.modules]
+    return [*classes, *dict.fromkeys(homes)]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else "otherwise"

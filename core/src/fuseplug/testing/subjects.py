@@ -1,0 +1,377 @@
+"""What is checked: a kernel, the specimens it is checked on, and each target that it would replace there."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..devices import KNOWN, Destination, destination, present
+from ..errors import PlanError
+from ..hookspecs import BaseKernel, faults, resolve
+from ..patching import Patch, put_on
+from ..planning import patch_of, subject_of
+from ..verification import (
+    SEMANTICS_SIZE,
+    Outcome,
+    Semantics,
+    Subject,
+    Verifier,
+    difference,
+    example_of,
+    excess,
+    run,
+    twin,
+)
+from ..walking import Place, walk
+from ..words import Answer, Example, Mode, Proposal, Rejection, Site
+from .results import Finding
+from .state import ProcessState, owners_of
+
+
+class Counted:
+    """A kernel's function that counts its calls: the proof that it ran."""
+
+    def __init__(self, compute: Callable[..., Any]) -> None:
+        self.compute = compute
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Count, and compute."""
+        self.calls += 1
+        return self.compute(*args, **kwargs)
+
+
+class Examined:
+    """A kernel under examination.
+
+    Args:
+        kernel: A class or an instance.
+        specimens: Modules that it fuses; those that it declares if ``None``.
+        device: Where to run it; where it says it runs, if ``None``.
+        thorough: Whether every edge is tried on every specimen at every size.
+
+    Attributes:
+        kernel: The instance; ``None`` if the class is not a kernel, and `broken` says why.
+        device: Where its numbers can be checked; ``None`` if nowhere, and `absent` says why.
+        device_type: What its sites are said to run on.
+        specimens: What it is checked on.
+        no_specimens: Why there are none.
+        before: The process before anything was asked or run.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        specimens: Sequence[nn.Module] | None = None,
+        device: torch.device | str | None = None,
+        *,
+        thorough: bool = False,
+    ) -> None:
+        cls = kernel if isinstance(kernel, type) else type(kernel)
+        self.broken = faults(cls)
+        self.name = str(getattr(cls, "kernel_id", cls.__name__))
+        self.kernel: BaseKernel | None = None
+        self.device: torch.device | None = None
+        self.device_type, self.absent, self.no_specimens = "cpu", "it is not a kernel", ""
+        self.thorough = thorough
+        self.specimens: list[Specimen] = []
+        if self.broken:
+            return
+        self.kernel = kernel() if isinstance(kernel, type) else kernel
+        self.device_type, self.device, self.absent = _device(self.kernel, device)
+        given, self.no_specimens = _specimens(self.kernel) if specimens is None else (list(specimens), "")
+        self.specimens = [Specimen(self, number, module) for number, module in enumerate(given)]
+        self.before = ProcessState({owner: None for module in given for owner in owners_of(module)})
+
+    @property
+    def mode(self) -> Mode:
+        """Gradients are asked for where the kernel says it has them."""
+        return "training" if self.sound.differentiable else "inference"
+
+    @property
+    def sound(self) -> BaseKernel:
+        """The kernel, where the caller knows that it is one."""
+        if self.kernel is None:
+            raise TypeError("; ".join(self.broken))
+        return self.kernel
+
+
+class Specimen:
+    """One module that the kernel fuses, and what came of asking about it.
+
+    Attributes:
+        label: Its number and class.
+        module: The module; never changed.
+    """
+
+    def __init__(self, examined: Examined, number: int, module: nn.Module) -> None:
+        self.examined = examined
+        self.number = number
+        self.module = module
+        self.label = f"{number} {type(module).__name__}"
+        self.settled: dict[str, bool] = {}
+
+    @functools.cached_property
+    def places(self) -> list[Place]:
+        """Its modules, itself first."""
+        kind = self.examined.device_type
+        return walk(self.module, only=(), skip=(), device=Destination(kind, self.examined.device))
+
+    def sites(self) -> Iterator[tuple[Place, Site]]:
+        """What the kernel is asked about."""
+        for place in self.places:
+            yield place, Site(place.paths[0], place.stand_in, place.device_type, self.examined.mode)
+
+    @functools.cached_property
+    def answers(self) -> list[tuple[Place, Answer]]:
+        """What the kernel says to it."""
+        said = [(place, self.examined.sound.propose(site=site)) for place, site in self.sites()]
+        return [(place, answer) for place, answer in said if answer is not None]
+
+    @functools.cached_property
+    def _decided(self) -> tuple[list[Case], list[str]]:
+        cases, why_not, verifier = [], [], Verifier()
+        for place, answer in self.answers:
+            if answer.rejection is not None:
+                why_not.append(f"rejected: {answer.rejection.reason}")
+            for proposal in answer.proposals:
+                case = self._case(verifier, place, proposal)
+                if isinstance(case, Rejection):
+                    why_not.append(case.reason)
+                else:
+                    cases.append(case)
+        return cases, why_not
+
+    def _case(self, verifier: Verifier, place: Place, proposal: Proposal) -> Case | Rejection:
+        kernel = self.examined.sound
+        subject = subject_of(place, proposal.target)
+        if isinstance(subject, Rejection):
+            return subject
+        semantics = verifier.semantics(kernel, proposal, subject)
+        if isinstance(semantics, Rejection):
+            return semantics
+        return Case(self.examined, place, proposal, subject, semantics)
+
+    @property
+    def cases(self) -> list[Case]:
+        """Every target of it that the kernel would replace."""
+        return self._decided[0]
+
+    @property
+    def why_not(self) -> list[str]:
+        """Why others are left alone."""
+        return self._decided[1]
+
+    @property
+    def claimed(self) -> dict[str, None]:
+        """The variants it was said it might be."""
+        return dict.fromkeys(
+            adapter.variant
+            for _, answer in self.answers
+            for proposal in answer.proposals
+            for adapter in proposal.adapters
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One target of one specimen, with the variant it was found to be.
+
+    Attributes:
+        examined: The kernel.
+        place: The module that has the target.
+        proposal: The kernel's offer.
+        subject: The original, ready to be run.
+        semantics: What the original computes.
+    """
+
+    examined: Examined
+    place: Place
+    proposal: Proposal
+    subject: Subject
+    semantics: Semantics
+
+    @property
+    def label(self) -> str:
+        """The variant, and the target where it is not the module's forward."""
+        target = str(self.proposal.target)
+        path = self.place.paths[0]
+        parts = [self.semantics.adapter.variant, path and f"at {path}", "" if target == "forward" else target]
+        return " ".join(part for part in parts if part)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is run."""
+        return self.examined.device or torch.device("cpu")
+
+    @property
+    def gradients(self) -> bool:
+        """Whether gradients are compared."""
+        return self.examined.sound.differentiable
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes at which numbers are checked: those above the smallest on the first specimen of a variant."""
+        sizes = tuple(self.examined.sound.check_sizes)
+        variant = self.semantics.adapter.variant
+        cases = (case for specimen in self.examined.specimens for case in specimen.cases)
+        first = next(case for case in cases if case.semantics.adapter.variant == variant)
+        return sizes if first is self or self.examined.thorough else (min(sizes),)
+
+    @property
+    def edge_sizes(self) -> tuple[int, ...]:
+        """The sizes at which edges are tried: the large one, which may cost compilations, on the first specimen."""
+        first = self.examined.specimens[0].cases[:1] == [self]
+        largest = max(self.examined.sound.check_sizes)
+        return (SEMANTICS_SIZE, largest) if first or self.examined.thorough else (SEMANTICS_SIZE,)
+
+    @functools.cached_property
+    def compute(self) -> Counted:
+        """The kernel's function."""
+        return Counted(self.examined.sound.load())
+
+    @functools.cached_property
+    def fused(self) -> Callable[..., Any]:
+        """The kernel in the place of the original."""
+        return self.semantics.adapter.bind(self.compute)
+
+    @functools.cached_property
+    def reference(self) -> Callable[..., Any]:
+        """The reference in the place of the original."""
+        return self.semantics.adapter.bind(self.examined.sound.load_reference())
+
+    @functools.cached_property
+    def patch(self) -> Patch:
+        """The replacement as it is put on, guard included."""
+        patch = patch_of(self.place, self.proposal.target, self.examined.sound, self.semantics, self.subject)
+        if isinstance(patch, Rejection):
+            raise TypeError(patch.reason)
+        return patch
+
+    def example(self, mix: Any = None, size: int = SEMANTICS_SIZE, number: int = 0) -> Example:
+        """Example *number* of a mix, the first one if ``None``."""
+        return example_of(self.proposal, self.proposal.mixes[0] if mix is None else mix, size, number)
+
+    def double(self, example: Example | None = None) -> nn.Module:
+        """A module like the specimen's, on its own, with the values of an example; unfused."""
+        example = example or self.example()
+        if self.subject.module is None:
+            return copy.deepcopy(self.place.module).to(self.device)
+        return twin(self.subject.module, example.parameters, example.children).to(self.device)
+
+    def fuse(self, module: nn.Module) -> None:
+        """Put the replacement on *module*, which is like the specimen's."""
+        put_on([replace(self.patch, path="", module_ref=weakref.ref(module))])
+
+    def original_on(self, example: Example, **how: Any) -> Outcome:
+        """Run the original."""
+        return run(self.subject, self.subject.original, example, **self._how(how))
+
+    def kernel_on(self, example: Example, function: Callable[..., Any] | None = None, **how: Any) -> Outcome:
+        """Run the kernel, or *function* in its place."""
+        return run(self.subject, function or self.fused, example, **self._how(how))
+
+    def truth_on(self, example: Example, **how: Any) -> Outcome:
+        """Run the reference in float64, on the CPU."""
+        return run(self.subject, self.reference, example, **{**self._how(how), "dtype": torch.float64, "device": "cpu"})
+
+    def compare(
+        self,
+        where: str,
+        example: Example,
+        *,
+        function: Callable[..., Any] | None = None,
+        original: Callable[..., Any] | None = None,
+        surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        coarsest: torch.dtype | None = None,
+        **how: Any,
+    ) -> Finding:
+        """Hold the kernel to the original and the reference in float64, with the tolerance of the proposal.
+
+        Args:
+            where: What the finding is about.
+            example: What to run on.
+            function: What takes the place of the original; the kernel if ``None``.
+            original: What the original is run as, if not as it is.
+            surroundings: A context for the kernel's run alone.
+            coarsest: As in `fuseplug.verification.excess`.
+            **how: As in `fuseplug.verification.run`.
+        """
+        how = self._how(how)
+        try:
+            expected = run(self.subject, original or self.subject.original, example, **how)
+            truth = self.truth_on(example, **how)
+        except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
+            return Finding(where, skipped=f"the original cannot do it ({type(error).__name__}: {error!s:.60})"[:120])
+        try:
+            with surroundings():
+                found = run(self.subject, function or self.fused, example, **how)
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+            return Finding(where, fault=f"raises {raised(error)}, where the original does not")
+        return Finding(where, fault=self.excess(found, expected, truth, coarsest))
+
+    def excess(self, found: Outcome, expected: Outcome, truth: Outcome, coarsest: torch.dtype | None = None) -> str:
+        """Where *found* is further off than the proposal allows; ``""`` if nowhere."""
+        return excess(
+            found, expected, truth, self.proposal.roundings, self.proposal.working_roundings, coarsest=coarsest
+        )
+
+    @functools.cached_property
+    def random(self) -> bool:
+        """Whether the original draws random numbers or does not repeat itself for another reason."""
+        outcomes = []
+        for seed in (1, 2):
+
+            def reseeded(*args: Any, seed: int = seed) -> Any:
+                torch.manual_seed(seed)
+                return self.subject.original(*args)
+
+            outcomes.append(run(self.subject, reseeded, self.example(), **self._how({})))
+        return bool(difference(*outcomes))
+
+    def _how(self, how: dict[str, Any]) -> dict[str, Any]:
+        return {"device": self.device, "gradients": self.gradients, **how}
+
+
+def raised(error: BaseException) -> str:
+    """An error in one line."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0][:160]}" if said else type(error).__name__
+
+
+def _device(kernel: BaseKernel, wanted: torch.device | str | None) -> tuple[str, torch.device | None, str]:
+    kinds = tuple(kernel.device_types) or ("cpu",)
+    if wanted is not None:
+        place = destination(wanted, KNOWN | set(kernel.device_types))
+        if not kernel.runs_on(place.type):
+            raise PlanError(f"{kernel.kernel_id} runs on {', '.join(kinds)}, not on {place.type}: name one of those")
+        kinds = (place.type,)
+    here = next((kind for kind in kinds if present(kind)), None)
+    if here is None:
+        return kinds[0], None, f"it runs on {', '.join(kinds)}, and none is here"
+    if why := kernel.lacks(here):
+        return here, None, why
+    return here, torch.device(here if wanted is None else wanted), ""
+
+
+def _specimens(kernel: BaseKernel) -> tuple[list[nn.Module], str]:
+    if not kernel.specimens:
+        return [], (
+            'it names no specimens: declare specimens = "package.module:function", a function that returns small '
+            "modules which the kernel fuses, at least one for each variant; or hand check_kernel some"
+        )
+    try:
+        made = list(resolve(kernel.specimens)())
+    except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
+        return [], f"{kernel.specimens} raises {raised(error)}"
+    if not made or not all(isinstance(module, nn.Module) for module in made):
+        return [], f"{kernel.specimens} must return modules, at least one, not {made!r:.80}"
+    return made, ""

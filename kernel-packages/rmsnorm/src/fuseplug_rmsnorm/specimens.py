@@ -1,0 +1,264 @@
+"""RMSNorms in plain PyTorch as models write them, one for each variant: what the kernels here are checked on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class _Norm(nn.Module):
+    def __init__(self, width: int = 48, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+
+def _unit(wide: Tensor, eps: float) -> Tensor:
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+
+
+class Llama(_Norm):
+    """Scaled after the cast."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return self.weight * _unit(hidden_states.to(torch.float32), self.eps).to(hidden_states.dtype)
+
+
+class Weightless(nn.Module):
+    """Without a weight."""
+
+    def __init__(self, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return _unit(x.float(), self.eps).type_as(x)
+
+
+class LlamaTwiceCast(_Norm):
+    """The input is cast once for the mean square and once for the product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        mean_square = x.to(torch.float32).pow(2).mean(dim=-1, keepdim=True)
+        return (x * torch.rsqrt(mean_square + self.eps)).to(x.dtype) * self.weight
+
+
+class CastLast(_Norm):
+    """Scaled before the cast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return (self.weight * _unit(x.to(torch.float32), self.eps)).to(x.dtype)
+
+
+class CastLastPow(_Norm):
+    """The root is a power."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        wide = x.float()
+        mean_square = wide.pow(2).mean(-1, keepdim=True) + self.eps
+        return (wide * torch.pow(mean_square, -0.5) * self.weight.float()).type_as(x)
+
+
+class CastLastDiv(_Norm):
+    """The root is divided by."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        wide = x.float()
+        root = torch.sqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (wide / root * self.weight.float()).type_as(x)
+
+
+class Gemma(_Norm):
+    """The weight is an offset from one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return (_unit(x.float(), self.eps) * (1.0 + self.weight.float())).type_as(x)
+
+
+class GemmaGrouped(Gemma):
+    """The same, each group of neighbours on its own."""
+
+    def __init__(self, width: int = 48, group_size: int = 16) -> None:
+        super().__init__(width)
+        self.group_size = group_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise groups of the last dimension."""
+        groups = x.float().view(*x.shape[:-1], -1, self.group_size)
+        return (_unit(groups, self.eps).flatten(-2) * (1.0 + self.weight.float())).type_as(x)
+
+
+class GemmaOwnOffset(_Norm):
+    """One is added in the weight's own dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return (_unit(x.float(), self.eps) * (1.0 + self.weight).float()).type_as(x)
+
+
+class GemmaInputScaled(_Norm):
+    """Scaled before it is normalised."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale, then normalise the last dimension."""
+        scaled = (x.float() * (1.0 + self.weight).float()).type_as(x)
+        return _unit(scaled.float(), self.eps).type_as(x)
+
+
+class T5(_Norm):
+    """Cast to the weight's dtype, and only if that is half."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        mean_square = hidden_states.to(torch.float32).pow(2).mean(-1, keepdim=True)
+        hidden_states = hidden_states * torch.rsqrt(mean_square + self.eps)
+        if self.weight.dtype in (torch.float16, torch.bfloat16):
+            hidden_states = hidden_states.to(self.weight.dtype)
+        return self.weight * hidden_states
+
+
+class RoundedRoot(nn.Module):
+    """The factor is rounded to the dtype of the input."""
+
+    def __init__(self, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps).to(x.dtype)
+
+
+class NoUpcast(_Norm):
+    """Computed in the dtype of the input throughout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return self.weight * _unit(x, self.eps)
+
+
+class NoUpcastDiv(_Norm):
+    """The same, the root divided by."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return x / torch.sqrt(torch.mean(torch.square(x), dim=-1, keepdim=True) + self.eps) * self.weight
+
+
+class NoUpcastWeightFirst(_Norm):
+    """The same, scaled before the root, which is of the input alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        mean_square = x.pow(2).mean(-1, keepdim=True)
+        return x * self.weight * torch.rsqrt(mean_square + self.eps)
+
+
+class GateFirst(_Norm):
+    """Gated, then normalised by groups."""
+
+    def __init__(self, width: int = 48, group_size: int = 16) -> None:
+        super().__init__(width, 1e-5)
+        self.group_size = group_size
+
+    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Multiply by silu of the gate, if there is one, and normalise groups of the last dimension."""
+        wide = hidden_states.to(torch.float32)
+        if gate is not None:
+            wide = wide * functional.silu(gate.to(torch.float32))
+        groups = wide.view(*wide.shape[:-1], -1, self.group_size)
+        unit = _unit(groups, self.eps).view(*wide.shape)
+        return self.weight * unit.to(hidden_states.dtype)
+
+
+class GateFirstCastLast(_Norm):
+    """The same, scaled before the cast, in a given number of groups."""
+
+    def __init__(self, width: int = 48, groups: int = 3) -> None:
+        super().__init__(width)
+        self.n_groups = groups
+
+    def forward(self, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Multiply by silu of the gate, if there is one, and normalise groups of the last dimension."""
+        wide = hidden_states.to(torch.float32)
+        if gate is not None:
+            wide = wide * functional.silu(gate.to(torch.float32))
+        groups = wide.view(*wide.shape[:-1], self.n_groups, -1)
+        return (self.weight * _unit(groups, self.eps).view(*wide.shape)).to(hidden_states.dtype)
+
+
+class GatedSilu(_Norm):
+    """Normalised, cast, scaled, then gated."""
+
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        """Normalise the last dimension and multiply by silu of the gate."""
+        y = self.weight * _unit(hidden_states.to(torch.float32), self.eps).to(hidden_states.dtype)
+        return (y * functional.silu(gate.to(torch.float32))).to(hidden_states.dtype)
+
+
+class GatedSigmoid(_Norm):
+    """The same, with a sigmoid."""
+
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        """Normalise the last dimension and multiply by the sigmoid of the gate."""
+        y = self.weight * _unit(hidden_states.to(torch.float32), self.eps).to(hidden_states.dtype)
+        return (y * torch.sigmoid(gate.to(torch.float32))).to(hidden_states.dtype)
+
+
+class GatedSiluCastLast(_Norm):
+    """Normalised, scaled, gated, and then cast."""
+
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        """Normalise the last dimension and multiply by silu of the gate."""
+        y = self.weight * _unit(hidden_states.to(torch.float32), self.eps)
+        return (y * functional.silu(gate.to(torch.float32))).to(hidden_states.dtype)
+
+
+class GatedSigmoidCastLast(_Norm):
+    """The same, with a sigmoid."""
+
+    def forward(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        """Normalise the last dimension and multiply by the sigmoid of the gate."""
+        y = self.weight * _unit(hidden_states.to(torch.float32), self.eps)
+        return (y * torch.sigmoid(gate.to(torch.float32))).to(hidden_states.dtype)
+
+
+def specimens() -> list[nn.Module]:
+    """One norm for each variant, and a few that are written in more than one way; widths odd and even.
+
+    Every other one is in bfloat16, for a kernel is checked at large sizes in the dtype that its module has.
+    """
+    norms = [
+        Llama(),
+        Llama(33, 1e-5),
+        Weightless(),
+        LlamaTwiceCast(),
+        CastLast(31),
+        CastLastPow(),
+        CastLastDiv(),
+        Gemma(47),
+        GemmaGrouped(),
+        GemmaOwnOffset(),
+        GemmaInputScaled(),
+        T5(),
+        RoundedRoot(),
+        nn.RMSNorm(40),
+        NoUpcast(),
+        NoUpcastDiv(),
+        NoUpcastWeightFirst(),
+        GateFirst(),
+        GateFirstCastLast(),
+        GatedSilu(),
+        GatedSigmoid(),
+        GatedSiluCastLast(),
+        GatedSigmoidCastLast(),
+    ]
+    return [norm.to(torch.bfloat16) if number % 2 else norm for number, norm in enumerate(norms)]

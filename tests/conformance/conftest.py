@@ -1,0 +1,31 @@
+"""Broken kernels leave things behind; the next test must not find them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import pytest
+import torch
+from conformance.zoo import specimens, wrong
+from torch.nn import functional
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch):
+    torch.set_num_threads(1)
+    state, filters = torch.get_rng_state(), list(warnings.filters)
+    replaced = (functional, "relu6"), (specimens, "rotate_half")
+    held = [(owner, name, getattr(owner, name)) for owner, name in replaced]
+    yield
+    for owner, name, value in held:
+        setattr(owner, name, value)
+    if "extra_repr" in vars(specimens.CastLastNorm):
+        del specimens.CastLastNorm.extra_repr
+    for store in (wrong._seen, wrong._kept, wrong._workspace):
+        store.clear()
+    warnings.filters[:] = filters
+    os.environ.pop("ZOO_WORKSPACE", None)
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    torch.set_rng_state(state)

@@ -1,0 +1,118 @@
+"""What the kit itself promises: its result, its edges, and the comparison it stands on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conformance.zoo import adapters, kernels, specimens
+from torch import nn
+
+from fuseplug import Example, FuseplugError, PlanError
+from fuseplug.testing import ConformanceError, check_kernel
+from fuseplug.testing.edges import LAYOUTS, UPSTREAM, planted, shapes
+from fuseplug.testing.results import Conformance, Finding
+
+
+def test_faults_are_listed_each_with_its_check_and_specimen():
+    with pytest.raises(ConformanceError, match="zoo_gated on cpu: 2 faults") as raised:
+        check_kernel(adapters.UnlikeSpecimens, checks=["specimens", "declaration", "variants"])
+    assert isinstance(raised.value, FuseplugError)
+    assert isinstance(raised.value, AssertionError)
+    assert {(fault.check, fault.where) for fault in raised.value.result.faults} == {
+        ("specimens", "0 FirstHalf"),
+        ("variants", "plain"),
+    }
+    assert "fault    specimens: 0 FirstHalf: nothing of it is fused" in str(raised.value)
+
+
+def test_a_result_reads_as_what_was_right_and_what_was_not_asked():
+    result = Conformance("mine", "cpu")
+    result.add("numbers", "0 Norm", [Finding("llama"), Finding("gemma"), Finding("t5", skipped="no weight")])
+    assert str(result).splitlines() == [
+        "mine on cpu: 0 faults; 2 questions answered right, 1 skipped",
+        "  right    numbers (2)",
+        "  skipped  numbers (1): no weight",
+    ]
+
+
+def test_what_relies_on_right_numbers_is_not_asked_of_wrong_ones():
+    wrong = type("Wrong", (kernels.Norm,), {"function": "conformance.zoo.wrong:zeros"})
+    with pytest.raises(ConformanceError) as raised:
+        check_kernel(wrong, checks=["numbers", "layouts"])
+    assert {fault.check for fault in raised.value.result.faults} == {"numbers"}
+    assert {(skip.check, skip.why) for skip in raised.value.result.skipped} == {("layouts", "numbers has faults on it")}
+
+
+def test_specimens_may_be_handed_over_and_an_instance_too():
+    result = check_kernel(kernels.Norm(), [specimens.CastLastNorm()], checks=["specimens", "numbers"])
+    assert result.passed["specimens"] == 1
+
+
+def test_a_kernel_for_a_device_that_is_not_here_is_checked_but_for_its_numbers():
+    result = check_kernel(kernels.OnAnotherChip)
+    assert result.device is None
+    assert {"declaration", "import", "match", "specimens", "example"} <= result.passed.keys()
+    assert not {"numbers", "undo"} & result.passed.keys()
+    assert "skipped  numbers (2): it runs on npu, and none is here" in str(result)
+
+
+def test_a_device_that_a_kernel_does_not_run_on_is_refused():
+    with pytest.raises(PlanError, match="zoo_norm runs on npu, not on cpu: name one of those"):
+        check_kernel(kernels.OnAnotherChip, device="cpu")
+
+
+def test_thorough_asks_more():
+    usual, thorough = (
+        check_kernel(kernels.Norm, thorough=flag, checks=["specimens", "numbers", "layouts"]) for flag in (False, True)
+    )
+    assert thorough.passed["layouts"] > usual.passed["layouts"]
+
+
+def test_a_fault_of_one_specimen_hides_no_other():
+    with pytest.raises(ConformanceError) as raised:
+        check_kernel(kernels.Norm, [nn.Linear(2, 2), specimens.OffsetNorm()], checks=["specimens", "numbers"])
+    assert [fault.where for fault in raised.value.result.faults if fault.check == "specimens"] == ["0 Linear"]
+    assert raised.value.result.passed["numbers"]
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS.values(), *UPSTREAM.values()], ids=[*LAYOUTS, *UPSTREAM])
+@pytest.mark.parametrize("shape", [(), (3,), (1, 3), (2, 3), (2, 3, 4)], ids=str)
+def test_a_layout_keeps_shape_and_gradient_and_is_another_tensor(layout, shape):
+    leaf = torch.randn(shape, requires_grad=True)
+    laid = layout(leaf)
+    assert laid.shape == leaf.shape
+    assert laid is not leaf
+    (gradient,) = torch.autograd.grad(laid.sum(), leaf)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "expanded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
+def test_a_layout_keeps_values_and_lies_otherwise(name, dtype):
+    tensor = torch.randn(2, 3, 4).to(dtype)
+    laid = LAYOUTS[name](tensor)
+    assert torch.equal(laid, tensor)
+    assert (laid.stride(), laid.storage_offset()) != (tensor.stride(), tensor.storage_offset())
+
+
+def test_what_lies_between_elements_is_nan():
+    for name in ("every other element of a buffer", "part of wider rows", "not aligned"):
+        whole = torch.tensor(LAYOUTS[name](torch.zeros(2, 3)).untyped_storage(), dtype=torch.uint8).view(torch.float32)
+        assert whole.isnan().any()
+
+
+def test_arguments_are_cut_along_with_the_main_input():
+    example = Example([torch.randn(2, 3, 6, 8), torch.randn(2, 1, 6, 8), torch.randn(6, 8)])
+    cut = {what: ways for what, _, _, ways in shapes(example)}
+    way, other = cut["dimension 2 odd (5 of 6)"]
+    assert [tuple(t.shape) for t in way.args] == [(2, 3, 5, 8), (2, 1, 5, 8), (5, 8)]
+    assert [tuple(t.shape) for t in other.args] == [(2, 3, 5, 8), (2, 1, 5, 8), (6, 8)]
+    assert [tuple(t.shape) for t in cut["dimension 0 empty (0 of 2)"][0].args] == [(0, 3, 6, 8), (0, 1, 6, 8), (6, 8)]
+
+
+def test_a_value_is_planted_in_one_argument_and_the_example_left_alone():
+    example = Example([torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)])
+    with_nan = planted(example, 0, float("nan"))
+    assert int(with_nan.args[0].isnan().sum()) == 1
+    assert not example.args[0].isnan().any()
+    assert planted(example, 1, float("nan")) is None

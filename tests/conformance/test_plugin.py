@@ -1,0 +1,80 @@
+"""What a person sees who runs ``pytest --fuseplug-kernel``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = str(Path(__file__).parents[1])
+ENTRY_POINTS = [entry.value for entry in importlib.metadata.entry_points(group="pytest11")]
+
+
+@pytest.fixture
+def run_pytest(tmp_path):
+    """Run pytest in an empty directory, with the plugin once."""
+
+    def run(*args):
+        loaded = () if "fuseplug.testing.plugin" in ENTRY_POINTS else ("-p", "fuseplug.testing.plugin")
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *loaded, *args]
+        path = os.pathsep.join([TESTS, *filter(None, sys.path)])
+        environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ, timeout=300)
+
+    return run
+
+
+def test_a_right_kernel_is_a_row_of_passes_and_nothing_else_is_run(run_pytest, tmp_path):
+    (tmp_path / "test_other.py").write_text("def test_other(): raise AssertionError")
+    done = run_pytest("--fuseplug-kernel", "conformance.zoo.kernels:Gated", "-v")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "fuseplug:conformance.zoo.kernels:Gated::numbers[0 SiluAndMul] PASSED" in done.stdout
+    assert "collected 24 items" in done.stdout
+    assert "24 passed" in done.stdout
+
+
+def test_a_fault_is_said_in_a_line_without_a_traceback(run_pytest):
+    done = run_pytest("--fuseplug-kernel", "conformance.zoo.adapters:NoSizes", "-k", "declaration")
+    assert done.returncode == 1
+    assert "check_sizes: must be positive numbers, at least one, not ()" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert ".py:" not in done.stdout.partition("FAILURES")[2]
+    assert "1 failed" in done.stdout
+
+
+def test_a_path_on_the_command_line_is_run_too(run_pytest, tmp_path):
+    (tmp_path / "test_other.py").write_text("def test_other(): pass")
+    done = run_pytest(
+        "test_other.py", "--fuseplug-kernel", "conformance.zoo.kernels:Gated", "-k", "other or declaration"
+    )
+    assert "2 passed, 23 deselected" in done.stdout
+
+
+def test_what_cannot_be_checked_here_is_skipped_with_the_reason(run_pytest):
+    done = run_pytest("--fuseplug-kernel", "conformance.zoo.kernels:OnAnotherChip", "-rs", "-k", "numbers or match")
+    assert "it runs on npu, and none is here" in done.stdout
+    assert "2 passed, 2 skipped" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_kernel", "--fuseplug-kernel no_such_kernel: it is not installed; these are: "),
+        ("conformance.zoo.kernels:Nobody", "it cannot be imported: module 'conformance.zoo.kernels' has no attribute"),
+    ],
+)
+def test_an_unknown_kernel_is_an_error_of_usage(run_pytest, name, message):
+    done = run_pytest("--fuseplug-kernel", name)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert message in done.stderr + done.stdout
+
+
+def test_without_the_option_it_imports_no_torch_and_changes_nothing(run_pytest, tmp_path):
+    (tmp_path / "test_other.py").write_text("import sys\ndef test_other(): assert 'torch' not in sys.modules")
+    done = run_pytest()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

@@ -1,0 +1,159 @@
+"""Every fault of the zoo is caught, and by the check whose name says what is wrong; right kernels have none."""
+
+from __future__ import annotations
+
+import pytest
+from conformance.zoo import adapters, imports_torch, kernels, prints, starts_thread, writes_environ
+
+from fuseplug.testing import ConformanceError, check_kernel
+from fuseplug.testing.checks import CHECKS
+
+RIGHT = [kernels.Norm, kernels.Gated, kernels.Rotary, kernels.FirstHalf, kernels.HasNoGradient, kernels.CannotBeTraced]
+
+FUNCTIONS = {
+    # values
+    "zeros": ("numbers", r"output\[0\] is off by"),
+    "wrong_eps": ("numbers", r"output\[0\] is off by"),
+    "without_offset": ("numbers", r"1 OffsetNorm: offset: .*output\[0\] is off by"),
+    "wrong_dtype": ("numbers", r"output\[0\] is float32.* instead of bfloat16"),
+    "narrow": ("numbers", r"float16.*: output\[0\] is off by"),
+    "wrong_in_half": ("numbers", r"torch.float16.*: output\[0\] is off by"),
+    "swapped": ("numbers", "0 SiluAndMul: plain: torch.float32: .*off by"),
+    "gelu": ("numbers", "off by"),
+    "interleaved": ("numbers", "0 Attention: plain forward:apply_rotary: torch.float32: .*off by"),
+    "key_unturned": ("numbers", r"output\[1\] is off by"),
+    # gradients
+    "wrong_gradient": ("numbers", r"gradient of args\[0\] is off by"),
+    "wrong_weight_gradient": ("numbers", "gradient of weight is off by"),
+    "without_gradient": ("numbers", r"gradient of args\[0\] is None"),
+    "without_weight_gradient": ("numbers", "gradient of weight is None"),
+    "contiguous_gradient_only": ("gradients", "from above transposed in memory.*gradient of"),
+    "wrong_when_weight_is_frozen": ("gradients", r"of args\[0\] alone.*gradient of args\[0\] is off by"),
+    # edges
+    "wrong_when_large": ("sizes", r"4\d\d\d elements.*off by"),
+    "stale": ("sizes", r"elements: output\[0\] is off by"),
+    "reused_buffer": ("sizes", r"elements: output\[0\] is off by"),
+    "raises_when_empty": ("shapes", "empty.*raises RuntimeError: grid of size 0"),
+    "wrong_at_odd": ("shapes", r"dimension 1 odd \(3 of 4\).*off by"),
+    "wrong_at_one": ("shapes", r"dimension 1 one \(1 of 4\).*off by"),
+    "contiguous_only": ("layouts", "every other element of a buffer.*off by inf"),
+    "forgets_storage_offset": ("layouts", "not aligned.*off by inf"),
+    "wrong_without_gradients": ("no-grad", r"no_grad, .*output\[0\] is off by"),
+    "always_records": ("no-grad", "no_grad, .*gradient"),
+    "other_bits_without_gradients": ("no-grad", "its values are not those it gives when gradients are recorded"),
+    "hides_nan": ("special-values", r"NaN in args\[0\], .*: it is not where the original has it"),
+    "spreads_nan": ("special-values", r"NaN in args\[0\], .*off by inf"),
+    "divides_by_zero": ("special-values", "zeros, .*off by inf"),
+    # memory
+    "writes_input": ("numbers", r"args\[0\] afterwards.*written into"),
+    "view_of_its_input": ("memory", r"its result lies in the memory of args\[0\]"),
+    "reads_unwritten_memory": ("memory", "every new tensor full of NaN.*gradient of weight is off by inf"),
+    "keeps_references": ("references", r"the memory of .*args\[0\].* is held after the call"),
+    "packs_weight_once": ("copies", r"deepcopy: output\[0\] is off by"),
+    # repetition, threads, process
+    "not_the_same_twice": ("determinism", r"not the same each time: output\[0\] differs"),
+    "shared_workspace": ("threads", "not what one thread gets"),
+    "first_thread_only": ("threads", "raises RuntimeError: no context in this thread"),
+    "draws_random_numbers": ("process-state", "draws random numbers otherwise"),
+    "seeds_random": ("process-state", "random's state was otherwise"),
+    "changes_the_default_dtype": ("process-state", "the default dtype was torch.float32 and is torch.float64"),
+    "turns_gradients_off": ("process-state", r"torch.is_grad_enabled\(\) was True and is False"),
+    "writes_environment": ("process-state", r"os.environ\['ZOO_WORKSPACE'\] was None and is '1'"),
+    "silences_warnings": ("process-state", "warnings.filters was"),
+    "patches_torch": ("process-state", "torch.nn.functional.relu6 was replaced"),
+    "patches_the_class": ("process-state", "CastLastNorm.extra_repr was added|CastLastNorm.extra_repr was replaced"),
+    "patches_the_function": ("process-state", "conformance.zoo.specimens.rotate_half was replaced"),
+    # around it
+    "breaks_the_graph": ("compile", r"fullgraph=True.*raises"),
+    "wrong_when_compiled": ("compile", "off by"),
+    "wrong_when_recomputed": ("checkpoint", "gradient of .* is off by"),
+    "wrong_under_autocast": ("autocast", "is bfloat16.* instead of float32"),
+}
+BASES = {
+    "swapped": kernels.Gated,
+    "gelu": kernels.Gated,
+    "interleaved": kernels.Rotary,
+    "key_unturned": kernels.Rotary,
+    "patches_the_function": kernels.Rotary,
+    "view_of_its_input": kernels.FirstHalf,
+}
+
+CLASSES = [
+    (adapters.NotDeclared, "declaration", "op must be a non-empty string.*"),
+    (adapters.NoSizes, "declaration", "check_sizes: must be positive numbers, at least one"),
+    (adapters.NoFunction, "declaration", "right:nowhere cannot be imported: AttributeError"),
+    (adapters.NoSpecimens, "declaration", "it names no specimens: declare specimens ="),
+    (adapters.RaisingSpecimens, "declaration", "raises LookupError: no such model"),
+    (adapters.ForeignSpecimens, "specimens", "none of its modules is the kernel's business"),
+    (adapters.UnlikeSpecimens, "specimens", "computes none of the known variants; plain: "),
+    (adapters.ClaimsMore, "variants", "twice: is claimed, and found on no specimen"),
+    (imports_torch.Kernel, "import", "imports torch"),
+    (prints.Kernel, "import", "prints 'hello'"),
+    (writes_environ.Kernel, "import", "writes the environment variable ZOO"),
+    (starts_thread.Kernel, "import", "starts a thread"),
+    (kernels.PatchesOnImport, "import", "is felt everywhere: torch.nn.functional.relu6 was replaced"),
+    (adapters.SetsAnAttribute, "match", "it changed the module it was asked about"),
+    (adapters.Unsteady, "match", "asked twice about one module it says different things"),
+    (adapters.Rolls, "match", "random's state was otherwise"),
+    (adapters.Presumptuous, "match", "asked about Identity.*AttributeError while matching"),
+    (adapters.IgnoresTheGenerator, "example", "it differs for generators at the same point"),
+    (adapters.OneExample, "example", "it is the same for every generator"),
+    (adapters.SmallExamples, "example", "size 4096: .* elements in the main input where at least 4096"),
+    (adapters.ByItself, "numbers", "the kernel was not called"),
+    (adapters.NotesOnTheModule, "undo", "has other values for last_shape"),
+    (adapters.CannotBePickled, "copies", "pickle: raises"),
+    (adapters.CannotBePickled, "copies", r"deepcopy: output\[0\] is off by inf"),
+    (adapters.RemembersTheDtype, "casts", r"to bfloat16: output\[0\] is float32.* instead of bfloat16"),
+]
+
+
+def faults_of(kernel, **how):
+    with pytest.raises(ConformanceError) as raised:
+        check_kernel(kernel, **how)
+    return raised.value.result.faults
+
+
+def like(base, **declared):
+    """A kernel like *base*, but for what is declared; in its module, so that importing it is checked alike."""
+    return type("Kernel", (base,), {"__module__": base.__module__, **declared})
+
+
+def assert_named(faults, check, why):
+    said = [str(fault) for fault in faults if fault.check == check]
+    assert said, f"{check} found nothing; these did: {sorted({fault.check for fault in faults})}"
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError("\n".join(said))
+
+
+def alone(check):
+    """*check*, and those it relies on."""
+    (found,) = (each for each in CHECKS if each.name == check)
+    return [*found.needs, check]
+
+
+@pytest.mark.parametrize(
+    ("function", "check", "why"), [(name, *rest) for name, rest in FUNCTIONS.items()], ids=list(FUNCTIONS)
+)
+def test_what_computes_wrong_is_caught_and_named(function, check, why):
+    base = BASES.get(function, kernels.Norm)
+    kernel = like(base, function=f"conformance.zoo.wrong:{function}")
+    assert_named(faults_of(kernel, checks=alone(check)), check, why)
+
+
+@pytest.mark.parametrize(("kernel", "check", "why"), CLASSES, ids=lambda value: getattr(value, "__name__", None))
+def test_what_has_no_manners_is_caught_and_named(kernel, check, why):
+    assert_named(faults_of(kernel, checks=alone(check)), check, why)
+
+
+@pytest.mark.parametrize("kernel", RIGHT, ids=lambda kernel: kernel.__name__)
+def test_a_right_kernel_has_no_fault(kernel):
+    result = check_kernel(kernel)
+    assert not result.faults
+    unasked = {check.name for check in CHECKS} - result.passed.keys()
+    without_gradient = {"gradients", "checkpoint"} if not kernel.differentiable else set()
+    of_a_function = {"copies", "casts"} if kernel is kernels.Rotary else set()
+    assert unasked == without_gradient | of_a_function
+
+
+def test_every_check_catches_something():
+    assert {check for check, _ in FUNCTIONS.values()} | {check for _, check, _ in CLASSES} == {c.name for c in CHECKS}

@@ -1,0 +1,180 @@
+"""Kernels whose numbers are right and whose manners are not: each has one fault."""
+
+import itertools
+import random
+from dataclasses import dataclass, replace
+
+import torch
+
+from . import reference, sites
+from .kernels import Gated, Norm
+from .sites import NormAdapter
+
+_serial = itertools.count()
+
+
+class SetsAnAttribute(Norm):
+    """Its match notes on the module that it was there."""
+
+    def match(self, site):
+        site.module.__dict__["seen"] = True
+        return super().match(site)
+
+
+class Unsteady(Norm):
+    """Its adapters differ each time."""
+
+    def match(self, site):
+        names = (f"plain {next(_serial)}", "offset")
+        return sites.match_norm(site, tuple(NormAdapter(name, float(i)) for i, name in enumerate(names)))
+
+
+class Rolls(Norm):
+    """Its match draws random numbers."""
+
+    def match(self, site):
+        random.random()
+        return super().match(site)
+
+
+class Presumptuous(Norm):
+    """Its match takes every module for its own."""
+
+    def match(self, site):
+        return super().match(site) if site.module.weight.dim() == 1 else None
+
+
+class ClaimsMore(Norm):
+    """It names a variant that no specimen has."""
+
+    def match(self, site):
+        return sites.match_norm(
+            site, tuple(NormAdapter(name, i) for i, name in enumerate(("plain", "offset", "twice")))
+        )
+
+
+@dataclass(frozen=True)
+class _ByItself(NormAdapter):
+    def bind(self, compute):
+        return lambda module, x: reference.norm(x, module.weight, module.eps, self.offset)
+
+
+class ByItself(Norm):
+    """Its adapter never calls the kernel."""
+
+    def match(self, site):
+        return sites.match_norm(site, (_ByItself("plain", 0.0), _ByItself("offset", 1.0)))
+
+
+@dataclass(frozen=True)
+class _Notes(NormAdapter):
+    def bind(self, compute):
+        def forward(module, x):
+            module.last_shape = x.shape
+            return compute(x, module.weight, module.eps, self.offset)
+
+        return forward
+
+
+class NotesOnTheModule(Norm):
+    """Its adapter leaves an attribute on the module."""
+
+    def match(self, site):
+        return sites.match_norm(site, (_Notes("plain", 0.0), _Notes("offset", 1.0)))
+
+
+@dataclass(frozen=True)
+class _Unpicklable(NormAdapter):
+    def bind(self, compute):
+        def forward(module, x):
+            module.__dict__.setdefault("_call", lambda x: compute(x, module.weight, module.eps, self.offset))
+            return module._call(x)
+
+        return forward
+
+
+class CannotBePickled(Norm):
+    """Its adapter keeps a closure on the module: it cannot be pickled, and a copy computes with the old weights."""
+
+    def match(self, site):
+        return sites.match_norm(site, (_Unpicklable("plain", 0.0), _Unpicklable("offset", 1.0)))
+
+
+@dataclass(frozen=True)
+class _RemembersDtype(NormAdapter):
+    def bind(self, compute):
+        def forward(module, x):
+            dtype = module.__dict__.setdefault("_dtype", x.dtype)
+            return compute(x, module.weight, module.eps, self.offset).to(dtype)
+
+        return forward
+
+
+class RemembersTheDtype(Norm):
+    """Its adapter notes the dtype at the first call: what happens to the module later is not seen."""
+
+    def match(self, site):
+        return sites.match_norm(site, (_RemembersDtype("plain", 0.0), _RemembersDtype("offset", 1.0)))
+
+
+def _with_example(example):
+    def match(self, site):
+        found = sites.match_norm(site)
+        return found and [replace(found[0], example=lambda *args: example(found[0].example, *args))]
+
+    return match
+
+
+class IgnoresTheGenerator(Norm):
+    """Its examples are drawn from the generator of the process."""
+
+    match = _with_example(lambda make, mix, size, generator: make(mix, size, torch.default_generator))
+
+
+class OneExample(Norm):
+    """Its examples are all the same."""
+
+    match = _with_example(lambda make, mix, size, generator: make(mix, size, torch.Generator().manual_seed(0)))
+
+
+class SmallExamples(Norm):
+    """Its examples are small, whatever is asked for."""
+
+    match = _with_example(lambda make, mix, size, generator: make(mix, 64, generator))
+
+
+class NoSpecimens(Norm):
+    specimens = ""
+
+
+class ForeignSpecimens(Norm):
+    """Its specimens are not what it fuses."""
+
+    specimens = "conformance.zoo.specimens:gates"
+
+
+class RaisingSpecimens(Norm):
+    specimens = "conformance.zoo.adapters:raises"
+
+
+def raises():
+    raise LookupError("no such model")
+
+
+class UnlikeSpecimens(Gated):
+    """Its specimens compute something else than its reference."""
+
+    specimens = "conformance.zoo.specimens:halves"
+
+
+class NoFunction(Norm):
+    function = "conformance.zoo.right:nowhere"
+
+
+class NoSizes(Norm):
+    check_sizes = ()
+
+
+class NotDeclared(Norm):
+    op = ""
+    priority = "high"

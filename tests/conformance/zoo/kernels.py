@@ -1,0 +1,86 @@
+"""Which kernels there are. Nothing here imports torch."""
+
+from fuseplug import BaseKernel
+
+
+class Norm(BaseKernel):
+    """A norm with two variants."""
+
+    kernel_id = "zoo_norm"
+    op = "zoonorm"
+    function = "conformance.zoo.right:norm"
+    reference = "conformance.zoo.reference:norm"
+    specimens = "conformance.zoo.specimens:norms"
+    check_sizes = (128, 4096)
+
+    def match(self, site):
+        from .sites import match_norm
+
+        return match_norm(site)
+
+
+class Gated(BaseKernel):
+    """silu(gate) * up of the halves of a tensor: no parameters."""
+
+    kernel_id = "zoo_gated"
+    op = "zoogated"
+    function = "conformance.zoo.right:gated"
+    reference = "conformance.zoo.reference:gated"
+    specimens = "conformance.zoo.specimens:gates"
+    check_sizes = (128, 4096)
+
+    def match(self, site):
+        from .sites import match_gated
+
+        return match_gated(site)
+
+
+class Rotary(BaseKernel):
+    """A rotation by halves: a function that a method looks up."""
+
+    kernel_id = "zoo_rotary"
+    op = "zoorotary"
+    function = "conformance.zoo.right:rotary"
+    reference = "conformance.zoo.reference:rotary"
+    specimens = "conformance.zoo.specimens:rotaries"
+    check_sizes = (128, 4096)
+
+    def match(self, site):
+        from .sites import match_rotary
+
+        return match_rotary(site)
+
+
+class FirstHalf(Gated):
+    """The first half of a tensor, as a tensor of its own."""
+
+    kernel_id = "zoo_first_half"
+    op = "zoofirsthalf"
+    function = "conformance.zoo.right:first_half"
+    reference = "conformance.zoo.reference:first_half"
+    specimens = "conformance.zoo.specimens:halves"
+
+
+class PatchesOnImport(Norm):
+    """Right, but loading its function patches torch."""
+
+    function = "conformance.zoo.patches_on_import:norm"
+
+
+class HasNoGradient(Norm):
+    """Right, and says what it lacks."""
+
+    differentiable = False
+    function = "conformance.zoo.wrong:without_gradient"
+
+
+class CannotBeTraced(Norm):
+    """Right, and says what it lacks."""
+
+    compilable = False
+    function = "conformance.zoo.wrong:breaks_the_graph"
+
+
+class OnAnotherChip(Norm):
+    device_types = ("npu",)
+    function = "conformance.zoo.chip:norm"

@@ -1,0 +1,28 @@
+"""What is right."""
+
+import torch
+from torch.nn import functional
+
+
+def norm(x, weight, eps, offset=0.0):
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    unit = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (unit * (offset + weight.to(wide.dtype))).to(x.dtype)
+
+
+def gated(x):
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    gate, up = wide.chunk(2, -1)
+    return (functional.silu(gate) * up).to(x.dtype)
+
+
+def rotary(q, k, cos, sin):
+    def turned(x):
+        half = x.shape[-1] // 2
+        return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+    return q * cos + turned(q) * sin, k * cos + turned(k) * sin
+
+
+def first_half(x):
+    return x[..., : x.shape[-1] // 2].clone()

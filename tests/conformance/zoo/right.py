@@ -1,0 +1,29 @@
+"""Right kernels, by formulas other than the references'."""
+
+import torch
+
+
+def norm(x, weight, eps, offset=0.0):
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    unit = wide / torch.sqrt(wide.square().sum(-1, keepdim=True) / x.shape[-1] + eps)
+    return (unit * (weight + offset)).to(x.dtype)
+
+
+def gated(x):
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    half = x.shape[-1] // 2
+    gate, up = wide[..., :half], wide[..., half:]
+    return (gate * torch.sigmoid(gate) * up).to(x.dtype)
+
+
+def turned(x):
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def rotary(q, k, cos, sin):
+    return tuple(torch.addcmul(x * cos, turned(x), sin) for x in (q, k))
+
+
+def first_half(x):
+    return x.narrow(-1, 0, x.shape[-1] // 2) * 1

@@ -1,0 +1,81 @@
+"""Where they are found."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fuseplug import Adapter, Example, Proposal, Target
+from fuseplug.rebind import calls
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class NormAdapter(Adapter):
+    variant: str
+    offset: float
+
+    def bind(self, compute):
+        offset = self.offset
+
+        def forward(module, x):
+            return compute(x, module.weight, module.eps, offset)
+
+        return forward
+
+
+@dataclass(frozen=True)
+class Plain(Adapter):
+    variant: str = "plain"
+
+    def bind(self, compute):
+        return lambda *args: compute(*args)
+
+
+@dataclass(frozen=True)
+class Method(Adapter):
+    variant: str = "plain"
+
+    def bind(self, compute):
+        return lambda module, *args: compute(*args)
+
+
+def match_norm(site, adapters=(NormAdapter("plain", 0.0), NormAdapter("offset", 1.0))):
+    weight = getattr(site.module, "weight", None)
+    if weight is None or weight.dim() != 1 or not isinstance(getattr(site.module, "eps", None), float):
+        return None
+    hidden = weight.shape[0]
+    mixes = [(x, w) for x in FLOATS for w in (x, torch.float32)]
+
+    def example(mix, size, generator):
+        rows = max(4, -(-size // hidden // 2))
+        scale = torch.tensor([1.0, 1e-3, 30.0, 0.1]).repeat(rows // 4 + 1)[:rows, None]
+        x = torch.randn(2, rows, hidden, generator=generator) * scale
+        weight = torch.randn(hidden, generator=generator)
+        return Example([x.to(mix[0])], {"weight": weight.to(mix[1])})
+
+    return [Proposal(Target(), adapters, example, tuple(dict.fromkeys(mixes)))]
+
+
+def match_gated(site):
+    if site.module._parameters or site.module._modules or site.module._buffers:
+        return None
+
+    def example(dtype, size, generator):
+        return Example([(4 * torch.randn(2, -(-size // 28), 14, generator=generator)).to(dtype)])
+
+    return [Proposal(Target(), (Method(),), example, FLOATS)]
+
+
+def match_rotary(site):
+    forward = type(site.module).forward
+    if not calls(forward, "apply_rotary"):
+        return None
+
+    def example(dtype, size, generator):
+        length = max(5, -(-size // 48))
+        q, k = (torch.randn(2, heads, length, 8, generator=generator).to(dtype) for heads in (3, 1))
+        cos, sin = (torch.randn(1, 1, length, 8, generator=generator).to(dtype) for _ in range(2))
+        return Example([q, k, cos, sin])
+
+    return [Proposal(Target("forward", "apply_rotary"), (Plain(),), example, FLOATS, roundings=8.0)]

@@ -1,0 +1,79 @@
+"""Modules as models write them."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class CastLastNorm(nn.Module):
+    def __init__(self, size=16, eps=1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, size))
+        self.eps = eps
+
+    def forward(self, x):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps) * self.scale()).to(x.dtype)
+
+    def scale(self):
+        return self.weight.float()
+
+
+class OffsetNorm(CastLastNorm):
+    def scale(self):
+        return 1.0 + self.weight.float()
+
+
+class SiluAndMul(nn.Module):
+    def forward(self, x):
+        wide = x.float()
+        gate, up = wide.chunk(2, dim=-1)
+        return (functional.silu(gate) * up).to(x.dtype)
+
+
+def rotate_half(x):
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+
+
+def apply_rotary(q, k, cos, sin):
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+class Attention(nn.Module):
+    def forward(self, q, k, cos, sin):
+        return apply_rotary(q, k, cos, sin)
+
+
+class Projected(nn.Module):
+    """Whose forward takes other arguments than the function."""
+
+    def __init__(self, size=8):
+        super().__init__()
+        self.qk = nn.Linear(size, 2 * size, bias=False)
+
+    def forward(self, x):
+        q, k = self.qk(x).chunk(2, -1)
+        angle = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * torch.linspace(1, 0.1, x.shape[-1], dtype=x.dtype)
+        return apply_rotary(q, k, angle.cos(), angle.sin())
+
+
+class FirstHalf(nn.Module):
+    def forward(self, x):
+        return x[..., : x.shape[-1] // 2].clone()
+
+
+def halves():
+    return [FirstHalf()]
+
+
+def norms():
+    return [CastLastNorm(), OffsetNorm(size=15, eps=1e-5)]
+
+
+def gates():
+    return [SiluAndMul()]
+
+
+def rotaries():
+    return [Attention(), Projected()]

@@ -1,0 +1,370 @@
+"""What computes wrong: each function has one fault."""
+
+import itertools
+import os
+import random
+import threading
+import time
+import warnings
+
+import torch
+from torch.nn import functional
+
+from . import reference, right
+from .right import norm as right_norm
+
+# --- values
+
+
+def zeros(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset) * 0
+
+
+def wrong_eps(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, 1e-5 if eps != 1e-5 else 1e-6, offset)
+
+
+def without_offset(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, 0.0)
+
+
+def wrong_dtype(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset).float()
+
+
+def narrow(x, weight, eps, offset=0.0):
+    """Computes in the dtype of x, as if there were float32 inside."""
+    unit = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
+    return (unit * (weight + offset)).to(x.dtype)
+
+
+def swapped(x):
+    up, gate = x.float().chunk(2, -1)
+    return (functional.silu(gate) * up).to(x.dtype)
+
+
+def gelu(x):
+    gate, up = x.float().chunk(2, -1)
+    return (functional.gelu(gate) * up).to(x.dtype)
+
+
+def interleaved(q, k, cos, sin):
+    def turned(x):
+        return torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+
+    return q * cos + turned(q) * sin, k * cos + turned(k) * sin
+
+
+def key_unturned(q, k, cos, sin):
+    return right.rotary(q, k, cos, sin)[0], k * 1
+
+
+def never_called(*args):
+    raise AssertionError("an adapter that computes by itself calls nobody")
+
+
+# --- gradients
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 1.01
+
+
+def wrong_gradient(x, weight, eps, offset=0.0):
+    return right_norm(_Scaled.apply(x), weight, eps, offset)
+
+
+def wrong_weight_gradient(x, weight, eps, offset=0.0):
+    return right_norm(x, _Scaled.apply(weight), eps, offset)
+
+
+def without_gradient(x, weight, eps, offset=0.0):
+    with torch.no_grad():
+        return right_norm(x, weight, eps, offset)
+
+
+def without_weight_gradient(x, weight, eps, offset=0.0):
+    return right_norm(x, weight.detach(), eps, offset)
+
+
+class _Norm(torch.autograd.Function):
+    """A norm with a backward of its own, which subclasses get wrong somewhere."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps, offset):
+        ctx.save_for_backward(x, weight)
+        ctx.rest = eps, offset
+        return right_norm(x, weight, eps, offset)
+
+    @classmethod
+    def backward(cls, ctx, gradient):
+        x, weight = (t.detach().requires_grad_() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            made = right_norm(x, weight, *ctx.rest)
+        return (*cls.found(ctx, torch.autograd.grad(made, (x, weight), cls.above(gradient))), None, None)
+
+    @staticmethod
+    def above(gradient):
+        return gradient
+
+    @staticmethod
+    def found(ctx, gradients):
+        return gradients
+
+
+class _AssumesContiguousGradient(_Norm):
+    @staticmethod
+    def above(gradient):
+        strides = torch.empty(gradient.shape).stride()
+        return gradient.as_strided(gradient.shape, strides) if 0 not in gradient.stride() else gradient * 0
+
+
+class _AllOrNothing(_Norm):
+    @staticmethod
+    def found(ctx, gradients):
+        return gradients if ctx.needs_input_grad[1] else (gradients[0] * 2, None)
+
+
+def contiguous_gradient_only(x, weight, eps, offset=0.0):
+    return _AssumesContiguousGradient.apply(x, weight, eps, offset)
+
+
+def wrong_when_weight_is_frozen(x, weight, eps, offset=0.0):
+    return _AllOrNothing.apply(x, weight, eps, offset)
+
+
+# --- only at an edge
+
+
+def raises_when_empty(x, weight, eps, offset=0.0):
+    if not x.numel():
+        raise RuntimeError("grid of size 0")
+    return right_norm(x, weight, eps, offset)
+
+
+def wrong_at_odd(x, weight, eps, offset=0.0):
+    made = right_norm(x, weight, eps, offset)
+    if x.shape[-2] % 2 and x.shape[-2] > 1:
+        made = torch.cat([made[..., :-1, :], made[..., -1:, :] * 0], -2)
+    return made
+
+
+def wrong_at_one(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset) * (0 if x.shape[-2] == 1 else 1)
+
+
+def contiguous_only(x, weight, eps, offset=0.0):
+    x = x.as_strided(x.shape, torch.empty(x.shape).stride(), x.storage_offset())
+    return right_norm(x, weight, eps, offset)
+
+
+def forgets_storage_offset(x, weight, eps, offset=0.0):
+    if x.is_contiguous():
+        x = x.as_strided(x.shape, x.stride(), 0)
+    return right_norm(x, weight, eps, offset)
+
+
+def wrong_when_large(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset) * (0 if x.numel() > 1000 else 1)
+
+
+def wrong_in_half(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset) * (2 if x.dtype is torch.float16 else 1)
+
+
+def wrong_without_gradients(x, weight, eps, offset=0.0):
+    made = right_norm(x, weight, eps, offset)
+    return made if torch.is_grad_enabled() else made * 1.5
+
+
+def always_records(x, weight, eps, offset=0.0):
+    with torch.inference_mode(False), torch.enable_grad():
+        return right_norm(x, weight, eps, offset)
+
+
+def other_bits_without_gradients(x, weight, eps, offset=0.0):
+    return (right_norm if torch.is_grad_enabled() else reference.norm)(x, weight, eps, offset)
+
+
+def hides_nan(x, weight, eps, offset=0.0):
+    return right_norm(x.nan_to_num(0.0), weight, eps, offset)
+
+
+def spreads_nan(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset) + 0 * x.detach().sum().to(x.dtype)
+
+
+def divides_by_zero(x, weight, eps, offset=0.0):
+    made = right_norm(x, weight, eps, offset)
+    return torch.where((x == 0).all(-1, keepdim=True), torch.full_like(made, float("nan")), made)
+
+
+# --- memory
+
+
+def writes_input(x, weight, eps, offset=0.0):
+    made = right_norm(x.clone(), weight, eps, offset)
+    x.data.mul_(2)
+    return made
+
+
+def view_of_its_input(x):
+    return x[..., : x.shape[-1] // 2]
+
+
+_seen = {}
+
+
+def stale(x, weight, eps, offset=0.0):
+    """Computes once per shape, as a captured graph does whose inputs nobody copies."""
+    key = (x.shape, x.dtype, weight.dtype, offset)
+    if x.numel() < 1000:
+        return right_norm(x, weight, eps, offset)
+    return _seen.setdefault(key, right_norm(x, weight, eps, offset))
+
+
+class _IntoBuffer(_Norm):
+    @staticmethod
+    def forward(ctx, x, weight, eps, offset):
+        made = _Norm.forward(ctx, x, weight, eps, offset)
+        buffer = _seen.setdefault(("buffer", made.shape, made.dtype, offset), torch.empty_like(made))
+        return buffer.copy_(made).view_as(made)
+
+
+def reused_buffer(x, weight, eps, offset=0.0):
+    return _IntoBuffer.apply(x, weight, eps, offset)
+
+
+_kept = []
+
+
+def keeps_references(x, weight, eps, offset=0.0):
+    _kept[:] = [*_kept[-8:], x.detach()]
+    return right_norm(x, weight, eps, offset)
+
+
+class _ReadsUnwritten(_Norm):
+    @staticmethod
+    def found(ctx, gradients):
+        # Accumulates into memory that it takes for zeros, which so large a piece as a rule is.
+        fresh = torch.empty(1 << 24)[: len(gradients[1])]
+        return gradients[0], gradients[1] + fresh.to(gradients[1].dtype)
+
+
+def reads_unwritten_memory(x, weight, eps, offset=0.0):
+    return _ReadsUnwritten.apply(x, weight, eps, offset)
+
+
+# --- repetition, threads, process
+
+_calls = itertools.count()
+
+
+def not_the_same_twice(x, weight, eps, offset=0.0):
+    made = right_norm(x, weight, eps, offset)
+    return made * (1 + next(_calls) % 3 * torch.finfo(torch.float32).eps)
+
+
+_workspace = {}
+
+
+def shared_workspace(x, weight, eps, offset=0.0):
+    """Parks its input where every thread parks its own."""
+    _workspace["x"] = x
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0.02)
+    return right_norm(_workspace["x"], weight, eps, offset)
+
+
+def first_thread_only(x, weight, eps, offset=0.0):
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("no context in this thread")
+    return right_norm(x, weight, eps, offset)
+
+
+def draws_random_numbers(x, weight, eps, offset=0.0):
+    torch.rand(1)
+    return right_norm(x, weight, eps, offset)
+
+
+def seeds_random(x, weight, eps, offset=0.0):
+    random.seed(0)
+    return right_norm(x, weight, eps, offset)
+
+
+def changes_the_default_dtype(x, weight, eps, offset=0.0):
+    torch.set_default_dtype(torch.float64)
+    return right_norm(x, weight, eps, offset)
+
+
+def turns_gradients_off(x, weight, eps, offset=0.0):
+    made = right_norm(x, weight, eps, offset)
+    torch.set_grad_enabled(False)
+    return made
+
+
+def writes_environment(x, weight, eps, offset=0.0):
+    os.environ.setdefault("ZOO_WORKSPACE", "1")
+    return right_norm(x, weight, eps, offset)
+
+
+def silences_warnings(x, weight, eps, offset=0.0):
+    warnings.filterwarnings("ignore", message=f"zoo {next(_calls)}")
+    return right_norm(x, weight, eps, offset)
+
+
+def patches_torch(x, weight, eps, offset=0.0):
+    if functional.relu6.__module__ != __name__:
+        functional.relu6 = without_offset
+    return right_norm(x, weight, eps, offset)
+
+
+def patches_the_class(x, weight, eps, offset=0.0):
+    from .specimens import CastLastNorm
+
+    if "extra_repr" not in vars(CastLastNorm):
+        CastLastNorm.extra_repr = lambda self: "patched"
+    return right_norm(x, weight, eps, offset)
+
+
+def patches_the_function(q, k, cos, sin):
+    from . import specimens
+
+    specimens.rotate_half = right.turned
+    return right.rotary(q, k, cos, sin)
+
+
+# --- around it
+
+
+def breaks_the_graph(x, weight, eps, offset=0.0):
+    torch._dynamo.graph_break()
+    return right_norm(x, weight, eps, offset)
+
+
+def wrong_when_compiled(x, weight, eps, offset=0.0):
+    made = right_norm(x, weight, eps, offset)
+    return made * 2 if torch.compiler.is_compiling() else made
+
+
+def wrong_under_autocast(x, weight, eps, offset=0.0):
+    made = right_norm(x, weight, eps, offset)
+    return made.bfloat16() if torch.is_autocast_enabled("cpu") else made
+
+
+def wrong_when_recomputed(x, weight, eps, offset=0.0):
+    """Takes the second forward of a step for another step."""
+    return right_norm(x * (2 if torch._C._current_graph_task_id() >= 0 else 1), weight, eps, offset)
+
+
+def packs_weight_once(x, weight, eps, offset=0.0):
+    """Keeps what it packed for inference, by shape."""
+    if not weight.requires_grad:
+        weight = _seen.setdefault(("packed", weight.shape, weight.dtype, offset), weight)
+    return right_norm(x, weight, eps, offset)
