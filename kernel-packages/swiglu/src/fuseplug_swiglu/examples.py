@@ -22,6 +22,9 @@ truth may be computed on another device, which draws others."""
 _FOR_WIDTHS = 1 << 12
 """From this size on it has the module's own intermediate width, so that what is compiled for it serves the module."""
 
+_LARGE_GATE = 1 << 20
+"""Elements of the gate from there on: enough for the widest of a kernel's paths."""
+
 _WIDEST_HIDDEN = 16
 _SMALL = (12, 10, 14)
 _MAGNITUDES = (1.0, 8.0, 0.25, 3.0, 0.0)
@@ -102,7 +105,8 @@ def make_example(parts: Parts, mix: Mix, size: int, generator: torch.Generator) 
     if parts.drops_by_number and not draws:
         own |= dict.fromkeys(parts.numbers, 0.0)
     hidden = width[parts.hidden]
-    tokens = max(3, math.ceil(size / hidden / 2))
+    elements = _LARGE_GATE if size >= _FOR_WIDTHS else 0
+    tokens = max(3, math.ceil(size / hidden / 2), math.ceil(elements / parts.inner / 2))
     scale = torch.tensor(_MAGNITUDES).repeat(math.ceil(2 * tokens / len(_MAGNITUDES)))[: 2 * tokens]
     x = torch.randn(2, tokens, hidden, generator=generator, dtype=torch.float32, device="cpu")
     return Example(((x * scale.view(2, tokens, 1)).to(mix.x),), own, children)

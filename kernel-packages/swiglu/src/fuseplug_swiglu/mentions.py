@@ -44,10 +44,19 @@ def _names(function: Callable[..., Any], cls: type[nn.Module] | None) -> dict[st
             seen.add(code)
             for name in code.co_names:
                 names.setdefault(name, len(names))
-                for found in (getattr(cls, name, None), getattr(called, "__globals__", {}).get(name)):
-                    if isinstance(found, types.FunctionType) and not hasattr(nn.Module, name):
-                        waiting.append(found)
+                waiting += _functions(name, cls, called)
     return names
+
+
+def _functions(name: str, cls: type[nn.Module] | None, user: Callable[..., Any]) -> list[types.FunctionType]:
+    """What *name* may call in the code of *user*: a global, or a method of *cls*, by ``super()`` too."""
+    namespaces = [getattr(user, "__globals__", {})]
+    for base in cls.__mro__ if cls is not None else ():
+        if base is nn.Module:
+            break
+        namespaces.append(vars(base))
+    found = [namespace.get(name) for namespace in namespaces]
+    return [function for function in found if isinstance(function, types.FunctionType)]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -104,9 +104,10 @@ def _widths(child: nn.Module) -> tuple[int, int] | None:
 
 def _wrapped(child: nn.Module) -> nn.Module | None:
     """The layer that *child* is around, if it is around one."""
-    if "base_layer" in child._modules or len(child._modules) == 1:
-        return child._modules.get("base_layer", *child._modules.values())
-    return None
+    if len(child._modules) == 1:
+        (inner,) = child._modules.values()
+        return inner
+    return child._modules.get("base_layer")
 
 
 def _has_bias(child: nn.Module) -> bool:
