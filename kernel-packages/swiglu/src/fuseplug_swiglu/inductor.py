@@ -11,7 +11,8 @@ from . import reference
 from .reference import ACTIVATIONS, Semantics
 
 _LARGE = 1 << 16
-_LARGE_FOR_TWO_OPERATIONS = 1 << 21
+_LARGE_FOR_TRAINING = 1 << 20
+_LARGE_FOR_INFERENCE = 1 << 22
 
 
 def swiglu(
@@ -78,5 +79,5 @@ def _is_large(gate: Tensor, up: Tensor | None, how: Semantics, activation: str, 
     if ACTIVATIONS[activation].autocast and torch.is_autocast_enabled(gate.device.type):
         return False
     if how.simple and ACTIVATIONS[activation].native:
-        return size >= _LARGE_FOR_TWO_OPERATIONS
+        return size >= (_LARGE_FOR_TRAINING if records else _LARGE_FOR_INFERENCE)
     return True
