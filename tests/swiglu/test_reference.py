@@ -62,7 +62,9 @@ def test_every_activation_in_every_variant_is_the_formula_in_float64(activation,
     torch.testing.assert_close(found, by_the_book(gate, up, activation, variant), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("activation", "variant"), [(a, "plain") for a in ACTIVATIONS] + [("gelu", v) for v in VARIANTS])
+@pytest.mark.parametrize(
+    ("activation", "variant"), [(a, "plain") for a in ACTIVATIONS] + [("gelu", v) for v in VARIANTS]
+)
 def test_gradients_are_those_of_the_function(activation, variant):
     tensors = [t.requires_grad_() for t in inputs()]
     function = lambda *t: swiglu(*t, activation=activation, variant=variant, **numbers(variant))  # noqa: E731

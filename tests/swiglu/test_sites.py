@@ -466,7 +466,9 @@ def test_a_stand_in_on_meta_is_enough():
     with torch.device("meta"):
         proposal = proposal_of(Separate(nn.SiLU()))
     example = proposal.example(proposal.mixes[0], 64, torch.Generator().manual_seed(0))
-    assert {t.device.type for child in example.children.values() for t in (*example.args, *child.parameters())} == {"cpu"}
+    assert {t.device.type for child in example.children.values() for t in (*example.args, *child.parameters())} == {
+        "cpu"
+    }
 
 
 def test_examples_are_repeatable_of_the_size_asked_for_and_small_where_size_does_not_matter():

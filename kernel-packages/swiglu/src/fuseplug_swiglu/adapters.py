@@ -132,9 +132,7 @@ class GatedAdapter(Adapter):
                 x = step(module, x)
             gate, up = adapter._project(module, x)
             numbers = {argument: getattr(module, name) for argument, name in adapter.numbers}
-            x = compute(
-                gate, up, activation=adapter.activation, variant=adapter.form, layout=adapter.layout, **numbers
-            )
+            x = compute(gate, up, activation=adapter.activation, variant=adapter.form, layout=adapter.layout, **numbers)
             for step in adapter.between:
                 x = step(module, x)
             if adapter.down is not None:

@@ -138,7 +138,9 @@ def _places(found: Found, roles: Projections) -> Iterator[tuple[tuple[Step, ...]
     for places in itertools.product(*choices.values()):
         at = dict(zip(choices, places, strict=True))
         if sum(not at[leaf] for leaf in found.leaves) == min(1, len(found.leaves)):
-            yield tuple(tuple(Call(name) for name in at if place in at[name]) for place in ("before", "between", "after"))
+            yield tuple(
+                tuple(Call(name) for name in at if place in at[name]) for place in ("before", "between", "after")
+            )
 
 
 def _forms(found: Found, roles: Projections) -> list[_Form]:

@@ -22,7 +22,7 @@ truth may be computed on another device, which draws others."""
 _FOR_WIDTHS = 1 << 12
 """From this size on it has the module's own intermediate width, so that what is compiled for it serves the module."""
 
-_LARGE_GATE = 1 << 20
+_LARGE_GATE = 1 << 21
 """Elements of the gate from there on: enough for the widest of a kernel's paths."""
 
 _WIDEST_HIDDEN = 16

@@ -163,9 +163,7 @@ def _found(
         if parameter.numel() != 1:
             return Rejection(f"it also uses its parameter {name}, which is no part of a gated MLP")
     widths = {width for pair in linears.values() for width in pair}
-    numbers = {
-        name: value for name, value in vars(module).items() if name in says and type(value) in (int, float)
-    }
+    numbers = {name: value for name, value in vars(module).items() if name in says and type(value) in (int, float)}
     return Found(
         module=module,
         linears={name: width for name, width in linears.items() if name in says},
