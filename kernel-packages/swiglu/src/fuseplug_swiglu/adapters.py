@@ -22,6 +22,7 @@ class Call:
     child: str
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Take the step."""
         result: Tensor = getattr(module, self.child)(x)
         return result
 
@@ -33,6 +34,7 @@ class Drop:
     probability: str
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Take the step."""
         return functional.dropout(x, p=getattr(module, self.probability), training=module.training)
 
 
@@ -43,6 +45,7 @@ class Multiply:
     factor: str
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Take the step."""
         result: Tensor = x * getattr(module, self.factor)
         return result
 
@@ -54,6 +57,7 @@ class CastTo:
     child: str
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Take the step."""
         weight = getattr(module, self.child).weight
         if isinstance(weight, Tensor) and weight.dtype not in (x.dtype, torch.int8):
             return x.to(weight.dtype)

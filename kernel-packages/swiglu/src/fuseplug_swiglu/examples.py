@@ -85,6 +85,11 @@ class DrawingLinear(nn.Linear):
         return functional.dropout(super().forward(x), 0.25, self.training)
 
 
+def longest_sum(parts: Parts) -> int:
+    """How many terms are summed in an example at most: over the intermediate width, or over the rows for a weight."""
+    return max(parts.inner, math.ceil(_LARGE_GATE / parts.inner))
+
+
 def make_example(parts: Parts, mix: Mix, size: int, generator: torch.Generator) -> Example:
     """Plain linears in the place of whatever the projections are, and rows of several magnitudes.
 

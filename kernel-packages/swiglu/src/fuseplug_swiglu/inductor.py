@@ -1,4 +1,4 @@
-"""Gated MLPs as Inductor compiles what is between their projections, on every device Inductor knows, the CPU included."""
+"""What is between the projections of a gated MLP as Inductor compiles it, on every device it knows, the CPU too."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .reference import ACTIVATIONS, Semantics
 _LARGE = 1 << 18
 _LARGE_FOR_TRAINING = 1 << 21
 _LARGE_FOR_INFERENCE = 1 << 23
-"""Elements of the gate from which a compiled call is worth it: for a formula of several operations; for an activation and
-a product with gradients, and without.
+"""Elements of the gate from which a compiled call is worth it: for a formula of several operations; for an activation
+and a product, with gradients and without.
 
 torch's own activations are fast, so what is saved is a pass over memory, which a cache hides up to a few MB. On one x86
-core, eager and compiled, in ms: silu in bfloat16, forward and backward, 1.60 and 1.90 at 2²⁰ elements, 3.04 and 2.95 at
-2²¹, 30.4 and 14.5 at 12 · 2²⁰; in float32 3.79 and 3.27 at 2²¹, 9.78 and 6.70 at 2²². Forward alone, against a product in
-place: 2.28 and 2.14 at 2²² in bfloat16, 7.18 and 6.17 at 12 · 2²⁰. Inductor's erf is slower than torch's: gelu in bfloat16
-breaks even at 2²² only. Of several operations: relu² forward 0.103 and 0.062 at 2¹⁸, silu between clamps 0.24 and 0.18.
+core, eager and compiled, in ms: silu in bfloat16, forward and backward, 1.60 and 1.90 at 2²⁰ elements, 3.04 and 2.95
+at 2²¹, 30.4 and 14.5 at 12 · 2²⁰; in float32 3.79 and 3.27 at 2²¹, 9.78 and 6.70 at 2²². Forward alone, against a
+product in place: 2.28 and 2.14 at 2²² in bfloat16, 7.18 and 6.17 at 12 · 2²⁰. Inductor's erf is slower than torch's:
+gelu in bfloat16 breaks even at 2²². Of several operations: relu² forward 0.103 and 0.062 at 2¹⁸, silu between clamps
+0.24 and 0.18.
 """
 
 

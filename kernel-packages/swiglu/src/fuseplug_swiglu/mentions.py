@@ -1,6 +1,6 @@
 """What a forward says: the names in its code, which is all that it can be made of.
 
-A cheap way to leave out candidates that cannot be, before any is run: a forward that never says ``clamp`` does not clamp.
+A cheap way to leave out what cannot be, before anything is run: a forward that never says ``clamp`` does not clamp.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, cast
 
 from torch import nn
 
 
 @functools.lru_cache(maxsize=4096)
-def mentioned(cls: type[nn.Module]) -> dict[str, int]:
+def mentioned(cls: Hashable) -> dict[str, int]:
     """Every name in the code of the forward of *cls*, and of what that calls by name, by order of first mention."""
-    return _names(cls.forward, cls)
+    module = cast("type[nn.Module]", cls)
+    return _names(module.forward, module)
 
 
 def words_of(value: object) -> Iterable[str]:
     """The names that tell what an activation is: a module without tensors, or a function, which an attribute holds."""
     if isinstance(value, nn.Module):
-        cls = type(value)
         for held in vars(value).values():
             yield from words_of(held) if not isinstance(held, nn.Module) else ()
-        yield from mentioned(cls)
+        yield from mentioned(cast("Hashable", type(value)))
     elif isinstance(value, functools.partial):
         yield from words_of(value.func)
     elif isinstance(value, types.MethodType | types.FunctionType | types.BuiltinFunctionType):
@@ -60,9 +60,9 @@ def _functions(name: str, cls: type[nn.Module] | None, user: Callable[..., Any])
 
 
 @functools.lru_cache(maxsize=4096)
-def required(cls: type[nn.Module]) -> int | None:
+def required(cls: Hashable) -> int | None:
     """How many arguments the forward of *cls* must be given; ``None`` if it could be given more than two."""
-    _, *parameters = inspect.signature(cls.forward).parameters.values()
+    _, *parameters = inspect.signature(cast("type[nn.Module]", cls).forward).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) > 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return None

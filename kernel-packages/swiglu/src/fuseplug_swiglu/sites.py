@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 from fuseplug import Proposal, Rejection, Site, Target
 
 from .candidates import Found, Projections, adapters_for
-from .examples import DTYPES, Mix, Parts, Projection, make_example
+from .examples import DTYPES, Mix, Parts, Projection, longest_sum, make_example
 from .mentions import mentioned, required
 
 _SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "unflatten", "view", "reshape", "glu"})
@@ -22,12 +22,6 @@ _ATTENDS = frozenset({"softmax", "matmul", "bmm", "einsum", "scaled_dot_product_
 """What the code of a forward says if it cuts a tensor in two, or is an attention, whose projections are alike too."""
 
 _MOST_CANDIDATES = 256
-_WORKING_ROUNDINGS = 48.0
-"""Sixteen for the arithmetic of one element, forward and backward, and what the projections' sums lose.
-
-Added one after the other, *n* terms end up about √n / 5 roundings from their sum; 2¹⁴ are more than are summed here, over
-the intermediate width or over the rows.
-"""
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
@@ -37,9 +31,9 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     them, or one that gives twice what another takes. The one that follows may be missing.
     """
     module = site.module
-    cls = type(module)
+    cls = cast("Hashable", type(module))
     # The order is that of cost: nearly all modules of a model leave at the first lines.
-    if not module._modules or _is_of_torch(cast("Hashable", cls)):
+    if not module._modules or _is_of_torch(cls):
         return None
     linears = _linears(module)
     if not 1 <= len(linears) <= 4:
@@ -61,19 +55,28 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     adapters = tuple(itertools.islice(adapters_for(found), _MOST_CANDIDATES + 1))
     if len(adapters) > _MOST_CANDIDATES:
         return Rejection(f"it could be any of more than {_MOST_CANDIDATES} variants, too many to try")
+    parts = _parts(found)
     called = {name for adapter in adapters for name in adapter.children_called}
     return [
         Proposal(
             target=Target(),
             adapters=adapters,
-            example=functools.partial(make_example, _parts(found)),
+            example=functools.partial(make_example, parts),
             mixes=tuple(_mixes(dtype, found)),
             # Six: the activation, the product, what is done on the way down, and what the three projections give.
             roundings=6.0,
-            working_roundings=_WORKING_ROUNDINGS,
+            working_roundings=_working_roundings(parts),
             covers=tuple(leaf for leaf in found.leaves if leaf not in called),
         )
     ]
+
+
+def _working_roundings(parts: Parts) -> float:
+    """Sixteen for the arithmetic of one element, forward and backward, and what the projections' sums lose.
+
+    Added one after the other, *n* terms end up about √n / 5 roundings from their sum.
+    """
+    return 16.0 + math.sqrt(longest_sum(parts)) / 4
 
 
 @functools.lru_cache(maxsize=4096)
@@ -129,11 +132,11 @@ def _roles(linears: Mapping[str, tuple[int, int]], says: Mapping[str, int]) -> l
         if linears[gate][1] == 2 * linears[down][0]
     ]
     if not found and len(set(linears.values())) == 1:
-        ((width_in, width_out),) = set(linears.values())
-        if len(linears) == 2 and width_in != width_out:
-            found = [Projections(*linears, down=None)]
-        elif len(linears) == 1 and width_out % 2 == 0 and _SPLITS & says.keys():
-            found = [Projections(*linears, up=None, down=None)]
+        (first, *others), ((width_in, width_out),) = linears, set(linears.values())
+        if len(others) == 1 and width_in != width_out:
+            found = [Projections(first, others[0], None)]
+        elif not others and width_out % 2 == 0 and _SPLITS & says.keys():
+            found = [Projections(first, None, None)]
     # What precedes must keep the width; and where one precedes, everything else must be beyond doubt.
     found = [each for each in found if all(len({*linears[extra], linears[each.gate][0]}) == 1 for extra in each.extra)]
     return found if len(found) == 1 or len(linears) < 4 else []
@@ -147,7 +150,9 @@ def _found(
     module: nn.Module, linears: Mapping[str, tuple[int, int]], roles: list[Projections], says: Mapping[str, int]
 ) -> Found | Rejection:
     """All that the forward mentions, sorted."""
-    drops, norms, leaves = [], {}, []
+    drops: list[str] = []
+    leaves: list[str] = []
+    norms: dict[str, int] = {}
     for name, child in module._modules.items():
         if child is None or name in linears or name not in says:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ HIDDEN, INNER = 24, 40
 
 
 def specimens() -> list[nn.Module]:
-    """At least one module for each activation, variant, layout and place that is claimed, widths odd ones among them."""
+    """At least one module for each activation, variant, layout and place that is claimed; some of odd widths."""
     return [
         Separate(nn.SiLU()),
         Separate(nn.SiLU(), hidden=7, inner=13, bias=True),
@@ -100,7 +101,7 @@ class Separate(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=bias)
         self.act_fn = act
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
@@ -115,7 +116,7 @@ class InOne(nn.Module):
         self.activation_fn = act
         self.layout = layout
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         both = self.fc1(x)
         if self.layout == "interleaved":
@@ -135,7 +136,7 @@ class Wide(Separate):
     def __init__(self) -> None:
         super().__init__(nn.SiLU())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         gate, up = self.gate_proj(x), self.up_proj(x)
         return self.down_proj((self.act_fn(gate.float()) * up.float()).to(gate.dtype))
@@ -148,7 +149,7 @@ class Multiplied(Separate):
         super().__init__(nn.SiLU())
         self.gate_multiplier, self.down_multiplier = 1.0, 0.5
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         y = self.up_proj(x) * self.act_fn(self.gate_proj(x) * self.gate_multiplier)
         return self.down_proj(y) * self.down_multiplier
@@ -161,7 +162,7 @@ class LearnedScale(Separate):
         super().__init__(nn.SiLU())
         self.global_scale = nn.Parameter(torch.ones(1))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * self.global_scale
 
@@ -173,12 +174,12 @@ class Sparse(Separate):
         super().__init__(act)
         self.activation_sparsity = sparsity
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         gate = self.gate_proj(x)
         if self.activation_sparsity > 0.0:
             share = torch.tensor(self.activation_sparsity, dtype=torch.float32, device=gate.device)
-            deviations = torch.distributions.Normal(0, 1).icdf(share).type(gate.dtype)
+            deviations = (torch.erfinv(2 * share - 1) * math.sqrt(2)).type(gate.dtype)
             cutoff = gate.mean(-1, keepdim=True) + gate.std(-1, keepdim=True, unbiased=False) * deviations
             gate = functional.relu(gate - cutoff)
         return self.down_proj(self.act_fn(gate) * self.up_proj(x))
@@ -191,7 +192,7 @@ class Clamped(Separate):
         super().__init__(nn.SiLU())
         self.when, self.limit = when, limit
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         gate = self.gate_proj(x)
         if self.when == "before":
@@ -210,7 +211,7 @@ class Offset(nn.Module):
         self.gate_up_proj = nn.Linear(HIDDEN, 2 * INNER)
         self.down_proj = nn.Linear(INNER, HIDDEN)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         gate = gate.clamp(max=self.limit)
@@ -225,7 +226,7 @@ class DropoutBetween(Separate):
         super().__init__(nn.GELU("tanh"))
         self.dropout = nn.Dropout(0.1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         return self.down_proj(self.dropout(self.act_fn(self.gate_proj(x)) * self.up_proj(x)))
 
@@ -241,7 +242,7 @@ class DropoutTwice(nn.Module):
         self.act_fn = nn.SiLU()
         self.dropout = nn.Dropout(0.1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         up, gate = self.gate_up_proj(self.layer_norm(x)).chunk(2, dim=-1)
         return self.dropout(self.down_proj(self.dropout(up * self.act_fn(gate))))
@@ -254,7 +255,7 @@ class DropoutAfter(Separate):
         super().__init__(nn.SiLU())
         self.residual_dropout = 0.1
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         y = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
         return functional.dropout(y, p=self.residual_dropout, training=self.training)
@@ -267,7 +268,7 @@ class NormBetween(Separate):
         super().__init__(ReLU2())
         self.ffn_sub_norm = nn.RMSNorm(INNER)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         return self.down_proj(self.ffn_sub_norm(self.act_fn(self.gate_proj(x)) * self.up_proj(x)))
 
@@ -281,7 +282,7 @@ class NormBefore(Separate):
         self.post_projection_norm = nn.LayerNorm(HIDDEN)
         self.act1 = nn.GELU()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         x = self.act1(self.post_projection_norm(self.proj(x)))
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
@@ -298,7 +299,7 @@ class WidePath(nn.Module):
         self.dropout = nn.Dropout(0.1)
         self.act = GELUNew()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Apply the MLP."""
         x = self.dropout(self.act(self.wi_0(x)) * self.wi_1(x))
         if isinstance(self.wo.weight, Tensor) and self.wo.weight.dtype not in (x.dtype, torch.int8):
@@ -315,7 +316,7 @@ class GateOnly(nn.Module):
         self.w_1 = nn.Linear(HIDDEN, INNER, bias=False)
         self.act = nn.GELU()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Gate."""
         return self.act(self.w_0(x)) * self.w_1(x)
 
@@ -328,7 +329,7 @@ class GateOnlyInOne(nn.Module):
         self.proj = nn.Linear(HIDDEN, 2 * INNER)
         self.activation_fn = nn.GELU()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Gate."""
         up, gate = self.proj(x).chunk(2, dim=-1)
         return up * self.activation_fn(gate)
