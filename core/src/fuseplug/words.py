@@ -80,12 +80,13 @@ class Example:
 
     Attributes:
         args: Positional arguments of the target, without the module. The first tensor is the main input.
-        parameters: For a method target: fresh values for the module's own parameters and buffers, by name.
+        parameters: For a method target: fresh values for the module's own parameters and buffers, by name; for its
+            attributes too, so that a number which happens to be 1, or infinite, can be seen to be used.
         children: For a method target: modules that take the place of the module's own children, by name.
     """
 
     args: Sequence[Any]
-    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     children: Mapping[str, torch.nn.Module] = field(default_factory=dict)
 
 

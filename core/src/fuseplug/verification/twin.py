@@ -60,10 +60,10 @@ def stand_in(module: nn.Module) -> nn.Module:
     return _instance(module, _attributes(module) | {"_modules": children})
 
 
-def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str, nn.Module]) -> nn.Module:
-    """A runnable copy of *module* on the CPU, with *tensors* for its own tensors and *children* for its children.
+def twin(module: nn.Module, values: Mapping[str, Any], children: Mapping[str, nn.Module]) -> nn.Module:
+    """A runnable copy of *module* on the CPU, with *values* for its own tensors and attributes, and with *children*.
 
-    Buffers that *tensors* does not name keep their values; parameters that it does not name have none.
+    Buffers and attributes that *values* does not name keep their values; parameters that it does not name have none.
     """
     copy = stand_in(module)
     copy._modules.update((name, deepcopy(child)) for name, child in children.items())
@@ -74,7 +74,7 @@ def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str
         if name not in module._parameters and not value.is_meta:
             registry: dict[str, Any] = copy._buffers if name in copy._buffers else copy.__dict__
             registry[name] = value.detach().cpu().clone()
-    for name, value in tensors.items():
+    for name, value in values.items():
         if name in copy._parameters:
             copy._parameters[name] = nn.Parameter(value)
         elif name in copy._buffers:

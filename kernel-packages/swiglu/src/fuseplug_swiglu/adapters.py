@@ -1,0 +1,156 @@
+"""How a gated MLP is called where a module calls its own: its projections stay modules, and are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fuseplug import Adapter, Compute
+
+Step = Callable[[nn.Module, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Call:
+    """Call the child of this name."""
+
+    child: str
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Take the step."""
+        result: Tensor = getattr(module, self.child)(x)
+        return result
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Drop out, with the probability that the module holds under this name."""
+
+    probability: str
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Take the step."""
+        return functional.dropout(x, p=getattr(module, self.probability), training=module.training)
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """Multiply by what the module holds under this name, a number or a parameter."""
+
+    factor: str
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Take the step."""
+        result: Tensor = x * getattr(module, self.factor)
+        return result
+
+
+@dataclass(frozen=True)
+class CastTo:
+    """Cast to the dtype of this child's weight, unless that is quantised to int8: as models do that keep it wide."""
+
+    child: str
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Take the step."""
+        weight = getattr(module, self.child).weight
+        if isinstance(weight, Tensor) and weight.dtype not in (x.dtype, torch.int8):
+            return x.to(weight.dtype)
+        return x
+
+
+@dataclass(frozen=True)
+class GatedAdapter(Adapter):
+    """Calls the projections of a module, and the op between them, with what the module holds at the time of the call.
+
+    Attributes:
+        activation: A key of `fuseplug_swiglu.reference.ACTIVATIONS`.
+        gate: Name of the projection that gives the gate, or gate and up in one.
+        up: Name of the projection that gives up; ``None`` if *gate* gives both.
+        down: Name of the projection that follows; ``None`` if the module has none.
+        up_called_first: In which order the two are called. They may draw random numbers: LoRA's dropout does.
+        form: A key of `fuseplug_swiglu.reference.VARIANTS`.
+        layout: One of `fuseplug_swiglu.reference.LAYOUTS`; of no meaning with *up*.
+        numbers: Arguments of the op, and the names under which the module holds them.
+        before: What is done to the input.
+        between: What is done between the op and *down*.
+        after: What is done in the end.
+        variant: All this in a few words.
+    """
+
+    activation: str
+    gate: str
+    up: str | None
+    down: str | None
+    up_called_first: bool = False
+    form: str = "plain"
+    layout: str = "gate-first"
+    numbers: tuple[tuple[str, str], ...] = ()
+    before: tuple[Step, ...] = ()
+    between: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
+    variant: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        words = [self.activation]
+        words += [self.form] if self.form != "plain" else []
+        words += [self.layout] if self.up is None else []
+        object.__setattr__(self, "variant", " ".join(words))
+
+    @property
+    def children_called(self) -> tuple[str, ...]:
+        """The children that its steps call."""
+        return tuple(step.child for step in (*self.before, *self.between, *self.after) if isinstance(step, Call))
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return ``forward(module, hidden_states)``."""
+        if self.numbers or self.before or self.between or self.after or self.down is None or self.up_called_first:
+            return self._bind_with_steps(compute)
+        activation, variant, layout = self.activation, self.form, self.layout
+        gate_name, up_name, down_name = self.gate, self.up, self.down
+
+        # Most models take one of these two, and at one token they are what the caller waits for.
+        def separate(module: nn.Module, hidden_states: Tensor) -> Any:
+            gate = getattr(module, gate_name)(hidden_states)
+            up = getattr(module, str(up_name))(hidden_states)
+            return getattr(module, down_name)(compute(gate, up, activation=activation, variant=variant))
+
+        def in_one(module: nn.Module, hidden_states: Tensor) -> Any:
+            gate_up = getattr(module, gate_name)(hidden_states)
+            y = compute(gate_up, None, activation=activation, variant=variant, layout=layout)
+            return getattr(module, down_name)(y)
+
+        return in_one if up_name is None else separate
+
+    def _bind_with_steps(self, compute: Compute) -> Callable[..., Any]:
+        adapter = self
+
+        def forward(module: nn.Module, hidden_states: Tensor) -> Any:
+            x = hidden_states
+            for step in adapter.before:
+                x = step(module, x)
+            gate, up = adapter._project(module, x)
+            numbers = {argument: getattr(module, name) for argument, name in adapter.numbers}
+            x = compute(gate, up, activation=adapter.activation, variant=adapter.form, layout=adapter.layout, **numbers)
+            for step in adapter.between:
+                x = step(module, x)
+            if adapter.down is not None:
+                x = getattr(module, adapter.down)(x)
+            for step in adapter.after:
+                x = step(module, x)
+            return x
+
+        return forward
+
+    def _project(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.up is None:
+            return getattr(module, self.gate)(x), None
+        if self.up_called_first:
+            up = getattr(module, self.up)(x)
+            return getattr(module, self.gate)(x), up
+        return getattr(module, self.gate)(x), getattr(module, self.up)(x)

@@ -1,0 +1,158 @@
+"""Small modules and inputs that tell the gated MLPs apart, and larger ones that show how exact a kernel is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fuseplug import Example
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+_FOR_NUMBERS = 1 << 8
+"""From this size on an example is there to judge numbers: nothing in it is drawn at random while it runs, because the
+truth may be computed on another device, which draws others."""
+
+_FOR_WIDTHS = 1 << 12
+"""From this size on it has the module's own intermediate width, so that what is compiled for it serves the module."""
+
+_LARGE_GATE = 1 << 21
+"""Elements of the gate from there on: enough for the widest of a kernel's paths."""
+
+_WIDEST_HIDDEN = 16
+_SMALL = (12, 10, 14)
+_MAGNITUDES = (1.0, 8.0, 0.25, 3.0, 0.0)
+_OTHER_NUMBERS = (0.375, 0.5625, 0.6875, 0.8125)
+"""Stand for any number that a module holds: a share, a limit, a factor may all be one of these."""
+
+
+class Mix(NamedTuple):
+    """One combination to check: the dtypes of x and of *down*'s weight, and whether the module's numbers are others."""
+
+    x: torch.dtype
+    down: torch.dtype
+    other_numbers: bool = False
+
+
+class Projection(NamedTuple):
+    """A linear child, by name."""
+
+    name: str
+    width_in: int
+    width_out: int
+    bias: bool
+    down: bool
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What examples are made from.
+
+    Attributes:
+        hidden: Width of the input.
+        inner: Width of the gate.
+        projections: The linear children.
+        drops: Names of dropout children.
+        norms: Names and widths of norm children.
+        scales: Names of parameters of one element.
+        numbers: Names of the numbers that it holds.
+        drops_by_number: Whether one of these may be what it drops out with.
+        widths: Names and values of the widths that it holds.
+    """
+
+    hidden: int
+    inner: int
+    projections: tuple[Projection, ...]
+    drops: tuple[str, ...]
+    norms: tuple[tuple[str, int], ...]
+    scales: tuple[str, ...]
+    numbers: tuple[str, ...]
+    drops_by_number: bool
+    widths: tuple[tuple[str, int], ...]
+
+
+class DrawingLinear(nn.Linear):
+    """Draws random numbers when it is called in training, as LoRA's dropout does: so the order of calls is seen."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project, and drop out."""
+        return functional.dropout(super().forward(x), 0.25, self.training)
+
+
+def longest_sum(parts: Parts) -> int:
+    """How many terms are summed in an example at most: over the intermediate width, or over the rows for a weight."""
+    return max(parts.inner, math.ceil(_LARGE_GATE / parts.inner))
+
+
+def make_example(parts: Parts, mix: Mix, size: int, generator: torch.Generator) -> Example:
+    """Plain linears in the place of whatever the projections are, and rows of several magnitudes.
+
+    Rows are large enough to meet a limit, small enough to tell activations apart near zero, and one is zero.
+    """
+    width = _widths(parts, size)
+    draws = size < _FOR_NUMBERS
+    children: dict[str, nn.Module] = {
+        p.name: _linear(p, width, mix.down if p.down else mix.x, DrawingLinear if draws else nn.Linear, generator)
+        for p in parts.projections
+    }
+    children |= {name: nn.Dropout(0.25 if draws else 0.0) for name in parts.drops}
+    children |= {name: _norm(width[of], mix.x, generator) for name, of in parts.norms}
+    own: dict[str, Any] = {name: 1 + _normal((1,), mix.x, generator).abs() for name in parts.scales}
+    own |= {name: width[value] for name, value in parts.widths}
+    if mix.other_numbers:
+        own |= dict(zip(parts.numbers, itertools.cycle(_OTHER_NUMBERS), strict=False))
+    if parts.drops_by_number and not draws:
+        own |= dict.fromkeys(parts.numbers, 0.0)
+    hidden = width[parts.hidden]
+    elements = _LARGE_GATE if size >= _FOR_WIDTHS else 0
+    tokens = max(3, math.ceil(size / hidden / 2), math.ceil(elements / parts.inner / 2))
+    scale = torch.tensor(_MAGNITUDES).repeat(math.ceil(2 * tokens / len(_MAGNITUDES)))[: 2 * tokens]
+    x = torch.randn(2, tokens, hidden, generator=generator, dtype=torch.float32, device="cpu")
+    return Example(((x * scale.view(2, tokens, 1)).to(mix.x),), own, children)
+
+
+def _widths(parts: Parts, size: int) -> dict[int, int]:
+    """Each width of the module, and the one it has here; equal ones stay equal."""
+    widths: dict[int, int] = {}
+    outputs = [p.width_out for p in parts.projections if p.down]
+    if size < _FOR_WIDTHS:
+        for own, small in zip((parts.inner, parts.hidden, *outputs), (_SMALL[1], _SMALL[0], _SMALL[2]), strict=False):
+            widths.setdefault(own, small)
+    else:
+        widths[parts.inner] = parts.inner
+        for own in (parts.hidden, *outputs):
+            widths.setdefault(own, min(own, _WIDEST_HIDDEN))
+    widths.setdefault(2 * parts.inner, 2 * widths[parts.inner])
+    return widths
+
+
+def _linear(
+    projection: Projection,
+    width: dict[int, int],
+    dtype: torch.dtype,
+    cls: type[nn.Linear],
+    generator: torch.Generator,
+) -> nn.Linear:
+    width_in, width_out = width[projection.width_in], width[projection.width_out]
+    linear = cls(width_in, width_out, bias=projection.bias, device="meta")
+    linear.weight = nn.Parameter(_normal((width_out, width_in), dtype, generator, width_in**-0.5))
+    if projection.bias:
+        linear.bias = nn.Parameter(_normal((width_out,), dtype, generator))
+    return linear
+
+
+def _norm(width: int, dtype: torch.dtype, generator: torch.Generator) -> nn.Module:
+    norm = nn.LayerNorm(width, device="meta")
+    norm.weight = nn.Parameter(_normal((width,), dtype, generator))
+    norm.bias = nn.Parameter(_normal((width,), dtype, generator))
+    return norm
+
+
+def _normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, scale: float = 1.0) -> Tensor:
+    return (scale * torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")).to(dtype)

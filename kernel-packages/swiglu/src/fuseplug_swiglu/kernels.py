@@ -1,0 +1,34 @@
+"""Which kernels for gated MLPs there are. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from fuseplug import BaseKernel, Proposal, Rejection, Site
+from fuseplug.inductor import InductorKernel
+
+
+class SwiGLUKernel(BaseKernel):
+    """The base of every kernel for gated MLPs: a subclass names its id, its function and its device types.
+
+    The function has the signature of `fuseplug_swiglu.reference.swiglu`.
+    """
+
+    op: ClassVar[str] = "swiglu"
+    reference: ClassVar[str] = "fuseplug_swiglu.reference:swiglu"
+    specimens: ClassVar[str] = "fuseplug_swiglu.specimens:specimens"
+
+    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
+        """Recognise a gated MLP by its structure, in every variant of the reference."""
+        from .sites import match
+
+        return match(site)
+
+
+class InductorSwiGLUKernel(InductorKernel, SwiGLUKernel):
+    """What lies between the projections as Inductor compiles it, for every device Inductor knows."""
+
+    kernel_id: ClassVar[str] = "inductor_fused_swiglu"
+    function: ClassVar[str] = "fuseplug_swiglu.inductor:swiglu"
+    check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 13)  # below and above what is worth a compiled call

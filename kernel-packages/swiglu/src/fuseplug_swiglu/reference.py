@@ -1,0 +1,217 @@
+"""What a gated MLP computes between its projections, in plain PyTorch: activations, and a table of ways to gate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def _gelu_new(x: Tensor, _beta: float) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def _gelu_fast(x: Tensor, _beta: float) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+def _gelu_erf(x: Tensor, _beta: float) -> Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One activation as models write it. Two rows may be one function of real numbers, rounded differently.
+
+    Attributes:
+        function: Of the gate and of swish's beta, which only swish looks at.
+        says: Words of which the code of a model that has it says at least one.
+        native: Whether it is a single operation of torch.
+        autocast: Whether ambient autocast changes it: on CUDA a power is computed in float32.
+    """
+
+    function: Callable[[Tensor, float], Tensor]
+    says: frozenset[str]
+    native: bool = False
+    autocast: bool = False
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": Activation(lambda x, _: functional.silu(x), frozenset({"silu"}), native=True),
+    "gelu": Activation(lambda x, _: functional.gelu(x), frozenset({"gelu"}), native=True),
+    "gelu_tanh": Activation(lambda x, _: functional.gelu(x, approximate="tanh"), frozenset({"gelu"}), native=True),
+    "relu": Activation(lambda x, _: functional.relu(x), frozenset({"relu"}), native=True),
+    "relu2": Activation(lambda x, _: torch.square(functional.relu(x)), frozenset({"relu"}), autocast=True),
+    "gelu_new": Activation(_gelu_new, frozenset({"tanh"}), autocast=True),
+    "gelu_fast": Activation(_gelu_fast, frozenset({"tanh"})),
+    "gelu_erf": Activation(_gelu_erf, frozenset({"erf"})),
+    "quick_gelu": Activation(lambda x, _: x * torch.sigmoid(1.702 * x), frozenset({"sigmoid"})),
+    "swish": Activation(lambda x, beta: x * torch.sigmoid(x * beta), frozenset({"sigmoid"})),
+    "sigmoid": Activation(lambda x, _: torch.sigmoid(x), frozenset({"sigmoid", "glu"}), native=True),
+}
+"""Every activation by name, the likely ones first. ``gelu_new`` and ``gelu_tanh`` differ in their roundings."""
+
+LAYOUTS = ("gate-first", "gate-second", "interleaved")
+"""Where the gate is in the output of one projection that gives both gate and up."""
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """What one variant does besides ``activation(gate) * up``.
+
+    Attributes:
+        wide: Compute in ``promote(gate.dtype, float32)`` and cast back; otherwise in the dtype of the gate throughout.
+        scaled: The gate is first multiplied by ``scale``.
+        sparse: Of each row of the gate only what exceeds a quantile is kept; see `sparsify`.
+        clamp: Up is kept within ±limit, and from above so is the gate, ``"before"`` its activation or ``"after"`` it.
+        offset: Up is ``1 + up``.
+    """
+
+    wide: bool = False
+    scaled: bool = False
+    sparse: bool = False
+    clamp: Literal["before", "after"] | None = None
+    offset: bool = False
+
+    @property
+    def simple(self) -> bool:
+        """Whether it is nothing besides."""
+        return self == Semantics()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The numbers without which the variant means nothing."""
+        wanted = {"limit": self.clamp is not None, "scale": self.scaled, "sparsity": self.sparse}
+        return frozenset(name for name, needed in wanted.items() if needed)
+
+
+VARIANTS: dict[str, Semantics] = {
+    "plain": Semantics(),
+    "wide": Semantics(wide=True),
+    "scaled": Semantics(scaled=True),
+    "sparse": Semantics(sparse=True),
+    "clamp-before": Semantics(clamp="before"),
+    "clamp-after": Semantics(clamp="after"),
+    "clamp-before-offset": Semantics(clamp="before", offset=True),
+}
+"""Every variant by name, the likely ones first."""
+
+
+def swiglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    activation: str = "silu",
+    variant: str = "plain",
+    layout: str = "gate-first",
+    limit: float | None = None,
+    scale: float | None = None,
+    sparsity: float | None = None,
+    beta: float = 1.0,
+) -> Tensor:
+    """The gated linear unit between the projections of an MLP (Shazeer 2020, arXiv:2002.05202).
+
+    ``y = activation(gate) * up``, rounded exactly as *variant* rounds it, values and gradients. SwiGLU is the one with
+    ``"silu"``, GeGLU with ``"gelu"``, ReGLU with ``"relu"``, and the first GLU (Dauphin et al. 2016, arXiv:1612.08083)
+    with ``"sigmoid"``.
+
+    Args:
+        gate: ``(..., intermediate)``, floating. Without *up*: ``(..., 2 * intermediate)``, gate and up in one, as one
+            projection gives them; so they are read where they are, and their gradient is one tensor.
+        up: ``(..., intermediate)`` like *gate*, or ``None``.
+        activation: A key of `ACTIVATIONS`.
+        variant: A key of `VARIANTS`.
+        layout: Where in *gate* the gate is if it holds both: one of `LAYOUTS`.
+        limit: For the clamped variants; may be infinite.
+        scale: For ``"scaled"``.
+        sparsity: For ``"sparse"``: the share of each row that becomes zero, were it normally distributed; 0 for none.
+        beta: Of ``"swish"``, ``x * sigmoid(beta * x)`` (Ramachandran et al. 2017, arXiv:1710.05941).
+
+    Returns:
+        ``(..., intermediate)`` in ``promote(gate.dtype, up.dtype)``; for ``"wide"`` in the dtype of the gate.
+
+    Raises:
+        ValueError: If a name is unknown, a number the variant needs is missing, or a shape does not fit.
+    """
+    how = check(gate, up, activation, variant, layout, limit=limit, scale=scale, sparsity=sparsity)
+    if up is None:
+        gate, up = split(gate, layout)
+    return compute(how, activation, gate, up, limit, scale, sparsity, beta)
+
+
+def check(
+    gate: Tensor, up: Tensor | None, activation: str, variant: str, layout: str, **numbers: float | None
+) -> Semantics:
+    """Return the semantics of *variant*, or raise the `ValueError` that says what does not fit."""
+    how = VARIANTS.get(variant)
+    if how is None:
+        raise ValueError(f"unknown variant of a gated MLP {variant!r}; known: {', '.join(VARIANTS)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
+    if up is not None:
+        if up.shape != gate.shape:
+            raise ValueError(f"up must have the shape of gate, {(*gate.shape,)}; it has {(*up.shape,)}")
+    elif layout not in LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}; known: {', '.join(LAYOUTS)}")
+    elif not gate.dim() or gate.shape[-1] % 2:
+        raise ValueError(f"without up, gate must be (..., 2 * intermediate); it has {(*gate.shape,)}")
+    for name, value in numbers.items():
+        if (value is not None) != (name in how.needs):
+            raise ValueError(f"variant {variant!r} {'takes no' if value is not None else 'needs a'} {name}")
+    return how
+
+
+def split(gate_up: Tensor, layout: str) -> tuple[Tensor, Tensor]:
+    """The views of *gate_up* that are the gate and up."""
+    if layout == "interleaved":
+        return gate_up[..., ::2], gate_up[..., 1::2]
+    first, second = gate_up.chunk(2, dim=-1)
+    return (first, second) if layout == "gate-first" else (second, first)
+
+
+def compute(
+    how: Semantics,
+    activation: str,
+    gate: Tensor,
+    up: Tensor,
+    limit: float | None,
+    scale: float | None,
+    sparsity: float | None,
+    beta: float,
+) -> Tensor:
+    """`swiglu` for arguments that were checked and split."""
+    narrow = gate.dtype
+    if how.wide:
+        gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
+        up = up.to(torch.promote_types(up.dtype, torch.float32))
+    if scale is not None:
+        gate = gate * scale
+    if sparsity:
+        gate = sparsify(gate, sparsity)
+    if how.clamp == "before":
+        gate = gate.clamp(max=limit)
+    gate = ACTIVATIONS[activation].function(gate, beta)
+    if how.clamp == "after":
+        gate = gate.clamp(max=limit)
+    if how.clamp is not None and limit is not None:
+        up = up.clamp(min=-limit, max=limit)
+    y = (up + 1.0 if how.offset else up) * gate
+    return y.to(narrow) if how.wide else y
+
+
+def sparsify(gate: Tensor, sparsity: float) -> Tensor:
+    """What of each row of *gate* exceeds its quantile *sparsity*, were it normally distributed; the rest is zero.
+
+    The statistical top-k of Spark Transformer (You et al. 2025, arXiv:2506.06644).
+    """
+    # In float32 whatever the gate is in, and then rounded: so do the models that have it.
+    share = torch.tensor(sparsity, dtype=torch.float32, device=gate.device)
+    deviations = (torch.erfinv(2.0 * share - 1.0) * math.sqrt(2.0)).to(gate.dtype)
+    mean = torch.mean(gate, dim=-1, keepdim=True)
+    deviation = torch.std(gate, dim=-1, keepdim=True, unbiased=False)
+    return functional.relu(gate - (mean + deviation * deviations))

@@ -1,0 +1,335 @@
+"""Small gated MLPs in plain PyTorch, as models write them: what the kernels here are checked on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+HIDDEN, INNER = 24, 40
+
+
+def specimens() -> list[nn.Module]:
+    """At least one module for each activation, variant, layout and place that is claimed; some of odd widths."""
+    return [
+        Separate(nn.SiLU()),
+        Separate(nn.SiLU(), hidden=7, inner=13, bias=True),
+        Separate(functional.silu),
+        *map(Separate, (nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.Sigmoid())),
+        *map(Separate, (ReLU2(), GELUNew(), GELUFast(), GELUErf(), QuickGELU(), Swish())),
+        *(InOne(nn.SiLU(), layout) for layout in ("gate-first", "gate-second", "interleaved", "viewed")),
+        InOne(nn.GELU(), "gate-second", hidden=7, inner=13),
+        Wide(),
+        Multiplied(),
+        LearnedScale(),
+        Sparse(nn.GELU("tanh"), 0.9),
+        Sparse(nn.GELU("tanh"), 0.0),
+        *(Clamped(when, limit) for when in ("before", "after") for limit in (1.0, math.inf)),
+        Offset(),
+        DropoutBetween(),
+        DropoutTwice(),
+        DropoutAfter(),
+        NormBetween(),
+        NormBefore(),
+        WidePath(),
+        GateOnly(),
+        GateOnlyInOne(),
+    ]
+
+
+class ReLU2(nn.Module):
+    """As Primer's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activate."""
+        return functional.relu(x).square()
+
+
+class GELUNew(nn.Module):
+    """As GPT-2's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activate."""
+        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+class GELUFast(nn.Module):
+    """As GPT-J's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activate."""
+        return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+class GELUErf(nn.Module):
+    """As BERT's was."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activate."""
+        return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+class QuickGELU(nn.Module):
+    """As CLIP's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activate."""
+        return x * torch.sigmoid(1.702 * x)
+
+
+class Swish(nn.Module):
+    """A silu, rounded twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activate."""
+        return x * torch.sigmoid(x)
+
+
+class Separate(nn.Module):
+    """As Llama's, with any activation."""
+
+    def __init__(
+        self, act: Callable[[Tensor], Tensor], hidden: int = HIDDEN, inner: int = INNER, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, inner, bias=bias)
+        self.up_proj = nn.Linear(hidden, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, hidden, bias=bias)
+        self.act_fn = act
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class InOne(nn.Module):
+    """As Phi-3's, Moonshine's, GPT-OSS's or Moshi's, by where the gate is."""
+
+    def __init__(self, act: nn.Module, layout: str, hidden: int = HIDDEN, inner: int = INNER) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(hidden, 2 * inner)
+        self.fc2 = nn.Linear(inner, hidden)
+        self.activation_fn = act
+        self.layout = layout
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        both = self.fc1(x)
+        if self.layout == "interleaved":
+            gate, up = both[..., ::2], both[..., 1::2]
+        elif self.layout == "viewed":
+            gate, up = both.view(*both.shape[:-1], 2, -1).unbind(-2)
+        elif self.layout == "gate-first":
+            gate, up = both.chunk(2, dim=-1)
+        else:
+            up, gate = both.chunk(2, dim=-1)
+        return self.fc2(self.activation_fn(gate) * up)
+
+
+class Wide(Separate):
+    """As Beam's: activation and product in float32."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.SiLU())
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj((self.act_fn(gate.float()) * up.float()).to(gate.dtype))
+
+
+class Multiplied(Separate):
+    """As Falcon-H1's: up is called first, one multiplier is 1 and may change."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.SiLU())
+        self.gate_multiplier, self.down_multiplier = 1.0, 0.5
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        y = self.up_proj(x) * self.act_fn(self.gate_proj(x) * self.gate_multiplier)
+        return self.down_proj(y) * self.down_multiplier
+
+
+class LearnedScale(Separate):
+    """As Inkling's: the output is scaled by a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.SiLU())
+        self.global_scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * self.global_scale
+
+
+class Sparse(Separate):
+    """As Gemma 3n's: of the gate only what exceeds a quantile of its row is kept."""
+
+    def __init__(self, act: nn.Module, sparsity: float) -> None:
+        super().__init__(act)
+        self.activation_sparsity = sparsity
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        gate = self.gate_proj(x)
+        if self.activation_sparsity > 0.0:
+            share = torch.tensor(self.activation_sparsity, dtype=torch.float32, device=gate.device)
+            deviations = (torch.erfinv(2 * share - 1) * math.sqrt(2)).type(gate.dtype)
+            cutoff = gate.mean(-1, keepdim=True) + gate.std(-1, keepdim=True, unbiased=False) * deviations
+            gate = functional.relu(gate - cutoff)
+        return self.down_proj(self.act_fn(gate) * self.up_proj(x))
+
+
+class Clamped(Separate):
+    """As DeepSeek-V4's or Step-3.7's: clamped before the activation or after it."""
+
+    def __init__(self, when: str, limit: float) -> None:
+        super().__init__(nn.SiLU())
+        self.when, self.limit = when, limit
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        gate = self.gate_proj(x)
+        if self.when == "before":
+            gate = self.act_fn(gate.clamp(max=self.limit))
+        else:
+            gate = self.act_fn(gate).clamp(max=self.limit)
+        return self.down_proj(gate * self.up_proj(x).clamp(min=-self.limit, max=self.limit))
+
+
+class Offset(nn.Module):
+    """As GPT-OSS's, dense: clamped, up + 1, and a sigmoid of its own steepness."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha, self.limit = 1.702, 1.0
+        self.gate_up_proj = nn.Linear(HIDDEN, 2 * INNER)
+        self.down_proj = nn.Linear(INNER, HIDDEN)
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        gate = gate.clamp(max=self.limit)
+        up = up.clamp(min=-self.limit, max=self.limit)
+        return self.down_proj((up + 1) * (gate * torch.sigmoid(gate * self.alpha)))
+
+
+class DropoutBetween(Separate):
+    """As T5Gemma's: the product is dropped out."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.GELU("tanh"))
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        return self.down_proj(self.dropout(self.act_fn(self.gate_proj(x)) * self.up_proj(x)))
+
+
+class DropoutTwice(nn.Module):
+    """As Phi-4's audio encoder's: a norm before, the gate second, dropout before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_norm = nn.LayerNorm(HIDDEN)
+        self.gate_up_proj = nn.Linear(HIDDEN, 2 * INNER)
+        self.down_proj = nn.Linear(INNER, HIDDEN)
+        self.act_fn = nn.SiLU()
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        up, gate = self.gate_up_proj(self.layer_norm(x)).chunk(2, dim=-1)
+        return self.dropout(self.down_proj(self.dropout(up * self.act_fn(gate))))
+
+
+class DropoutAfter(Separate):
+    """As Seed-OSS's: the output is dropped out, by a function."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.SiLU())
+        self.residual_dropout = 0.1
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        y = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return functional.dropout(y, p=self.residual_dropout, training=self.training)
+
+
+class NormBetween(Separate):
+    """As BitNet's: a norm of the product."""
+
+    def __init__(self) -> None:
+        super().__init__(ReLU2())
+        self.ffn_sub_norm = nn.RMSNorm(INNER)
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        return self.down_proj(self.ffn_sub_norm(self.act_fn(self.gate_proj(x)) * self.up_proj(x)))
+
+
+class NormBefore(Separate):
+    """As GLM-4V's patch merger: a projection, a norm and another activation come first."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.SiLU())
+        self.proj = nn.Linear(HIDDEN, HIDDEN)
+        self.post_projection_norm = nn.LayerNorm(HIDDEN)
+        self.act1 = nn.GELU()
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        x = self.act1(self.post_projection_norm(self.proj(x)))
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class WidePath(nn.Module):
+    """As T5's: what comes last may be kept in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wi_0 = nn.Linear(HIDDEN, INNER, bias=False)
+        self.wi_1 = nn.Linear(HIDDEN, INNER, bias=False)
+        self.wo = nn.Linear(INNER, HIDDEN, bias=False)
+        self.dropout = nn.Dropout(0.1)
+        self.act = GELUNew()
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        x = self.dropout(self.act(self.wi_0(x)) * self.wi_1(x))
+        if isinstance(self.wo.weight, Tensor) and self.wo.weight.dtype not in (x.dtype, torch.int8):
+            x = x.to(self.wo.weight.dtype)
+        return self.wo(x)
+
+
+class GateOnly(nn.Module):
+    """As CPM-Ant's: what follows is elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w_0 = nn.Linear(HIDDEN, INNER, bias=False)
+        self.w_1 = nn.Linear(HIDDEN, INNER, bias=False)
+        self.act = nn.GELU()
+
+    def forward(self, x: Tensor) -> Any:
+        """Gate."""
+        return self.act(self.w_0(x)) * self.w_1(x)
+
+
+class GateOnlyInOne(nn.Module):
+    """As CLVP's: what follows is elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(HIDDEN, 2 * INNER)
+        self.activation_fn = nn.GELU()
+
+    def forward(self, x: Tensor) -> Any:
+        """Gate."""
+        up, gate = self.proj(x).chunk(2, dim=-1)
+        return up * self.activation_fn(gate)

@@ -1,0 +1,70 @@
+"""What the tests of gated MLPs share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fuseplug import KernelManager
+from fuseplug_swiglu import inductor
+from fuseplug_swiglu.kernels import InductorSwiGLUKernel, SwiGLUKernel
+
+
+class Referring(SwiGLUKernel):
+    """Runs the reference: which adapter is chosen does not depend on the kernel."""
+
+    kernel_id = "reference_swiglu"
+    function = "fuseplug_swiglu.reference:swiglu"
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """Makes a manager with one kernel and nothing of what happens to be installed."""
+    monkeypatch.setattr("fuseplug.discovery._installed", lambda: iter(()))
+
+    def make(kernel=Referring):
+        manager = KernelManager(environ={})
+        manager.register(kernel)
+        return manager
+
+    return make
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Counts the compiled programs that are started; small inputs are compiled for as well."""
+    if why := InductorSwiGLUKernel().unavailable("cpu"):
+        pytest.skip(why)
+    sizes = ("_LARGE", "_LARGE_FOR_TRAINING", "_LARGE_FOR_INFERENCE")
+    for name in sizes:
+        monkeypatch.setattr(inductor, name, 1)
+    started = []
+    program = type(inductor._fused)._program
+
+    def counted(self, constants, rows, needs):
+        run = program(self, constants, rows, needs)
+
+        def runs(*arguments):
+            started.append(needs)
+            return run(*arguments)
+
+        return runs
+
+    monkeypatch.setattr(type(inductor._fused), "_program", counted)
+    return started
+
+
+def outcome(module, x):
+    """What *module* gives for *x*, in training or not, and every gradient, by name."""
+    x = x.detach().clone().requires_grad_()
+    torch.manual_seed(0)
+    y = module(x)
+    module.zero_grad()
+    y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))
+    found = {"output": y.detach(), "input's gradient": x.grad}
+    return found | {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+@pytest.fixture(name="outcome")
+def _outcome():
+    return outcome

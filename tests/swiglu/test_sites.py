@@ -1,0 +1,521 @@
+"""Every way to write a gated MLP is recognised, and what it computes found by what it does."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import pickle
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fuseplug.words import Rejection, Site
+from fuseplug_swiglu import reference, specimens
+from fuseplug_swiglu.adapters import Call, CastTo, Drop, Multiply
+from fuseplug_swiglu.kernels import SwiGLUKernel
+from fuseplug_swiglu.sites import match
+from fuseplug_swiglu.specimens import HIDDEN, INNER, Separate
+
+
+def site(module):
+    return Site("layers.0.mlp", module, "cpu")
+
+
+def proposal_of(module):
+    (proposal,) = match(site(module))
+    return proposal
+
+
+def found(manager, module):
+    """The adapter that was chosen for *module*; ``None`` if none."""
+    plan = manager.plan(module, verify=False)
+    if not plan.patches:
+        return None
+    (patch,) = plan.patches
+    survivors = [a for a in proposal_of(module).adapters if a.variant == patch.variant]
+    return next(a for a in survivors if _is_of(patch, a))
+
+
+def _is_of(patch, adapter):
+    """Whether *patch* was made from *adapter*: both give the same bits where numbers, drops and all are seen."""
+    held = [cell.cell_contents for cell in patch.function.__closure__]
+    code = next(f for f in held if getattr(f, "__qualname__", "").startswith("GatedAdapter"))
+    inner = dict(zip(code.__code__.co_freevars, (c.cell_contents for c in code.__closure__), strict=True))
+    if "adapter" in inner:
+        return inner["adapter"] == adapter
+    return (inner["gate_name"], inner["activation"]) == (adapter.gate, adapter.activation)
+
+
+# What is expected of each specimen: variant, then what else the adapter says.
+STEPS = {"numbers": (), "before": (), "between": (), "after": (), "up_called_first": False}
+EXPECTED = {
+    "Wide": ["silu wide"],
+    "Multiplied": ["silu scaled"],
+    "LearnedScale": ["silu"],
+    "Sparse": ["gelu_tanh sparse"] * 2,
+    "Clamped": ["silu clamp-before"] * 2 + ["silu clamp-after"] * 2,
+    "Offset": ["swish clamp-before-offset gate-first"],
+    "DropoutBetween": ["gelu_tanh"],
+    "DropoutTwice": ["silu gate-second"],
+    "DropoutAfter": ["silu"],
+    "NormBetween": ["relu2"],
+    "NormBefore": ["silu"],
+    "WidePath": ["gelu_new"],
+    "GateOnly": ["gelu"],
+    "GateOnlyInOne": ["gelu gate-second"],
+    "InOne": ["silu gate-first", "silu gate-second", "silu interleaved", "silu gate-first", "gelu gate-second"],
+    "Separate": ["silu"] * 3
+    + ["gelu", "gelu_tanh", "relu", "sigmoid"]
+    + ["relu2", "gelu_new", "gelu_fast", "gelu_erf", "quick_gelu", "swish"],
+}
+SPECIMENS = [
+    (module, EXPECTED[name][number])
+    for name in EXPECTED
+    for number, module in enumerate(m for m in specimens.specimens() if type(m).__name__ == name)
+]
+
+
+@pytest.mark.parametrize(("module", "variant"), SPECIMENS, ids=[f"{type(m).__name__}-{v}" for m, v in SPECIMENS])
+def test_each_specimen_is_found_to_be_what_it_is(alone, module, variant):
+    plan = alone().plan(module, verify=False)
+    assert [patch.variant for patch in plan.patches] == [variant], plan.report
+
+
+def test_every_row_of_every_table_has_a_specimen():
+    assert len(SPECIMENS) == len(specimens.specimens())
+    words = {word for _, variant in SPECIMENS for word in variant.split()} | {"plain"}
+    assert words == {*reference.ACTIVATIONS, *reference.VARIANTS, *reference.LAYOUTS}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("module", "variant"), SPECIMENS, ids=[f"{type(m).__name__}-{v}" for m, v in SPECIMENS])
+def test_a_specimen_with_the_reference_is_bitwise_what_it_was(alone, outcome, module, variant, training):
+    module = copy.deepcopy(module).train(training)
+    width = next(p.shape[-1] for p in module.parameters() if p.dim() == 2)
+    x = 3 * torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
+    before = outcome(module, x)
+    with alone().apply_all(module, verify=False) as applied:
+        assert applied.report.fused
+        during = outcome(module, x)
+    assert before.keys() == during.keys()
+    assert all(torch.equal(before[name], during[name]) for name in before)
+
+
+class TestWhatIsDoneWhere:
+    """A number that is 1, a limit that is infinite and a dropout that drops nothing are found all the same."""
+
+    @pytest.mark.parametrize(
+        ("module", "expected"),
+        [
+            (specimens.Multiplied(), {"numbers": (("scale", "gate_multiplier"),), "up_called_first": True}),
+            (specimens.Multiplied(), {"after": (Multiply("down_multiplier"),), "between": ()}),
+            (specimens.LearnedScale(), {"after": (Multiply("global_scale"),)}),
+            (specimens.Sparse(nn.SiLU(), 0.0), {"numbers": (("sparsity", "activation_sparsity"),)}),
+            (specimens.Clamped("after", math.inf), {"numbers": (("limit", "limit"),), "form": "clamp-after"}),
+            (specimens.Offset(), {"numbers": (("limit", "limit"), ("beta", "alpha"))}),
+            (specimens.DropoutAfter(), {"after": (Drop("residual_dropout"),), "between": ()}),
+            (specimens.DropoutBetween(), {"between": (Call("dropout"),), "after": ()}),
+            (specimens.DropoutTwice(), {"between": (Call("dropout"),), "after": (Call("dropout"),)}),
+            (specimens.DropoutTwice(), {"before": (Call("layer_norm"),), "layout": "gate-second"}),
+            (specimens.NormBetween(), {"between": (Call("ffn_sub_norm"),), "before": ()}),
+            (specimens.NormBefore(), {"before": (Call("proj"), Call("post_projection_norm"), Call("act1"))}),
+            (specimens.WidePath(), {"between": (Call("dropout"), CastTo("wo"))}),
+            (specimens.GateOnly(), {"gate": "w_0", "up": "w_1", "down": None}),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+    )
+    @pytest.mark.parametrize("drop", [0.1, 0.0])
+    def test_each_number_and_step_is_found(self, alone, module, expected, drop):
+        for child in module.modules():
+            if isinstance(child, nn.Dropout):
+                child.p = drop
+        if hasattr(module, "residual_dropout"):
+            module.residual_dropout = drop
+        adapter = found(alone(), module)
+        assert {name: getattr(adapter, name) for name in expected} == expected
+
+    @pytest.mark.parametrize(
+        ("module", "name", "value"),
+        [
+            (specimens.Multiplied(), "gate_multiplier", 0.25),
+            (specimens.Multiplied(), "down_multiplier", 3.0),
+            (specimens.Clamped("before", math.inf), "limit", 0.5),
+            (specimens.Clamped("after", 9.0), "limit", 0.5),
+            (specimens.Sparse(nn.GELU(), 0.0), "activation_sparsity", 0.7),
+            (specimens.Offset(), "alpha", 0.5),
+            (specimens.DropoutAfter(), "residual_dropout", 0.5),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+    )
+    def test_numbers_are_read_at_each_call(self, alone, outcome, module, name, value):
+        x = torch.randn(2, 5, HIDDEN)
+        before = outcome(module, x)["output"]
+        with alone().apply_all(module, verify=False):
+            assert torch.equal(outcome(module, x)["output"], before)
+            setattr(module, name, value)
+            fused = outcome(module, x)
+        eager = outcome(module, x)
+        assert not torch.equal(eager["output"], before)
+        assert all(torch.equal(eager[key], fused[key]) for key in eager)
+
+    def test_a_path_kept_in_float32_is(self, alone, outcome):
+        module = specimens.WidePath().bfloat16()
+        module.wo.float()
+        x = torch.randn(2, 5, HIDDEN).bfloat16()
+        before = outcome(module, x)
+        with alone().apply_all(module, verify=False) as applied:
+            assert applied.report.fused
+            during = outcome(module, x)
+        assert before["output"].dtype is torch.float32
+        assert all(torch.equal(before[name], during[name]) for name in before)
+
+
+class Dim(nn.Module):
+    """A linear layer that is no `nn.Linear`."""
+
+    def __init__(self, width_in, width_out):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width_out, width_in))
+
+    def forward(self, x):
+        return x @ self.weight.T
+
+
+class Wrapped(nn.Module):
+    """As Gemma 4's clipping one."""
+
+    def __init__(self, width_in, width_out):
+        super().__init__()
+        self.linear = nn.Linear(width_in, width_out)
+        self.low = nn.Buffer(torch.tensor(-1.0))
+
+    def forward(self, x):
+        return self.linear(x.clamp(min=self.low))
+
+
+class Packed(nn.Module):
+    """A quantised one: its weight has another shape, and no floating dtype."""
+
+    def __init__(self, width_in, width_out):
+        super().__init__()
+        self.in_features, self.out_features = width_in, width_out
+        self.weight = nn.Parameter(torch.randint(-8, 8, (width_out * width_in, 1), dtype=torch.int8), False)
+
+    def forward(self, x):
+        return x @ self.weight.view(self.out_features, -1).to(x.dtype).T / 8
+
+
+class Adapted(nn.Module):
+    """A LoRA'd one, which draws random numbers."""
+
+    def __init__(self, width_in, width_out):
+        super().__init__()
+        self.base_layer = nn.Linear(width_in, width_out)
+        self.lora_A = nn.Linear(width_in, 2, bias=False)
+        self.lora_B = nn.Linear(2, width_out, bias=False)
+        self.lora_dropout = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(self.lora_dropout(x)))
+
+
+class TestProjectionsStayModules:
+    @pytest.mark.parametrize("kind", [Dim, Wrapped, Packed, Adapted])
+    @pytest.mark.parametrize("make", [lambda: Separate(nn.SiLU()), specimens.Multiplied])
+    def test_any_kind_of_linear_is_called(self, alone, outcome, kind, make):
+        module = make()
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            old = getattr(module, name)
+            setattr(module, name, kind(old.in_features, old.out_features))
+        x = torch.randn(2, 5, HIDDEN)
+        before = outcome(module, x)
+        with alone().apply_all(module, verify=False) as applied:
+            assert applied.report.fused
+            during = outcome(module, x)
+        assert all(torch.equal(before[name], during[name]) for name in before)
+
+    def test_hooks_on_them_run(self, alone):
+        module, seen = Separate(nn.SiLU()), []
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            getattr(module, name).register_forward_hook(lambda *_, name=name: seen.append(name))
+        with alone().apply_all(module, verify=False):
+            seen.clear()
+            module(torch.randn(3, HIDDEN))
+        assert seen == ["gate_proj", "up_proj", "down_proj"]
+
+    def test_one_that_comes_later_is_called(self, alone, outcome):
+        module, x = Separate(nn.SiLU()), torch.randn(2, 5, HIDDEN)
+        with alone().apply_all(module, verify=False):
+            module.gate_proj = Adapted(HIDDEN, INNER)
+            fused = outcome(module, x)
+        eager = outcome(module, x)
+        assert all(torch.equal(eager[name], fused[name]) for name in eager)
+
+    def test_one_that_is_used_without_being_called_is_unlike(self, alone):
+        class Uses(Separate):
+            def forward(self, x):
+                gate = functional.linear(x, self.gate_proj.weight)
+                return self.down_proj(self.act_fn(gate) * self.up_proj(x))
+
+        (entry,) = alone().plan(Uses(nn.SiLU())).report.entries
+        assert [rejection.kind for _, rejection in entry.rejections] == ["unlike"]
+
+
+class TwoLinears(nn.Module):
+    def __init__(self, act, hidden=HIDDEN, inner=INNER):
+        super().__init__()
+        self.up_proj, self.down_proj = nn.Linear(hidden, inner), nn.Linear(inner, hidden)
+        self.act_fn = act
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.up_proj(x)))
+
+
+class Head(nn.Module):
+    def __init__(self, width=INNER):
+        super().__init__()
+        self.dense, self.activation = nn.Linear(HIDDEN, width), nn.Tanh()
+
+    def forward(self, x):
+        return self.activation(self.dense(x[:, 0]))
+
+
+class Attention(nn.Module):
+    def __init__(self, projections="qkvo"):
+        super().__init__()
+        for name in projections:
+            setattr(self, f"{name}_proj", nn.Linear(HIDDEN, HIDDEN))
+        self.last = "o" in projections
+
+    def forward(self, x, mask=None):
+        weights = functional.softmax(self.q_proj(x) @ self.k_proj(x).mT, -1)
+        out = weights @ self.v_proj(x)
+        return self.o_proj(out) if self.last else out
+
+
+class Router(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(HIDDEN, 8)
+        self.experts = nn.ModuleList(Separate(nn.SiLU()) for _ in range(2))
+
+    def forward(self, x):
+        return self.experts[0](x) * self.gate(x)[..., :1]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *map(TwoLinears, (nn.ReLU(), nn.GELU(), specimens.ReLU2())),
+        TwoLinears(nn.GELU(), inner=HIDDEN),
+        Head(),
+        Head(HIDDEN),
+        Attention(),
+        Attention("qkv"),
+        Router(),
+        nn.Linear(4, 4),
+        nn.Sequential(nn.Linear(4, 8), nn.GLU()),
+        nn.ModuleList([nn.Linear(4, 4)]),
+        nn.TransformerEncoderLayer(8, 2),
+        nn.LSTM(4, 4),
+        nn.SiLU(),
+        nn.Dropout(),
+        nn.Module(),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_is_none_of_its_business_is_answered_none(module):
+    assert match(site(module)) is None
+
+
+class Changed(Separate):
+    """Built like a gated MLP; what it computes is given."""
+
+    def __init__(self, compute, act=None):
+        super().__init__(act or nn.SiLU())
+        self.compute = compute
+
+    def forward(self, x):
+        return self.down_proj(self.compute(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Changed(lambda gate, up: gate + up),
+        Changed(lambda gate, up: gate * up.detach()),
+        Changed(lambda gate, up: gate.clamp(max=5.0) * up),
+        Changed(lambda gate, up: gate * up * 1.0001),
+        Changed(lambda gate, up: gate * up, nn.Mish()),
+        Changed(lambda gate, up: gate * up, nn.GELU("none").requires_grad_()).train(False),
+    ],
+)
+def test_what_is_built_like_one_and_behaves_otherwise_is_told_from_it(alone, module):
+    report = alone().plan(module).report
+    if isinstance(module.act_fn, nn.GELU):
+        assert [entry.variant for entry in report.fused] == ["gelu"]
+    else:
+        assert [rejection.kind for entry in report.entries for _, rejection in entry.rejections] == ["unlike"]
+
+
+def _zeros(gate, up=None, **how):
+    return reference.swiglu(gate, up, **how) * 0
+
+
+def _swaps(gate, up=None, **how):
+    return reference.swiglu(up, gate, **how)
+
+
+def _is_always_silu(gate, up=None, **how):
+    return reference.swiglu(gate, up, **how | {"activation": "silu"})
+
+
+def _is_always_the_other_gelu(gate, up=None, **how):
+    return reference.swiglu(gate, up, **how | {"activation": "gelu_new"})
+
+
+def _forgets_the_limit(gate, up=None, **how):
+    return reference.swiglu(gate, up, **how | {"limit": math.inf})
+
+
+def _cuts_a_gradient(gate, up=None, **how):
+    return reference.swiglu(gate, up.detach() + 0 * up, **how)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "module"),
+    [
+        (_zeros, Separate(nn.SiLU())),
+        (_swaps, specimens.GateOnly()),
+        (_is_always_silu, Separate(nn.GELU())),
+        (_is_always_the_other_gelu, Separate(nn.GELU("tanh"))),
+        (_forgets_the_limit, specimens.Clamped("before", 10.0)),
+        (_forgets_the_limit, specimens.Clamped("after", 10.0)),
+        (_cuts_a_gradient, Separate(nn.SiLU())),
+    ],
+)
+def test_the_examples_expose_a_wrong_implementation(alone, monkeypatch, wrong, module):
+    class Wrong(SwiGLUKernel):
+        kernel_id = "wrong_swiglu"
+        function = reference = "wrong_swiglu:swiglu"
+
+        def match(self, site):
+            if not isinstance(site.module, type(module)):
+                return None
+            # Only the adapter that is right, or a swap would be made good by the one that swaps too.
+            proposal = proposal_of(site.module)
+            return [type(proposal)(proposal.target, [right], proposal.example, proposal.mixes[:3])]
+
+    right = found(alone(), module)
+    monkeypatch.setitem(sys.modules, "wrong_swiglu", types.SimpleNamespace(swiglu=wrong))
+    (entry,) = alone(Wrong).plan(module).report.entries
+    assert [rejection.kind for _, rejection in entry.rejections] == ["unlike"]
+
+
+class TakesTwo(Separate):
+    def forward(self, x, residual):
+        return residual + super().forward(x)
+
+
+class WithMore(Separate):
+    def __init__(self, more):
+        super().__init__(nn.SiLU())
+        self.more = more
+
+    def forward(self, x):
+        return super().forward(x) + self.more(x)
+
+
+class WithParameter(Separate):
+    def __init__(self):
+        super().__init__(nn.SiLU())
+        self.scale = nn.Parameter(torch.ones(HIDDEN))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (TakesTwo(nn.SiLU()), "its forward takes 2 tensors"),
+        (WithMore(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), "it also calls more, a Sequential"),
+        (Separate(nn.PReLU()), "it also calls act_fn, a PReLU"),
+        (WithParameter(), "it also uses its parameter scale"),
+        (Separate(nn.SiLU()).double(), "gate_proj is torch.float64"),
+    ],
+    ids=lambda value: "" if isinstance(value, nn.Module) else value,
+)
+def test_what_cannot_be_served_is_said(module, reason):
+    said = match(site(module))
+    assert isinstance(said, Rejection)
+    assert reason in said.reason
+
+
+def test_the_first_mix_is_how_the_module_stands():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        assert proposal_of(Separate(nn.SiLU()).to(dtype)).mixes[0] == (dtype, dtype, False)
+
+
+def test_a_stand_in_on_meta_is_enough():
+    with torch.device("meta"):
+        proposal = proposal_of(Separate(nn.SiLU()))
+    example = proposal.example(proposal.mixes[0], 64, torch.Generator().manual_seed(0))
+    assert {t.device.type for child in example.children.values() for t in (*example.args, *child.parameters())} == {
+        "cpu"
+    }
+
+
+def test_examples_are_repeatable_of_the_size_asked_for_and_small_where_size_does_not_matter():
+    proposal = proposal_of(Separate(nn.SiLU(), hidden=4096, inner=11008))
+    one, two = (proposal.example(proposal.mixes[0], 64, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(one.args[0], two.args[0])
+    assert torch.equal(one.children["up_proj"].weight, two.children["up_proj"].weight)
+    assert 64 <= one.args[0].numel() < 128
+    assert sum(p.numel() for child in one.children.values() for p in child.parameters()) < 1000
+    large = proposal.example(proposal.mixes[0], 1 << 13, torch.Generator())
+    assert large.children["gate_proj"].out_features == 11008, "what is compiled for the check serves the module"
+    assert large.args[0].numel() >= 1 << 13
+
+
+def test_few_candidates_are_left_to_try():
+    for module in specimens.specimens():
+        assert len(proposal_of(module).adapters) <= 80
+    assert len(proposal_of(Separate(nn.SiLU())).adapters) == 2
+
+
+def test_the_activation_is_covered_and_what_is_still_called_is_not():
+    assert proposal_of(Separate(nn.SiLU())).covers == ("act_fn",)
+    assert proposal_of(Separate(functional.silu)).covers == ()
+    assert "dropout" not in proposal_of(specimens.DropoutBetween()).covers
+
+
+@pytest.mark.parametrize(
+    "act", [functools.partial(functional.gelu, approximate="tanh"), functional.gelu, nn.GELU().forward]
+)
+def test_an_activation_may_be_a_function(alone, act):
+    (patch,) = alone().plan(Separate(act), verify=False).patches
+    assert patch.variant.startswith("gelu")
+
+
+def test_adapters_are_values():
+    one, two = (proposal_of(specimens.Multiplied()).adapters for _ in range(2))
+    assert one == two
+    assert hash(one[0]) == hash(two[0])
+    assert pickle.loads(pickle.dumps(one[-1])) == copy.deepcopy(one[-1]) == one[-1]
+
+
+def test_a_third_party_names_only_what_differs():
+    class Chip(SwiGLUKernel):
+        kernel_id = "chip_fused_swiglu"
+        function = "fuseplug_swiglu.reference:swiglu"
+        device_types = ("chip",)
+
+    answer = Chip().propose(site=site(Separate(nn.SiLU())))
+    assert answer.kernel_id == "chip_fused_swiglu"
+    assert answer.proposals[0].adapters[0].variant == "silu"
