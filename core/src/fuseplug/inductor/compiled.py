@@ -167,7 +167,7 @@ def _compile(formula: Formula, constants: Constants, needs: tuple[bool, ...] | N
     return torch.compile(named(function, formula), fullgraph=True)
 
 
-def named(function: types.FunctionType, formula: Formula) -> types.FunctionType:
+def named(function: Callable[..., Any], formula: Formula) -> Program:
     """*function* with a code object and a name that no other has.
 
     Dynamo counts recompilations by code object, and remembers by file, line and name which sizes were seen to vary:

@@ -114,7 +114,7 @@ class CompiledLinear:
 
         def first(*tensors: Tensor) -> tuple[Tensor, ...]:
             # Sizes that happen to be equal now need not be so at the next call.
-            with symbolic_shapes.patch(use_duck_shape=False):
+            with symbolic_shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]
                 found = program(*tensors)
             with self._lock:
                 self._programs[key] = program
@@ -125,7 +125,9 @@ class CompiledLinear:
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, compiled: CompiledLinear, constants: tuple[Constants, ...], count: int, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, compiled: CompiledLinear, constants: tuple[Constants, ...], count: int, *tensors: Tensor
+    ) -> Any:
         ctx.compiled, ctx.constants, ctx.dtypes = compiled, constants, [x.dtype for x in tensors[:count]]
         xs, tables = tensors[:count], tensors[count:]
         # What is multiplied by what needs a gradient is needed for it; nothing else is.
@@ -241,7 +243,7 @@ def _kind(size: list[int], stride: list[int]) -> Hashable:
 
 
 def _packed(tensor: Tensor) -> Tensor:
-    """`_readable`, and with an element in memory for each that it has; the gradient of a sum is one number, repeated."""
+    """`_readable`, with an element in memory for each that it has: the gradient of a sum is one number, repeated."""
     return tensor.detach().contiguous() if 0 in tensor.stride() else _readable(tensor)
 
 

@@ -26,7 +26,8 @@ class RotaryAdapter(Adapter):
         unsqueeze: The dimension that it adds to the tables, if no parameter says; ``None`` for none.
         gathers: Whether it picks the rows of the tables by the positions.
         rows: Which tokens and rows belong together where the numbers differ: they must not, ``"all"``; the
-            ``"first"`` rows of the tables are used; the ``"last"`` ones; or the last tokens, ``"patches"``, are rotated.
+            ``"first"`` rows of the tables are used, or the ``"last"`` ones; or the last tokens are rotated, the
+            ``"patches"``.
         bare: Whether without k a tensor is returned, not a tuple.
     """
 
@@ -41,7 +42,7 @@ class RotaryAdapter(Adapter):
         """Return a function with the positional parameters of the one it replaces."""
         roles = self.roles
         ordinary = (roles.rotated, roles.cos, roles.sin, roles.sections) == ((0, 1), 2, 3, None)
-        if ordinary and self.rows == "all" and not self.gathers and roles.required >= 4:  # noqa: PLR2004
+        if ordinary and self.rows == "all" and not self.gathers and roles.required >= 4:
             return self._bind_ordinary(compute)
         return self._bind_any(compute)
 
@@ -50,9 +51,7 @@ class RotaryAdapter(Adapter):
         if at is None:
             if fixed is None:
                 return lambda q, k, cos, sin, *_: compute(q, k, cos, sin, variant=variant)
-            return lambda q, k, cos, sin, *_: compute(
-                q, k, cos.unsqueeze(fixed), sin.unsqueeze(fixed), variant=variant
-            )
+            return lambda q, k, cos, sin, *_: compute(q, k, cos.unsqueeze(fixed), sin.unsqueeze(fixed), variant=variant)
         place, default = at - 4, self.roles.defaults[at]
 
         # Lean, because at one token this function is what the caller waits for.
@@ -124,7 +123,7 @@ class ConformerAdapter(Adapter):
 
 def _sectioned(table: Tensor, sections: Sequence[int]) -> Tensor:
     """One table from those of several axes, ``(axes, batch, sequence, angles)``: each section from the next axis."""
-    parts = table.split([*sections, *sections], dim=-1)
+    parts = torch.split(table, [*sections, *sections], dim=-1)
     return torch.cat([part[number % 3] for number, part in enumerate(parts)], dim=-1)
 
 
@@ -156,6 +155,4 @@ def _patches(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor, 
     """Rotate the last tokens, as many as the tables have rows; those before them have no place."""
     before = [x.shape[-2] - sin.shape[-2] for x in xs]
     rotated = _all(compute, variant, [x[..., n:, :] for x, n in zip(xs, before, strict=True)], cos, sin)
-    return [
-        torch.cat((x[..., :n, :], y), dim=-2) if n else y for x, n, y in zip(xs, before, rotated, strict=True)
-    ]
+    return [torch.cat((x[..., :n, :], y), dim=-2) if n else y for x, n, y in zip(xs, before, rotated, strict=True)]

@@ -119,10 +119,10 @@ def arguments(form: Form, roles: Roles, mix: Mix, make: Make, tokens: int, head_
     longer = _ROWS_BEYOND if form.rows in ("first", "last") else 0
     own = {**sizes, "s": tokens + longer, "d": width[form.width]}
     shape = [own[dim] for dim in rows]
-    for at in (roles.cos, roles.sin, roles.frequencies):
-        if at is not None:
-            axes = [] if roles.sections is None else [3]
-            values[at] = make([*axes, *shape], mix.table)
+    axes = [] if roles.sections is None else [3]
+    for place in (roles.cos, roles.sin, roles.frequencies):
+        if place is not None:
+            values[place] = make([*axes, *shape], mix.table)
     if roles.sections is not None:
         half = width[form.width] // 2
         values[roles.sections] = [half // 4, half // 4, half - 2 * (half // 4)]
@@ -235,9 +235,7 @@ def mixes(forms: list[Form], roles: Roles, dtype: torch.dtype) -> list[Mix]:
     return [*(Mix(forms[0], *each) for each in pairs), *(Mix(form, *own) for form in forms[1:])]
 
 
-def example_arguments(
-    roles: Roles, head_dim: int | None, mix: Mix, size: int, generator: torch.Generator
-) -> list[Any]:
+def example_arguments(roles: Roles, head_dim: int | None, mix: Mix, size: int, generator: torch.Generator) -> list[Any]:
     """Random arguments of a mix, with tables whose halves differ."""
 
     def normal(shape: list[int], dtype: torch.dtype) -> Tensor:

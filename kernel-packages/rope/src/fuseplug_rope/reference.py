@@ -121,9 +121,7 @@ def check(q: Tensor, k: Tensor | None, cos: Tensor, variant: str) -> Semantics:
     return how
 
 
-def compute(
-    how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor
-) -> tuple[Tensor, Tensor | None]:
+def compute(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`rope` for arguments that were checked."""
     rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
     if how.widen_table:
@@ -172,9 +170,7 @@ Tables = tuple[Tensor, ...]
 Rotate = Callable[[Semantics, Tensor, Tensor, Tables], Tensor]
 
 
-def _compute_one(
-    how: Semantics, x: Tensor, rotated: int, tables: Tables, rotate: Rotate, back: torch.dtype
-) -> Tensor:
+def _compute_one(how: Semantics, x: Tensor, rotated: int, tables: Tables, rotate: Rotate, back: torch.dtype) -> Tensor:
     source, rest = split(x, rotated, how)
     wide = torch.promote_types(x.dtype, torch.float32)
     first = source if how.widen is None else source.to(wide)
@@ -215,7 +211,7 @@ def _complex_tables(_how: Semantics, cos: Tensor, sin: Tensor) -> Tables:
 
 
 def _complex(_how: Semantics, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
-    numbers = torch.view_as_complex(first.reshape(*first.shape[:-1], -1, 2))
+    numbers = torch.view_as_complex(first.reshape(*first.shape[:-1], first.shape[-1] // 2, 2))
     return torch.view_as_real(numbers * tables[0]).flatten(-2)
 
 
@@ -224,7 +220,7 @@ def _matrices(_how: Semantics, cos: Tensor, sin: Tensor) -> Tables:
 
 
 def _matrix(_how: Semantics, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
-    rows = first.reshape(*first.shape[:-1], -1, 1, 2)
+    rows = first.reshape(*first.shape[:-1], first.shape[-1] // 2, 1, 2)
     return (rows * tables[0]).sum(-1).flatten(-2)
 
 

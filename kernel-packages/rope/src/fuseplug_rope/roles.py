@@ -45,7 +45,7 @@ class Roles:
 
 
 def is_rotary(value: object) -> bool:
-    """Whether *value* looks like a rotary function: one that takes cos and sin, or is called rotary and takes angles."""
+    """Whether *value* looks like a rotary function: it takes cos and sin, or is called rotary and takes angles."""
     function = plain_function(value)
     if function is None:
         return False
@@ -76,7 +76,7 @@ def plain_function(value: object) -> types.FunctionType | None:
 @functools.lru_cache(maxsize=4096)
 def parameter_names(function: types.FunctionType) -> tuple[str, ...]:
     """The names of all parameters, seen through decorators."""
-    code = inspect.unwrap(function).__code__
+    code: types.CodeType = inspect.unwrap(function).__code__
     count = code.co_argcount + code.co_kwonlyargcount
     variable = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     return code.co_varnames[: count + variable]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target, called_functions
 
 from . import calls
-from .adapters import ConformerAdapter, RotaryAdapter
+from .adapters import ConformerAdapter, RotaryAdapter, Rows
 from .calls import Form, Mix
 from .effects import side_effect
 from .reference import VARIANTS
@@ -32,7 +32,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     module = site.module
     found: list[Proposal] = []
     rejected: list[str] = []
-    for target, function in _targets(type(module)):
+    for target, function in _targets(cast("Hashable", type(module))):
         said = _proposal(module, target, function)
         if isinstance(said, Rejection):
             rejected.append(said.reason)
@@ -44,10 +44,11 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _targets(cls: type[nn.Module]) -> tuple[tuple[Target, Any], ...]:
+def _targets(cls: Hashable) -> tuple[tuple[Target, Any], ...]:
     """What methods of *cls* call that is rotary, and its own rotary methods."""
-    found: list[tuple[Target, Any]] = [(Target(name), method) for name, method in own_rotary_methods(cls)]
-    for name, method in _methods(cls).items():
+    owner = cast("type", cls)
+    found: list[tuple[Target, Any]] = [(Target(name), method) for name, method in own_rotary_methods(owner)]
+    for name, method in _methods(owner).items():
         found += [(Target(name, called), function) for called, function in called_functions(method, is_rotary).items()]
     return tuple(found)
 
@@ -104,7 +105,7 @@ def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAda
     if roles.unsqueeze is None:
         common = set.intersection(*(set(form.layout.dims) for form in forms))
         dims = [dim for dim in dict.fromkeys(forms[0].layout.dims) if dim in common]
-    rows = [form.rows for form in forms if form.rows != "all"] or ["all"]
+    rows: list[Rows] = [form.rows for form in forms if form.rows != "all"] or ["all"]
     gathers = any(form.positions == "table" for form in forms)
     for name, how in VARIANTS.items():
         fits = (how.table == "half") is halves and (how.width != "whole") is partial
@@ -125,8 +126,8 @@ def _head_dim(module: nn.Module) -> int | None:
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
-    found = next((p.dtype for p in module.parameters() if p.dtype in (*_HALF_TYPES, torch.float32)), torch.float32)
-    return found
+    known = (*_HALF_TYPES, torch.float32)
+    return next((p.dtype for p in module.parameters() if p.dtype in known), torch.float32)
 
 
 def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Proposal | Rejection:
@@ -135,7 +136,7 @@ def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Propo
         return Rejection(f"{name} is a {type(method).__name__}; only a plain method can be replaced on an instance")
     heads, head_dim = (vars(module).get(attribute) for attribute in ("num_heads", "head_size"))
     names = method.__code__.co_varnames[: method.__code__.co_argcount]
-    if len(names) != 3 or type(heads) is not int or type(head_dim) is not int:  # noqa: PLR2004
+    if len(names) != 3 or type(heads) is not int or type(head_dim) is not int:
         return Rejection(
             f"{name}({', '.join(names)}) is a rotary method of an unknown form; known is (self, hidden_states, tables) "
             "of a module with num_heads and head_size"
