@@ -21,6 +21,7 @@ from .errors import (
     VerificationError,
 )
 from .hookspecs import BaseKernel, hookimpl
+from .rebind import called_functions
 from .words import Adapter, Compute, Example, Proposal, Rejection, Site, Target
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ __all__ = [
     "Target",
     "UndoError",
     "VerificationError",
+    "called_functions",
     "hookimpl",
     "manager",
     "register_kernel",

@@ -49,6 +49,28 @@ def calls(method: Callable[..., Any], name: str) -> bool:
     return any(_looks_up(function, name) for function in _reached(method))
 
 
+def called_functions(
+    method: Callable[..., Any], like: Callable[[Any], bool] = inspect.isfunction
+) -> dict[str, Callable[..., Any]]:
+    """Return what *method*, or a function it wraps, looks up as globals and may call, by name.
+
+    What each name means is what it means now; where a method and what that wraps disagree, `lookup` says so later.
+
+    Args:
+        method: A function, or a method of a class; for what is neither there is nothing to be seen.
+        like: Which values count; plain Python functions if not said. It is asked before any code is read, so that
+            many methods can be looked through.
+    """
+    found = {}
+    for function in _reached(method):
+        for code in _codes(function.__code__):
+            values = {name: function.__globals__.get(name) for name in code.co_names}
+            for name, value in values.items():
+                if callable(value) and like(value) and _uses(code, name) & _READS:
+                    found[name] = value
+    return found
+
+
 def lookup(method: Callable[..., Any], name: str) -> Any:
     """Return what *method*, or the function it wraps that looks *name* up, finds now.
 

@@ -8,8 +8,9 @@ from .kernel import InductorKernel
 
 if TYPE_CHECKING:
     from .compiled import Compiled, plain
+    from .linear import CompiledLinear
 
-__all__ = ["Compiled", "InductorKernel", "plain"]
+__all__ = ["Compiled", "CompiledLinear", "InductorKernel", "plain"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> Any:
         from . import compiled
 
         return getattr(compiled, name)
+    if name == "CompiledLinear":
+        from .linear import CompiledLinear
+
+        return CompiledLinear
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

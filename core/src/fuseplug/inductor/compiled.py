@@ -64,7 +64,7 @@ class Compiled:
         """Compute the formula and record nothing for a backward."""
         rows = [_rows(x), *map(_rows, others)]
         program = self._program(constants, rows, needs=None)
-        with _standard_state(x.device.type):
+        with standard_state(x.device.type):
             result: Tensor = program(*rows)
         return result if x.dim() == 2 else result.view(*x.shape[:-1], result.shape[-1])
 
@@ -74,7 +74,7 @@ class Compiled:
         """The gradients of those *tensors* that *needs* names, and ``None`` for the others."""
         rows = [grad.reshape(-1, grad.shape[-1]).contiguous(), *map(_rows, tensors)]
         program = self._program(constants, rows, needs)
-        with _standard_state(grad.device.type):
+        with standard_state(grad.device.type):
             found = iter(program(*rows))
         return [
             next(found).view(t.shape) if t is not None and need else None
@@ -143,7 +143,7 @@ def _rows(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _standard_state(device_type: str) -> contextlib.AbstractContextManager[Any]:
+def standard_state(device_type: str) -> contextlib.AbstractContextManager[Any]:
     """Without gradients and autocast, which are guarded on: in each other state a program would be compiled again."""
     if not torch.is_autocast_enabled(device_type):
         return torch.no_grad()
@@ -164,12 +164,19 @@ def _compile(formula: Formula, constants: Constants, needs: tuple[bool, ...] | N
         return found
 
     function = forward if needs is None else backward
-    # Dynamo remembers by file, line and name which sizes were seen to vary: under one name, the width would be one.
+    return torch.compile(named(function, formula), fullgraph=True)
+
+
+def named(function: Callable[..., Any], formula: Formula) -> Program:
+    """*function* with a code object and a name that no other has.
+
+    Dynamo counts recompilations by code object, and remembers by file, line and name which sizes were seen to vary:
+    under one name, the width would be one.
+    """
     name = f"{formula.__name__}_{function.__name__}_{next(_serial)}"
-    own = types.FunctionType(
+    return types.FunctionType(
         function.__code__.replace(co_name=name), function.__globals__, name, closure=function.__closure__
     )
-    return torch.compile(own, fullgraph=True)
 
 
 def _eager_vjp(

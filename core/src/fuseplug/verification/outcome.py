@@ -62,9 +62,14 @@ class Outcome:
     """Everything one run produced, by name: outputs, gradients (``None`` where there is none), inputs afterwards.
 
     The tensors themselves, where they are: if a later run writes into them, that shows.
+
+    Attributes:
+        values: The tensors.
+        structure: What the tensors came in: nothing, a list, a tuple with a ``None``, …
     """
 
     values: dict[str, Tensor | None]
+    structure: str = ""
 
     def on_cpu(self) -> dict[str, Tensor | None]:
         """Copies to compare."""
@@ -117,7 +122,8 @@ def run(
             named[name] = parameter.requires_grad_(parameter.requires_grad and handing.wants(name))
         call = (double, *args)
     seed(device.type)
-    outputs = [value for value in pytree.tree_leaves(function(*call)) if isinstance(value, Tensor)]
+    result = function(*call)
+    outputs = [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
     values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
     if gradients:
         values |= _gradients(outputs, {k: v for k, v in named.items() if v.requires_grad}, handing.upstream)
@@ -126,13 +132,14 @@ def run(
     if double is not None:
         own = (*double.named_parameters(), *double.named_buffers())
         values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
-    return Outcome({name: value if value is None else value.detach() for name, value in values.items()})
+    structure = str(pytree.tree_map(_Kind, result))
+    return Outcome({name: value if value is None else value.detach() for name, value in values.items()}, structure)
 
 
 def difference(ours: Outcome, theirs: Outcome) -> str:
     """The first thing in which two outcomes are not equal bit for bit; ``""`` if they are."""
-    if ours.values.keys() != theirs.values.keys():
-        return f"gives {_names(ours)} instead of {_names(theirs)}"
+    if unlike := _unlike(ours, theirs):
+        return unlike
     values = ours.on_cpu()
     for name, expected in theirs.on_cpu().items():
         found = values[name]
@@ -162,8 +169,8 @@ def excess(
     wrong one is off by far more. *coarsest* takes the place of the tensor's dtype where autocast made what is computed
     on the way coarser than the result.
     """
-    if ours.values.keys() != theirs.values.keys():
-        return f"gives {_names(ours)} instead of {_names(theirs)}"
+    if unlike := _unlike(ours, theirs):
+        return unlike
     values, true_values = ours.on_cpu(), truth.on_cpu()
     for name, expected in theirs.on_cpu().items():
         found, true = values[name], true_values[name]
@@ -241,6 +248,25 @@ def _gradients(
     ]
     found = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)
     return {f"gradient of {name}": gradient for name, gradient in zip(leaves, found, strict=True)}
+
+
+class _Kind:
+    """Stands for a leaf of the outputs: by value if it is ``None`` or a number, else by what it is."""
+
+    def __init__(self, value: object) -> None:
+        plain = value is None or isinstance(value, int | float)
+        self._name = "Tensor" if isinstance(value, Tensor) else repr(value) if plain else type(value).__name__
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _unlike(ours: Outcome, theirs: Outcome) -> str:
+    if ours.values.keys() != theirs.values.keys():
+        return f"gives {_names(ours)} instead of {_names(theirs)}"
+    if ours.structure != theirs.structure:
+        return f"returns {ours.structure:.200} instead of {theirs.structure:.200}"
+    return ""
 
 
 def _names(outcome: Outcome) -> str:

@@ -1,0 +1,297 @@
+"""Run a formula that is linear in one tensor compiled, forward and backward, whatever the layout in memory.
+
+Attention has q and k of many layouts, with tables broadcast over some of their dimensions: nothing is copied to bring
+them into one. The backward of a linear formula needs neither its input nor its output, so only the tables are saved.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx.experimental import _config as symbolic_shapes
+
+from .compiled import named, plain, standard_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    Constants = tuple[Hashable, ...]
+    Formula = Callable[..., Tensor]
+    Program = Callable[..., tuple[Tensor, ...]]
+    Memory = tuple[tuple[torch.Size, tuple[int, ...]], ...]
+
+_MOST_VIEWS = 1 << 10
+"""Layouts remembered; a generation of text makes a new one with each length of its prompt."""
+
+
+class CompiledLinear:
+    """A formula linear in its first tensor, run for several such tensors at once, and the programs compiled for it.
+
+    Leading dimensions are put in the order of memory and merged where all tensors allow, so that few programs serve
+    every layout: there is one for each combination of constants, dtypes, widths, kind of device, number of dimensions
+    left, and which of them are broadcast or have gaps in memory. Sizes are no part of it.
+
+    Args:
+        formula: ``formula(x, *tables, *constants)``, a tensor of the shape of *x*, linear in *x*. It treats all leading
+            dimensions alike; in these the tables broadcast to *x*.
+    """
+
+    def __init__(self, formula: Formula) -> None:
+        self.formula = formula
+        self._programs: dict[Hashable, Program] = {}
+        self._views: dict[Memory, _Views] = {}
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, constants: Sequence[Constants], xs: Sequence[Tensor], tables: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Compute the formula for each of *xs*, tensors that are `plain`.
+
+        Args:
+            constants: For each of *xs* the formula's last arguments; compiled in.
+            xs: ``(..., width)``, not empty, all of the same rank, two dimensions at least.
+            tables: Broadcastable to each of *xs* but for the last dimension; of no higher rank.
+
+        Returns:
+            For each of *xs* the result, its dimensions in the order of memory that the first has.
+        """
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (*xs, *tables)):
+            found: tuple[Tensor, ...] = _Differentiable.apply(self, tuple(constants), len(xs), *xs, *tables)  # type: ignore[no-untyped-call]
+            return found
+        return self.run(constants, xs, tables)
+
+    def run(
+        self,
+        constants: Sequence[Constants],
+        xs: Sequence[Tensor],
+        tables: Sequence[Tensor],
+        transposed: tuple[torch.dtype, ...] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Compute the formula and record nothing.
+
+        If *transposed* names the dtypes of inputs, *xs* are gradients of outputs, and those of the inputs are computed.
+        """
+        tensors = [*map(_packed, xs), *map(_readable, tables)]
+        memory = tuple([(t.shape, t.stride()) for t in tensors])
+        views = self._views.get(memory)
+        if views is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            views = self._views[memory] = _views(memory, len(xs))
+        values = [
+            t.as_strided(size, stride, t.storage_offset())
+            for t, (size, stride) in zip(tensors, views.inside, strict=True)
+        ]
+        key = (
+            tuple(constants),
+            transposed,
+            views.kind,
+            tuple([(t.dtype, t.device.type) for t in tensors]),
+            torch.get_num_threads(),
+        )
+        program = self._programs.get(key) or self._compiled(key, tuple(constants), transposed, values, len(xs))
+        with standard_state(tensors[0].device.type):
+            found = program(*values)
+        return tuple([y.as_strided(size, stride) for y, (size, stride) in zip(found, views.outside, strict=True)])
+
+    def _compiled(
+        self,
+        key: Hashable,
+        constants: tuple[Constants, ...],
+        transposed: tuple[torch.dtype, ...] | None,
+        values: Sequence[Tensor],
+        count: int,
+    ) -> Program:
+        program = _compile(self.formula, constants, transposed, count)
+        for t in values:
+            for dim, size in enumerate(t.shape[:-1]):
+                if size > 1:
+                    torch._dynamo.maybe_mark_dynamic(t, dim)
+
+        def first(*tensors: Tensor) -> tuple[Tensor, ...]:
+            # Sizes that happen to be equal now need not be so at the next call.
+            with symbolic_shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+                found = program(*tensors)
+            with self._lock:
+                self._programs[key] = program
+            return found
+
+        return first
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, compiled: CompiledLinear, constants: tuple[Constants, ...], count: int, *tensors: Tensor
+    ) -> Any:
+        ctx.compiled, ctx.constants, ctx.dtypes = compiled, constants, [x.dtype for x in tensors[:count]]
+        xs, tables = tensors[:count], tensors[count:]
+        # What is multiplied by what needs a gradient is needed for it; nothing else is.
+        ctx.save_for_backward(*(tensors if any(ctx.needs_input_grad[3 + count :]) else tables))
+        return compiled.run(constants, xs, tables)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(ctx.dtypes)
+        needs = ctx.needs_input_grad[3:]
+        saved = ctx.saved_tensors
+        tables = saved[-(len(needs) - count) :]
+        xs = saved[:count] if len(saved) == len(needs) else _stand_ins(grads, ctx.dtypes)
+        found: list[Tensor | None] = [None] * len(needs)
+        # A backward records operations only for create_graph=True, and a program has no derivative of its own.
+        if torch.is_grad_enabled() or not plain(*grads, *tables):
+            found = _eager_vjp(ctx.compiled.formula, ctx.constants, needs, grads, xs, tables)
+        else:
+            wanted = [number for number in range(count) if needs[number]]
+            if wanted:
+                results = ctx.compiled.run(
+                    [ctx.constants[number] for number in wanted],
+                    [grads[number] for number in wanted],
+                    tables,
+                    tuple([ctx.dtypes[number] for number in wanted]),
+                )
+                for number, result in zip(wanted, results, strict=True):
+                    found[number] = result
+            if any(needs[count:]):
+                of_tables = (*(False for _ in xs), *needs[count:])
+                found[count:] = _eager_vjp(ctx.compiled.formula, ctx.constants, of_tables, grads, xs, tables)[count:]
+        return (None, None, None, *found)
+
+
+class _Views(NamedTuple):
+    """How tensors of given shapes and strides are seen by a program.
+
+    Attributes:
+        inside: Size and stride of each tensor as the program gets it.
+        outside: Size and stride of each result, which the program gives densely packed, as the caller gets it.
+        kind: What a program is compiled for.
+    """
+
+    inside: list[tuple[list[int], list[int]]]
+    outside: list[tuple[torch.Size, list[int]]]
+    kind: Hashable
+
+
+def _views(memory: Memory, count: int) -> _Views:
+    rank = len(memory[0][0])
+    tensors = [_aligned(shape, stride, rank) for shape, stride in memory]
+    order = _order_of_memory(tensors[:count], rank)
+    groups = _groups(tensors, order)
+    inside = [
+        (
+            [*(math.prod(size[dim] for dim in group) for group in groups), size[-1]],
+            [*(stride[group[-1]] for group in groups), stride[-1]],
+        )
+        for size, stride in tensors
+    ]
+    outside = []
+    for shape, _ in memory[:count]:
+        stride, step = [0] * rank, shape[-1]
+        for dim in reversed(order):
+            stride[dim] = step
+            step *= shape[dim]
+        stride[-1] = 1
+        outside.append((shape, stride))
+    return _Views(inside, outside, tuple([_kind(size, stride) for size, stride in inside]))
+
+
+def _aligned(shape: torch.Size, stride: tuple[int, ...], rank: int) -> tuple[list[int], list[int]]:
+    """Size and stride with as many dimensions as the first tensor has; what is only repeated has size 1."""
+    missing = rank - len(shape)
+    sizes = [1 if step == 0 else size for size, step in zip(shape[:-1], stride[:-1], strict=True)]
+    return [1] * missing + [*sizes, shape[-1]], [0] * missing + list(stride)
+
+
+def _order_of_memory(xs: Sequence[tuple[list[int], list[int]]], rank: int) -> list[int]:
+    """The leading dimensions, the outermost in memory first."""
+
+    def step(dim: int) -> int:
+        return max((stride[dim] for size, stride in xs[:1] if size[dim] > 1), default=0) or max(
+            stride[dim] for _, stride in xs
+        )
+
+    return sorted(range(rank - 1), key=step, reverse=True)
+
+
+def _groups(tensors: Sequence[tuple[list[int], list[int]]], order: Sequence[int]) -> list[list[int]]:
+    """Neighbouring dimensions that are one to every tensor; those that have no extent in any are left out."""
+    groups: list[list[int]] = []
+    for dim in order:
+        if all(size[dim] == 1 for size, _ in tensors):
+            continue
+        if groups and all(_mergeable(size, stride, groups[-1][-1], dim) for size, stride in tensors):
+            groups[-1].append(dim)
+        else:
+            groups.append([dim])
+    return groups
+
+
+def _mergeable(size: list[int], stride: list[int], outer: int, inner: int) -> bool:
+    if size[outer] == 1 or size[inner] == 1:
+        return size[outer] == size[inner]
+    return stride[outer] == size[inner] * stride[inner]
+
+
+def _kind(size: list[int], stride: list[int]) -> Hashable:
+    """What of a view is compiled in: the width, which dimensions are broadcast, and which have no gap below them."""
+    tight = [size[i] == 1 or stride[i] == size[i + 1] * stride[i + 1] for i in range(len(size) - 1)]
+    return (size[-1], tuple([each == 1 for each in size[:-1]]), tuple(tight))
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    """`_readable`, with an element in memory for each that it has: the gradient of a sum is one number, repeated."""
+    return tensor.detach().contiguous() if 0 in tensor.stride() else _readable(tensor)
+
+
+def _readable(tensor: Tensor) -> Tensor:
+    """*tensor*, detached, with rows that are one piece of memory each."""
+    tensor = tensor.detach()
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _compile(
+    formula: Formula, constants: Sequence[Constants], transposed: tuple[torch.dtype, ...] | None, count: int
+) -> Program:
+    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        xs, tables = tensors[:count], tensors[count:]
+        return tuple([formula(x, *tables, *own).contiguous() for x, own in zip(xs, constants, strict=True)])
+
+    def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        grads, tables = tensors[:count], tensors[count:]
+        _, pull = torch.func.vjp(lambda *xs: forward(*xs, *tables), *_stand_ins(grads, transposed or ()))  # type: ignore[misc]
+        return tuple([found.contiguous() for found in pull(grads)])
+
+    function = forward if transposed is None else backward
+    return torch.compile(named(function, formula), fullgraph=True)
+
+
+def _stand_ins(grads: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+    """Inputs of the right shape; which, makes no difference to the derivative of what is linear in them."""
+    return [torch.zeros_like(grad, dtype=dtype) for grad, dtype in zip(grads, dtypes, strict=True)]
+
+
+def _eager_vjp(
+    formula: Formula,
+    constants: Sequence[Constants],
+    needs: Sequence[bool],
+    grads: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    tables: Sequence[Tensor],
+) -> list[Tensor | None]:
+    """The gradients that *needs* names, by operations that can be differentiated again."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, or a tensor that another one was computed from would be given that one's gradient as well.
+        views = [
+            t.view_as(t) if t.requires_grad else t.detach().requires_grad_(need)
+            for t, need in zip((*xs, *tables), needs, strict=True)
+        ]
+        of_xs, of_tables = views[: len(xs)], views[len(xs) :]
+        results = [formula(x, *of_tables, *own) for x, own in zip(of_xs, constants, strict=True)]
+        wanted = [t for t, need in zip(views, needs, strict=True) if need]
+        found = iter(torch.autograd.grad(results, wanted, grads, create_graph=create_graph))
+    return [next(found) if need else None for need in needs]

@@ -1,0 +1,158 @@
+"""How a rotary function is called, put into the one signature of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug import Adapter, Compute
+
+from .roles import Roles
+
+Rows = Literal["all", "first", "last", "patches"]
+
+
+@dataclass(frozen=True)
+class RotaryAdapter(Adapter):
+    """Calls RoPE in the place of a function that a method looks up.
+
+    Attributes:
+        variant: A key of `fuseplug_rope.reference.VARIANTS`.
+        roles: What the function's parameters are.
+        unsqueeze: The dimension that it adds to the tables, if no parameter says; ``None`` for none.
+        gathers: Whether it picks the rows of the tables by the positions.
+        rows: Which tokens and rows belong together where the numbers differ: they must not, ``"all"``; the
+            ``"first"`` rows of the tables are used, or the ``"last"`` ones; or the last tokens are rotated, the
+            ``"patches"``.
+        bare: Whether without k a tensor is returned, not a tuple.
+    """
+
+    variant: str
+    roles: Roles
+    unsqueeze: int | None = None
+    gathers: bool = False
+    rows: Rows = "all"
+    bare: bool = True
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return a function with the positional parameters of the one it replaces."""
+        roles = self.roles
+        ordinary = (roles.rotated, roles.cos, roles.sin, roles.sections) == ((0, 1), 2, 3, None)
+        if ordinary and self.rows == "all" and not self.gathers and roles.required >= 4:
+            return self._bind_ordinary(compute)
+        return self._bind_any(compute)
+
+    def _bind_ordinary(self, compute: Compute) -> Callable[..., Any]:
+        variant, fixed, at = self.variant, self.unsqueeze, self.roles.unsqueeze
+        if at is None:
+            if fixed is None:
+                return lambda q, k, cos, sin, *_: compute(q, k, cos, sin, variant=variant)
+            return lambda q, k, cos, sin, *_: compute(q, k, cos.unsqueeze(fixed), sin.unsqueeze(fixed), variant=variant)
+        place, default = at - 4, self.roles.defaults[at]
+
+        # Lean, because at one token this function is what the caller waits for.
+        def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *others: Any) -> Any:
+            dim = others[place] if len(others) > place else default
+            return compute(q, k, cos.unsqueeze(dim), sin.unsqueeze(dim), variant=variant)
+
+        return rotary
+
+    def _bind_any(self, compute: Compute) -> Callable[..., Any]:
+        roles, variant = self.roles, self.variant
+        rotate = {"all": _all, "first": _with_first, "last": _with_last, "patches": _patches}[self.rows]
+
+        def rotary(*args: Any) -> Any:
+            values = (*args, *roles.defaults[len(args) :])
+            cos, sin = self._tables(values)
+            tensors = [values[at] for at in roles.rotated]
+            given = [x for x in tensors if x is not None]
+            found = rotate(compute, variant, given, cos, sin)
+            if len(given) == 1 and (self.bare or len(tensors) == 1):
+                return found[0]
+            return (*found, *(None for _ in tensors[len(given) :]))
+
+        return rotary
+
+    def _tables(self, values: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        roles = self.roles
+        if roles.frequencies is not None:
+            numbers = values[roles.frequencies]
+            cos, sin = numbers.real, numbers.imag
+        else:
+            cos, sin = values[roles.cos], values[roles.sin]  # type: ignore[index]
+        if self.gathers:
+            positions = values[roles.positions]  # type: ignore[index]
+            cos, sin = cos[positions], sin[positions]
+        if roles.sections is not None:
+            sections = values[roles.sections]
+            cos, sin = _sectioned(cos, sections), _sectioned(sin, sections)
+        dim = self.unsqueeze if roles.unsqueeze is None else values[roles.unsqueeze]
+        return (cos, sin) if dim is None else (cos.unsqueeze(dim), sin.unsqueeze(dim))
+
+
+@dataclass(frozen=True)
+class ConformerAdapter(Adapter):
+    """Calls RoPE in the place of a method that rotates ``(batch, sequence, heads * head_dim)``.
+
+    Attributes:
+        variant: A key of `fuseplug_rope.reference.VARIANTS`.
+        heads: Name of the attribute with the number of heads.
+        head_dim: Name of that with the size of a head.
+    """
+
+    variant: str
+    heads: str
+    head_dim: str
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return ``method(module, hidden_states, tables)``, the tables ``(2, sequence, 1, 1, head_dim)``."""
+
+        def rotary(module: nn.Module, hidden_states: Tensor, tables: Tensor) -> Tensor:
+            batch, length, width = hidden_states.size()
+            x = hidden_states.view(batch, length, getattr(module, self.heads), getattr(module, self.head_dim))
+            cos, sin = tables[0, :length, ...], tables[1, :length, ...]
+            rotated: Tensor = compute(x.transpose(0, 1), None, cos, sin, variant=self.variant)[0]
+            return rotated.transpose(0, 1).reshape(batch, length, width)
+
+        return rotary
+
+
+def _sectioned(table: Tensor, sections: Sequence[int]) -> Tensor:
+    """One table from those of several axes, ``(axes, batch, sequence, angles)``: each section from the next axis."""
+    parts = torch.split(table, [*sections, *sections], dim=-1)
+    return torch.cat([part[number % 3] for number, part in enumerate(parts)], dim=-1)
+
+
+def _all(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
+    found: list[Tensor] = []
+    for first in range(0, len(xs), 2):
+        pair = xs[first : first + 2]
+        found += compute(pair[0], pair[1] if pair[1:] else None, cos, sin, variant=variant)[: len(pair)]
+    return found
+
+
+def _with_first(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
+    def rows(table: Tensor, x: Tensor) -> Tensor:
+        return table[..., : x.shape[-2], :]
+
+    return [compute(x, None, rows(cos, x), rows(sin, x), variant=variant)[0] for x in xs]
+
+
+def _with_last(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
+    def rows(table: Tensor, x: Tensor) -> Tensor:
+        return table[..., -x.shape[-2] :, :]
+
+    if all(x.shape[-2] == cos.shape[-2] for x in xs):
+        return _all(compute, variant, xs, cos, sin)
+    return [compute(x, None, rows(cos, x), rows(sin, x), variant=variant)[0] for x in xs]
+
+
+def _patches(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
+    """Rotate the last tokens, as many as the tables have rows; those before them have no place."""
+    before = [x.shape[-2] - sin.shape[-2] for x in xs]
+    rotated = _all(compute, variant, [x[..., n:, :] for x, n in zip(xs, before, strict=True)], cos, sin)
+    return [torch.cat((x[..., :n, :], y), dim=-2) if n else y for x, n, y in zip(xs, before, rotated, strict=True)]

@@ -1,0 +1,247 @@
+"""The forms in which models call a rotary function: which of them it takes is found by calling it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .adapters import Rows
+from .roles import Roles
+
+# No two alike, and no table so narrow that half of it is one, so that nothing fits another dimension by chance.
+_SIZES = {"b": 2, "h": 3, "s": 5, "t": 7, "1": 1}
+_K_HEADS = 2
+_SMALL_HEAD, _LARGE_HEAD = 16, 64
+_LARGE = 1 << 10
+"""Elements from which an example has heads of the size that the module has."""
+
+_ROWS_BEYOND = 2
+
+
+class Layout(NamedTuple):
+    """How the dimensions of x and of the tables lie: batch, heads, sequence, head_dim; ``t`` rows to be picked from.
+
+    Attributes:
+        x: Those of x.
+        table: Those of the tables.
+        dims: What the tables may be unsqueezed at to be right here; ``None`` is nowhere.
+    """
+
+    x: str
+    table: str
+    dims: tuple[int | None, ...]
+
+
+WITH_PARAMETER = (
+    Layout("bhsd", "bsd", (1, -3)),
+    Layout("bshd", "bsd", (2, -2)),
+    Layout("bhsd", "sd", (0,)),
+)
+"""For a function with a parameter for the dimension; each is tried with each of its dimensions."""
+
+WITHOUT_PARAMETER = (
+    Layout("shd", "sd", (1, -2)),
+    Layout("bshd", "bsd", (2, -2)),
+    Layout("bhsd", "bsd", (1, -3)),
+    Layout("bhsd", "sd", (None, 0)),
+    Layout("bshd", "sd", (1, -2)),
+    Layout("bhsd", "11sd", (None,)),
+    Layout("bshd", "s1d", (None,)),
+    Layout("bshd", "1s1d", (None,)),
+)
+
+Width = Literal["full", "half", "three-quarters", "quarter"]
+Positions = Literal["ids", "table"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to call the function.
+
+    Attributes:
+        layout: How dimensions lie.
+        width: How many angles the tables have, as a part of head_dim.
+        dim: The dimension to unsqueeze, given explicitly; ``None`` if it is left to the default.
+        positions: What is given for them: nothing, ``"ids"`` beside tables that have a row for each token already, or
+            ids into a ``"table"``.
+        rows: Which numbers of tokens and of rows differ.
+        alone: Whether k is ``None``.
+    """
+
+    layout: Layout
+    width: Width = "full"
+    dim: int | None = None
+    positions: Positions | None = None
+    rows: Rows = "all"
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A form, and the dtypes of the first rotated tensor, of the others, and of the tables."""
+
+    form: Form
+    x: torch.dtype
+    others: torch.dtype
+    table: torch.dtype
+
+
+Make = Callable[..., Tensor]
+
+
+def arguments(form: Form, roles: Roles, mix: Mix, make: Make, tokens: int, head_dim: int) -> list[Any]:
+    """The positional arguments of *form*: no more than it needs.
+
+    Args:
+        form: The form of the call.
+        roles: What the function's parameters are.
+        mix: Dtypes.
+        make: ``make(shape, dtype)``, a tensor; of numbers that may be anything.
+        tokens: The length of the sequence.
+        head_dim: The size of a head.
+    """
+    sizes = {**_SIZES, "s": tokens, "t": tokens + _ROWS_BEYOND, "d": head_dim}
+    values: dict[int, Any] = {}
+    for number, at in enumerate(roles.rotated):
+        longer = _ROWS_BEYOND if _is_longer(form.rows, number) else 0
+        own = {**sizes, "h": sizes["h"] if number == 0 else _K_HEADS, "s": tokens + longer}
+        dtype = mix.x if number == 0 else mix.others
+        alone = form.alone and number > 0
+        values[at] = None if alone else make([own[dim] for dim in form.layout.x], dtype)
+    rows = form.layout.table if form.positions != "table" else "td"
+    width = {"full": head_dim, "half": head_dim // 2, "three-quarters": head_dim * 3 // 4, "quarter": head_dim // 4}
+    # The tables of the first rows, and those that a short q takes the end of, are longer than the first tensor.
+    longer = _ROWS_BEYOND if form.rows in ("first", "last") else 0
+    own = {**sizes, "s": tokens + longer, "d": width[form.width]}
+    shape = [own[dim] for dim in rows]
+    axes = [] if roles.sections is None else [3]
+    for place in (roles.cos, roles.sin, roles.frequencies):
+        if place is not None:
+            values[place] = make([*axes, *shape], mix.table)
+    if roles.sections is not None:
+        half = width[form.width] // 2
+        values[roles.sections] = [half // 4, half // 4, half - 2 * (half // 4)]
+    if roles.unsqueeze is not None and form.dim is not None:
+        values[roles.unsqueeze] = form.dim
+    if roles.positions is not None and form.positions is not None:
+        ids = torch.arange(sizes["b"] * tokens, device="cpu").view(sizes["b"], tokens)
+        values[roles.positions] = ids * 3 % sizes["t"]
+    count = max(roles.required, 1 + max(values))
+    return [values.get(at, roles.defaults[at]) for at in range(count)]
+
+
+def _is_longer(rows: Rows, number: int) -> bool:
+    return rows == "patches" or (rows == "last" and number > 0)
+
+
+def accepted(function: Callable[..., Any], roles: Roles) -> tuple[list[Form], str, bool]:
+    """Call *function* in every form.
+
+    Returns:
+        The forms that it takes, the plainest first; why it takes none; whether without k it returns a bare tensor.
+    """
+    why = ""
+
+    def takes(form: Form) -> bool:
+        nonlocal why
+        error = _error(function, form, roles)
+        why = why or error
+        return not error
+
+    found = [form for form in _plain_forms(roles) if takes(form)]
+    if not found:
+        return [], why, True
+    base = found[0]
+    narrower: tuple[Width, ...] = ("half", "three-quarters", "quarter")
+    widths = [width for width in narrower if width != base.width and takes(replace(base, width=width))]
+    # Where a function takes fewer angles, that is how it will be called.
+    forms = [*(replace(base, width=width) for width in widths), *(form for form in found if form.width == base.width)]
+    forms += [form for form in _uncommon_forms(forms[0], roles) if takes(form)]
+    alone = next((form for form in forms if form.alone), None)
+    bare = alone is None or isinstance(_call(function, alone, roles), Tensor)
+    return forms, "", bare
+
+
+def _plain_forms(roles: Roles) -> Iterator[Form]:
+    layouts = WITHOUT_PARAMETER if roles.unsqueeze is None else WITH_PARAMETER
+    asked: list[Positions | None] = [None, "ids", "table"] if roles.positions is not None else [None]
+    if roles.positions is not None and roles.positions < roles.required:
+        asked = ["ids", "table"]
+    widths: tuple[Width, ...] = ("half",) if roles.frequencies is not None else ("full", "half")
+    for positions, width, layout in itertools.product(asked, widths, layouts):
+        if positions != "table" or "b" in layout.table:
+            yield Form(layout, width, positions=positions)
+    if roles.unsqueeze is not None:
+        for positions, width, layout in itertools.product(asked, widths, layouts):
+            for dim in layout.dims:
+                if positions != "table" or "b" in layout.table:
+                    yield Form(layout, width, dim, positions)
+
+
+def _uncommon_forms(first: Form, roles: Roles) -> Iterator[Form]:
+    if first.positions != "table":
+        yield replace(first, rows="first")
+        yield replace(first, rows="patches")
+    if len(roles.rotated) > 1:
+        yield replace(first, rows="last")
+        yield replace(first, alone=True)
+
+
+def _error(function: Callable[..., Any], form: Form, roles: Roles) -> str:
+    """Why *function* does not take *form*; ``""`` if it does, and returns what it is given in the same shapes."""
+    try:
+        found = _call(function, form, roles)
+    except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
+        return f"{type(error).__name__}: {error}"
+    results = found if isinstance(found, tuple | list) else [found]
+    shapes = [tuple(result.shape) for result in results if isinstance(result, Tensor)]
+    given = _arguments_of_zeros(form, roles)
+    expected = [tuple(given[at].shape) for at in roles.rotated if given[at] is not None]
+    return "" if shapes == expected else f"it gives {shapes} for {expected}"
+
+
+def _call(function: Callable[..., Any], form: Form, roles: Roles) -> Any:
+    with torch.no_grad():
+        return function(*_arguments_of_zeros(form, roles))
+
+
+def _arguments_of_zeros(form: Form, roles: Roles) -> list[Any]:
+    table = torch.float32 if roles.frequencies is None else torch.complex64
+
+    def zeros(shape: list[int], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device="cpu")
+
+    mix = Mix(form, torch.float32, torch.float32, table)
+    return arguments(form, roles, mix, zeros, _SIZES["s"], _SMALL_HEAD)
+
+
+def mixes(forms: list[Form], roles: Roles, dtype: torch.dtype) -> list[Mix]:
+    """The plainest form in every combination of dtypes, that of the module first; the other forms in that alone."""
+    halves, wide = (torch.bfloat16, torch.float16), torch.float32
+    if roles.frequencies is not None:
+        pairs = [(x, x, torch.complex64) for x in (*halves, wide)]
+    else:
+        pairs = [(x, x, x) for x in (*halves, wide)] + [(x, x, wide) for x in halves]
+        pairs += [(wide, wide, torch.bfloat16)]
+    if len(roles.rotated) > 1:
+        pairs += [(torch.bfloat16, wide, pairs[0][2])]
+    pairs.sort(key=lambda each: each[0] is not dtype)
+    own = pairs[0]
+    return [*(Mix(forms[0], *each) for each in pairs), *(Mix(form, *own) for form in forms[1:])]
+
+
+def example_arguments(roles: Roles, head_dim: int | None, mix: Mix, size: int, generator: torch.Generator) -> list[Any]:
+    """Random arguments of a mix, with tables whose halves differ."""
+
+    def normal(shape: list[int], dtype: torch.dtype) -> Tensor:
+        made = torch.float32 if not dtype.is_complex else dtype
+        return torch.randn(shape, generator=generator, dtype=made, device="cpu").to(dtype)
+
+    width = _SMALL_HEAD if size < _LARGE else (head_dim or _LARGE_HEAD)
+    per_token = width * (_SIZES["h"] * _SIZES["b"] if "b" in mix.form.layout.x else _SIZES["h"])
+    return arguments(mix.form, roles, mix, normal, max(_SIZES["s"], -(-size // per_token)), width)

@@ -1,0 +1,34 @@
+"""Which RoPE kernels there are. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from fuseplug import BaseKernel, Proposal, Rejection, Site
+from fuseplug.inductor import InductorKernel
+
+
+class RoPEKernel(BaseKernel):
+    """The base of every RoPE kernel: a subclass names its id, its function and its device types.
+
+    The function has the signature of `fuseplug_rope.reference.rope`.
+    """
+
+    op: ClassVar[str] = "rope"
+    reference: ClassVar[str] = "fuseplug_rope.reference:rope"
+    specimens: ClassVar[str] = "fuseplug_rope.specimens:specimens"
+
+    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
+        """Recognise the rotary functions that the module's methods call, in every variant of the reference."""
+        from .sites import match
+
+        return match(site)
+
+
+class InductorRoPEKernel(InductorKernel, RoPEKernel):
+    """RoPE as Inductor compiles it, for every device Inductor knows."""
+
+    kernel_id: ClassVar[str] = "inductor_fused_rope"
+    function: ClassVar[str] = "fuseplug_rope.inductor:rope"
+    check_sizes: ClassVar[tuple[int, ...]] = (1 << 10, 1 << 19)  # below and above what is worth a compiled call

@@ -1,0 +1,228 @@
+"""What a rotary position embedding computes, in plain PyTorch: one rotation, and a table of how models write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """How one variant pairs, reads its tables, casts and rounds. The defaults are Llama's.
+
+    Two rows may describe the same function of real numbers and still be two variants: they round differently, in the
+    values or in the gradients alone (a tensor that is cast twice gets two gradients, each rounded before they are
+    added).
+
+    Attributes:
+        reads: Which elements of x are the two coordinates of a plane: those of its two ``"halves"``, or neighbours,
+            ``"pairs"``.
+        writes: Where the rotated coordinates go. Multi-head latent attention reads pairs and writes halves.
+        table: What cos and sin hold: an angle for each element of x, ``"full"``; an angle for each plane, ``"half"``;
+            or as many as elements, of which the ``"first-half"`` alone is read, one for each plane.
+        form: How the rotation is written: ``x * cos + rotate(x) * sin``, ``"rotate"``; each coordinate apart,
+            ``"parts"``; by complex numbers; or as a product with 2 × 2 matrices, ``"matrix"``.
+        widen: Whether x is computed with in ``promote(x.dtype, float32)``, cast ``"once"``, or ``"twice"``, for each of
+            the two products.
+        widen_table: Whether cos and sin are cast to that dtype before they are multiplied.
+        back: What the result is cast to: the dtype of x itself, ``"own"``; that of q, k's too, ``"first"``; or nothing,
+            and it has the dtype that x and the tables promote to.
+        width: Which elements are rotated where the tables are for fewer than x has: none may be left over,
+            ``"whole"``; the ``"leading"`` ones or the ``"trailing"`` ones.
+        negated: Whether the rotation is by the negative angle.
+    """
+
+    reads: Literal["halves", "pairs"] = "halves"
+    writes: Literal["halves", "pairs"] = "halves"
+    table: Literal["full", "half", "first-half"] = "full"
+    form: Literal["rotate", "parts", "complex", "matrix"] = "rotate"
+    widen: Literal["once", "twice"] | None = None
+    widen_table: bool = False
+    back: Literal["own", "first"] | None = None
+    width: Literal["whole", "leading", "trailing"] = "whole"
+    negated: bool = False
+
+
+def _pairs(**differs: object) -> Semantics:
+    return Semantics(reads="pairs", writes="pairs", **differs)  # type: ignore[arg-type]
+
+
+VARIANTS: dict[str, Semantics] = {
+    "half": Semantics(),
+    "half-partial": Semantics(width="leading"),
+    "half-vision": Semantics(widen="once", widen_table=True, back="own"),
+    "half-promoting": Semantics(back="own"),
+    "half-wide": Semantics(widen="twice", back="first"),
+    "half-wide-tables": Semantics(widen="once", widen_table=True, back="first"),
+    "half-size": Semantics(table="half", form="parts"),
+    "half-negated": Semantics(negated=True),
+    "interleaved": _pairs(),
+    "interleaved-partial": _pairs(width="leading"),
+    "interleaved-wide": _pairs(widen="once", back="first"),
+    "interleaved-wide-own": _pairs(widen="once", back="own"),
+    "interleaved-vision": _pairs(widen="once", widen_table=True, back="own"),
+    "interleaved-wide-twice": _pairs(widen="twice", back="first"),
+    "interleaved-first-half": _pairs(table="first-half"),
+    "interleaved-first-half-partial": _pairs(table="first-half", width="leading"),
+    "interleaved-first-half-wide": _pairs(table="first-half", widen="twice", back="first"),
+    "interleaved-repeated": _pairs(table="half"),
+    "interleaved-trailing": _pairs(table="half", widen="twice", back="own", width="trailing"),
+    "interleaved-half-size": _pairs(table="half", form="parts"),
+    "interleaved-matrix": _pairs(table="first-half", form="matrix"),
+    "complex": _pairs(table="half", form="complex", widen="once", back="own"),
+    "mla": Semantics(reads="pairs", table="first-half", form="parts"),
+    "mla-full-table": Semantics(reads="pairs"),
+}
+"""Every variant by name, the likely ones first."""
+
+
+def rope(
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, variant: str = "half"
+) -> tuple[Tensor, Tensor | None]:
+    """Rotary position embedding (Su et al. 2021, RoFormer, arXiv:2104.09864).
+
+    Each plane ``(a, b)`` of the last dimension becomes ``(a cos θ - b sin θ, b cos θ + a sin θ)``, rounded exactly as
+    *variant* rounds it, values and gradients.
+
+    Args:
+        q: ``(..., head_dim)``, floating, of any strides; usually ``(batch, heads, sequence, head_dim)`` in the memory
+            of ``(batch, sequence, heads, head_dim)``.
+        k: Like *q*, perhaps with other numbers of heads; ``None`` to rotate *q* alone.
+        cos: ``(..., angles)``, broadcastable to *q* and to *k* but for the last dimension, which is the number of
+            rotated elements, or half of it where the variant's table says so.
+        sin: Like *cos*.
+        variant: A key of `VARIANTS`.
+
+    Returns:
+        *q* and *k* rotated, in their shapes; ``None`` for a *k* of ``None``. The dtype is what `Semantics.back` says.
+
+    Raises:
+        ValueError: If the variant is unknown, or the tables are for fewer or more elements than it rotates.
+    """
+    return compute(check(q, k, cos, variant), q, k, cos, sin)
+
+
+def check(q: Tensor, k: Tensor | None, cos: Tensor, variant: str) -> Semantics:
+    """Return the semantics of *variant*, or raise the `ValueError` that says what does not fit."""
+    how = VARIANTS.get(variant)
+    if how is None:
+        raise ValueError(f"unknown RoPE variant {variant!r}; known: {', '.join(VARIANTS)}")
+    rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
+    for name, x in (("q", q), ("k", k)):
+        if x is not None and rotated != x.shape[-1] and (how.width == "whole" or rotated > x.shape[-1]):
+            raise ValueError(
+                f"variant {variant!r} with cos of {cos.shape[-1]} angles rotates {rotated} elements; "
+                f"{name} has {x.shape[-1]} in its last dimension"
+            )
+    return how
+
+
+def compute(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`rope` for arguments that were checked."""
+    rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
+    if how.widen_table:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        cos, sin = cos.to(wide), sin.to(wide)
+    if how.table == "first-half":
+        cos, sin = cos[..., : rotated // 2], sin[..., : rotated // 2]
+    rotate = _FORMS[how.form]
+    tables = _TABLES[how.form](how, cos, sin)
+    q_out = _compute_one(how, q, rotated, tables, rotate, q.dtype)
+    if k is None:
+        return q_out, None
+    return q_out, _compute_one(how, k, rotated, tables, rotate, q.dtype if how.back == "first" else k.dtype)
+
+
+def planes(x: Tensor, order: str) -> tuple[Tensor, Tensor]:
+    """The two coordinates of every plane of the last dimension, in halves or in pairs."""
+    if order == "pairs":
+        return x[..., 0::2], x[..., 1::2]
+    half = x.shape[-1] // 2
+    return x[..., :half], x[..., half:]
+
+
+def joined(first: Tensor, second: Tensor, order: str) -> Tensor:
+    """The inverse of `planes`."""
+    if order == "pairs":
+        return torch.stack((first, second), dim=-1).flatten(-2)
+    return torch.cat((first, second), dim=-1)
+
+
+def split(x: Tensor, rotated: int, how: Semantics) -> tuple[Tensor, Tensor | None]:
+    """What of *x* is rotated, and what is left as it is."""
+    if how.width == "trailing":
+        return x[..., -rotated:], x[..., :-rotated]
+    return (x, None) if how.width == "whole" else (x[..., :rotated], x[..., rotated:])
+
+
+def merged(rotated: Tensor, rest: Tensor | None, how: Semantics) -> Tensor:
+    """The inverse of `split`."""
+    if rest is None:
+        return rotated
+    return torch.cat((rest, rotated) if how.width == "trailing" else (rotated, rest), dim=-1)
+
+
+Tables = tuple[Tensor, ...]
+Rotate = Callable[[Semantics, Tensor, Tensor, Tables], Tensor]
+
+
+def _compute_one(how: Semantics, x: Tensor, rotated: int, tables: Tables, rotate: Rotate, back: torch.dtype) -> Tensor:
+    source, rest = split(x, rotated, how)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    first = source if how.widen is None else source.to(wide)
+    second = source.to(wide) if how.widen == "twice" else first
+    y = rotate(how, first, second, tables)
+    return merged(y if how.back is None else y.to(back), rest, how)
+
+
+def _whole_tables(how: Semantics, cos: Tensor, sin: Tensor) -> Tables:
+    """One angle for each element."""
+    if how.table == "full":
+        return cos, sin
+    return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
+
+
+def _tables(_how: Semantics, cos: Tensor, sin: Tensor) -> Tables:
+    """One angle for each plane."""
+    return cos, sin
+
+
+def _rotate(how: Semantics, first: Tensor, second: Tensor, tables: Tables) -> Tensor:
+    cos, sin = tables
+    if how.reads != how.writes:
+        first = second = joined(*planes(first, how.reads), how.writes)
+    a, b = planes(second, how.writes)
+    turned = joined(b, -a, how.writes) if how.negated else joined(-b, a, how.writes)
+    return first * cos + turned * sin
+
+
+def _parts(how: Semantics, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
+    cos, sin = tables
+    a, b = planes(first, how.reads)
+    return joined(a * cos - b * sin, b * cos + a * sin, how.writes)
+
+
+def _complex_tables(_how: Semantics, cos: Tensor, sin: Tensor) -> Tables:
+    return (torch.complex(cos, sin),)
+
+
+def _complex(_how: Semantics, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
+    numbers = torch.view_as_complex(first.reshape(*first.shape[:-1], first.shape[-1] // 2, 2))
+    return torch.view_as_real(numbers * tables[0]).flatten(-2)
+
+
+def _matrices(_how: Semantics, cos: Tensor, sin: Tensor) -> Tables:
+    return (torch.stack((cos, -sin, sin, cos), dim=-1).view(*cos.shape, 2, 2),)
+
+
+def _matrix(_how: Semantics, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
+    rows = first.reshape(*first.shape[:-1], first.shape[-1] // 2, 1, 2)
+    return (rows * tables[0]).sum(-1).flatten(-2)
+
+
+_TABLES = {"rotate": _whole_tables, "parts": _tables, "complex": _complex_tables, "matrix": _matrices}
+_FORMS: dict[str, Rotate] = {"rotate": _rotate, "parts": _parts, "complex": _complex, "matrix": _matrix}

@@ -1,0 +1,167 @@
+"""Where rotary embeddings are found in a module: in the functions that its methods call, and in methods of its own."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target, called_functions
+
+from . import calls
+from .adapters import ConformerAdapter, RotaryAdapter, Rows
+from .calls import Form, Mix
+from .effects import side_effect
+from .reference import VARIANTS
+from .roles import Roles, is_rotary, own_rotary_methods, plain_function, roles_of
+
+_HALF_TYPES = (torch.bfloat16, torch.float16)
+_HEAD_DIMS = ("qk_rope_head_dim", "head_dim", "head_size", "attention_head_size")
+
+
+def match(site: Site) -> list[Proposal] | Rejection | None:
+    """Propose RoPE for every rotary function that a method of *site* looks up, and for a rotary method of its own.
+
+    A rotary function is one that takes cos and sin (or angles, and is called rotary), after the tensors it rotates.
+    In which forms it can be called is found by calling it; which variant it is, Fuseplug finds.
+    """
+    module = site.module
+    found: list[Proposal] = []
+    rejected: list[str] = []
+    for target, function in _targets(cast("Hashable", type(module))):
+        said = _proposal(module, target, function)
+        if isinstance(said, Rejection):
+            rejected.append(said.reason)
+        elif said is not None:
+            found.append(said)
+    if found:
+        return found
+    return Rejection("; ".join(dict.fromkeys(rejected))) if rejected else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _targets(cls: Hashable) -> tuple[tuple[Target, Any], ...]:
+    """What methods of *cls* call that is rotary, and its own rotary methods."""
+    owner = cast("type", cls)
+    found: list[tuple[Target, Any]] = [(Target(name), method) for name, method in own_rotary_methods(owner)]
+    for name, method in _methods(owner).items():
+        found += [(Target(name, called), function) for called, function in called_functions(method, is_rotary).items()]
+    return tuple(found)
+
+
+def _methods(cls: type) -> dict[str, types.FunctionType]:
+    methods: dict[str, types.FunctionType] = {}
+    for base in cls.__mro__:
+        if not base.__module__.startswith("torch."):
+            for name, value in vars(base).items():
+                if isinstance(value, types.FunctionType):
+                    methods.setdefault(name, value)
+    return methods
+
+
+def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Rejection | None:
+    if target.function is None:
+        return _proposal_of_method(module, target, function)
+    understood = _understand(function)
+    if isinstance(understood, Rejection):
+        return understood
+    roles, forms, adapters = understood
+    return Proposal(
+        target=target,
+        adapters=adapters,
+        example=functools.partial(_example, roles, _head_dim(module)),
+        mixes=tuple(calls.mixes(list(forms), roles, _dtype(module))),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], tuple[Adapter, ...]] | Rejection:
+    """The roles of a rotary function, the forms it takes and what it may be; or why it is left alone."""
+    plain = cast("types.FunctionType", plain_function(function))
+    roles = roles_of(plain)
+    if isinstance(roles, Rejection):
+        return roles
+    if effect := side_effect(plain):
+        return Rejection(f"{plain.__name__} does more than rotate: it {effect}; a fused one would not")
+    forms, why, bare = calls.accepted(function, roles)
+    if not forms:
+        return Rejection(f"{plain.__name__} takes none of the known forms of q, k, cos and sin: {why}")
+    adapters = tuple(_adapters(roles, forms, bare))
+    if not adapters:
+        return Rejection(f"{plain.__name__} takes its tables in {len(forms)} forms, which no variant does together")
+    return roles, tuple(forms), adapters
+
+
+def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAdapter]:
+    """What a function that takes *forms* may be: the variants that take them, with each way to place its tables."""
+    widths = {form.width for form in forms}
+    partial = len(widths) > 1
+    halves = "full" not in widths
+    dims: list[int | None] = [None]
+    if roles.unsqueeze is None:
+        common = set.intersection(*(set(form.layout.dims) for form in forms))
+        dims = [dim for dim in dict.fromkeys(forms[0].layout.dims) if dim in common]
+    rows: list[Rows] = [form.rows for form in forms if form.rows != "all"] or ["all"]
+    gathers = any(form.positions == "table" for form in forms)
+    for name, how in VARIANTS.items():
+        fits = (how.table == "half") is halves and (how.width != "whole") is partial
+        if fits and (how.form == "complex") is (roles.frequencies is not None):
+            for dim in dims:
+                for each in rows:
+                    yield RotaryAdapter(name, roles, dim, gathers, each, bare)
+
+
+def _example(roles: Roles, head_dim: int | None, mix: Mix, size: int, generator: torch.Generator) -> Example:
+    return Example(calls.example_arguments(roles, head_dim, mix, size, generator))
+
+
+def _head_dim(module: nn.Module) -> int | None:
+    """The size of the heads that come, for programs that are compiled for it; only a hint."""
+    sizes = (vars(module).get(name) for name in _HEAD_DIMS)
+    return next((size for size in sizes if type(size) is int and size > 0 and size % 8 == 0), None)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    known = (*_HALF_TYPES, torch.float32)
+    return next((p.dtype for p in module.parameters() if p.dtype in known), torch.float32)
+
+
+def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Proposal | Rejection:
+    name = f"{type(module).__name__}.{target.method}"
+    if not isinstance(method, types.FunctionType):
+        return Rejection(f"{name} is a {type(method).__name__}; only a plain method can be replaced on an instance")
+    heads, head_dim = (vars(module).get(attribute) for attribute in ("num_heads", "head_size"))
+    names = method.__code__.co_varnames[: method.__code__.co_argcount]
+    if len(names) != 3 or type(heads) is not int or type(head_dim) is not int:
+        return Rejection(
+            f"{name}({', '.join(names)}) is a rotary method of an unknown form; known is (self, hidden_states, tables) "
+            "of a module with num_heads and head_size"
+        )
+    if effect := side_effect(method):
+        return Rejection(f"{name} does more than rotate: it {effect}; a fused one would not")
+    pairs = [(x, x) for x in (*_HALF_TYPES, torch.float32)] + [(x, torch.float32) for x in _HALF_TYPES]
+    return Proposal(
+        target=target,
+        adapters=tuple(
+            ConformerAdapter(variant, "num_heads", "head_size")
+            for variant, how in VARIANTS.items()
+            if how.table == "full" and how.width == "whole"
+        ),
+        example=functools.partial(_example_of_method, heads, head_dim),
+        mixes=tuple(sorted(pairs, key=lambda pair: pair[0] is not _dtype(module))),
+    )
+
+
+def _example_of_method(
+    heads: int, head_dim: int, mix: tuple[torch.dtype, torch.dtype], size: int, generator: torch.Generator
+) -> Example:
+    def normal(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
+
+    tokens = max(3, -(-size // (2 * heads * head_dim)))
+    x, table = mix
+    return Example((normal(2, tokens, heads * head_dim, dtype=x), normal(2, tokens, 1, 1, head_dim, dtype=table)))
