@@ -15,6 +15,10 @@ from .neutral import seed
 from .twin import mapped, twin
 
 
+_THIN = 8
+"""Rows of fewer elements are judged by the magnitude of the whole tensor."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """What is replaced at a site, ready to be run on examples.
@@ -81,7 +85,7 @@ def run(
     call = args
     double = None
     if subject.module is not None:
-        double = _place_twin(twin(subject.module, example.parameters, example.children), device, dtype, gradients)
+        double = _place_twin(twin(subject.module, example.parameters, example.children, example.attributes), device, dtype, gradients)
         if training is not None:
             double.train(training)
         named |= dict(double.named_parameters())
@@ -101,6 +105,51 @@ def run(
 
 def difference(ours: Outcome, theirs: Outcome) -> str:
     """The first thing in which two outcomes are not equal bit for bit; ``""`` if they are."""
+
+    def bits(name: str, found: Tensor, expected: Tensor) -> str:
+        if _same(found, expected):
+            return ""
+        gap = (found.double() - expected.double()).abs().nan_to_num(nan=float("inf")).max()
+        return f"{name} differs by up to {gap:.3g}"
+
+    return _first(ours, theirs, bits)
+
+
+def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float, working: float) -> str:
+    """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
+
+    The tolerance, for each row of each tensor, is max(2 × the error of *theirs*, (roundings × eps(dtype) + working ×
+    eps(float32)) × the largest true magnitude in the row). A right implementation that rounds differently passes; a
+    wrong one is off by far more.
+    """
+    true = truth.on_cpu()
+
+    def error(name: str, found: Tensor, expected: Tensor) -> str:
+        return _worst(name, found, expected, true[name], roundings, working)
+
+    return _first(ours, theirs, _judging_results(error))
+
+
+def departure(theirs: Outcome, ours: Outcome, truth: Outcome, roundings: float, working: float) -> str:
+    """Where the original, *theirs*, is further from the *truth* than the tolerance allows; ``""`` if nowhere.
+
+    For an original that nobody can equal bit for bit. The tolerance is that of `excess` without its first term: it is
+    the original itself that is judged here. *ours*, the reference in the original's dtypes, must be alike in kind:
+    shapes, dtypes, which gradients there are, what is left in the inputs.
+    """
+    true = truth.on_cpu()
+
+    def error(name: str, _: Tensor, expected: Tensor) -> str:
+        return _worst(name, expected, None, true[name], roundings, working)
+
+    return _first(ours, theirs, _judging_results(error))
+
+
+Judge = Callable[[str, Tensor, Tensor], str]
+
+
+def _first(ours: Outcome, theirs: Outcome, judge: Judge) -> str:
+    """The first difference in kind, or in what *judge* finds in two tensors alike in kind; ``""`` if there is none."""
     if ours.values.keys() != theirs.values.keys():
         return f"gives {_names(ours)} instead of {_names(theirs)}"
     values = ours.on_cpu()
@@ -111,62 +160,55 @@ def difference(ours: Outcome, theirs: Outcome) -> str:
                 return f"{name} is {_shape(found)} instead of {_shape(expected)}"
         elif (found.shape, found.dtype) != (expected.shape, expected.dtype):
             return f"{name} is {_shape(found)} instead of {_shape(expected)}"
-        elif not _same(found, expected):
-            gap = (found.double() - expected.double()).abs().nan_to_num(nan=float("inf")).max()
-            return f"{name} differs by up to {gap:.3g}"
+        elif why := judge(name, found, expected):
+            return why
     return ""
 
 
-def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float, working: float) -> str:
-    """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
+def _judging_results(error: Judge) -> Judge:
+    """*error* where there is room for one; inputs afterwards, and integers, must be the same."""
 
-    The tolerance, for each row of each tensor, is max(2 × the error of *theirs*, (roundings × eps(dtype) + working ×
-    eps(float32)) × the largest true magnitude in the row). A right implementation that rounds differently passes; a
-    wrong one is off by far more.
-    """
-    if ours.values.keys() != theirs.values.keys():
-        return f"gives {_names(ours)} instead of {_names(theirs)}"
-    values, true_values = ours.on_cpu(), truth.on_cpu()
-    for name, expected in theirs.on_cpu().items():
-        found, true = values[name], true_values[name]
-        if found is None or expected is None or true is None:
-            if found is not expected:
-                return f"{name} is {_shape(found)} instead of {_shape(expected)}"
-            continue
-        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
-            return f"{name} is {_shape(found)} instead of {_shape(expected)}"
-        if name.endswith("afterwards") or not found.is_floating_point():
-            if not _same(found, expected):
-                return f"{name} is not what the original leaves there: it is written into"
-            continue
-        if worst := _worst(found, expected, true, roundings, working):
-            return f"{name} is off by {worst}"
-    return ""
+    def judge(name: str, found: Tensor, expected: Tensor) -> str:
+        if not name.endswith("afterwards") and found.is_floating_point():
+            return error(name, found, expected)
+        return "" if _same(found, expected) else f"{name} is not what the original leaves there: it is written into"
+
+    return judge
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
     return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
 
 
-def _worst(found: Tensor, expected: Tensor, true: Tensor, roundings: float, working: float) -> str:
+def _worst(
+    name: str, found: Tensor, excuse: Tensor | None, true: Tensor | None, roundings: float, working: float
+) -> str:
+    if true is None:
+        return f"{name} has no true value"
     if not found.numel():
         return ""
-    rows = [t.double().reshape(-1, t.shape[-1] if t.dim() else 1) for t in (found, expected, true)]
     share = roundings * torch.finfo(found.dtype).eps + working * torch.finfo(torch.float32).eps
-    found, expected, true = rows
-    # Where the original itself overflows its dtype there is nothing to hold a kernel to.
-    judged = true.isfinite() & expected.isfinite()
+    # The few elements of a thin row may all but cancel, and then say nothing of what was added up in it.
+    width = found.shape[-1] if found.dim() and found.shape[-1] >= _THIN else found.numel()
+    error, true = (t.double().reshape(-1, width) for t in (found, true))
+    judged = true.isfinite()
     zero = torch.zeros((), dtype=torch.float64)
+    allowed = zero
+    if excuse is not None:
+        expected = excuse.double().reshape(-1, width)
+        # Where the original itself overflows its dtype there is nothing to hold a kernel to.
+        judged = judged & expected.isfinite()
+        allowed = 2 * torch.where(judged, (expected - true).abs(), zero).amax(-1, keepdim=True)
     scale = torch.where(judged, true.abs(), zero).amax(-1, keepdim=True)
-    original = torch.where(judged, (expected - true).abs(), zero).amax(-1, keepdim=True)
-    allowed = torch.maximum(2 * original, share * scale)
-    error = torch.where(judged, (found - true).abs(), zero).nan_to_num(nan=float("inf"))
+    allowed = torch.maximum(allowed, share * scale)
+    error = torch.where(judged, (error - true).abs(), zero).nan_to_num(nan=float("inf"))
     over = error - allowed
     at = int(over.argmax())
     if over.flatten()[at] <= 0:
         return ""
     row = at // over.shape[-1]
-    return f"{error.flatten()[at]:.3g} where {allowed[row, 0]:.3g} is allowed (row of magnitude {scale[row, 0]:.3g})"
+    magnitude = f"row of magnitude {scale[row, 0]:.3g}"
+    return f"{name} is off by {error.flatten()[at]:.3g} where {allowed[row, 0]:.3g} is allowed ({magnitude})"
 
 
 def _place_twin(double: nn.Module, device: torch.device, dtype: torch.dtype | None, gradients: bool) -> nn.Module:

@@ -60,7 +60,12 @@ def stand_in(module: nn.Module) -> nn.Module:
     return _instance(module, _attributes(module) | {"_modules": children})
 
 
-def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str, nn.Module]) -> nn.Module:
+def twin(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    children: Mapping[str, nn.Module],
+    attributes: Mapping[str, Any] | None = None,
+) -> nn.Module:
     """A runnable copy of *module* on the CPU, with *tensors* for its own tensors and *children* for its children.
 
     Buffers that *tensors* does not name keep their values; parameters that it does not name have none.
@@ -81,6 +86,7 @@ def twin(module: nn.Module, tensors: Mapping[str, Tensor], children: Mapping[str
             copy._buffers[name] = value
         else:
             copy.__dict__[name] = value
+    copy.__dict__.update(attributes or {})
     return copy
 
 
