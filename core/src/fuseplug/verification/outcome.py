@@ -125,7 +125,7 @@ def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float, wor
     true = truth.on_cpu()
 
     def error(name: str, found: Tensor, expected: Tensor) -> str:
-        return _worst(name, found, expected, true[name], roundings, working)
+        return _worst(name, found, expected, true[name], _share(found.dtype, roundings, working))
 
     return _first(ours, theirs, _judging_results(error))
 
@@ -134,13 +134,16 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, roundings: float, 
     """Where the original, *theirs*, is further from the *truth* than the tolerance allows; ``""`` if nowhere.
 
     For an original that nobody can equal bit for bit. The tolerance is that of `excess` without its first term: it is
-    the original itself that is judged here. *ours*, the reference in the original's dtypes, must be alike in kind:
-    shapes, dtypes, which gradients there are, what is left in the inputs.
+    the original itself that is judged here, and its eps that of the coarsest dtype that takes part, in which a float32
+    result of a mixture was computed. *ours*, the reference in the original's dtypes, must be alike in kind: shapes,
+    dtypes, which gradients there are, what is left in the inputs.
     """
     true = truth.on_cpu()
+    floating = [value.dtype for value in theirs.values.values() if value is not None and value.is_floating_point()]
+    share = max((_share(dtype, roundings, working) for dtype in floating), default=0.0)
 
     def error(name: str, _: Tensor, expected: Tensor) -> str:
-        return _worst(name, expected, None, true[name], roundings, working)
+        return _worst(name, expected, None, true[name], share)
 
     return _first(ours, theirs, _judging_results(error))
 
@@ -180,14 +183,16 @@ def _same(found: Tensor, expected: Tensor) -> bool:
     return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
 
 
-def _worst(
-    name: str, found: Tensor, excuse: Tensor | None, true: Tensor | None, roundings: float, working: float
-) -> str:
+def _share(dtype: torch.dtype, roundings: float, working: float) -> float:
+    """The part of a row's magnitude that rounding may take away."""
+    return roundings * torch.finfo(dtype).eps + working * torch.finfo(torch.float32).eps
+
+
+def _worst(name: str, found: Tensor, excuse: Tensor | None, true: Tensor | None, share: float) -> str:
     if true is None:
         return f"{name} has no true value"
     if not found.numel():
         return ""
-    share = roundings * torch.finfo(found.dtype).eps + working * torch.finfo(torch.float32).eps
     # The few elements of a thin row may all but cancel, and then say nothing of what was added up in it.
     width = found.shape[-1] if found.dim() and found.shape[-1] >= _THIN else found.numel()
     error, true = (t.double().reshape(-1, width) for t in (found, true))
