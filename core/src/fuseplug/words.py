@@ -109,8 +109,8 @@ class Proposal:
         covers: Paths below the site whose modules are no longer called once the target is replaced.
         exact: Whether the original must equal the reference bit for bit. Say no where its own path is not
             reproducible to the bit, a grouped matmul that sums in an order of its own for example: then it must be
-            within the same tolerance of the reference in float64, values and gradients, in every mix. Float32 is the
-            sharp one, so that must be among them.
+            within the same tolerance of the reference in float64, values and gradients, in every mix. Magnitudes are
+            then those of whole tensors, not of rows. Float32 is the sharp mix, so it must be among them.
     """
 
     target: Target

@@ -15,10 +15,6 @@ from .neutral import seed
 from .twin import mapped, twin
 
 
-_THIN = 8
-"""Rows of fewer elements are judged by the magnitude of the whole tensor."""
-
-
 @dataclass(frozen=True)
 class Subject:
     """What is replaced at a site, ready to be run on examples.
@@ -115,17 +111,20 @@ def difference(ours: Outcome, theirs: Outcome) -> str:
     return _first(ours, theirs, bits)
 
 
-def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float, working: float) -> str:
+def excess(
+    ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float, working: float, *, by_row: bool = True
+) -> str:
     """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
 
     The tolerance, for each row of each tensor, is max(2 × the error of *theirs*, (roundings × eps(dtype) + working ×
     eps(float32)) × the largest true magnitude in the row). A right implementation that rounds differently passes; a
-    wrong one is off by far more.
+    wrong one is off by far more. Not *by_row*, the whole tensor is one row: where results are sums of parts, the parts of
+    a row may all but cancel, and what is left says nothing of how exactly they can be added.
     """
     true = truth.on_cpu()
 
     def error(name: str, found: Tensor, expected: Tensor) -> str:
-        return _worst(name, found, expected, true[name], _share(found.dtype, roundings, working))
+        return _worst(name, found, expected, true[name], _share(found.dtype, roundings, working), by_row=by_row)
 
     return _first(ours, theirs, _judging_results(error))
 
@@ -133,9 +132,9 @@ def excess(ours: Outcome, theirs: Outcome, truth: Outcome, roundings: float, wor
 def departure(theirs: Outcome, ours: Outcome, truth: Outcome, roundings: float, working: float) -> str:
     """Where the original, *theirs*, is further from the *truth* than the tolerance allows; ``""`` if nowhere.
 
-    For an original that nobody can equal bit for bit. The tolerance is that of `excess` without its first term: it is
-    the original itself that is judged here, and its eps that of the coarsest dtype that takes part, in which a float32
-    result of a mixture was computed. *ours*, the reference in the original's dtypes, must be alike in kind: shapes,
+    For an original that nobody can equal bit for bit. The tolerance is that of `excess`, not by row, without its first
+    term: it is the original itself that is judged here. Its eps is that of the coarsest dtype that takes part, in which
+    a float32 result of a mixture was computed. *ours*, the reference in the original's dtypes, must be alike in kind: shapes,
     dtypes, which gradients there are, what is left in the inputs.
     """
     true = truth.on_cpu()
@@ -143,7 +142,7 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, roundings: float, 
     share = max((_share(dtype, roundings, working) for dtype in floating), default=0.0)
 
     def error(name: str, _: Tensor, expected: Tensor) -> str:
-        return _worst(name, expected, None, true[name], share)
+        return _worst(name, expected, None, true[name], share, by_row=False)
 
     return _first(ours, theirs, _judging_results(error))
 
@@ -188,13 +187,14 @@ def _share(dtype: torch.dtype, roundings: float, working: float) -> float:
     return roundings * torch.finfo(dtype).eps + working * torch.finfo(torch.float32).eps
 
 
-def _worst(name: str, found: Tensor, excuse: Tensor | None, true: Tensor | None, share: float) -> str:
+def _worst(
+    name: str, found: Tensor, excuse: Tensor | None, true: Tensor | None, share: float, *, by_row: bool
+) -> str:
     if true is None:
         return f"{name} has no true value"
     if not found.numel():
         return ""
-    # The few elements of a thin row may all but cancel, and then say nothing of what was added up in it.
-    width = found.shape[-1] if found.dim() and found.shape[-1] >= _THIN else found.numel()
+    width = found.shape[-1] if found.dim() and by_row else found.numel()
     error, true = (t.double().reshape(-1, width) for t in (found, true))
     judged = true.isfinite()
     zero = torch.zeros((), dtype=torch.float64)

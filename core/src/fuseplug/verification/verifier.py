@@ -84,7 +84,8 @@ class Verifier:
                 for example, outcome in zip(examples, found, strict=True):
                     expected = run(subject, subject.original, example, device=device, gradients=gradients)
                     truth = run(subject, reference, example, dtype=torch.float64, gradients=gradients)
-                    if why := excess(outcome, expected, truth, proposal.roundings, proposal.working_roundings):
+                    tolerance = (proposal.roundings, proposal.working_roundings)
+                    if why := excess(outcome, expected, truth, *tolerance, by_row=proposal.exact):
                         return Rejection(
                             f"its numbers are wrong for {_describe(example)} on {device}: {why}", kind="failed"
                         )
