@@ -139,6 +139,8 @@ def _faults_of_answer(answer: Any) -> list[str]:
         for name in ("roundings", "working_roundings")
         if not isinstance(getattr(answer, name), int | float)
     ]
+    if not isinstance(answer.exact, bool):
+        found.append(f"exact must be True or False, not {answer.exact!r}")
     try:
         hash((tuple(answer.adapters), tuple(answer.mixes)))
     except TypeError as error:

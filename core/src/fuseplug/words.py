@@ -80,14 +80,16 @@ class Example:
 
     Attributes:
         args: Positional arguments of the target, without the module. The first tensor is the main input.
-        parameters: For a method target: fresh values for the module's own parameters and buffers, by name; for its
-            attributes too, so that a number which happens to be 1, or infinite, can be seen to be used.
+        parameters: For a method target: fresh values for the module's own parameters and buffers, by name.
         children: For a method target: modules that take the place of the module's own children, by name.
+        attributes: For a method target: attributes that differ from the module's own: sizes, so that a large module can
+            be tried small; numbers, so that one which happens to be 1, or infinite, is seen to be used.
     """
 
     args: Sequence[Any]
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
     children: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,10 @@ class Proposal:
         working_roundings: How many roundings in float32, in which it computes, on the way there. These two are the
             constants of the tolerance (``docs/concepts.md``).
         covers: Paths below the site whose modules are no longer called once the target is replaced.
+        exact: Whether the original must equal the reference bit for bit. Say no where its own path is not
+            reproducible to the bit, a grouped matmul that sums in an order of its own for example: then it must be
+            within the same tolerance of the reference in float64, values and gradients, in every mix. Magnitudes are
+            then those of whole tensors, not of rows. Float32 is the sharp mix, so it must be among them.
     """
 
     target: Target
@@ -114,6 +120,7 @@ class Proposal:
     roundings: float = 4.0
     working_roundings: float = 16.0
     covers: Sequence[str] = ()
+    exact: bool = True
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._pytree import SUPPORTED_NODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -83,7 +84,10 @@ class Compiled:
 
     def _program(self, constants: Constants, rows: Sequence[Tensor | None], needs: tuple[bool, ...] | None) -> Program:
         kinds = tuple([None if t is None else (t.dtype, t.device.type, t.shape[-1], t.is_contiguous()) for t in rows])
-        key = (constants, needs, kinds, torch.get_num_threads())
+        # A backward is traced through pytrees, and Dynamo guards on how many kinds of node there are: each import of a
+        # model that registers its own would be one more recompilation of the same code, up to the limit, which raises.
+        nodes = 0 if needs is None else len(SUPPORTED_NODES)
+        key = (constants, needs, kinds, torch.get_num_threads(), nodes)
         program = self._programs.get(key)
         if program is None:
             with self._lock:

@@ -23,6 +23,7 @@ from ..verification import (
     Outcome,
     Semantics,
     Subject,
+    Tolerance,
     Verifier,
     difference,
     example_of,
@@ -265,7 +266,7 @@ class Case:
         example = example or self.example()
         if self.subject.module is None:
             return copy.deepcopy(self.place.module).to(self.device)
-        return twin(self.subject.module, example.parameters, example.children).to(self.device)
+        return twin(self.subject.module, example).to(self.device)
 
     def fuse(self, module: nn.Module) -> None:
         """Put the replacement on *module*, which is like the specimen's."""
@@ -302,7 +303,7 @@ class Case:
             function: What takes the place of the original; the kernel if ``None``.
             original: What the original is run as, if not as it is.
             surroundings: A context for the kernel's run alone.
-            coarsest: As in `fuseplug.verification.excess`.
+            coarsest: As in `fuseplug.verification.Tolerance`.
             **how: As in `fuseplug.verification.run`.
         """
         how = self._how(how)
@@ -320,9 +321,7 @@ class Case:
 
     def excess(self, found: Outcome, expected: Outcome, truth: Outcome, coarsest: torch.dtype | None = None) -> str:
         """Where *found* is further off than the proposal allows; ``""`` if nowhere."""
-        return excess(
-            found, expected, truth, self.proposal.roundings, self.proposal.working_roundings, coarsest=coarsest
-        )
+        return excess(found, expected, truth, replace(Tolerance.of(self.proposal), coarsest=coarsest))
 
     @functools.cached_property
     def random(self) -> bool:

@@ -1,7 +1,8 @@
 """Accepting a kernel for a module: by what both do, never by what they are called."""
 
 from .neutral import neutral
-from .outcome import Handing, Outcome, Subject, difference, excess, run
+from .comparing import Tolerance, difference, excess
+from .outcome import Handing, Outcome, Subject, run
 from .signature import Signatures
 from .snapshot import Snapshot
 from .twin import StandIns, twin
@@ -16,6 +17,7 @@ __all__ = [
     "Snapshot",
     "StandIns",
     "Subject",
+    "Tolerance",
     "Verifier",
     "difference",
     "example_of",

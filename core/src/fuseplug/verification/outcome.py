@@ -1,4 +1,4 @@
-"""Run a callable on an example, keep everything that comes out of it, and compare."""
+"""Run a callable on an example, and keep everything that comes out of it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def run(
     call = args
     double = None
     if subject.module is not None:
-        double = _place_twin(twin(subject.module, example.parameters, example.children), device, dtype, gradients)
+        double = _place_twin(twin(subject.module, example), device, dtype, gradients)
         if training is not None:
             double.train(training)
         for name, parameter in double.named_parameters():
@@ -134,84 +134,6 @@ def run(
         values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
     structure = str(pytree.tree_map(_Kind, result))
     return Outcome({name: value if value is None else value.detach() for name, value in values.items()}, structure)
-
-
-def difference(ours: Outcome, theirs: Outcome) -> str:
-    """The first thing in which two outcomes are not equal bit for bit; ``""`` if they are."""
-    if unlike := _unlike(ours, theirs):
-        return unlike
-    values = ours.on_cpu()
-    for name, expected in theirs.on_cpu().items():
-        found = values[name]
-        if found is None or expected is None:
-            if found is not expected:
-                return f"{name} is {_shape(found)} instead of {_shape(expected)}"
-        elif (found.shape, found.dtype) != (expected.shape, expected.dtype):
-            return f"{name} is {_shape(found)} instead of {_shape(expected)}"
-        elif not _same(found, expected):
-            gap = (found.double() - expected.double()).abs().nan_to_num(nan=float("inf")).max()
-            return f"{name} differs by up to {gap:.3g}"
-    return ""
-
-
-def excess(
-    ours: Outcome,
-    theirs: Outcome,
-    truth: Outcome,
-    roundings: float,
-    working: float,
-    coarsest: torch.dtype | None = None,
-) -> str:
-    """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
-
-    The tolerance, for each row of each tensor, is max(2 × the error of *theirs*, (roundings × eps(dtype) + working ×
-    eps(float32)) × the largest true magnitude in the row). A right implementation that rounds differently passes; a
-    wrong one is off by far more. *coarsest* takes the place of the tensor's dtype where autocast made what is computed
-    on the way coarser than the result.
-    """
-    if unlike := _unlike(ours, theirs):
-        return unlike
-    values, true_values = ours.on_cpu(), truth.on_cpu()
-    for name, expected in theirs.on_cpu().items():
-        found, true = values[name], true_values[name]
-        if found is None or expected is None or true is None:
-            if found is not expected:
-                return f"{name} is {_shape(found)} instead of {_shape(expected)}"
-            continue
-        if (found.shape, found.dtype) != (expected.shape, expected.dtype):
-            return f"{name} is {_shape(found)} instead of {_shape(expected)}"
-        if name.endswith("afterwards") or not found.is_floating_point():
-            if not _same(found, expected):
-                return f"{name} is not what the original leaves there: it is written into"
-            continue
-        share = roundings * torch.finfo(coarsest or found.dtype).eps + working * torch.finfo(torch.float32).eps
-        if worst := _worst(found, expected, true, share):
-            return f"{name} is off by {worst}"
-    return ""
-
-
-def _same(found: Tensor, expected: Tensor) -> bool:
-    return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
-
-
-def _worst(found: Tensor, expected: Tensor, true: Tensor, share: float) -> str:
-    if not found.numel():
-        return ""
-    rows = [t.double().reshape(-1, t.shape[-1] if t.dim() else 1) for t in (found, expected, true)]
-    found, expected, true = rows
-    # Where the original itself overflows its dtype there is nothing to hold a kernel to.
-    judged = true.isfinite() & expected.isfinite()
-    zero = torch.zeros((), dtype=torch.float64)
-    scale = torch.where(judged, true.abs(), zero).amax(-1, keepdim=True)
-    original = torch.where(judged, (expected - true).abs(), zero).amax(-1, keepdim=True)
-    allowed = torch.maximum(2 * original, share * scale)
-    error = torch.where(judged, (found - true).abs(), zero).nan_to_num(nan=float("inf"))
-    over = error - allowed
-    at = int(over.argmax())
-    if over.flatten()[at] <= 0:
-        return ""
-    row = at // over.shape[-1]
-    return f"{error.flatten()[at]:.3g} where {allowed[row, 0]:.3g} is allowed (row of magnitude {scale[row, 0]:.3g})"
 
 
 def _place_twin(double: nn.Module, device: torch.device, dtype: torch.dtype | None, gradients: bool) -> nn.Module:
@@ -259,19 +181,3 @@ class _Kind:
 
     def __repr__(self) -> str:
         return self._name
-
-
-def _unlike(ours: Outcome, theirs: Outcome) -> str:
-    if ours.values.keys() != theirs.values.keys():
-        return f"gives {_names(ours)} instead of {_names(theirs)}"
-    if ours.structure != theirs.structure:
-        return f"returns {ours.structure:.200} instead of {theirs.structure:.200}"
-    return ""
-
-
-def _names(outcome: Outcome) -> str:
-    return f"[{', '.join(outcome.values)}]"
-
-
-def _shape(value: Tensor | None) -> str:
-    return "None" if value is None else f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..words import Example
 from .signature import HOOKS, INSTANCE_ONLY, Signatures
 
 CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -60,13 +61,13 @@ def stand_in(module: nn.Module) -> nn.Module:
     return _instance(module, _attributes(module) | {"_modules": children})
 
 
-def twin(module: nn.Module, values: Mapping[str, Any], children: Mapping[str, nn.Module]) -> nn.Module:
-    """A runnable copy of *module* on the CPU, with *values* for its own tensors and attributes, and with *children*.
+def twin(module: nn.Module, example: Example) -> nn.Module:
+    """A runnable copy of *module* on the CPU, with what *example* has for its tensors, attributes and children.
 
-    Buffers and attributes that *values* does not name keep their values; parameters that it does not name have none.
+    Buffers and attributes that it does not name keep their values; parameters that it does not name have none.
     """
     copy = stand_in(module)
-    copy._modules.update((name, deepcopy(child)) for name, child in children.items())
+    copy._modules.update((name, deepcopy(child)) for name, child in example.children.items())
     for name, value in module.__dict__.items():
         if type(value) in CONTAINERS and name in copy.__dict__ and name not in _REGISTRIES:
             copy.__dict__[name] = mapped(value, lambda tensor: tensor.detach().cpu().clone())
@@ -74,13 +75,14 @@ def twin(module: nn.Module, values: Mapping[str, Any], children: Mapping[str, nn
         if name not in module._parameters and not value.is_meta:
             registry: dict[str, Any] = copy._buffers if name in copy._buffers else copy.__dict__
             registry[name] = value.detach().cpu().clone()
-    for name, value in values.items():
+    for name, value in example.parameters.items():
         if name in copy._parameters:
             copy._parameters[name] = nn.Parameter(value)
         elif name in copy._buffers:
             copy._buffers[name] = value
         else:
             copy.__dict__[name] = value
+    copy.__dict__.update(example.attributes)
     return copy
 
 

@@ -12,7 +12,8 @@ import torch
 from ..hookspecs import BaseKernel
 from ..words import Adapter, Example, Proposal, Rejection
 from .neutral import neutral
-from .outcome import Outcome, Subject, difference, excess, run
+from .comparing import Tolerance, departure, difference, excess
+from .outcome import Outcome, Subject, run
 
 SEMANTICS_SIZE = 64
 """Elements wanted in the examples that tell variants apart: as few as the package can do with."""
@@ -46,7 +47,10 @@ class Verifier:
         self.compile_seconds = 0.0
 
     def semantics(self, kernel: BaseKernel, proposal: Proposal, subject: Subject) -> Semantics | Rejection:
-        """Find the variant whose reference equals the original bit for bit, gradients too, in every mix of dtypes."""
+        """Find the variant whose reference equals the original, gradients too, in every mix of dtypes.
+
+        Bit for bit, or within the tolerance where the proposal says that it cannot.
+        """
         key = (kernel.reference, *_question(proposal, subject))
         if key not in self._semantics:
             with neutral():
@@ -81,7 +85,7 @@ class Verifier:
                 for example, outcome in zip(examples, found, strict=True):
                     expected = run(subject, subject.original, example, device=device, gradients=gradients)
                     truth = run(subject, reference, example, dtype=torch.float64, gradients=gradients)
-                    if why := excess(outcome, expected, truth, proposal.roundings, proposal.working_roundings):
+                    if why := excess(outcome, expected, truth, Tolerance.of(proposal)):
                         return Rejection(
                             f"its numbers are wrong for {_describe(example)} on {device}: {why}", kind="failed"
                         )
@@ -91,7 +95,8 @@ class Verifier:
 
 
 def _question(proposal: Proposal, subject: Subject) -> tuple[Hashable, ...]:
-    return (proposal.target, tuple(proposal.adapters), tuple(proposal.mixes), subject.original, subject.alike)
+    offered = (proposal.target, tuple(proposal.adapters), tuple(proposal.mixes), proposal.exact)
+    return (*offered, subject.original, subject.alike)
 
 
 def example_of(proposal: Proposal, mix: Any, size: int, number: int = 0) -> Example:
@@ -128,7 +133,7 @@ def _find_variant(kernel: BaseKernel, proposal: Proposal, subject: Subject) -> S
             survivors = []
             failures = []
             for adapter, function in candidates:
-                if why := _unlike(subject, function, example, expected, training):
+                if why := _unlike(subject, proposal, function, example, expected, training):
                     failures.append(f"{adapter.variant}: {why}")
                 else:
                     survivors.append((adapter, function))
@@ -144,10 +149,19 @@ def _find_variant(kernel: BaseKernel, proposal: Proposal, subject: Subject) -> S
 
 
 def _unlike(
-    subject: Subject, function: Callable[..., Any], example: Example, expected: Outcome, training: bool | None
+    subject: Subject,
+    proposal: Proposal,
+    function: Callable[..., Any],
+    example: Example,
+    expected: Outcome,
+    training: bool | None,
 ) -> str:
     try:
-        return difference(run(subject, function, example, training=training), expected)
+        found = run(subject, function, example, training=training)
+        if proposal.exact:
+            return difference(found, expected)
+        truth = run(subject, function, example, dtype=torch.float64, training=training)
+        return departure(expected, found, truth, Tolerance.of(proposal))
     except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
         return f"its reference raises {type(error).__name__}: {error}"
 

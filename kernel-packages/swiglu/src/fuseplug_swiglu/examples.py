@@ -103,18 +103,18 @@ def make_example(parts: Parts, mix: Mix, size: int, generator: torch.Generator) 
     }
     children |= {name: nn.Dropout(0.25 if draws else 0.0) for name in parts.drops}
     children |= {name: _norm(width[of], mix.x, generator) for name, of in parts.norms}
-    own: dict[str, Any] = {name: 1 + _normal((1,), mix.x, generator).abs() for name in parts.scales}
-    own |= {name: width[value] for name, value in parts.widths}
+    scales = {name: 1 + _normal((1,), mix.x, generator).abs() for name in parts.scales}
+    attributes: dict[str, float] = {name: width[value] for name, value in parts.widths}
     if mix.other_numbers:
-        own |= dict(zip(parts.numbers, itertools.cycle(_OTHER_NUMBERS), strict=False))
+        attributes |= dict(zip(parts.numbers, itertools.cycle(_OTHER_NUMBERS), strict=False))
     if parts.drops_by_number and not draws:
-        own |= dict.fromkeys(parts.numbers, 0.0)
+        attributes |= dict.fromkeys(parts.numbers, 0.0)
     hidden = width[parts.hidden]
     elements = _LARGE_GATE if size >= _FOR_WIDTHS else 0
     tokens = max(3, math.ceil(size / hidden / 2), math.ceil(elements / parts.inner / 2))
     scale = torch.tensor(_MAGNITUDES).repeat(math.ceil(2 * tokens / len(_MAGNITUDES)))[: 2 * tokens]
     x = torch.randn(2, tokens, hidden, generator=generator, dtype=torch.float32, device="cpu")
-    return Example(((x * scale.view(2, tokens, 1)).to(mix.x),), own, children)
+    return Example(((x * scale.view(2, tokens, 1)).to(mix.x),), scales, children, attributes)
 
 
 def _widths(parts: Parts, size: int) -> dict[int, int]:

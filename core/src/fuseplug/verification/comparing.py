@@ -1,0 +1,154 @@
+"""Compare what two runs produced: bit for bit, or within a tolerance that is derived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..words import Proposal
+from .outcome import Outcome
+
+_Judge = Callable[[str, Tensor, Tensor], str]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far from the truth a right implementation may be, as a share of the largest true magnitude in a row.
+
+    Attributes:
+        roundings: To the dtype of the result.
+        working_roundings: To float32, on the way there.
+        by_row: Whether each row is judged by its own magnitude, or all by that of the tensor: where results are sums of
+            parts, the parts of a row may all but cancel, and what is left says nothing of how exactly they can be added.
+        coarsest: Takes the place of the result's dtype if what is computed on the way is coarser, as under autocast.
+    """
+
+    roundings: float
+    working_roundings: float
+    by_row: bool = True
+    coarsest: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, proposal: Proposal) -> Tolerance:
+        """The one that *proposal* states."""
+        return cls(proposal.roundings, proposal.working_roundings, by_row=proposal.exact)
+
+    def share(self, dtype: torch.dtype) -> float:
+        """The part of a magnitude that may be lost in a result of *dtype*."""
+        wide = self.working_roundings * torch.finfo(torch.float32).eps
+        return self.roundings * torch.finfo(self.coarsest or dtype).eps + wide
+
+
+def difference(ours: Outcome, theirs: Outcome) -> str:
+    """The first thing in which two outcomes are not equal bit for bit; ``""`` if they are."""
+
+    def bits(name: str, found: Tensor, expected: Tensor) -> str:
+        if _same(found, expected):
+            return ""
+        gap = (found.double() - expected.double()).abs().nan_to_num(nan=float("inf")).max()
+        return f"{name} differs by up to {gap:.3g}"
+
+    return _first(ours, theirs, bits)
+
+
+def excess(ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance) -> str:
+    """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
+
+    Twice the error of *theirs* is allowed in any case. A right implementation that rounds differently passes; a wrong
+    one is off by far more.
+    """
+    true = truth.on_cpu()
+
+    def error(name: str, found: Tensor, expected: Tensor) -> str:
+        return _worst(name, found, expected, true[name], tolerance.share(found.dtype), by_row=tolerance.by_row)
+
+    return _first(ours, theirs, _judging_results(error))
+
+
+def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Tolerance) -> str:
+    """Where the original, *theirs*, is further from the *truth* than the tolerance allows; ``""`` if nowhere.
+
+    For an original that nobody can equal bit for bit: here it is the original itself that is judged. The tolerance is
+    that of the coarsest dtype that takes part, in which a float32 result of a mixture was computed. *ours*, the
+    reference in the original's dtypes, must be alike in kind: shapes, dtypes, which gradients there are, what is left in
+    the inputs.
+    """
+    true = truth.on_cpu()
+    floating = [value.dtype for value in theirs.values.values() if value is not None and value.is_floating_point()]
+    share = max(map(tolerance.share, floating), default=0.0)
+
+    def error(name: str, _: Tensor, expected: Tensor) -> str:
+        return _worst(name, expected, None, true[name], share, by_row=tolerance.by_row)
+
+    return _first(ours, theirs, _judging_results(error))
+
+
+def _first(ours: Outcome, theirs: Outcome, judge: _Judge) -> str:
+    """The first difference in kind, or in what *judge* finds in two tensors alike in kind; ``""`` if there is none."""
+    if ours.values.keys() != theirs.values.keys():
+        return f"gives {_names(ours)} instead of {_names(theirs)}"
+    if ours.structure != theirs.structure:
+        return f"returns {ours.structure:.200} instead of {theirs.structure:.200}"
+    values = ours.on_cpu()
+    for name, expected in theirs.on_cpu().items():
+        found = values[name]
+        if found is None or expected is None:
+            if found is not expected:
+                return f"{name} is {_shape(found)} instead of {_shape(expected)}"
+        elif (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            return f"{name} is {_shape(found)} instead of {_shape(expected)}"
+        elif why := judge(name, found, expected):
+            return why
+    return ""
+
+
+def _judging_results(error: _Judge) -> _Judge:
+    """*error* where there is room for one; inputs afterwards, and integers, must be the same."""
+
+    def judge(name: str, found: Tensor, expected: Tensor) -> str:
+        if not name.endswith("afterwards") and found.is_floating_point():
+            return error(name, found, expected)
+        return "" if _same(found, expected) else f"{name} is not what the original leaves there: it is written into"
+
+    return judge
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
+
+
+def _worst(name: str, found: Tensor, excuse: Tensor | None, true: Tensor | None, share: float, *, by_row: bool) -> str:
+    if true is None:
+        return f"{name} has no true value"
+    if not found.numel():
+        return ""
+    width = found.shape[-1] if found.dim() and by_row else found.numel()
+    result, true = (t.double().reshape(-1, width) for t in (found, true))
+    judged = true.isfinite()
+    allowed = zero = torch.zeros((), dtype=torch.float64)
+    if excuse is not None:
+        expected = excuse.double().reshape(-1, width)
+        # Where the original itself overflows its dtype there is nothing to hold a kernel to.
+        judged = judged & expected.isfinite()
+        allowed = 2 * torch.where(judged, (expected - true).abs(), zero).amax(-1, keepdim=True)
+    scale = torch.where(judged, true.abs(), zero).amax(-1, keepdim=True)
+    allowed = torch.maximum(allowed, share * scale)
+    error = torch.where(judged, (result - true).abs(), zero).nan_to_num(nan=float("inf"))
+    over = error - allowed
+    at = int(over.argmax())
+    if over.flatten()[at] <= 0:
+        return ""
+    row = at // width
+    magnitude = f"row of magnitude {scale[row, 0]:.3g}"
+    return f"{name} is off by {error.flatten()[at]:.3g} where {allowed[row, 0]:.3g} is allowed ({magnitude})"
+
+
+def _names(outcome: Outcome) -> str:
+    return f"[{', '.join(outcome.values)}]"
+
+
+def _shape(value: Tensor | None) -> str:
+    return "None" if value is None else f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

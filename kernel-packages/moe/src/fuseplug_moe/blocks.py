@@ -1,0 +1,469 @@
+"""Sparse blocks that hold their experts in a list, one module each, and often do the routing themselves."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
+
+from . import gates
+from .reference import Layout
+from .small import Small
+from .stacked import DTYPES, OWN, ROUNDINGS, WORKING_ROUNDINGS, product, routing
+
+Idle = Literal["zero", "none"]
+
+
+class Mix(NamedTuple):
+    """One combination to check: the dtypes of the rows and the experts, and of the router."""
+
+    x: torch.dtype
+    router: torch.dtype
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The experts of a block, by attribute names.
+
+    Attributes:
+        experts: The list.
+        gate: The gate projection of each, or the only one before the activation.
+        up: The up projection.
+        down: The down projection.
+        activation: A key of `fuseplug_moe.reference.GATES`, or `OWN`.
+    """
+
+    experts: str
+    gate: str
+    up: str | None
+    down: str
+    activation: str
+
+    @property
+    def layout(self) -> Layout:
+        """As in `fuseplug_moe.reference.moe`."""
+        return "ungated" if self.up is None else "concatenated"
+
+    def compute(
+        self, compute: Compute, block: nn.Module, x: Tensor, index: Tensor, weights: Tensor, idle: Idle
+    ) -> Tensor | None:
+        """What *block* adds up for the rows *x*; ``None`` if its experts are not as they were verified."""
+        experts = block._modules[self.experts]
+        names = [name for name in (self.gate, self.down, self.up) if name is not None]
+        matrices: dict[str, list[Tensor]] = {name: [] for name in names}
+        for expert in experts._modules.values():  # type: ignore[union-attr]
+            if not _bare(expert):
+                return None
+            for name in names:
+                linear = expert._modules[name]  # type: ignore[union-attr]
+                # An adapter, a quantizer or an offloading hook may have come since: these want to be called.
+                if type(linear) is not nn.Linear or not _bare(linear):
+                    return None
+                matrices[name].append(linear._parameters["weight"])  # type: ignore[arg-type]
+        result: Tensor = compute(
+            x,
+            index,
+            weights,
+            matrices[self.gate],
+            matrices[self.down],
+            up=None if self.up is None else matrices[self.up],
+            layout=self.layout,
+            activation=self._own(experts) if self.activation == OWN else self.activation,
+            idle=idle,
+        )
+        return result
+
+    def _own(self, experts: Any) -> Callable[[Tensor], Tensor]:
+        activation = gates.activation_of(experts[0])
+        if activation is None:
+            raise TypeError(f"{type(experts[0]).__name__} has no activation")
+        return activation if self.up is None else functools.partial(product, activation)
+
+
+@dataclass(frozen=True)
+class SeamAdapter(Adapter):
+    """A method of the block that gets rows, indices and weights.
+
+    Attributes:
+        variant: The gate, and what an idle expert's gradient is.
+        listed: Where the experts are.
+        method: The method's name.
+        idle: Whether the gradient of an expert without tokens is zero or ``None``.
+    """
+
+    variant: str
+    listed: Listed
+    method: str
+    idle: Idle
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return ``moe(module, hidden_states, top_k_index, top_k_weights)``."""
+        listed, method, idle = self.listed, self.method, self.idle
+
+        def moe(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
+            y = None
+            if hidden_states.dim() == 2 and not _elsewhere(hidden_states):
+                y = listed.compute(compute, module, hidden_states, index, weights, idle)
+            return getattr(type(module), method)(module, hidden_states, index, weights) if y is None else y
+
+        return moe
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a block chooses experts: softmax, the largest k, and what is done with them.
+
+    Attributes:
+        router: The child that gives logits.
+        top_k: Name of the k.
+        renormalise: Whether the chosen weights are made to sum to one; or the attribute that says so.
+        correction: The child that is called on the probabilities before choosing.
+        floor: Name of the least sum that is divided by.
+        jitter: Name of the noise that training multiplies; such calls are the original's.
+    """
+
+    router: str
+    top_k: str
+    renormalise: bool | str
+    correction: str | None
+    floor: str | None
+    jitter: str | None
+
+    def route(self, block: nn.Module, hidden_states: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, indices and weights for the rows *x* of *hidden_states*."""
+        router: Any = block._modules[self.router]
+        weight = getattr(router, "weight", None)
+        if weight is None:
+            logits = router(hidden_states)
+        else:
+            logits = router(x if x.dtype is weight.dtype else x.to(weight.dtype))
+        probabilities = functional.softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        top_k = getattr(block, self.top_k)
+        if self.correction is None:
+            weights, index = torch.topk(probabilities, top_k, dim=-1)
+        else:
+            index = torch.topk(getattr(block, self.correction)(probabilities), top_k, dim=-1)[1]
+            weights = probabilities.gather(-1, index)
+        renormalise = getattr(block, self.renormalise) if isinstance(self.renormalise, str) else self.renormalise
+        if renormalise:
+            total = weights.sum(dim=-1, keepdim=True)
+            weights = weights / (total if self.floor is None else total.clamp(min=getattr(block, self.floor)))
+        return logits, index, weights.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class BlockAdapter(Adapter):
+    """The forward of a block that routes.
+
+    Attributes:
+        variant: The gate, and how it routes.
+        listed: Where the experts are.
+        routing: How they are chosen.
+        shared: The expert that every token goes to.
+        shared_gate: The child whose sigmoid weighs it.
+        logits: Whether the logits are returned beside the result.
+        idle: Whether the gradient of an expert without tokens is zero or ``None``.
+    """
+
+    variant: str
+    listed: Listed
+    routing: Routing
+    shared: str | None
+    shared_gate: str | None
+    logits: bool
+    idle: Idle
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return ``forward(module, hidden_states)``."""
+        how = self
+
+        def forward(module: nn.Module, hidden_states: Tensor) -> Any:
+            result = how._compute(compute, module, hidden_states)
+            return type(module).forward(module, hidden_states) if result is None else result
+
+        return forward
+
+    def _compute(self, compute: Compute, module: nn.Module, hidden_states: Tensor) -> Any:
+        jitter = self.routing.jitter
+        if hidden_states.dim() != 3 or _elsewhere(hidden_states):
+            return None
+        if jitter is not None and module.training and getattr(module, jitter) > 0:
+            return None
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        logits, index, weights = self.routing.route(module, hidden_states, x)
+        y = self.listed.compute(compute, module, x, index, weights, self.idle)
+        if y is None:
+            return None
+        if self.shared is not None:
+            shared = getattr(module, self.shared)(x)
+            if self.shared_gate is not None:
+                shared = torch.sigmoid(getattr(module, self.shared_gate)(x)) * shared
+            y = y + shared
+        y = y.view(hidden_states.shape)
+        return (y, logits) if self.logits else y
+
+
+def _bare(module: Any) -> bool:
+    """Whether calling *module* is calling the forward of its class and nothing else."""
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+def _elsewhere(x: Tensor) -> bool:
+    """Whether a call is the original's: experts one by one feel autocast, and no tracer can follow them but with breaks."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch.is_autocast_enabled(x.device.type)
+    )
+
+
+def match(module: nn.Module) -> list[Proposal] | Rejection | None:
+    """Propose for *module* if it holds a list of experts."""
+    lists = [name for name, child in module._modules.items() if isinstance(child, nn.ModuleList) and len(child) > 1]
+    if len(lists) != 1:
+        return None
+    experts: Any = module._modules[lists[0]]
+    first = experts[0]
+    linears = _linears(first)
+    if not 2 <= len(linears) <= 3 or len(module._modules) < 2:
+        return None
+    seam = getattr(type(module), "moe", None)
+    router = None if seam is not None else _router(module, lists[0], len(experts))
+    if seam is None and router is None:
+        return None
+    if why := _unfit(lists[0], experts, linears):
+        return Rejection(why)
+    activation = gates.activation_of(first)
+    if activation is None:
+        return Rejection(f"its experts, {type(first).__name__}, have no activation that is a child or attribute of theirs")
+    known = [name for name in (gates.named_activation(activation), OWN) if name]
+    listed = [Listed(lists[0], *names, each) for names in _roles(linears) for each in known]
+    if not listed:
+        return Rejection(f"the shapes of {type(first).__name__}'s projections fit no gate, up and down")
+    dtype = next(iter(linears.values())).weight.dtype
+    if router is None:
+        return [_seam(module, listed, dtype, inspect.signature(seam))] if _takes(seam, 3) else None  # type: ignore[arg-type]
+    if not _takes(type(module).forward, 1):
+        return Rejection(f"its forward takes {inspect.signature(type(module).forward)}; known is (hidden states)")
+    return _block(module, listed, router, dtype)
+
+
+def _linears(expert: Any) -> dict[str, Any]:
+    """The children of *expert* that are linear layers, of whatever make."""
+    children = expert._modules.items() if isinstance(expert, nn.Module) else ()
+    return {name: child for name, child in children if hasattr(child, "in_features") and hasattr(child, "out_features")}
+
+
+def _unfit(name: str, experts: Any, linears: dict[str, Any]) -> str:
+    """Why the experts cannot be computed from their weights alone; ``""`` if they can."""
+    kinds = {type(expert) for expert in experts}
+    if len(kinds) > 1:
+        return f"its {name} are of several classes: {', '.join(sorted(kind.__name__ for kind in kinds))}"
+    for number, expert in enumerate(experts):
+        for role, like in linears.items():
+            linear = expert._modules.get(role)
+            if type(linear) is not nn.Linear:
+                return (
+                    f"{name}.{number}.{role} is {type(linear).__module__}.{type(linear).__name__}, not a plain Linear: "
+                    "apply before adapters and quantization, or merge them first"
+                )
+            if linear.bias is not None:
+                return f"{name}.{number}.{role} has a bias, which no known list of experts has"
+            if linear.weight.shape != like.weight.shape or linear.weight.dtype not in DTYPES:
+                wanted = f"{[*like.weight.shape]} in float32, bfloat16 or float16"
+                return f"{name}.{number}.{role} must be {wanted}; it is {linear.weight.dtype}{[*linear.weight.shape]}"
+    return ""
+
+
+def _roles(linears: dict[str, Any]) -> Iterator[tuple[str, str | None, str]]:
+    """The ways to read the names of the projections as (gate, up, down), the likely one first."""
+    likely = sorted(linears, key=lambda name: ("down" in name, "gate" not in name))
+    for names in itertools.permutations(likely):
+        gate, up, down = names if len(names) == 3 else (names[0], None, names[1])
+        if any("gate" in name for name in names) and "gate" not in gate:
+            continue
+        if any("down" in name for name in names) and "down" not in down:
+            continue
+        shape = linears[gate].weight.shape
+        if (up is None or linears[up].weight.shape == shape) and linears[down].weight.shape == shape[::-1]:
+            yield gate, up, down
+
+
+@functools.lru_cache(maxsize=4096)
+def _takes(function: Callable[..., Any], number: int) -> bool:
+    _, *parameters = inspect.signature(function).parameters.values()
+    return len(parameters) == number and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+
+def _seam(module: nn.Module, listed: list[Listed], dtype: torch.dtype, signature: inspect.Signature) -> Proposal:
+    adapters = [SeamAdapter(f"{each.activation}", each, "moe", idle) for each in listed for idle in _IDLE]
+    return Proposal(
+        target=Target("moe"),
+        adapters=tuple(adapters),
+        example=functools.partial(_seam_example, module, listed[0]),
+        mixes=tuple(_mixes(dtype)),
+        roundings=ROUNDINGS,
+        working_roundings=WORKING_ROUNDINGS,
+        covers=(listed[0].experts,),
+        exact=False,
+    )
+
+
+_IDLE: tuple[Idle, ...] = ("none", "zero")
+
+
+def _mixes(dtype: torch.dtype) -> Iterator[Mix]:
+    for each in sorted(DTYPES, key=lambda other: other is not dtype):
+        yield Mix(each, each)
+        if each is not torch.float32:
+            yield Mix(each, torch.float32)
+
+
+def _sizes(experts: Any, listed: Listed) -> tuple[int, int]:
+    inner, hidden = experts[0]._modules[listed.gate].weight.shape
+    return hidden, inner
+
+
+def _seam_example(module: nn.Module, listed: Listed, mix: Mix, size: int, generator: torch.Generator) -> Example:
+    """Five experts, one of them idle."""
+    experts: Any = module._modules[listed.experts]
+    number = min(5, len(experts))
+    small, hidden = _small(experts, listed, {len(experts): number}, size, generator)
+    x = small.normal(max(6, size // hidden), hidden).to(mix.x)
+    index, weights = routing(len(x), number, generator)
+    return Example(
+        (x, index, weights.to(mix.router)),
+        children={listed.experts: nn.ModuleList([small.module(experts[i], mix.x) for i in range(number)])},
+        attributes=small.attributes(module),
+    )
+
+
+def _small(
+    experts: Any, listed: Listed, known: dict[int, int], size: int, generator: torch.Generator
+) -> tuple[Small, int]:
+    hidden, inner = _sizes(experts, listed)
+    large = size > 1 << 12
+    known = {**known, inner: known.get(inner, 272 if large else 7)}
+    known = {**known, hidden: known.get(hidden, 128 if large else 12)}
+    return Small(known, generator), known[hidden]
+
+
+def _router(module: nn.Module, experts: str, number: int) -> str | None:
+    """The child of *module* that gives a logit for each expert."""
+    for name, child in module._modules.items():
+        if name != experts and child is not None and _router_linear(child, number) is not None:
+            return name
+    return None
+
+
+def _router_linear(child: nn.Module, number: int) -> Any:
+    return next((each for each in child.modules() if getattr(each, "out_features", None) == number), None)
+
+
+def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dtype) -> list[Proposal] | Rejection:
+    others = [
+        name for name, child in module._modules.items() if child is not None and name not in (router, listed[0].experts)
+    ]
+    shared_gate = [name for name in others if getattr(module._modules[name], "out_features", None) == 1]
+    shared = [name for name in others if len(_linears(module._modules[name])) >= 2]
+    correction = [
+        name for name in others if not _linears(module._modules[name]) and name not in shared_gate and _own(module, name)
+    ]
+    if unknown := set(others).difference(shared_gate, shared, correction):
+        return Rejection(f"it has children {', '.join(sorted(unknown))} that no known sparse block has")
+    if max(map(len, (shared_gate, shared, correction))) > 1:
+        return Rejection(f"it has more than one child of a kind: {', '.join(others)}")
+    top_k = next((n for n, v in vars(module).items() if type(v) is int and ("top_k" in n or "topk" in n)), None)
+    if top_k is None:
+        return Rejection("it has no attribute that says how many experts a token goes to")
+    flags = [name for name, value in vars(module).items() if type(value) is bool and "norm" in name]
+    jitter = gates.scalar_named(module, "jitter")
+    floor = gates.scalar_named(module, "norm_min")
+    ways = [Routing(router, top_k, how, _one(correction), floor, jitter) for how in (flags or [True, False])]
+    adapters = [
+        BlockAdapter(_describe(each, way, shared, shared_gate), each, way, _one(shared), _one(shared_gate), logits, idle)
+        for each, way, logits, idle in itertools.product(listed, ways, (True, False), _IDLE)
+    ]
+    return [
+        Proposal(
+            target=Target(),
+            adapters=tuple(adapters),
+            example=functools.partial(_block_example, module, adapters[0]),
+            mixes=tuple(_mixes(dtype)),
+            roundings=ROUNDINGS,
+            working_roundings=WORKING_ROUNDINGS,
+            covers=(listed[0].experts,),
+            exact=False,
+        )
+    ]
+
+
+def _own(module: nn.Module, name: str) -> bool:
+    return any(True for _ in module._modules[name].parameters())  # type: ignore[union-attr]
+
+
+def _one(names: list[str]) -> str | None:
+    return names[0] if names else None
+
+
+def _describe(listed: Listed, way: Routing, shared: list[str], shared_gate: list[str]) -> str:
+    routed = "renormalised" if way.renormalise is True else "as-is" if way.renormalise is False else way.renormalise
+    return "-".join([listed.activation, routed, *(["gated" for _ in shared_gate]), *(["shared" for _ in shared])])
+
+
+def _block_example(module: nn.Module, likely: BlockAdapter, mix: Mix, size: int, generator: torch.Generator) -> Example:
+    """Rows whose routing no rounding can decide, over a few experts, one of which no row is routed to."""
+    listed, way = likely.listed, likely.routing
+    experts: Any = module._modules[listed.experts]
+    top_k = getattr(module, way.top_k)
+    number = min(len(experts), top_k + 3)
+    small, hidden = _small(experts, listed, {len(experts): number}, size, generator)
+    children = {
+        name: small.module(child, mix.router if name == way.router else mix.x)
+        for name, child in module._modules.items()
+        if child is not None and name != listed.experts
+    }
+    children[listed.experts] = nn.ModuleList([small.module(experts[i], mix.x) for i in range(number)])
+    router = _router_linear(children[way.router], number)
+    weight = small.normal(number, hidden, scale=2.0 * hidden**-0.5)
+    # The first column of x is constant: one expert is out of reach, and no other's logit depends on it.
+    weight[:, 0] = 0.0
+    if number > top_k:
+        weight[number // 2, 0] = -20.0
+    weight = weight.to(router.weight.dtype)
+    router.weight = nn.Parameter(weight)
+    rows = _decided(small, weight, max(6, size // hidden), top_k, mix.x)
+    rows = rows[: len(rows) // 2 * 2]
+    return Example((rows.view(2, -1, hidden),), children=children, attributes=small.attributes(module))
+
+
+def _decided(small: Small, weight: Tensor, count: int, top_k: int, dtype: torch.dtype) -> Tensor:
+    """Rows whose largest *top_k* logits stand clear of the others."""
+    found: list[Tensor] = []
+    while sum(map(len, found)) < count:
+        rows = small.normal(4 * count, weight.shape[1])
+        rows[:, 0] = 1.0
+        rows = rows.to(dtype)
+        if len(weight) > top_k:
+            best = (rows.double() @ weight.double().t()).topk(top_k + 1)[0]
+            rows = rows[best[:, top_k - 1] - best[:, top_k] > _CLEAR]
+        found.append(rows)
+    return torch.cat(found)[:count]
+
+
+_CLEAR = 0.1

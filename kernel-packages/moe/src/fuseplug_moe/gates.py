@@ -1,0 +1,70 @@
+"""Which gate a module has: found by calling it, on a few numbers, with the rows of the table beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .reference import GATES, apply_gate
+
+_LAYOUTS = ("concatenated", "interleaved")
+
+
+def activation_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """The activation that *module* holds: what is named so, or the only child or attribute it could be."""
+    held = {**vars(module), **module._modules}
+    named = [value for name, value in held.items() if "act" in name.lower() and callable(value)]
+    children = [child for child in module._modules.values() if child is not None and not _has_tensors(child)]
+    return next(iter([*named, *(children if len(children) == 1 else [])]), None)
+
+
+def scalar_named(module: nn.Module, word: str) -> str | None:
+    """The name of the number among the attributes of *module* that has *word* in its name."""
+    return next((name for name, value in vars(module).items() if word in name and type(value) in (int, float)), None)
+
+
+def named_activation(activation: Callable[[Tensor], Tensor]) -> str | None:
+    """The row of `GATES` that *activation*, of one tensor, is on its own."""
+    x = torch.linspace(-8, 8, 67)
+    return next(_equal(activation, (x,), [(n, (lambda n: lambda x: _alone(x, n))(n)) for n in _unclamped()]), None)
+
+
+def named_gate(gate: Callable[[Tensor], Tensor], limit: float | None, alpha: float) -> tuple[str, str] | None:
+    """The row of `GATES` and the layout that *gate*, of rows of gate and up, is."""
+    reach = 2 * limit if limit and limit < 1e3 else 8.0
+    rows = torch.linspace(-reach, reach, 11 * 14).view(11, 14)[:, torch.arange(14) * 5 % 14]
+    candidates = [
+        ((name, layout), (lambda name, layout: lambda x: apply_gate(x, None, name, layout, limit, alpha))(name, layout))
+        for name in GATES
+        if limit is not None or GATES[name].clamp is None
+        for layout in _LAYOUTS
+    ]
+    return next(_equal(gate, (rows,), candidates), None)
+
+
+def _unclamped() -> Iterator[str]:
+    return (name for name, gate in GATES.items() if gate.clamp is None)
+
+
+def _alone(x: Tensor, name: str) -> Tensor:
+    return apply_gate(x, None, name, "ungated", None, 1.0)
+
+
+def _equal(function: Callable[..., Any], args: tuple[Tensor, ...], candidates: list[tuple[Any, Any]]) -> Iterator[Any]:
+    try:
+        expected = function(*args)
+    except Exception:  # noqa: BLE001 - a stranger's activation may want other arguments, or parameters with values
+        return
+    if not isinstance(expected, Tensor):
+        return
+    for key, candidate in candidates:
+        found = candidate(*args)
+        if found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-5, atol=1e-6):
+            yield key
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())

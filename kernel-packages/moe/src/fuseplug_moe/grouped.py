@@ -1,0 +1,86 @@
+"""Rows sorted by group, each group times a matrix of its own, in plain PyTorch that every tracer can follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Multiply the rows of each group by its matrix.
+
+    Args:
+        rows: ``(rows, in)``, sorted by group.
+        weight: ``(groups, in, out)``.
+        ends: ``(groups,)`` integers, where the rows of each group end.
+
+    Returns:
+        ``(rows, out)``; zero for rows after the last end.
+    """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        # How many rows a group has is data, and no tracer can follow what depends on it: to it this is one operation.
+        result: Tensor = _linear(rows, weight, ends)
+        return result
+    return walk(rows, weight.unbind(), ends, skip=False)
+
+
+def walk(rows: Tensor, matrices: Sequence[Tensor], ends: Tensor, *, skip: bool) -> Tensor:
+    """`linear` for matrices one by one, as operations that can be differentiated any number of times.
+
+    With *skip*, groups without rows are left out, and so have no gradient; else theirs is zero.
+    """
+    pieces = [rows[start:end] @ matrices[group] for group, start, end in _groups(ends) if end > start or not skip]
+    done = sum(len(piece) for piece in pieces)
+    return torch.cat([*pieces, rows.new_zeros(len(rows) - done, matrices[0].shape[-1])])
+
+
+def _groups(ends: Tensor) -> Iterator[tuple[int, int, int]]:
+    start = 0
+    for group, end in enumerate(ends.tolist()):
+        yield group, start, end
+        start = end
+
+
+@torch.library.custom_op("fuseplug_moe::grouped_linear", mutates_args=())
+def _linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    out = rows.new_zeros(rows.shape[0], weight.shape[2])
+    for group, start, end in _groups(ends):
+        if end > start:
+            torch.mm(rows[start:end], weight[group], out=out[start:end])
+    return out
+
+
+@torch.library.custom_op("fuseplug_moe::grouped_linear_weight", mutates_args=())
+def _weight_gradient(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
+    out = rows.new_zeros(ends.shape[0], rows.shape[1], grad.shape[1])
+    for group, start, end in _groups(ends):
+        if end > start:
+            torch.mm(rows[start:end].t(), grad[start:end], out=out[group])
+    return out
+
+
+@_linear.register_fake
+def _(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[2])
+
+
+@_weight_gradient.register_fake
+def _(rows: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(ends.shape[0], rows.shape[1], grad.shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    rows, weight, ends = ctx.saved_tensors
+    of_rows = _linear(grad, weight.transpose(1, 2), ends) if ctx.needs_input_grad[0] else None
+    of_weight = _weight_gradient(rows, grad, ends) if ctx.needs_input_grad[1] else None
+    return of_rows, of_weight, None
+
+
+_linear.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,34 @@
+"""Which mixture-of-experts kernels there are. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from fuseplug import BaseKernel, Proposal, Rejection, Site
+from fuseplug.inductor import InductorKernel
+
+
+class MoEKernel(BaseKernel):
+    """The base of every mixture-of-experts kernel: a subclass names its id, its function and its device types.
+
+    The function has the signature of `fuseplug_moe.reference.moe`.
+    """
+
+    op: ClassVar[str] = "moe"
+    reference: ClassVar[str] = "fuseplug_moe.reference:moe"
+    specimens: ClassVar[str] = "fuseplug_moe.specimens:specimens"
+
+    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
+        """Recognise a mixture of experts by its structure: stacked weights, or a list of experts and a router."""
+        from .sites import match
+
+        return match(site)
+
+
+class InductorMoEKernel(InductorKernel, MoEKernel):
+    """A mixture of experts, compiled by Inductor between the matrix products, for every device Inductor knows."""
+
+    kernel_id: ClassVar[str] = "inductor_fused_moe"
+    function: ClassVar[str] = "fuseplug_moe.inductor:moe"
+    check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 18)  # below and above what is worth a compiled call

@@ -1,0 +1,272 @@
+"""What a mixture of experts computes, in plain PyTorch: one walk over the experts, and a table of their gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from . import grouped
+
+Projection = Tensor | Sequence[Tensor]
+"""The matrices of all experts: stacked in one tensor, or one by one."""
+
+Rows = Callable[[Tensor], Tensor]
+"""A function of rows that treats all alike."""
+
+Layout = Literal["concatenated", "interleaved", "ungated"]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How an expert goes from its first projection to its second.
+
+    Attributes:
+        activation: ``activation(gate, alpha)``, of the gate, or of the only projection there is.
+        clamp: What is kept below ``limit``, and up between ``±limit``: the gate ``"before"`` its activation, or the
+            activation ``"after"`` it.
+        offset: Added to up before the product.
+    """
+
+    activation: Callable[[Tensor, float], Tensor]
+    clamp: Literal["before", "after"] | None = None
+    offset: float = 0.0
+
+
+def _plain(function: Rows) -> Callable[[Tensor, float], Tensor]:
+    return lambda gate, _: function(gate)
+
+
+GATES: dict[str, Gate] = {
+    "silu": Gate(_plain(functional.silu)),
+    "gelu-tanh": Gate(_plain(lambda gate: functional.gelu(gate, approximate="tanh"))),
+    "gelu": Gate(_plain(functional.gelu)),
+    "relu": Gate(_plain(functional.relu)),
+    "relu2": Gate(_plain(lambda gate: functional.relu(gate).square())),
+    "sigmoid-linear": Gate(lambda gate, alpha: gate * torch.sigmoid(gate * alpha), clamp="before", offset=1.0),
+    "clamped-silu": Gate(_plain(functional.silu), clamp="before"),
+    "silu-clamped": Gate(_plain(functional.silu), clamp="after"),
+}
+"""Every gate by name, the likely ones first. Those that clamp need a ``limit``."""
+
+
+class Order(NamedTuple):
+    """The (token, expert) pairs, called slots, sorted by expert.
+
+    Attributes:
+        slots: ``(pairs,)`` integers, the slot of each sorted row.
+        rows: ``(pairs,)`` integers, the sorted row of each slot.
+        ends: ``(experts,)`` integers, where the rows of each expert end; those after the last belong to none.
+        experts: ``(pairs,)`` integers, the expert of each sorted row; any for those of none.
+    """
+
+    slots: Tensor
+    rows: Tensor
+    ends: Tensor
+    experts: Tensor
+
+
+class Experts(NamedTuple):
+    """The arguments of `moe` that say what the experts are, checked."""
+
+    number: int
+    gate_up: Projection
+    up: Projection | None
+    down: Projection
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    transposed: bool
+    layout: Layout
+    activation: str | Rows
+    limit: float | None
+    alpha: float
+    post: Rows | None
+    idle: Literal["zero", "none"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the first projection, in which the experts compute."""
+        return first(self.gate_up).dtype
+
+
+def moe(
+    x: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    gate_up: Projection,
+    down: Projection,
+    *,
+    up: Projection | None = None,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    transposed: bool = False,
+    layout: Layout = "concatenated",
+    activation: str | Rows = "silu",
+    limit: float | None = None,
+    alpha: float = 1.702,
+    post: Rows | None = None,
+    idle: Literal["zero", "none"] = "zero",
+) -> Tensor:
+    """A sparsely gated mixture of experts (Shazeer et al. 2017, arXiv:1701.06538), the routing done before.
+
+    ``y[t] = Σᵢ top_k_weights[t, i] · expert[top_k_index[t, i]](x[t])`` where ``expert(x) = act(x·G) ∘ (x·U) · D``. Each
+    step is rounded to the dtype of the experts, the products with the weights and their sum to
+    ``promote(experts, top_k_weights)``, the result to the dtype of *x*.
+
+    Args:
+        x: ``(tokens, hidden)``, floating.
+        top_k_index: ``(tokens, k)``, integers from 0. One that is not below the number of experts stands for an expert
+            that is elsewhere, and adds nothing.
+        top_k_weights: ``(tokens, k)``, floating.
+        gate_up: ``(experts, 2 · inner, hidden)``; for ``layout="ungated"``, or beside *up*, ``(experts, inner, hidden)``.
+            Instead of one tensor it may be a sequence of matrices, and so may the others.
+        down: ``(experts, hidden, inner)``.
+        up: ``(experts, inner, hidden)``, where it is apart from the gate.
+        gate_up_bias: ``(experts, 2 · inner)``.
+        down_bias: ``(experts, hidden)``.
+        transposed: The last two dimensions of all projections are the other way round.
+        layout: How gate and up share *gate_up*: first half and second half; even and odd columns; no gate.
+        activation: A key of `GATES`, or a function of the rows ``(pairs, 2 · inner)`` of *gate_up* that gives
+            ``(pairs, inner)``.
+        limit: Where a gate clamps.
+        alpha: The slope of ``"sigmoid-linear"``.
+        post: A function of the rows of all experts before they are weighted, a norm for example.
+        idle: For sequences, whether the gradient of an expert without tokens is zero or ``None``.
+
+    Returns:
+        ``(tokens, hidden)`` in the dtype of *x*.
+
+    Raises:
+        ValueError: If the activation or layout is unknown, or a shape does not fit the others.
+        TypeError: If *x* is not floating, or *top_k_index* not of integers.
+    """
+    experts = check(
+        Experts(
+            len(gate_up), gate_up, up, down, gate_up_bias, down_bias, transposed, layout, activation, limit, alpha, post, idle
+        ),
+        x,
+        top_k_index,
+        top_k_weights,
+    )
+    return compute(experts, x, top_k_index, top_k_weights)
+
+
+def first(projection: Projection) -> Tensor:
+    """One of its tensors."""
+    return projection if isinstance(projection, Tensor) else projection[0]
+
+
+def check(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Experts:
+    """Return *experts*, or raise the error that says what does not fit."""
+    if x.dim() != 2 or not x.is_floating_point():
+        raise TypeError(f"x must be floating, (tokens, hidden); it is {x.dtype}{[*x.shape]}")
+    if top_k_index.dim() != 2 or top_k_index.is_floating_point() or len(top_k_index) != len(x):
+        wanted = f"integers ({len(x)}, k), a row for each token"
+        raise TypeError(f"top_k_index must be {wanted}; it is {top_k_index.dtype}{[*top_k_index.shape]}")
+    if top_k_weights.shape != top_k_index.shape:
+        raise ValueError(
+            f"top_k_weights must have the shape of top_k_index, {[*top_k_index.shape]}; it has {[*top_k_weights.shape]}"
+        )
+    if isinstance(experts.activation, str):
+        gate = GATES.get(experts.activation)
+        if gate is None:
+            raise ValueError(f"unknown activation {experts.activation!r}; known: {', '.join(GATES)}")
+        if gate.clamp is not None and experts.limit is None:
+            raise ValueError(f"activation {experts.activation!r} clamps: give it a limit")
+    if experts.layout not in ("concatenated", "interleaved", "ungated"):
+        raise ValueError(f"layout must be concatenated, interleaved or ungated; it is {experts.layout!r}")
+    _check_shapes(experts, x.shape[1])
+    return experts
+
+
+def _check_shapes(experts: Experts, hidden: int) -> None:
+    inner = first(experts.down).shape[-2 if experts.transposed else -1]
+    halves = 1 if experts.layout == "ungated" or experts.up is not None else 2
+    wanted = {"gate_up": (halves * inner, hidden), "down": (hidden, inner), "up": (inner, hidden)}
+    for name, shape in wanted.items():
+        projection = cast("Projection | None", getattr(experts, name))
+        if projection is None:
+            continue
+        shape = shape[::-1] if experts.transposed else shape
+        number = len(projection)
+        # Sequences are of modules that are alike: the first one speaks for all, or a call would wait for the check.
+        if number != experts.number or first(projection).shape[-2:] != shape:
+            found = [number, *first(projection).shape[-2:]]
+            raise ValueError(f"{name} must be {[experts.number, *shape]}, to fit x and down; it is {found}")
+    for name, width in (("gate_up_bias", halves * inner), ("down_bias", hidden)):
+        bias = cast("Tensor | None", getattr(experts, name))
+        if bias is not None and bias.shape != (experts.number, width):
+            raise ValueError(f"{name} must be {[experts.number, width]}; it is {[*bias.shape]}")
+
+
+def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """`moe` for arguments that were checked."""
+    order = sort(top_k_index, experts.number)
+    elsewhere = top_k_index >= experts.number
+    rows = x.to(experts.dtype)[order.slots // top_k_index.shape[1]]
+    up = None if experts.up is None else linear(rows, experts.up, order, experts)
+    inner = gated(experts, linear(rows, experts.gate_up, order, experts, experts.gate_up_bias), up)
+    out = linear(inner.to(first(experts.down).dtype), experts.down, order, experts, experts.down_bias)
+    if experts.post is not None:
+        out = experts.post(out)
+    slots = out[order.rows].view(*top_k_index.shape, out.shape[-1])
+    return weigh(slots.masked_fill(elsewhere[..., None], 0), top_k_weights.masked_fill(elsewhere, 0)).to(x.dtype)
+
+
+def sort(top_k_index: Tensor, number: int) -> Order:
+    """Sort the slots by expert, those of one expert as the tokens come."""
+    flat = top_k_index.reshape(-1)
+    experts, slots = torch.sort(flat, stable=True)
+    ends = torch.searchsorted(experts, torch.arange(number, device=flat.device, dtype=experts.dtype), right=True)
+    return Order(slots, torch.argsort(slots), ends, experts.clamp(max=number - 1))
+
+
+def linear(
+    rows: Tensor, projection: Projection, order: Order, experts: Experts, bias: Tensor | None = None
+) -> Tensor:
+    """Every expert's rows times its matrix, and its bias added; rows of none become zero before the bias."""
+    if isinstance(projection, Tensor):
+        weight = projection if experts.transposed else projection.transpose(-2, -1)
+        out = grouped.linear(rows, weight, order.ends)
+    else:
+        skip = experts.idle == "none"
+        out = grouped.walk(rows, [w if experts.transposed else w.t() for w in projection], order.ends, skip=skip)
+    return out if bias is None else out + bias[order.experts]
+
+
+def gated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
+    """What goes into the second projection, from the result of the first."""
+    if not isinstance(experts.activation, str):
+        return experts.activation(gate if up is None else torch.cat((gate, up), dim=-1))
+    return apply_gate(gate, up, experts.activation, experts.layout, experts.limit, experts.alpha)
+
+
+def apply_gate(
+    gate: Tensor, up: Tensor | None, name: str, layout: str, limit: float | None, alpha: float
+) -> Tensor:
+    """A row of `GATES`: tensors first, then what a compiler compiles in."""
+    how = GATES[name]
+    if up is None and layout == "concatenated":
+        gate, up = gate.chunk(2, dim=-1)
+    elif up is None and layout == "interleaved":
+        gate, up = gate[..., ::2], gate[..., 1::2]
+    if how.clamp == "before":
+        gate = gate.clamp(max=limit)
+    activated = how.activation(gate, alpha)
+    if how.clamp == "after":
+        activated = activated.clamp(max=limit)
+    if up is None:
+        return activated
+    if how.clamp is not None and limit is not None:
+        up = up.clamp(min=-limit, max=limit)
+    return activated * (up + how.offset if how.offset else up)
+
+
+def weigh(slots: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum over the second dimension of ``(tokens, k, hidden)``, always in the same order."""
+    return (slots * weights[..., None]).sum(1)
+

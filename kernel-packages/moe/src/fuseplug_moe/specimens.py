@@ -1,0 +1,282 @@
+"""Small mixtures of experts as models write them, one for each way to write them that a kernel here claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def specimens() -> list[nn.Module]:
+    """Modules that every kernel of this package fuses, odd sizes among them."""
+    generator = torch.Generator().manual_seed(0)
+    modules: list[nn.Module] = [
+        StackedExperts(4, 12, 7),
+        StackedExperts(1, 5, 3, nn.GELU("tanh")),
+        StackedExperts(5, 16, 9, nn.GELU(), sums="at-once"),
+        StackedExperts(4, 12, 7, nn.ReLU()),
+        TransposedExperts(4, 12, 7),
+        ClampedExperts(3, 12, 5),
+        ActivationClampedExperts(3, 12, 5),
+        InterleavedExperts(4, 10, 6),
+        DenselyWeightedExperts(4, 10, 6),
+        UngatedExperts(4, 11, 7),
+        OwnGateExperts(4, 12, 6),
+        NormedExperts(4, 12, 7),
+        SparseBlock(5, 12, 7, top_k=2),
+        SparseBlock(6, 9, 5, top_k=3, renormalise=False, logits=False),
+        SparseBlock(4, 12, 7, top_k=2, shared=8, shared_gate=True),
+        SparseBlock(4, 12, 7, top_k=2, shared=8, all_experts=True),
+        RoutedBlock(5, 12, 7, top_k=2),
+    ]
+    for module in modules:
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
+    return modules
+
+
+class StackedExperts(nn.Module):
+    """Gate and up side by side in one tensor; experts one after the other, or their rows all sorted first."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden: int,
+        inner: int,
+        activation: nn.Module | None = None,
+        sums: Literal["one-by-one", "at-once"] = "one-by-one",
+    ) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.sums = sums
+        self.act_fn = activation or nn.SiLU()
+        self.gate_up_proj = nn.Parameter(torch.empty(num_experts, 2 * inner, hidden))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, hidden, inner))
+
+    def project(self, x: Tensor, expert: int) -> Tensor:
+        return functional.linear(x, self.gate_up_proj[expert])
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.act_fn(gate) * up
+
+    def project_back(self, x: Tensor, expert: int) -> Tensor:
+        return functional.linear(x, self.down_proj[expert])
+
+    def expert(self, x: Tensor, expert: int) -> Tensor:
+        return self.project_back(self._apply_gate(self.project(x, expert)), expert)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        if self.sums == "at-once":
+            slots = top_k_index.new_zeros(0)
+            pieces = []
+            for expert in range(self.num_experts):
+                found = (top_k_index.reshape(-1) == expert).nonzero()[:, 0]
+                slots = torch.cat((slots, found))
+                pieces.append(self.expert(hidden_states[found // top_k_index.shape[1]], expert))
+            weighted = torch.cat(pieces) * top_k_weights.reshape(-1)[slots, None]
+            rows = weighted[torch.argsort(slots)].view(*top_k_index.shape, -1)
+            return rows.sum(1).to(hidden_states.dtype)
+        y = torch.zeros_like(hidden_states)
+        for expert in range(self.num_experts):
+            token, place = torch.where(top_k_index == expert)
+            out = self.expert(hidden_states[token], expert) * top_k_weights[token, place, None]
+            y = y.index_add(0, token, out.to(y.dtype))
+        return y
+
+
+class TransposedExperts(StackedExperts):
+    """Matrices that are (in, out)."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
+        super().__init__(num_experts, hidden, inner)
+        self.gate_up_proj = nn.Parameter(torch.empty(num_experts, hidden, 2 * inner))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, inner, hidden))
+
+    def project(self, x: Tensor, expert: int) -> Tensor:
+        return x @ self.gate_up_proj[expert]
+
+    def project_back(self, x: Tensor, expert: int) -> Tensor:
+        return x @ self.down_proj[expert]
+
+
+class ClampedExperts(StackedExperts):
+    """The gate is clamped before its activation."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
+        super().__init__(num_experts, hidden, inner)
+        self.limit = 2.0
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate.clamp(max=self.limit)) * up.clamp(-self.limit, self.limit)
+
+
+class ActivationClampedExperts(ClampedExperts):
+    """The activation is clamped after it."""
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).clamp(max=self.limit) * up.clamp(-self.limit, self.limit)
+
+
+class InterleavedExperts(TransposedExperts):
+    """Gate and up in turns, with biases, and no function that could be asked what the gate is."""
+
+    _apply_gate = None  # type: ignore[assignment]
+
+    def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
+        super().__init__(num_experts, hidden, inner)
+        self.gate_up_proj_bias = nn.Parameter(torch.empty(num_experts, 2 * inner))
+        self.down_proj_bias = nn.Parameter(torch.empty(num_experts, hidden))
+        del self.act_fn
+        self.alpha = 1.702
+        self.limit = 7.0
+
+    def expert(self, x: Tensor, expert: int) -> Tensor:
+        gate_up = x @ self.gate_up_proj[expert] + self.gate_up_proj_bias[expert]
+        gate = gate_up[..., ::2].clamp(max=self.limit)
+        up = gate_up[..., 1::2].clamp(-self.limit, self.limit)
+        return (up + 1) * gate * torch.sigmoid(gate * self.alpha) @ self.down_proj[expert] + self.down_proj_bias[expert]
+
+
+class DenselyWeightedExperts(InterleavedExperts):
+    """The router gives a weight for each expert, chosen or not."""
+
+    def forward(self, hidden_states: Tensor, router_indices: Tensor, routing_weights: Tensor) -> Tensor:
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        y = torch.zeros_like(rows)
+        for expert in range(self.num_experts):
+            token = torch.where(router_indices == expert)[0]
+            out = self.expert(rows[token], expert) * routing_weights[token, expert, None]
+            y = y.index_add(0, token, out.to(y.dtype))
+        return y.view(hidden_states.shape)
+
+
+class SquaredReLU(nn.Module):
+    """relu(x)²."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x).square()
+
+
+class UngatedExperts(StackedExperts):
+    """One projection, an activation, another projection."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
+        super().__init__(num_experts, hidden, inner, SquaredReLU())
+        del self.gate_up_proj
+        del self.down_proj
+        self.up_proj = nn.Parameter(torch.empty(num_experts, inner, hidden))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, hidden, inner))
+
+    def expert(self, x: Tensor, expert: int) -> Tensor:
+        return self.project_back(self.act_fn(functional.linear(x, self.up_proj[expert])), expert)
+
+
+class OwnGateExperts(StackedExperts):
+    """A gate that no table has: it is called."""
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return 3.0 * torch.tanh(functional.silu(gate) / 3.0) * up
+
+
+class NormedExperts(StackedExperts):
+    """Each expert's rows are normed before they are weighted."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
+        super().__init__(num_experts, hidden, inner)
+        self.post_expert_norm = nn.RMSNorm(hidden, eps=1e-6)
+
+    def expert(self, x: Tensor, expert: int) -> Tensor:
+        norm: Callable[[Tensor], Tensor] = self.post_expert_norm
+        return norm(super().expert(x, expert))
+
+
+class Expert(nn.Module):
+    """A gated MLP."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(hidden, inner, bias=False)
+        self.w2 = nn.Linear(inner, hidden, bias=False)
+        self.w3 = nn.Linear(hidden, inner, bias=False)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.w2(self.act_fn(self.w1(x)) * self.w3(x))
+        return out
+
+
+class SparseBlock(nn.Module):
+    """Experts in a list, chosen by the block itself."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden: int,
+        inner: int,
+        top_k: int,
+        *,
+        renormalise: bool = True,
+        logits: bool = True,
+        shared: int | None = None,
+        shared_gate: bool = False,
+        all_experts: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.top_k = top_k
+        self.norm_topk_prob = renormalise
+        self.returns_logits = logits
+        self.calls_idle_ones = all_experts
+        self.gate = nn.Linear(hidden, num_experts, bias=False)
+        self.experts = nn.ModuleList([Expert(hidden, inner) for _ in range(num_experts)])
+        self.shared_expert = None if shared is None else Expert(hidden, shared)
+        self.shared_expert_gate = nn.Linear(hidden, 1, bias=False) if shared_gate else None
+
+    def forward(self, hidden_states: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        logits = self.gate(x)
+        weights, index = functional.softmax(logits, dim=-1, dtype=torch.float).topk(self.top_k, dim=-1)
+        if self.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights.to(x.dtype)
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(index == number)
+            if len(token) or self.calls_idle_ones:
+                y = y.index_add(0, token, (expert(x[token]) * weights[token, place, None]).to(y.dtype))
+        if self.shared_expert is not None:
+            shared = self.shared_expert(x)
+            y = y + (shared if self.shared_expert_gate is None else torch.sigmoid(self.shared_expert_gate(x)) * shared)
+        y = y.view(hidden_states.shape)
+        return (y, logits) if self.returns_logits else y
+
+
+class RoutedBlock(nn.Module):
+    """Experts in a list behind a method that is told which to take."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.gate = nn.Linear(hidden, num_experts, bias=False)
+        self.experts = nn.ModuleList([Expert(hidden, inner) for _ in range(num_experts)])
+
+    def moe(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        y = torch.zeros_like(hidden_states, dtype=top_k_weights.dtype)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(top_k_index == number)
+            if len(token):
+                y = y.index_add(0, token, expert(hidden_states[token]) * top_k_weights[token, place, None])
+        return y.type(hidden_states.dtype)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        weights, index = self.gate(x).float().sigmoid().topk(self.top_k, dim=-1)
+        return self.moe(x, index, weights).view(hidden_states.shape)

@@ -1,0 +1,350 @@
+"""Experts whose weights are stacked in two tensors, the routing left to the model."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
+
+from . import gates
+from .reference import GATES, Layout
+from .small import Small
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PLAIN = (Tensor, nn.Parameter)
+ROUNDINGS = 16.0
+WORKING_ROUNDINGS = 64.0
+OWN = "own"
+"""The activation of an adapter that calls the module's own gate."""
+
+_KINKED = ("relu", OWN)
+"""Gates with a jump in their derivative, or that may have one: on which side of it a number is, rounding must not decide."""
+
+
+_FAR = 100.0
+"""A limit that no example reaches."""
+
+
+_CONSTANT = 4.0
+
+
+class Mix(NamedTuple):
+    """One combination to check: the dtypes of the rows, of the experts and of what the router gives."""
+
+    x: torch.dtype
+    experts: torch.dtype
+    routing: torch.dtype
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What was found in a module, by attribute names.
+
+    Attributes:
+        gate_up: The first projection.
+        down: The second one.
+        gate_up_bias: The bias of the first.
+        down_bias: That of the second.
+        transposed: Whether matrices are (in, out).
+        halves: 2 where gate and up share the first projection, 1 where there is no gate.
+        weights_first: Whether the forward takes the routing weights before the indices.
+        dense: Whether it takes a weight for each expert, rather than for each one chosen.
+        post: The child that is called on the rows of all experts before they are weighted.
+    """
+
+    gate_up: str
+    down: str
+    gate_up_bias: str | None
+    down_bias: str | None
+    transposed: bool
+    halves: int
+    weights_first: bool
+    dense: bool
+    post: str | None
+
+
+@dataclass(frozen=True)
+class StackedAdapter(Adapter):
+    """Calls the experts with what the module holds at the time of the call.
+
+    Attributes:
+        variant: The gate, and how the weights lie.
+        parts: Where they are.
+        activation: A key of `GATES`, or `OWN`.
+        layout: How gate and up share the first projection.
+        limit: Name of the number at which the gate clamps.
+        alpha: Name of the slope of its sigmoid.
+    """
+
+    variant: str
+    parts: Parts
+    activation: str
+    layout: Layout
+    limit: str | None
+    alpha: str | None
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return ``forward(module, hidden_states, top_k_index, top_k_weights)``, in the order of the module."""
+        parts, how = self.parts, self
+
+        def forward(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
+            gate_up, down = getattr(module, parts.gate_up), getattr(module, parts.down)
+            # A DTensor, or what a quantizer put there, brings operations of its own, which the module knows how to call.
+            if type(gate_up) not in PLAIN or type(down) not in PLAIN or hidden_states.dim() != (3 if parts.dense else 2):
+                return type(module).forward(module, hidden_states, index, weights)
+            if parts.weights_first:
+                index, weights = weights, index
+            if parts.dense:
+                weights = weights.gather(1, index.clamp(max=len(gate_up) - 1))
+            y = compute(
+                hidden_states if hidden_states.dim() == 2 else hidden_states.reshape(-1, hidden_states.shape[-1]),
+                index,
+                weights,
+                gate_up,
+                down,
+                gate_up_bias=None if parts.gate_up_bias is None else getattr(module, parts.gate_up_bias),
+                down_bias=None if parts.down_bias is None else getattr(module, parts.down_bias),
+                transposed=parts.transposed,
+                layout=how.layout,
+                activation=own_gate(module, how.layout) if how.activation == OWN else how.activation,
+                limit=None if how.limit is None else getattr(module, how.limit),
+                alpha=1.702 if how.alpha is None else getattr(module, how.alpha),
+                post=None if parts.post is None else getattr(module, parts.post),
+            )
+            return y.view(hidden_states.shape)
+
+        return forward
+
+
+def own_gate(module: nn.Module, layout: Layout) -> Callable[[Tensor], Tensor]:
+    """The gate of *module* as a function of the rows of its first projection."""
+    gate: Callable[[Tensor], Tensor] | None = getattr(module, "_apply_gate", None)
+    if gate is not None and layout != "ungated":
+        return gate
+    activation = gates.activation_of(module)
+    if activation is None:
+        raise TypeError(f"{type(module).__name__} has neither _apply_gate nor an activation")
+    return activation if layout == "ungated" else functools.partial(product, activation)
+
+
+def product(activation: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """``activation(gate) * up`` for rows that are gate and up side by side."""
+    gate, up = rows.chunk(2, dim=-1)
+    return activation(gate) * up
+
+
+def match(module: nn.Module) -> list[Proposal] | Rejection | None:
+    """Propose for *module* if it is built like stacked experts."""
+    if sum(p is not None and p.dim() == 3 for p in module._parameters.values()) != 2:
+        return None
+    found = _parts(module)
+    if isinstance(found, Rejection):
+        return found
+    dtype = getattr(module, found.gate_up).dtype
+    adapters = tuple(_adapters(module, found))
+    if not adapters:
+        return Rejection(f"{type(module).__name__} has neither a gate of its own nor an activation to call")
+    return [
+        Proposal(
+            target=Target(),
+            adapters=adapters,
+            example=functools.partial(_example, module, found, adapters[0]),
+            mixes=tuple(mixes(dtype)),
+            roundings=ROUNDINGS,
+            working_roundings=WORKING_ROUNDINGS,
+            exact=False,
+        )
+    ]
+
+
+def mixes(dtype: torch.dtype) -> Iterator[Mix]:
+    """As the module stands, then in the other dtypes; routers give float32 or the dtype of the rows."""
+    for each in sorted(DTYPES, key=lambda other: other is not dtype):
+        yield Mix(each, each, each)
+        if each is not torch.float32:
+            yield Mix(each, each, torch.float32)
+            yield Mix(each, torch.float32, each)
+
+
+def _parts(module: nn.Module) -> Parts | Rejection:
+    parameters = {name: p for name, p in module._parameters.items() if p is not None}
+    cubes = [name for name, p in parameters.items() if p.dim() == 3]
+    first, second = sorted(cubes, key=lambda name: "down" in name)
+    shape, then = (tuple(parameters[name].shape) for name in (first, second))
+    read = _read(shape, then)
+    if read is None:
+        return Rejection(
+            f"the shapes of its experts disagree: {first} is {list(shape)}, {second} is {list(then)}; known are "
+            "(experts, inner or 2 · inner, hidden) with (experts, hidden, inner), and both transposed"
+        )
+    transposed, halves = read
+    count = next((n for n, v in vars(module).items() if n.startswith("num") and "expert" in n and type(v) is int), None)
+    if count is not None and getattr(module, count) != shape[0]:
+        return Rejection(f"it says {count}={getattr(module, count)} and {first} holds {shape[0]} experts")
+    dtypes = {p.dtype for p in parameters.values()}
+    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
+        found = ", ".join(sorted(str(dtype) for dtype in dtypes))
+        return Rejection(f"its experts are {found}; supported is one of float32, bfloat16 and float16 for all")
+    order = _order(type(module).forward)
+    if order is None:
+        return Rejection(
+            f"its forward takes {inspect.signature(type(module).forward)}; known is (hidden states, indices, weights)"
+        )
+    width, hidden = (shape[2], then[2]) if transposed else (shape[1], then[1])
+    flat = [name for name, p in parameters.items() if p.dim() != 3]
+    biases = {(shape[0], width): "gate_up_bias", (shape[0], hidden): "down_bias"}
+    found_biases: dict[str, str] = {}
+    for name in flat:
+        role = "down_bias" if "down" in name else biases.get(tuple(parameters[name].shape))
+        if role is None or role in found_biases:
+            return Rejection(f"it has a parameter {name} {list(parameters[name].shape)} that no known experts have")
+        found_biases[role] = name
+    post = [n for n, c in module._modules.items() if c is not None and any(True for _ in c.parameters())]
+    post = [name for name in post if module._modules[name] is not gates.activation_of(module)]
+    if len(post) > 1:
+        return Rejection(f"it has children {', '.join(post)} with weights; known is one, a norm of each expert's rows")
+    weights_name = order[0 if order[2] else 1]
+    flagged = "is_transposed" in vars(module) or "top" in weights_name
+    return Parts(
+        first,
+        second,
+        found_biases.get("gate_up_bias"),
+        found_biases.get("down_bias"),
+        transposed,
+        halves,
+        weights_first=order[2],
+        dense=not flagged,
+        post=next(iter(post), None),
+    )
+
+
+def _read(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, int] | None:
+    """Whether the matrices are transposed, and how many halves the first has; ``None`` if the shapes disagree."""
+    if first[0] != second[0]:
+        return None
+    for halves in (2, 1):
+        if (first[2], first[1]) == (second[1], halves * second[2]):
+            return False, halves
+        if (first[1], first[2]) == (second[2], halves * second[1]):
+            return True, halves
+    return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _order(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
+    """The names of the second and third parameter, and whether weights come first; ``None`` for another signature."""
+    _, *parameters = inspect.signature(forward).parameters.values()
+    if len(parameters) != 3 or any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in parameters):
+        return None
+    second, third = parameters[1].name, parameters[2].name
+    return second, third, "weight" in second and "weight" not in third
+
+
+def _adapters(module: nn.Module, parts: Parts) -> Iterator[StackedAdapter]:
+    limit, alpha = gates.scalar_named(module, "limit"), gates.scalar_named(module, "alpha")
+    for activation, layout in _gates(module, parts, limit, alpha):
+        traits = [
+            activation,
+            "interleaved" if layout == "interleaved" else "",
+            "ungated" if layout == "ungated" else "",
+            "transposed" if parts.transposed else "",
+            "biased" if parts.gate_up_bias else "",
+            "post-norm" if parts.post else "",
+        ]
+        named = activation in GATES
+        clamps = named and GATES[activation].clamp is not None
+        slope = alpha if named and clamps else None
+        yield StackedAdapter("-".join(filter(None, traits)), parts, activation, layout, limit if clamps else None, slope)
+
+
+def _gates(module: nn.Module, parts: Parts, limit: str | None, alpha: str | None) -> Iterator[tuple[str, Layout]]:
+    """What the gate may be, with the layout: as a row of the table if it is one, and as the module's own."""
+    activation = gates.activation_of(module)
+    own = getattr(module, "_apply_gate", None)
+    if parts.halves == 1:
+        if activation is not None:
+            yield from ((name, "ungated") for name in (gates.named_activation(activation), OWN) if name)
+    elif own is not None:
+        bounds = None if limit is None else float(getattr(module, limit)), 1.702 if alpha is None else getattr(module, alpha)
+        named = gates.named_gate(own, *bounds)
+        if named is not None:
+            yield named  # type: ignore[misc]
+        yield OWN, "concatenated"
+    elif activation is not None:
+        yield from ((name, "concatenated") for name in (gates.named_activation(activation), OWN) if name)
+    else:
+        rows = [name for name, gate in GATES.items() if limit is not None or gate.clamp is None]
+        yield from ((name, layout) for name in reversed(rows) for layout in ("interleaved", "concatenated"))  # type: ignore[misc]
+
+
+def _example(
+    module: nn.Module, parts: Parts, likely: StackedAdapter, mix: Mix, size: int, generator: torch.Generator
+) -> Example:
+    """A few experts, one of them idle, and rows that take their gates well past where they clamp."""
+    number, hidden, inner = _sizes(module, parts)
+    experts, large = min(number, 5), size > 1 << 12
+    # Multiples of eight, because torch's grouped matmul wants rows that begin at multiples of 16 bytes.
+    known = {number: experts, 2 * inner: 272 if large else 16, inner: 136 if large else 8}
+    small = Small({**known, hidden: known.get(hidden, 128 if large else 24)}, generator)
+    h, i = small.size(hidden), small.size(inner)
+    width = parts.halves * i
+    tokens = max(6, size // h)
+    limit = gates.scalar_named(module, "limit")
+    bound = None if limit is None or getattr(module, limit) > _FAR else float(getattr(module, limit))
+    x = small.normal(tokens, h)
+    # The first column of x is constant, and so its weights say around what each column of the projection lies.
+    x[:, 0] = _CONSTANT
+    kinked = likely.activation in _KINKED
+    gate_up = small.normal(experts, width, h, scale=(1.5 if bound is None and not kinked else 0.12 * (bound or 5.0)) * h**-0.5)
+    gate, up = [gate_up[:, ::2], gate_up[:, 1::2]] if likely.layout == "interleaved" else [gate_up[:, :i], gate_up[:, i:]]
+    if bound is not None:
+        _put_around(gate, (1.7 * bound, 0.0, 0.0), generator)
+        _put_around(up, (1.7 * bound, -1.7 * bound, 0.0, 0.0), generator)
+    elif kinked:
+        _put_around(gate, (3.4, -3.4), generator)
+    parameters = {parts.gate_up: gate_up, parts.down: small.normal(experts, h, i, scale=i**-0.5)}
+    if parts.transposed:
+        parameters = {name: value.transpose(1, 2).contiguous() for name, value in parameters.items()}
+    if parts.gate_up_bias is not None:
+        parameters[parts.gate_up_bias] = small.normal(experts, width, scale=0.03 * (bound or 5.0))
+    if parts.down_bias is not None:
+        parameters[parts.down_bias] = small.normal(experts, h, scale=0.3)
+    index, weights = routing(tokens, experts, generator)
+    weights = weights.to(mix.routing)
+    if parts.dense:
+        weights = torch.zeros(tokens, experts, dtype=mix.routing, device="cpu").scatter(1, index, weights)
+    x = x.to(mix.x)
+    return Example(
+        (x[None] if parts.dense else x, *((weights, index) if parts.weights_first else (index, weights))),
+        {name: value.to(mix.experts) for name, value in parameters.items()},
+        {} if parts.post is None else {parts.post: small.module(module._modules[parts.post], mix.experts)},  # type: ignore[arg-type]
+        small.attributes(module),
+    )
+
+
+def _put_around(weight: Tensor, values: tuple[float, ...], generator: torch.Generator) -> None:
+    chosen = torch.randint(len(values), weight.shape[:-1], generator=generator, device="cpu")
+    weight[..., 0] = torch.tensor(values, dtype=torch.float32, device="cpu")[chosen] / _CONSTANT
+
+
+def _sizes(module: nn.Module, parts: Parts) -> tuple[int, int, int]:
+    number, a, b = getattr(module, parts.down).shape
+    return (number, b, a) if parts.transposed else (number, a, b)
+
+
+def routing(tokens: int, experts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Indices and weights of two experts for each token, where there are as many; the middle one is idle."""
+    idle = experts // 2
+    scores = torch.rand(tokens, experts, generator=generator, dtype=torch.float32, device="cpu") + 0.1
+    chosen = scores.clone()
+    if experts > 1:
+        chosen[:, idle] = 0
+    index = chosen.topk(min(2, max(1, experts - 1)), sorted=False)[1]
+    return index, scores.gather(1, index)
