@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.tiny import TINY, build, exists, step
+from support.tiny import TINY, build, exists, in_float64, step
 
 from fuseplug import KernelManager
 
@@ -25,16 +25,13 @@ def manager():
 def test_every_gate_norm_rotation_and_expert_is_fused(manager, name):
     report = manager.plan(build(name)).report
     assert not report.left_alone, report
-    print(report)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtype):
     model = build(name).to(dtype)
-    exact = build(name).double()
-    exact.load_state_dict(model.state_dict())
-    truth, before = step(exact), step(model)
+    truth, before = step(in_float64(name, model)), step(model)
 
     with manager.apply_all(model) as applied:
         assert applied.report.fused
