@@ -404,3 +404,22 @@ class TestManager:
         assert states["odd"].state == "broken"
         assert "while registering it with pluggy: no chip" in states["odd"].reason
         assert "no chip" in states["odd"].traceback
+
+
+def test_a_manager_may_be_told_where_kernels_are_found():
+    class Own(BaseKernel):
+        kernel_id = "own"
+        op = function = reference = "a:b"
+
+        def match(self, site):
+            return None
+
+    record = KernelRecord("own", "(here)", kernel=Own())
+    seen = []
+
+    def find(environ, registered):
+        seen.append((environ, list(registered)))
+        return [record]
+
+    assert KernelManager({"A": "1"}, find).kernels() == [record]
+    assert seen == [({"A": "1"}, [])]

@@ -78,11 +78,10 @@ class KernelManager:
 
     Args:
         environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
-        find: Finds the kernels, given *environ* and the records of those registered: what is installed, or anything
-            else.
+        find: Finds the kernels, given *environ* and the records of those registered; ``None``: what is installed.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ, find: Find = discover) -> None:
+    def __init__(self, environ: Mapping[str, str] = os.environ, find: Find | None = None) -> None:
         self._environ = environ
         self._find = find
         self._records: list[KernelRecord] | None = None
@@ -100,7 +99,7 @@ class KernelManager:
         """Look again at what is installed, after a ``pip install`` in a running process."""
         if self._records is not None:
             importlib.invalidate_caches()
-        records = self._find(self._environ, self._registered.values())
+        records = (self._find or discover)(self._environ, self._registered.values())
         plugins = pluggy.PluginManager(PROJECT)
         plugins.add_hookspecs(BaseKernel)
         self._records = [_registered_with(plugins, record) for record in records]

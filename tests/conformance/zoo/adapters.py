@@ -171,6 +171,12 @@ class NoFunction(Norm):
     function = "conformance.zoo.right:nowhere"
 
 
+class RefersToNothing(Norm):
+    """Its reference cannot do what the original can."""
+
+    reference = "conformance.zoo.reference:norm_of_something"
+
+
 class NoSizes(Norm):
     check_sizes = ()
 

@@ -1,12 +1,13 @@
 """What importing a kernel does, seen in a Python of its own: ``python -m fuseplug.testing.fresh module [function …]``.
 
-The last line it prints is JSON; whatever comes before is what the imports printed.
+The last line it prints is JSON: everything that was done and must not be.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -23,12 +24,15 @@ def imports_of(module: str, functions: list[str]) -> list[str]:
     """Import *module*, then torch, then *functions* (``"module:name"``); say what each did that it must not do."""
     found = []
     threads = threading.active_count()
-    with _written_variables() as written:
+    said = io.StringIO()
+    with _written_variables() as written, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         importlib.import_module(module)
     heavy = [name for name in HEAVY if name in sys.modules]
     if heavy:
         found.append(f"importing {module} imports {', '.join(heavy)}: import it in match() or later")
     found += [f"importing {module} writes the environment variable {name}" for name in sorted(written)]
+    if said.getvalue():
+        found.append(f"importing {module} prints {said.getvalue().strip()[:80]!r}")
     if threading.active_count() > threads:
         found.append(f"importing {module} starts a thread")
     for function in functions:
@@ -72,13 +76,10 @@ def ask(module: str, functions: list[str]) -> list[str]:
         env=environ,
         check=False,
     )
-    *printed, last = done.stdout.splitlines() or [""]
+    *_, last = done.stdout.splitlines() or [""]
     if done.returncode or not last.startswith("["):
         raise ImportError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-    found = [str(each) for each in json.loads(last)]
-    if said := "\n".join(printed) + done.stderr:
-        found.append(f"importing {module} or its functions prints {said.strip()[:80]!r}")
-    return found
+    return [str(each) for each in json.loads(last)]
 
 
 if __name__ == "__main__":

@@ -309,9 +309,12 @@ class Case:
         how = self._how(how)
         try:
             expected = run(self.subject, original or self.subject.original, example, **how)
-            truth = self.truth_on(example, **how)
         except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
-            return Finding(where, skipped=f"the original cannot do it ({type(error).__name__}: {error!s:.60})"[:120])
+            return Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
+        try:
+            truth = self.truth_on(example, **how)
+        except Exception as error:  # noqa: BLE001 - a reference may raise anything
+            return Finding(where, fault=f"the reference raises {raised(error)} in float64, where the original does not")
         try:
             with surroundings():
                 found = run(self.subject, function or self.fused, example, **how)
