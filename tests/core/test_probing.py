@@ -349,3 +349,36 @@ def test_the_garbage_collector_is_on_or_off_as_before(fusing, enabled):
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if was_on else gc.disable)()
+
+
+def test_an_example_may_give_attributes_other_values_and_leaves_the_module_its_own(manager):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = 1.0
+
+        def forward(self, x):
+            return x * self.scale
+
+    class Unscaling(kernels.Adapter):
+        variant = "unscaled"
+
+        def bind(self, compute):
+            return lambda module, x: x * 1.0
+
+    class Kernel(kernels.BaseKernel):
+        kernel_id, op, reference = "scaling", "scale", "torch:clone"
+        function = "torch:clone"
+
+        def match(self, site):
+            if not isinstance(site.module, Scaled):
+                return None
+            example = lambda scale, size, generator: kernels.Example((torch.ones(4, 4),), {"scale": scale})  # noqa: E731
+            return [kernels.Proposal(kernels.Target(), (Unscaling(),), example, tuple(scales))]
+
+    manager.register(Kernel)
+    module, scales = Scaled(), [1.0]
+    assert len(manager.plan(module, verify=False).patches) == 1
+    scales.append(0.5)
+    assert not manager.plan(module, verify=False).patches, "a scale that happens to be 1 is seen to be used"
+    assert module.scale == 1.0

@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 import pickle
+import subprocess
 import sys
 import types
 
@@ -483,6 +484,13 @@ def test_examples_are_repeatable_of_the_size_asked_for_and_small_where_size_does
     assert large.args[0].numel() >= 1 << 13
 
 
+@pytest.mark.parametrize(("hidden", "inner"), [(16, 16), (32, 16), (16, 32), (7, 14), (1, 2), (2, 1), (1, 1)])
+@pytest.mark.parametrize("make", [Separate, lambda act, **widths: specimens.InOne(act, "gate-second", **widths)])
+def test_widths_may_coincide(alone, hidden, inner, make):
+    module = make(nn.SiLU(), hidden=hidden, inner=inner)
+    assert len(alone().plan(module, verify=False).patches) == 1
+
+
 def test_few_candidates_are_left_to_try():
     for module in specimens.specimens():
         assert len(proposal_of(module).adapters) <= 80
@@ -519,3 +527,10 @@ def test_a_third_party_names_only_what_differs():
     answer = Chip().propose(site=site(Separate(nn.SiLU())))
     assert answer.kernel_id == "chip_fused_swiglu"
     assert answer.proposals[0].adapters[0].variant == "silu"
+
+
+def test_importing_the_package_and_its_kernels_imports_no_torch():
+    code = "import sys, fuseplug_swiglu, fuseplug_swiglu.kernels; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    code = "import fuseplug_swiglu, sys; fuseplug_swiglu.swiglu; sys.exit('torch' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

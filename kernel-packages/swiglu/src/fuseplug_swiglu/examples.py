@@ -23,10 +23,12 @@ _FOR_WIDTHS = 1 << 12
 """From this size on it has the module's own intermediate width, so that what is compiled for it serves the module."""
 
 _LARGE_GATE = 1 << 21
-"""Elements of the gate from there on: enough for the widest of a kernel's paths."""
+"""Elements of the gate from there on: enough for every path of a kernel, if that takes no more than `_MOST_ROWS`."""
 
-_WIDEST_HIDDEN = 16
-_SMALL = (12, 10, 14)
+_MOST_ROWS = 1 << 17
+_WIDEST_HIDDEN = 8
+_WIDEST_SQUARE = 256
+_SMALL_INNER, _SMALL_OUTER = 10, (12, 14)
 _MAGNITUDES = (1.0, 8.0, 0.25, 3.0, 0.0)
 _OTHER_NUMBERS = (0.375, 0.5625, 0.6875, 0.8125)
 """Stand for any number that a module holds: a share, a limit, a factor may all be one of these."""
@@ -57,6 +59,7 @@ class Parts:
     Attributes:
         hidden: Width of the input.
         inner: Width of the gate.
+        in_one: Whether one projection gives gate and up.
         projections: The linear children.
         drops: Names of dropout children.
         norms: Names and widths of norm children.
@@ -68,6 +71,7 @@ class Parts:
 
     hidden: int
     inner: int
+    in_one: bool
     projections: tuple[Projection, ...]
     drops: tuple[str, ...]
     norms: tuple[tuple[str, int], ...]
@@ -87,7 +91,7 @@ class DrawingLinear(nn.Linear):
 
 def longest_sum(parts: Parts) -> int:
     """How many terms are summed in an example at most: over the intermediate width, or over the rows for a weight."""
-    return max(parts.inner, math.ceil(_LARGE_GATE / parts.inner))
+    return max(parts.inner, min(_MOST_ROWS, math.ceil(_LARGE_GATE / parts.inner)))
 
 
 def make_example(parts: Parts, mix: Mix, size: int, generator: torch.Generator) -> Example:
@@ -111,24 +115,24 @@ def make_example(parts: Parts, mix: Mix, size: int, generator: torch.Generator) 
         attributes |= dict.fromkeys(parts.numbers, 0.0)
     hidden = width[parts.hidden]
     elements = _LARGE_GATE if size >= _FOR_WIDTHS else 0
-    tokens = max(3, math.ceil(size / hidden / 2), math.ceil(elements / parts.inner / 2))
+    tokens = max(3, math.ceil(size / hidden / 2), min(_MOST_ROWS, math.ceil(elements / width[parts.inner])) // 2)
     scale = torch.tensor(_MAGNITUDES).repeat(math.ceil(2 * tokens / len(_MAGNITUDES)))[: 2 * tokens]
     x = torch.randn(2, tokens, hidden, generator=generator, dtype=torch.float32, device="cpu")
     return Example(((x * scale.view(2, tokens, 1)).to(mix.x),), scales, children, attributes)
 
 
 def _widths(parts: Parts, size: int) -> dict[int, int]:
-    """Each width of the module, and the one it has here; equal ones stay equal."""
-    widths: dict[int, int] = {}
-    outputs = [p.width_out for p in parts.projections if p.down]
+    """Each width of the module, and the one it has here; equal ones stay equal, for they may be one."""
+    outer = (parts.hidden, *(p.width_out for p in parts.projections if p.down))
+    inner = (parts.inner, 2 * parts.inner) if parts.in_one else (parts.inner,)
     if size < _FOR_WIDTHS:
-        for own, small in zip((parts.inner, parts.hidden, *outputs), (_SMALL[1], _SMALL[0], _SMALL[2]), strict=False):
-            widths.setdefault(own, small)
+        here, narrow = _SMALL_INNER, _SMALL_OUTER
     else:
-        widths[parts.inner] = parts.inner
-        for own in (parts.hidden, *outputs):
-            widths.setdefault(own, min(own, _WIDEST_HIDDEN))
-    widths.setdefault(2 * parts.inner, 2 * widths[parts.inner])
+        here = parts.inner if set(inner).isdisjoint(outer) else min(parts.inner, _WIDEST_SQUARE)
+        narrow = (_WIDEST_HIDDEN, _WIDEST_HIDDEN)
+    widths = {width: width // parts.inner * here for width in inner}
+    for width, here in zip(outer, narrow, strict=False):
+        widths.setdefault(width, here)
     return widths
 
 

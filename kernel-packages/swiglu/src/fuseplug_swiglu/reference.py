@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -70,6 +70,8 @@ class Semantics:
         sparse: Of each row of the gate only what exceeds a quantile is kept; see `sparsify`.
         clamp: Up is kept within ±limit, and from above so is the gate, ``"before"`` its activation or ``"after"`` it.
         offset: Up is ``1 + up``.
+        needs: The numbers without which the variant means nothing.
+        simple: Whether nothing is done besides.
     """
 
     wide: bool = False
@@ -78,16 +80,15 @@ class Semantics:
     clamp: Literal["before", "after"] | None = None
     offset: bool = False
 
-    @property
-    def simple(self) -> bool:
-        """Whether it is nothing besides."""
-        return self == Semantics()
+    # Worked out once: at one token each look at them would cost as much as the activation.
+    needs: frozenset[str] = field(init=False)
+    simple: bool = field(init=False)
 
-    @property
-    def needs(self) -> frozenset[str]:
-        """The numbers without which the variant means nothing."""
+    def __post_init__(self) -> None:
         wanted = {"limit": self.clamp is not None, "scale": self.scaled, "sparsity": self.sparse}
-        return frozenset(name for name, needed in wanted.items() if needed)
+        needs = frozenset(name for name, needed in wanted.items() if needed)
+        object.__setattr__(self, "needs", needs)
+        object.__setattr__(self, "simple", not (needs or self.wide or self.offset))
 
 
 VARIANTS: dict[str, Semantics] = {

@@ -17,7 +17,7 @@ from .candidates import Found, Projections, adapters_for
 from .examples import DTYPES, Mix, Parts, Projection, longest_sum, make_example
 from .mentions import mentioned, required
 
-_SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "unflatten", "view", "reshape", "glu"})
+_SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "unflatten", "glu"})
 _ATTENDS = frozenset({"softmax", "matmul", "bmm", "einsum", "scaled_dot_product_attention", "attention_interface"})
 """What the code of a forward says if it cuts a tensor in two, or is an attention, whose projections are alike too."""
 
@@ -42,8 +42,8 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     roles = _roles({name: widths for name, widths in linears.items() if name in says}, says)
     if not roles or _ATTENDS & says.keys():
         return None
-    # Equal widths all around are no sign of a gate: it may be anything, and not worth a word in the report.
-    sure = len(roles) == 1
+    # Equal widths all around are no sign of a gate, nor is a single projection: not worth a word in the report.
+    sure = len(roles) == 1 and roles[0].down is not None
     if (arguments := required(cls)) != 1:
         return Rejection(f"its forward takes {arguments} tensors, not one") if sure and arguments is not None else None
     found = _found(module, linears, roles, says)
@@ -201,6 +201,7 @@ def _parts(found: Found) -> Parts:
     return Parts(
         hidden=width_in,
         inner=width_out if first.up else width_out // 2,
+        in_one=first.up is None,
         projections=tuple(
             Projection(name, *widths, _has_bias(cast("nn.Module", found.module._modules[name])), name in downs)
             for name, widths in found.linears.items()

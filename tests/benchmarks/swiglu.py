@@ -1,0 +1,134 @@
+"""A gated MLP on this machine, fused, eager and compiled; whole, and what is between its projections alone.
+
+Every contender does the same work on the same inputs and is first checked for being right; they are timed by turns, so
+that a busy moment meets them all. The fused module is what ``manager.apply_all`` makes of it, its guard included.
+
+    python tests/benchmarks/swiglu.py [--repeats N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from record import Table, spread, write
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fuseplug import manager
+from fuseplug_swiglu import swiglu
+from fuseplug_swiglu.reference import swiglu as reference
+from fuseplug_swiglu.specimens import Separate
+
+HIDDEN = 1024
+WIDTHS = (3072, 11008)
+ROWS = (1, 16, 128, 512, 2048)
+EAGER = "eager"
+
+Contender = Callable[..., Tensor]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    tables = []
+    for dtype in (torch.bfloat16, torch.float32):
+        for backward in (False, True):
+            tables.append(measure("between the projections", between, dtype, backward, options.repeats))
+            tables.append(measure(f"the whole MLP, hidden {HIDDEN}", whole, dtype, backward, options.repeats))
+    write("swiglu", tables)
+
+
+def measure(what: str, make: Callable[..., tuple], dtype: torch.dtype, backward: bool, repeats: int) -> Table:
+    """The milliseconds of every contender at every size."""
+    work = "forward and backward" if backward else "forward"
+    title = f"SwiGLU, {what}, {str(dtype).removeprefix('torch.')}, {work}, in ms"
+    table = Table(title, ("intermediate", "rows", "contender", "ms", "× eager, turn by turn"))
+    for inner in WIDTHS:
+        contenders, inputs_for, truth = make(inner, dtype)
+        for rows in ROWS:
+            inputs = inputs_for(rows)
+            assert_right(contenders, truth, inputs, backward)
+            samples = timed(contenders, inputs, backward, repeats)
+            for contender, milliseconds in samples.items():
+                ratios = [e / m for e, m in zip(samples[EAGER], milliseconds, strict=True)]
+                table.add(inner, rows, contender, spread(milliseconds), statistics.median(ratios))
+    return table
+
+
+def between(inner: int, dtype: torch.dtype) -> tuple:
+    """What is fused, for tensors."""
+
+    def eager(gate: Tensor, up: Tensor) -> Tensor:
+        return functional.silu(gate) * up
+
+    def inputs_for(rows: int) -> list[Tensor]:
+        return [torch.randn(rows, inner).to(dtype).requires_grad_() for _ in range(2)]
+
+    torch.compiler.reset()
+    contenders = {"fuseplug": swiglu, EAGER: eager, "torch.compile": torch.compile(lambda gate, up: eager(gate, up))}
+    return contenders, inputs_for, reference
+
+
+def whole(inner: int, dtype: torch.dtype) -> tuple:
+    """The module, projections included; all contenders share their weights."""
+    eager, fused, compiled = (Separate(nn.SiLU(), HIDDEN, inner).to(dtype) for _ in range(3))
+    for module in (fused, compiled):
+        module.gate_proj, module.up_proj, module.down_proj = eager.gate_proj, eager.up_proj, eager.down_proj
+    assert manager.apply_all(fused, include=["swiglu"]).report.fused, "nothing was fused"
+    exact = Separate(nn.SiLU(), HIDDEN, inner).double()
+    exact.load_state_dict(eager.state_dict())
+
+    def inputs_for(rows: int) -> list[Tensor]:
+        return [torch.randn(rows, HIDDEN).to(dtype).requires_grad_()]
+
+    torch.compiler.reset()
+    return {"fuseplug": fused, EAGER: eager, "torch.compile": torch.compile(compiled)}, inputs_for, exact
+
+
+def run(function: Contender, inputs: Sequence[Tensor], backward: bool) -> tuple[Tensor, ...]:
+    if not backward:
+        with torch.no_grad():
+            return (function(*inputs),)
+    out = function(*inputs)
+    leaves = [*inputs, *(p for p in getattr(function, "parameters", tuple)())]
+    return (out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out)))
+
+
+def assert_right(contenders: dict[str, Contender], truth: Contender, inputs: Sequence[Tensor], backward: bool) -> None:
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    expected = run(truth, wide, backward)
+    errors = {}
+    for name, function in contenders.items():
+        pairs = zip(run(function, inputs, backward), expected, strict=True)
+        errors[name] = max(float((found.double() - exact).abs().max() / exact.abs().max()) for found, exact in pairs)
+    limit = max(2 * errors[EAGER], 16 * torch.finfo(inputs[0].dtype).eps)
+    for name, error in errors.items():
+        assert error <= limit, f"{name} is {error:.1e} off, allowed {limit:.1e}"
+
+
+def timed(
+    contenders: dict[str, Contender], inputs: Sequence[Tensor], backward: bool, repeats: int
+) -> dict[str, list[float]]:
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    start = time.perf_counter()
+    run(contenders[EAGER], inputs, backward)
+    # A call of microseconds is timed many at a time, or the clock is what is measured.
+    inner = max(1, min(50, int(2e-3 / (time.perf_counter() - start))))
+    for turn in range(-3, repeats):
+        for name, function in contenders.items():
+            start = time.perf_counter()
+            for _ in range(inner):
+                run(function, inputs, backward)
+            if turn >= 0:
+                samples[name].append((time.perf_counter() - start) / inner * 1e3)
+    return samples
+
+
+if __name__ == "__main__":
+    main()
