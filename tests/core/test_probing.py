@@ -373,7 +373,7 @@ def test_an_example_may_give_attributes_other_values_and_leaves_the_module_its_o
         def match(self, site):
             if not isinstance(site.module, Scaled):
                 return None
-            example = lambda scale, size, generator: kernels.Example((torch.ones(4, 4),), {"scale": scale})  # noqa: E731
+            example = lambda scale, size, generator: kernels.Example((torch.ones(4, 4),), attributes={"scale": scale})  # noqa: E731
             return [kernels.Proposal(kernels.Target(), (Unscaling(),), example, tuple(scales))]
 
     manager.register(Kernel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.tiny import TINY, build, exists, in_float64, step
+from support.tiny import TINY, build, exists, step
 
 from fuseplug import KernelManager
 
@@ -12,8 +12,11 @@ MODELS = [
     pytest.param(name, marks=() if exists(name) else pytest.mark.skip(reason="not in this version of transformers"))
     for name in TINY
 ]
-ROOM = 4
-"""How much further from the truth than the unfused model a fused one may be, in roundings of the tensor's scale."""
+UNLIKE = {"cohere": {("rmsnorm", "CohereLayerNorm")}}
+"""What is built like something fused and is something else: this norm subtracts the mean."""
+
+ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
+"""How far a result may be from where it should be, as a share of its size: so many roundings."""
 
 
 @pytest.fixture(scope="module")
@@ -22,30 +25,31 @@ def manager():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_gate_norm_rotation_and_expert_is_fused(manager, name):
+def test_every_norm_gate_rotation_and_expert_is_fused(manager, name):
     report = manager.plan(build(name)).report
-    assert not report.left_alone, report
+    left_alone = {(entry.op, entry.class_name) for entry in report.left_alone if not entry.covered_by}
+    assert left_alone == UNLIKE.get(name, set()), report
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
 def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtype):
     model = build(name).to(dtype)
-    truth, before = step(in_float64(name, model)), step(model)
-
+    before = step(model)
     with manager.apply_all(model) as applied:
         assert applied.report.fused
         fused = step(model)
+    after = step(model)
+    truth = before if dtype is torch.float32 else step(model.float())
 
     assert fused.keys() == before.keys()
     for key, unfused in before.items():
         assert (fused[key].dtype, fused[key].shape) == (unfused.dtype, unfused.shape)
-        allowed = 2 * distance(unfused, truth[key]) + ROOM * torch.finfo(dtype).eps
+        allowed = 2 * distance(unfused, truth[key]) + ROUNDINGS[dtype] * torch.finfo(dtype).eps
         assert distance(fused[key], truth[key]) <= allowed, key
-    after = step(model)
-    assert all(torch.equal(after[key], value) for key, value in before.items())
+        assert torch.equal(after[key], unfused)
 
 
 def distance(found, true):
     """How far *found* is from *true*, as a share of its size."""
-    return ((found.double() - true).norm() / true.norm().clamp_min(1e-30)).item()
+    return ((found.double() - true.double()).norm() / true.double().norm().clamp_min(1e-30)).item()

@@ -107,15 +107,6 @@ def build(model_type: str, seed: int = 0) -> nn.Module:
     return model
 
 
-def in_float64(model_type: str, model: nn.Module) -> nn.Module:
-    """An unfused model in float64 with the weights of *model*: what it computes is the truth."""
-    exact = build(model_type).double()
-    exact.load_state_dict(model.state_dict())
-    if hasattr(exact, "set_experts_implementation"):
-        exact.set_experts_implementation("eager")  # the default knows no float64
-    return exact
-
-
 def inputs(model: nn.Module) -> dict[str, Tensor]:
     """Two sequences of tokens, and an image where the model sees."""
     tokens = torch.arange(24).view(2, 12) * 7 % 57 + 3
