@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import importlib_metadata
@@ -67,12 +67,19 @@ def imports(examined: Examined) -> Iterator[Finding]:
 
 
 def variants(examined: Examined) -> Iterator[Finding]:
-    """Every variant that its proposals name is found on some specimen."""
-    found = {case.semantics.adapter.variant for specimen in examined.specimens for case in specimen.cases}
-    claimed = {variant: None for specimen in examined.specimens for variant in specimen.claimed}
-    for variant in claimed:
+    """Every variant that its proposals name is found on some specimen.
+
+    A name of several words (``"gelu gate-first"``) is a choice for each: every word must be found, not all combinations.
+    """
+    found = _words(case.semantics.adapter.variant for specimen in examined.specimens for case in specimen.cases)
+    claimed = _words(variant for specimen in examined.specimens for variant in specimen.claimed)
+    for word in claimed:
         lacking = "is claimed, and found on no specimen: add a module that has it, or stop claiming it"
-        yield Finding(variant, fault="" if variant in found else lacking)
+        yield Finding(word, fault="" if word in found else lacking)
+
+
+def _words(variants: Iterable[str]) -> dict[str, None]:
+    return dict.fromkeys(word for variant in variants for word in variant.split())
 
 
 def match(specimen: Specimen) -> Iterator[Finding]:

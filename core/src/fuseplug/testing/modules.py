@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from ..discovery import KernelRecord
 from ..kernel_manager import REGISTERED, KernelManager
 from ..patching import our_marks
+from ..verification import random_state_kept
 from ..words import Example
 from .results import Finding
 from .state import ProcessState
@@ -56,9 +57,13 @@ def undo(specimen: Specimen) -> Iterator[Finding]:
 def copies(case: Case) -> Iterator[Finding]:
     """A deep copy is fused and computes with its own weights; a pickle comes back as the original."""
 
-    def of_a_copy(module: nn.Module, *args: Any) -> Any:
+    def used(module: nn.Module, *args: Any) -> None:
         case.fuse(module)
-        _method(module, case)(*args)  # what it may keep on the module is copied along
+        with random_state_kept(case.examined.device_type):
+            _method(module, case)(*args)  # what it may keep on the module is copied along
+
+    def of_a_copy(module: nn.Module, *args: Any) -> Any:
+        used(module, *args)
         duplicate = copy.deepcopy(module)
         if not our_marks(duplicate):
             raise AssertionError("the copy is not fused")
@@ -66,8 +71,7 @@ def copies(case: Case) -> Iterator[Finding]:
             return _method(duplicate, case)(*args)
 
     def of_a_pickle(module: nn.Module, *args: Any) -> Any:
-        case.fuse(module)
-        _method(module, case)(*args)
+        used(module, *args)
         loaded = pickle.loads(pickle.dumps(module))  # noqa: S301 - its own
         if our_marks(loaded):
             raise AssertionError("it comes back fused: a process without the kernel could not load it")

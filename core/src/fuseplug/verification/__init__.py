@@ -1,6 +1,6 @@
 """Accepting a kernel for a module: by what both do, never by what they are called."""
 
-from .neutral import neutral
+from .neutral import neutral, random_state_kept
 from .comparing import Tolerance, difference, excess
 from .outcome import Handing, Outcome, Subject, run
 from .signature import Signatures
@@ -23,6 +23,7 @@ __all__ = [
     "example_of",
     "excess",
     "neutral",
+    "random_state_kept",
     "run",
     "twin",
 ]

@@ -29,7 +29,7 @@ def neutral(device_type: str = "cpu") -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         for kind in {"cpu", device_type}:
             stack.enter_context(torch.autocast(kind, enabled=False))
-            stack.enter_context(_random_state_kept(kind))
+            stack.enter_context(random_state_kept(kind))
         stack.enter_context(_default_dtype(torch.float32))
         yield
 
@@ -56,7 +56,8 @@ def _function_modes_off() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _random_state_kept(device_type: str) -> Iterator[None]:
+def random_state_kept(device_type: str) -> Iterator[None]:
+    """Random state, of the CPU or of *device_type*, is afterwards what it was."""
     if device_type == "cpu":
         state, plain = torch.default_generator.get_state(), random.getstate()
         numpy = sys.modules.get("numpy")
