@@ -1,8 +1,8 @@
 """RoPE on this machine: a fused attention's rotary function against the eager one, and torch.compile of it.
 
 Every contender does the same work on the same inputs and is first checked for being right; they are timed by turns, so
-that a busy moment meets them all. The fused one is what ``manager.apply_all`` makes of a module that calls the function,
-its guard included.
+that a busy moment meets them all. The fused one is what ``manager.apply_all`` makes of a module that calls the
+function, its guard included.
 
     python tests/benchmarks/rope.py [--repeats N]
 """
@@ -31,7 +31,7 @@ EAGER = "eager function"
 Contender = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 Work = Callable[..., tuple[Tensor, ...]]
 
-apply_rotary_pos_emb: Contender
+apply_rotary_pos_emb: Contender = modeling_llama.apply_rotary_pos_emb
 
 
 class Rotates(nn.Module):
