@@ -315,3 +315,9 @@ def test_a_batch_that_shares_no_dimension_is_one_program_with_a_batch_of_one(tra
     for batch, length in ((1, 6), (3, 4)):
         inductor.rope(*tensors(batch=batch, length=length, tables=batch))
     assert len(inductor._fused._programs) == 1
+
+
+def test_tables_that_enlarge_the_result_are_left_to_the_reference(ran):
+    q, k, cos, sin = tensors(batch=1, tables=3)
+    assert_right(q, k, cos, sin)
+    assert not ran
