@@ -20,7 +20,7 @@ import pytest
 
 from fuseplug import rebind
 from fuseplug.errors import PatchError
-from fuseplug.rebind import calls, lookup, rebound
+from fuseplug.rebind import called_functions, calls, lookup, rebound
 
 TOY = '''
 def turn(x):
@@ -230,6 +230,30 @@ class TestCallsAndLookup:
     def test_lookup_in_what_has_no_code(self):
         with pytest.raises(PatchError, match=r"it is a partial, in which nothing can be seen"):
             lookup(functools.partial(minus), "turn")
+
+
+class TestCalledFunctions:
+    def test_those_that_are_looked_up_as_globals_by_name(self, toy):
+        assert called_functions(toy.Layer.both) == {"scale": toy.scale, "turn": toy.turn}
+
+    def test_decorators_and_nested_functions_are_seen_through(self, toy):
+        assert called_functions(adding(5)(bare(toy.Layer.by_function)))["turn"] is toy.turn
+
+    def test_an_attribute_of_that_name_is_no_global(self, toy):
+        assert "turn" not in called_functions(toy.Layer.as_attribute_only)
+
+    def test_classes_and_whatever_else_is_called_count_if_they_are_wanted(self, toy):
+        toy.scale = functools.partial(toy.turn)
+        assert called_functions(toy.Layer.both) == {"turn": toy.turn}
+        assert called_functions(toy.Layer.both, lambda value: value is toy.scale) == {"scale": toy.scale}
+
+    def test_what_a_name_means_is_what_it_means_now(self, toy):
+        assert called_functions(toy.Layer.forward)["turn"] is toy.turn
+        toy.turn = toy.scale
+        assert called_functions(toy.Layer.forward)["turn"] is toy.scale
+
+    def test_what_is_no_function_calls_nothing_that_is_seen(self):
+        assert called_functions(len) == {}
 
 
 class TestReplacing:

@@ -243,11 +243,12 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _uses(code: types.CodeType, name: str) -> set[str]:
+@functools.lru_cache(maxsize=4096)
+def _uses(code: types.CodeType, name: str) -> frozenset[str]:
     """Return the opcodes that say *name*: a global, an attribute and an import share one entry in ``co_names``."""
     if name not in code.co_names:
-        return set()
-    return {i.opname for i in dis.get_instructions(code) if i.opcode in dis.hasname and i.argval == name}
+        return frozenset()
+    return frozenset({i.opname for i in dis.get_instructions(code) if i.opcode in dis.hasname and i.argval == name})
 
 
 def _refusal(method: Any, name: str, found: str, remedy: str = "Replace the whole method instead.") -> PatchError:

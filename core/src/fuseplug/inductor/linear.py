@@ -130,9 +130,16 @@ class _Differentiable(torch.autograd.Function):
     ) -> Any:
         ctx.compiled, ctx.constants, ctx.dtypes = compiled, constants, [x.dtype for x in tensors[:count]]
         xs, tables = tensors[:count], tensors[count:]
-        # What is multiplied by what needs a gradient is needed for it; nothing else is.
-        ctx.save_for_backward(*(tensors if any(ctx.needs_input_grad[3 + count :]) else tables))
-        return compiled.run(constants, xs, tables)
+        found = compiled.run(constants, xs, tables)
+        if any(ctx.needs_input_grad[3 + count :]):
+            ctx.save_for_backward(*tensors)
+        else:
+            # The gradient of what is linear takes the tables alone.
+            ctx.save_for_backward(*tables)
+            ctx.mark_non_differentiable(
+                *[y for y, need in zip(found, ctx.needs_input_grad[3 : 3 + count], strict=True) if not need]
+            )
+        return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

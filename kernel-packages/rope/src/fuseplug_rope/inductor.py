@@ -36,7 +36,7 @@ def rope(
     how = reference.check(q, k, cos, variant)
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return reference.compute(how, q, k, cos, sin)
-    if _is_large(how, q, k, cos) and plain(q, k, cos, sin):
+    if _is_large(how, q, k, cos, sin) and plain(q, k, cos, sin):
         xs = (q,) if k is None else (q, k)
         rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
         constants = [(variant, rotated, _result_dtype(how, x, q, cos, sin)) for x in xs]
@@ -52,19 +52,27 @@ _LLAMA = reference.VARIANTS["half"]
 
 def _small(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """With the fewest calls, for one token at a time; the sum is rounded once."""
-    if not x.dtype is cos.dtype is sin.dtype or x.shape[-1] % 2:
+    if not x.dtype is cos.dtype is sin.dtype or cos.shape != sin.shape or x.shape[-1] % 2:
         return reference.compute(_LLAMA, x, None, cos, sin)[0]
     a, b = x.chunk(2, -1)
     return (x * cos).addcmul_(torch.cat((-b, a), -1), sin)
 
 
-def _is_large(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor) -> bool:
+def _is_large(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
     if q.numel() + (0 if k is None else k.numel()) < _LARGE:
         return False
     if how.writes == "pairs" and how.width != "whole":
         return False  # Inductor joins pairs and a rest element by element: 774 µs where eager takes 561
     alike = k is None or (k.dim() == q.dim() and k.numel() > 0)
-    return alike and 1 < q.dim() >= cos.dim() and q.numel() > 0 and cos.shape[-1] % 2 == 0
+    if not alike or q.dim() == 1 or q.numel() == 0 or cos.shape[-1] % 2 or cos.shape != sin.shape:
+        return False
+    return _broadcasts(cos, q) and (k is None or _broadcasts(cos, k))
+
+
+def _broadcasts(table: Tensor, x: Tensor) -> bool:
+    """Whether the rotation of *x* has the shape of *x*: tables of more tokens or batches would enlarge it."""
+    dims = zip(reversed(table.shape[:-1]), reversed(x.shape[:-1]), strict=False)
+    return table.dim() <= x.dim() and all(own in (1, size) for own, size in dims)
 
 
 def _result_dtype(how: Semantics, x: Tensor, q: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:

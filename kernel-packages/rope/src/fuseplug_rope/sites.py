@@ -43,24 +43,29 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     return Rejection("; ".join(dict.fromkeys(rejected))) if rejected else None
 
 
+def _targets(cls: Hashable) -> Iterator[tuple[Target, Any]]:
+    """What methods of *cls* call that is rotary, and its own rotary methods.
+
+    What a global means is looked up each time: somebody may have put another function there.
+    """
+    own, methods = _methods(cls)
+    yield from own
+    for name, method in methods:
+        for called, function in called_functions(method, is_rotary).items():
+            yield Target(name, called), function
+
+
 @functools.lru_cache(maxsize=4096)
-def _targets(cls: Hashable) -> tuple[tuple[Target, Any], ...]:
-    """What methods of *cls* call that is rotary, and its own rotary methods."""
+def _methods(cls: Hashable) -> tuple[tuple[tuple[Target, Any], ...], tuple[tuple[str, types.FunctionType], ...]]:
     owner = cast("type", cls)
-    found: list[tuple[Target, Any]] = [(Target(name), method) for name, method in own_rotary_methods(owner)]
-    for name, method in _methods(owner).items():
-        found += [(Target(name, called), function) for called, function in called_functions(method, is_rotary).items()]
-    return tuple(found)
-
-
-def _methods(cls: type) -> dict[str, types.FunctionType]:
     methods: dict[str, types.FunctionType] = {}
-    for base in cls.__mro__:
+    for base in owner.__mro__:
         if not base.__module__.startswith("torch."):
             for name, value in vars(base).items():
                 if isinstance(value, types.FunctionType):
                     methods.setdefault(name, value)
-    return methods
+    own = tuple((Target(name), method) for name, method in own_rotary_methods(owner)) if methods else ()
+    return own, tuple(methods.items())
 
 
 def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Rejection | None:

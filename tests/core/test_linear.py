@@ -1,0 +1,75 @@
+"""A linear formula compiled for several tensors: any layout, few programs, and only what a backward needs is kept."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from fuseplug.inductor import CompiledLinear
+
+
+def scaled(x, table, factor):
+    return x * table * factor
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Traced by Dynamo, run eagerly: these tests are about what a program is given, not about its machine code."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    return CompiledLinear(scaled)
+
+
+def some(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 1, 0, 3), (1, 2, 0, 3)])
+@pytest.mark.parametrize("table", [(7,), (4, 7), (3, 1, 7), (2, 1, 1, 7), (2, 3, 4, 7)], ids=str)
+def test_every_order_of_memory_and_every_way_to_broadcast(compiled, order, table):
+    place = [order.index(dim) for dim in range(4)]
+    x = some(*(((2, 3, 4, 7)[dim]) for dim in order)).permute(place).requires_grad_()
+    table = some(*table).requires_grad_()
+    (found,) = compiled([(2.0,)], [x], [table])
+    torch.testing.assert_close(found, scaled(x, table, 2.0))
+    assert found.stride() == x.stride()
+    grads = (torch.autograd.grad(y.square().sum(), (x, table)) for y in (found, scaled(x, table, 2.0)))
+    torch.testing.assert_close(*grads)
+
+
+def test_one_program_serves_all_sizes_and_what_is_merged_into_them(compiled):
+    for batch, length, heads in ((1, 5, 5), (3, 4, 2), (2, 2, 6)):
+        x = some(batch, length, heads, 7).transpose(1, 2)
+        compiled([(1.0,)], [x], [some(batch, 1, length, 7)])
+    assert len(compiled._programs) == 1
+
+
+def test_each_of_several_tensors_has_its_constants_and_its_shape(compiled):
+    one, two = some(2, 3, 7), some(2, 5, 7)
+    table = some(2, 1, 7)
+    found = compiled([(2.0,), (-1.0,)], [one, two], [table])
+    torch.testing.assert_close(found, (scaled(one, table, 2.0), scaled(two, table, -1.0)))
+
+
+def test_without_gradients_for_the_tables_the_tensors_are_not_kept(compiled):
+    x, table = some(2, 3, 7).requires_grad_(), some(7)
+    for need, expected in ((False, [table]), (True, [x, table])):
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
+            compiled([(1.0,)], [x], [table.requires_grad_(need)])
+        assert [t.data_ptr() for t in kept] == [t.data_ptr() for t in expected]
+
+
+def test_what_needs_no_gradient_has_none(compiled):
+    one, two = some(2, 3, 7).requires_grad_(), some(2, 5, 7)
+    assert [y.requires_grad for y in compiled([(1.0,), (1.0,)], [one, two], [some(7)])] == [True, False]
+
+
+def test_layouts_are_forgotten_rather_than_gathered(compiled, monkeypatch):
+    from fuseplug.inductor import linear
+
+    monkeypatch.setattr(linear, "_MOST_VIEWS", 2)
+    for length in range(2, 8):
+        compiled([(1.0,)], [some(length, 7)], [some(7)])
+        assert len(compiled._views) <= 2
