@@ -81,7 +81,9 @@ def run(
     call = args
     double = None
     if subject.module is not None:
-        double = _place_twin(twin(subject.module, example.parameters, example.children, example.attributes), device, dtype, gradients)
+        double = _place_twin(
+            twin(subject.module, example.parameters, example.children, example.attributes), device, dtype, gradients
+        )
         if training is not None:
             double.train(training)
         named |= dict(double.named_parameters())
@@ -118,8 +120,8 @@ def excess(
 
     The tolerance, for each row of each tensor, is max(2 × the error of *theirs*, (roundings × eps(dtype) + working ×
     eps(float32)) × the largest true magnitude in the row). A right implementation that rounds differently passes; a
-    wrong one is off by far more. Not *by_row*, the whole tensor is one row: where results are sums of parts, the parts of
-    a row may all but cancel, and what is left says nothing of how exactly they can be added.
+    wrong one is off by far more. Not *by_row*, the whole tensor is one row: where results are sums of parts, the parts
+    of a row may all but cancel, and what is left says nothing of how exactly they can be added.
     """
     true = truth.on_cpu()
 
@@ -134,8 +136,8 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, roundings: float, 
 
     For an original that nobody can equal bit for bit. The tolerance is that of `excess`, not by row, without its first
     term: it is the original itself that is judged here. Its eps is that of the coarsest dtype that takes part, in which
-    a float32 result of a mixture was computed. *ours*, the reference in the original's dtypes, must be alike in kind: shapes,
-    dtypes, which gradients there are, what is left in the inputs.
+    a float32 result of a mixture was computed. *ours*, the reference in the original's dtypes, must be alike in kind:
+    shapes, dtypes, which gradients there are, what is left in the inputs.
     """
     true = truth.on_cpu()
     floating = [value.dtype for value in theirs.values.values() if value is not None and value.is_floating_point()]
@@ -187,9 +189,7 @@ def _share(dtype: torch.dtype, roundings: float, working: float) -> float:
     return roundings * torch.finfo(dtype).eps + working * torch.finfo(torch.float32).eps
 
 
-def _worst(
-    name: str, found: Tensor, excuse: Tensor | None, true: Tensor | None, share: float, *, by_row: bool
-) -> str:
+def _worst(name: str, found: Tensor, excuse: Tensor | None, true: Tensor | None, share: float, *, by_row: bool) -> str:
     if true is None:
         return f"{name} has no true value"
     if not found.numel():

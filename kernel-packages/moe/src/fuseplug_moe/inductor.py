@@ -1,14 +1,14 @@
 """A mixture of experts around Inductor: matrices by torch's own matmul, everything between them compiled.
 
-Five steps, each with a derivative of its own: rows are gathered in the order of the experts, multiplied, gated, multiplied
-again, put back in the order of the tokens and weighed. Only experts that have rows are looked at. Nothing is added
-atomically: what the backward gives to one token from several experts is summed in the same order each time.
+Five steps, each with a derivative of its own: rows are gathered in the order of the experts, multiplied, gated,
+multiplied again, put back in the order of the tokens and weighed. Only experts that have rows are looked at. Nothing is
+added atomically: what the backward gives to one token from several experts is summed in the same order each time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ _LARGE_GATE = 1 << 20
 _LARGE_SUM = 1 << 19
 """Elements from which compiling the gate, and the weighted sum, is worth the fixed cost of a compiled call.
 
-On one x86 core, in µs, eager and compiled, forward and backward: the gate 439 and 413 at 2¹⁹ elements in bfloat16 and 515 and
-558 in float32, 885 and 756, 1453 and 928 at 2²⁰; the sum 585 and 235, 315 and 413 at 2¹⁹, 3692 and 346, 705 and 414 at 2²⁰.
+On one x86 core, in µs, eager and compiled, forward and backward: the gate 439 and 413 at 2¹⁹ elements in bfloat16 and
+515 and 558 in float32, 885 and 756, 1453 and 928 at 2²⁰; the sum 585 and 235, 315 and 413 at 2¹⁹, 3692 and 346, 705 and
+414 at 2²⁰.
 """
 
 
@@ -48,12 +49,24 @@ def moe(
 ) -> Tensor:
     """`fuseplug_moe.reference.moe`, fused: the same arguments, result and errors.
 
-    The result is the reference's up to rounding. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the
-    reference. Ambient autocast changes nothing: it computes in the dtype of the experts.
+    The result is the reference's up to rounding. Inside ``torch.compile``, ``torch.export`` and other tracers it *is*
+    the reference. Ambient autocast changes nothing: it computes in the dtype of the experts.
     """
     experts = reference.check(
         Experts(
-            len(gate_up), gate_up, up, down, gate_up_bias, down_bias, transposed, layout, activation, limit, alpha, post, idle
+            len(gate_up),
+            gate_up,
+            up,
+            down,
+            gate_up_bias,
+            down_bias,
+            transposed,
+            layout,
+            activation,
+            limit,
+            alpha,
+            post,
+            idle,
         ),
         x,
         top_k_index,
@@ -120,6 +133,12 @@ def _sort(index: Tensor, number: int) -> _Order:
     return _Order(slots // index.shape[1], slots, rows, hit, sizes, (index.shape[0], index.shape[1]))
 
 
+def _pieces(rows: Tensor, order: _Order) -> tuple[Tensor, ...]:
+    """The rows of each expert that has some."""
+    pieces: tuple[Tensor, ...] = rows.split(order.sizes)  # type: ignore[no-untyped-call]
+    return pieces
+
+
 def _recording(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
@@ -169,9 +188,7 @@ def _in_slots(rows: Tensor, order: _Order) -> Tensor:
     return rows.index_select(0, order.rows)
 
 
-def _linear(
-    rows: Tensor, projection: Projection, bias: Tensor | None, order: _Order, experts: Experts
-) -> Tensor:
+def _linear(rows: Tensor, projection: Projection, bias: Tensor | None, order: _Order, experts: Experts) -> Tensor:
     """``(pairs, out)``, each expert's rows times its matrix."""
     each = (projection,) if isinstance(projection, Tensor) else tuple(projection)
     if _recording(rows, bias, *each):
@@ -186,12 +203,10 @@ def _matrices(each: Sequence[Tensor], order: _Order) -> list[Tensor]:
     return [stacked[expert] for expert in order.hit]
 
 
-def _multiply(
-    rows: Tensor, each: Sequence[Tensor], bias: Tensor | None, order: _Order, *, transposed: bool
-) -> Tensor:
+def _multiply(rows: Tensor, each: Sequence[Tensor], bias: Tensor | None, order: _Order, *, transposed: bool) -> Tensor:
     out = _times(rows, each, order, transposed=transposed)
     if bias is not None:
-        for piece, expert in zip(out.split(order.sizes), order.hit, strict=True):
+        for piece, expert in zip(_pieces(out, order), order.hit, strict=True):
             piece.add_(bias[expert])
     return out
 
@@ -203,16 +218,14 @@ def _times(rows: Tensor, each: Sequence[Tensor], order: _Order, *, transposed: b
             return at_once
     matrices = [m if transposed else m.t() for m in _matrices(each, order)]
     out = rows.new_empty(len(rows), matrices[0].shape[1])
-    for piece, matrix, into in zip(rows.split(order.sizes), matrices, out.split(order.sizes), strict=True):
+    for piece, matrix, into in zip(_pieces(rows, order), matrices, _pieces(out, order), strict=True):
         matmul(piece, matrix, into)
     return out
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, order: _Order, experts: Experts, rows: Tensor, bias: Tensor | None, *each: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, order: _Order, experts: Experts, rows: Tensor, bias: Tensor | None, *each: Tensor) -> Tensor:
         ctx.order, ctx.transposed, ctx.skip = order, experts.transposed, experts.idle == "none"
         ctx.save_for_backward(rows, bias, *each)
         return _multiply(rows, each, bias, order, transposed=experts.transposed)
@@ -230,7 +243,7 @@ class _Linear(torch.autograd.Function):
             of_rows = _times(grad, each, order, transposed=not transposed)
         if needs[1] and bias is not None:
             of_bias = torch.zeros_like(bias)
-            for piece, expert in zip(grad.split(order.sizes), order.hit, strict=True):
+            for piece, expert in zip(_pieces(grad, order), order.hit, strict=True):
                 torch.sum(piece, 0, out=of_bias[expert])
         if each[0].dim() == 3:
             of_each = [_stacked_gradient(each[0], rows, grad, order, transposed=transposed) if needs[2] else None]
@@ -248,7 +261,7 @@ def _stacked_gradient(weight: Tensor, rows: Tensor, grad: Tensor, order: _Order,
     found = torch.empty_like(weight, memory_format=torch.contiguous_format)
     for expert in {*range(len(weight))}.difference(order.hit):
         found[expert].zero_()
-    for a, b, expert in zip(left.split(order.sizes), right.split(order.sizes), order.hit, strict=True):
+    for a, b, expert in zip(_pieces(left, order), _pieces(right, order), order.hit, strict=True):
         matmul(a.t(), b, found[expert])
     return found
 
@@ -263,9 +276,11 @@ def _gradients(
     transposed: bool,
     skip: bool,
 ) -> list[Tensor | None]:
-    found: list[Tensor | None] = [torch.zeros_like(m) if need and not skip else None for m, need in zip(each, needs, strict=True)]
+    found: list[Tensor | None] = [
+        torch.zeros_like(m) if need and not skip else None for m, need in zip(each, needs, strict=True)
+    ]
     left, right = (rows, grad) if transposed else (grad, rows)
-    for a, b, expert in zip(left.split(order.sizes), right.split(order.sizes), order.hit, strict=True):
+    for a, b, expert in zip(_pieces(left, order), _pieces(right, order), order.hit, strict=True):
         if needs[expert]:
             into = found[expert] = torch.empty_like(each[expert], memory_format=torch.contiguous_format)
             matmul(a.t(), b, into)
@@ -285,12 +300,16 @@ def _differentiable_vjp(
     """What `_Linear.backward` computes, by operations that can be differentiated again."""
     tensors = (rows, bias, *each)
     with torch.enable_grad():
+        # Views, or a tensor that another one was computed from would be given that one's gradient as well.
         views = [t if t is None else t.view_as(t) for t in tensors]
-        matrices = _matrices([v for v in views[2:] if v is not None], order)
+        own_rows, own_bias, *own = views
+        matrices = _matrices([matrix for matrix in own if matrix is not None], order)
         pieces = [
-            piece @ (matrix if transposed else matrix.t()) + (0 if bias is None else views[1][expert])  # type: ignore[index]
-            for piece, matrix, expert in zip(views[0].split(order.sizes), matrices, order.hit, strict=True)  # type: ignore[union-attr]
+            piece @ (matrix if transposed else matrix.t())
+            for piece, matrix in zip(_pieces(cast("Tensor", own_rows), order), matrices, strict=True)
         ]
+        if own_bias is not None:
+            pieces = [piece + own_bias[expert] for piece, expert in zip(pieces, order.hit, strict=True)]
         wanted = [v for v, need in zip(views, needs, strict=True) if need and v is not None]
         got = torch.autograd.grad(torch.cat(pieces), wanted, grad, create_graph=True, allow_unused=True)
     found = iter(got)
@@ -327,7 +346,7 @@ def _weighed(slots: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
 
 def weigh_formula(slots: Tensor, weights: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     """The reference's weighted sum as a formula to compile; *slots* is ``(tokens, k · hidden)``."""
-    return reference.weigh(slots.unflatten(-1, (k, -1)), weights).to(dtype)
+    return reference.weigh(slots.view(len(slots), k, -1), weights).to(dtype)
 
 
 _fused_gate = Compiled(gate_formula)
