@@ -124,8 +124,12 @@ def forward(function: Contender, x: Tensor, index: Tensor, routing: Tensor, *_: 
 def forward_and_backward(
     function: Contender, x: Tensor, index: Tensor, routing: Tensor, gate_up: Tensor, down: Tensor, grad: Tensor
 ) -> tuple[Tensor, ...]:
+    leaves = (x, routing, gate_up, down)
+    for leaf in leaves:
+        leaf.grad = None
     out = function(x, index, routing)
-    return (out.detach(), *torch.autograd.grad(out, (x, routing, gate_up, down), grad))
+    out.backward(grad)
+    return (out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None))
 
 
 WORKS = (forward, forward_and_backward)

@@ -160,11 +160,28 @@ def test_it_is_the_same_each_time_and_leaves_its_inputs_alone():
     assert versions == {name: named[name]._version for name in versions}
 
 
-def test_without_gradients_it_is_the_same():
-    named = arguments(tokens=50)
+@pytest.mark.parametrize("way", WAYS)
+def test_without_gradients_it_is_the_same(way):
+    named = arguments(**WAYS[way])
     with torch.no_grad():
         quiet = inductor.moe(**named)
-    assert torch.equal(quiet, inductor.moe(**named).detach())
+    torch.testing.assert_close(quiet, inductor.moe(**named).detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("elsewhere", [1, 2])
+def test_one_token_may_have_experts_elsewhere(elsewhere):
+    named = arguments(tokens=1, transposed=True, biased=True)
+    named["top_k_index"][0, :elsewhere] = 7
+    with torch.no_grad():
+        torch.testing.assert_close(inductor.moe(**named), reference.moe(**named), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_a_negative_index_is_refused(tokens):
+    named = arguments(tokens=tokens)
+    named["top_k_index"][0, 0] = -1
+    with torch.no_grad(), pytest.raises(IndexError, match="must not be negative; it has -1"):
+        inductor.moe(**named)
 
 
 @pytest.mark.parametrize("frozen", ["x", "top_k_weights", "gate_up", "down"])

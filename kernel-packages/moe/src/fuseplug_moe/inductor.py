@@ -20,13 +20,16 @@ from .matmul import grouped, matmul
 from .reference import Experts, Layout, Projection, Rows
 
 _LARGE_GATE = 1 << 20
-_LARGE_SUM = 1 << 19
+_LARGE_SUM = 1 << 18
 """Elements from which compiling the gate, and the weighted sum, is worth the fixed cost of a compiled call.
 
 On one x86 core, in µs, eager and compiled, forward and backward: the gate 439 and 413 at 2¹⁹ elements in bfloat16 and
 515 and 558 in float32, 885 and 756, 1453 and 928 at 2²⁰; the sum 585 and 235, 315 and 413 at 2¹⁹, 3692 and 346, 705 and
 414 at 2²⁰.
 """
+
+_FEW = 64
+"""Slots up to which they are sorted in Python."""
 
 
 def moe(
@@ -83,6 +86,8 @@ def moe(
 def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor, stacked: Sequence[Tensor]) -> Tensor:
     if not len(x) or not plain(x, index, weights, *stacked):
         return reference.compute(experts, x, index, weights)
+    if len(x) == 1 and x.device.type == "cpu" and not torch.is_grad_enabled():
+        return _one_token(experts, x, index, weights)
     order = _sort(index, experts.number)
     if not order.hit:
         return reference.compute(experts, x, index, weights)
@@ -96,6 +101,42 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor, stacke
     if order.pairs < index.numel():
         weights = weights.masked_fill(index >= experts.number, 0)
     return _weighed(_collect(out, order), weights, x.dtype)
+
+
+def _one_token(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """One row needs no sorting, and what that costs is felt beside so few products."""
+    chosen = index[0].tolist()
+    _refuse_negative(chosen)
+    places = [place for place, expert in enumerate(chosen) if expert < experts.number]
+    if not places:
+        return reference.compute(experts, x, index, weights)
+    if len(places) < len(chosen):
+        weights = weights[:, places]
+    hit = [chosen[place] for place in places]
+    rows = x.to(experts.dtype).expand(len(hit), -1)
+    up = None if experts.up is None else _times_each(rows, experts.up, None, hit, experts)
+    gate = _times_each(rows, experts.gate_up, experts.gate_up_bias, hit, experts)
+    inner = _gated(experts, gate, up).to(reference.first(experts.down).dtype)
+    out = _times_each(inner, experts.down, experts.down_bias, hit, experts)
+    if experts.post is not None:
+        out = experts.post(out)
+    return reference.weigh(out[None], weights).to(x.dtype)
+
+
+def _times_each(
+    rows: Tensor, projection: Projection, bias: Tensor | None, hit: Sequence[int], experts: Experts
+) -> Tensor:
+    """Each row times the matrix of its expert."""
+    matrices = [projection[expert] if experts.transposed else projection[expert].t() for expert in hit]
+    out = rows.new_empty(len(hit), matrices[0].shape[1])
+    for row, matrix, into in zip(rows.split(1), matrices, out.split(1), strict=True):  # type: ignore[no-untyped-call]
+        matmul(row, matrix, into)
+    return out if bias is None else out.add_(bias[list(hit)])
+
+
+def _refuse_negative(experts: Sequence[int]) -> None:
+    if experts and min(experts) < 0:
+        raise IndexError(f"top_k_index must not be negative; it has {min(experts)}")
 
 
 class _Order(NamedTuple):
@@ -123,6 +164,8 @@ class _Order(NamedTuple):
 
 
 def _sort(index: Tensor, number: int) -> _Order:
+    if index.numel() <= _FEW and index.device.type == "cpu":
+        return _sort_few(index, number)
     flat = index.reshape(-1)
     counts = torch.bincount(flat, minlength=number)[:number].tolist()
     hit = [expert for expert, count in enumerate(counts) if count]
@@ -131,6 +174,23 @@ def _sort(index: Tensor, number: int) -> _Order:
     rows = flat.new_full(flat.shape, len(slots), dtype=torch.long)
     rows[slots] = torch.arange(len(slots), device=flat.device)
     return _Order(slots // index.shape[1], slots, rows, hit, sizes, (index.shape[0], index.shape[1]))
+
+
+def _sort_few(index: Tensor, number: int) -> _Order:
+    """The same in Python, which for a few slots is faster than the six calls of torch that it takes."""
+    experts = index.reshape(-1).tolist()
+    _refuse_negative(experts)
+    sizes: dict[int, int] = {}
+    slots = [slot for slot in sorted(range(len(experts)), key=experts.__getitem__) if experts[slot] < number]
+    for slot in slots:
+        sizes[experts[slot]] = sizes.get(experts[slot], 0) + 1
+    rows = [len(slots)] * len(experts)
+    for row, slot in enumerate(slots):
+        rows[slot] = row
+    k = index.shape[1]
+    tensors = torch.tensor([slots + [0] * (len(experts) - len(slots)), rows])
+    by_row = tensors[0, : len(slots)]
+    return _Order(by_row // k, by_row, tensors[1], list(sizes), list(sizes.values()), (index.shape[0], k))
 
 
 def _pieces(rows: Tensor, order: _Order) -> tuple[Tensor, ...]:
@@ -160,7 +220,10 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         order: _Order = ctx.order
-        return _in_slots(grad, order).view(*order.shape, -1).sum(1), None
+        slots = _in_slots(grad, order).view(*order.shape, -1)
+        # Torch adds halves across rows several times slower than it widens them, adds, and rounds: to the same bits.
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        return slots.to(wide).sum(1).to(grad.dtype), None
 
 
 def _collect(out: Tensor, order: _Order) -> Tensor:
