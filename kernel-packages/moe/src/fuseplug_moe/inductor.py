@@ -12,11 +12,12 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fuseplug.inductor import Compiled, plain
 
 from . import reference
-from .matmul import grouped, matmul
+from .matmul import at_once, grouped, matmul
 from .reference import Experts, Layout, Projection, Rows
 
 _LARGE_GATE = 1 << 20
@@ -91,6 +92,8 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor, stacke
     order = _sort(index, experts.number)
     if not order.hit:
         return reference.compute(experts, x, index, weights)
+    if _is_small_step(experts, order, x, weights, *stacked):
+        return _by_torch(experts, x, weights, order)
     rows = _dispatch(x.to(experts.dtype), order)
     up = None if experts.up is None else _linear(rows, experts.up, None, order, experts)
     gate = _linear(rows, experts.gate_up, experts.gate_up_bias, order, experts)
@@ -101,6 +104,43 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor, stacke
     if order.pairs < index.numel():
         weights = weights.masked_fill(index >= experts.number, 0)
     return _weighed(_collect(out, order), weights, x.dtype)
+
+
+def _is_small_step(experts: Experts, order: _Order, x: Tensor, *others: Tensor) -> bool:
+    return (
+        order.pairs <= _FEW
+        and order.pairs == len(order.rows)
+        and experts.up is None
+        and isinstance(experts.gate_up, Tensor)
+        and isinstance(experts.down, Tensor)
+        and x.device.type == "cpu"
+        and {x.dtype, experts.dtype, experts.down.dtype} == {torch.bfloat16}
+        and _recording(x, *others)
+        and at_once(experts.gate_up)
+        and at_once(experts.down)
+    )
+
+
+def _by_torch(experts: Experts, x: Tensor, weights: Tensor, order: _Order) -> Tensor:
+    """With torch's own derivatives, which for a few rows cost less than ours: the products are the same."""
+    counts = [0] * experts.number
+    for expert, size in zip(order.hit, order.sizes, strict=True):
+        counts[expert] = size
+    ends = torch.tensor(counts).cumsum(0, dtype=torch.int32)
+    which = None
+    if experts.gate_up_bias is not None or experts.down_bias is not None:
+        which = torch.tensor(order.hit).repeat_interleave(torch.tensor(order.sizes))
+
+    def linear(rows: Tensor, projection: Projection, bias: Tensor | None) -> Tensor:
+        matrices = cast("Tensor", projection)
+        out = functional.grouped_mm(rows, matrices if experts.transposed else matrices.transpose(1, 2), offs=ends)
+        return out if bias is None else out + bias[which]
+
+    inner = _gated(experts, linear(x[order.tokens], experts.gate_up, experts.gate_up_bias), None)
+    out = linear(inner, experts.down, experts.down_bias)
+    if experts.post is not None:
+        out = experts.post(out)
+    return reference.weigh(out[order.rows].view(*order.shape, -1), weights).to(x.dtype)
 
 
 def _one_token(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
@@ -277,8 +317,8 @@ def _multiply(rows: Tensor, each: Sequence[Tensor], bias: Tensor | None, order: 
 def _times(rows: Tensor, each: Sequence[Tensor], order: _Order, *, transposed: bool) -> Tensor:
     if each[0].dim() == 3:
         stacked = each[0] if transposed else each[0].transpose(1, 2)
-        if (at_once := grouped(rows, stacked, order.sizes, order.hit)) is not None:
-            return at_once
+        if (found := grouped(rows, stacked, order.sizes, order.hit)) is not None:
+            return found
     matrices = [m if transposed else m.t() for m in _matrices(each, order)]
     out = rows.new_empty(len(rows), matrices[0].shape[1])
     for piece, matrix, into in zip(_pieces(rows, order), matrices, _pieces(out, order), strict=True):
@@ -318,9 +358,9 @@ class _Linear(torch.autograd.Function):
 def _stacked_gradient(weight: Tensor, rows: Tensor, grad: Tensor, order: _Order, *, transposed: bool) -> Tensor:
     left, right = (rows, grad) if transposed else (grad, rows)
     if order.hit[-1] + 1 == len(weight):
-        at_once = grouped(left.t(), right, order.sizes, order.hit)
-        if at_once is not None:
-            return at_once
+        together = grouped(left.t(), right, order.sizes, order.hit)
+        if together is not None:
+            return together
     found = torch.empty_like(weight, memory_format=torch.contiguous_format)
     for expert in {*range(len(weight))}.difference(order.hit):
         found[expert].zero_()

@@ -56,14 +56,22 @@ def grouped(a: Tensor, b: Tensor, sizes: Sequence[int], groups: Sequence[int]) -
         rows = sum(sizes) / len(sizes)
         if rows >= _ROWS or (rows >= 2 and b[0].numel() >= _ELEMENTS):
             return None
-    # It reads 16 bytes at a time, and so must rows begin.
-    if any(max(t.stride()[-2:]) * t.element_size() % 16 or t.data_ptr() % 16 for t in (a, b)):
+    if not (at_once(a) and at_once(b)):
         return None
     number = b.shape[0] if b.dim() == 3 else groups[-1] + 1
     counts = [0] * number
     for group, size in zip(groups, sizes, strict=True):
         counts[group] = size
     return functional.grouped_mm(a, b, offs=torch.tensor(counts, device=a.device).cumsum(0, dtype=torch.int32))
+
+
+def at_once(tensor: Tensor) -> bool:
+    """Whether torch's grouped matmul takes *tensor*: it reads 16 bytes at a time, and so must rows begin."""
+    return (
+        hasattr(functional, "grouped_mm")
+        and max(tensor.stride()[-2:]) * tensor.element_size() % 16 == 0
+        and tensor.data_ptr() % 16 == 0
+    )
 
 
 @functools.cache
