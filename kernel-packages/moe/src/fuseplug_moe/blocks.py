@@ -224,7 +224,7 @@ def _bare(module: Any) -> bool:
 
 
 def _elsewhere(x: Tensor) -> bool:
-    """Whether a call is the original's: experts one by one feel autocast, and no tracer can follow them but with breaks."""
+    """Whether a call is the original's: listed experts feel autocast, and tracers follow them with breaks only."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -250,14 +250,16 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return Rejection(why)
     activation = gates.activation_of(first)
     if activation is None:
-        return Rejection(f"its experts, {type(first).__name__}, have no activation that is a child or attribute of theirs")
+        return Rejection(
+            f"its experts, {type(first).__name__}, have no activation that is a child or attribute of theirs"
+        )
     known = [name for name in (gates.named_activation(activation), OWN) if name]
     listed = [Listed(lists[0], *names, each) for names in _roles(linears) for each in known]
     if not listed:
         return Rejection(f"the shapes of {type(first).__name__}'s projections fit no gate, up and down")
     dtype = next(iter(linears.values())).weight.dtype
     if router is None:
-        return [_seam(module, listed, dtype, inspect.signature(seam))] if _takes(seam, 3) else None  # type: ignore[arg-type]
+        return [_seam(module, listed, dtype)] if _takes(seam, 3) else None
     if not _takes(type(module).forward, 1):
         return Rejection(f"its forward takes {inspect.signature(type(module).forward)}; known is (hidden states)")
     return _block(module, listed, router, dtype)
@@ -310,7 +312,7 @@ def _takes(function: Callable[..., Any], number: int) -> bool:
     return len(parameters) == number and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
-def _seam(module: nn.Module, listed: list[Listed], dtype: torch.dtype, signature: inspect.Signature) -> Proposal:
+def _seam(module: nn.Module, listed: list[Listed], dtype: torch.dtype) -> Proposal:
     adapters = [SeamAdapter(f"{each.activation}", each, "moe", idle) for each in listed for idle in _IDLE]
     return Proposal(
         target=Target("moe"),
@@ -382,7 +384,9 @@ def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dt
     shared_gate = [name for name in others if getattr(module._modules[name], "out_features", None) == 1]
     shared = [name for name in others if len(_linears(module._modules[name])) >= 2]
     correction = [
-        name for name in others if not _linears(module._modules[name]) and name not in shared_gate and _own(module, name)
+        name
+        for name in others
+        if not _linears(module._modules[name]) and name not in shared_gate and _own(module, name)
     ]
     if unknown := set(others).difference(shared_gate, shared, correction):
         return Rejection(f"it has children {', '.join(sorted(unknown))} that no known sparse block has")
@@ -394,9 +398,12 @@ def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dt
     flags = [name for name, value in vars(module).items() if type(value) is bool and "norm" in name]
     jitter = gates.scalar_named(module, "jitter")
     floor = gates.scalar_named(module, "norm_min")
-    ways = [Routing(router, top_k, how, _one(correction), floor, jitter) for how in (flags or [True, False])]
+    how: list[str | bool] = [*flags] or [True, False]
+    ways = [Routing(router, top_k, each, _one(correction), floor, jitter) for each in how]
     adapters = [
-        BlockAdapter(_describe(each, way, shared, shared_gate), each, way, _one(shared), _one(shared_gate), logits, idle)
+        BlockAdapter(
+            _describe(each, way, shared, shared_gate), each, way, _one(shared), _one(shared_gate), logits, idle
+        )
         for each, way, logits, idle in itertools.product(listed, ways, (True, False), _IDLE)
     ]
     return [

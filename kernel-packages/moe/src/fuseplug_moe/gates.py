@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def scalar_named(module: nn.Module, word: str) -> str | None:
 def named_activation(activation: Callable[[Tensor], Tensor]) -> str | None:
     """The row of `GATES` that *activation*, of one tensor, is on its own."""
     x = torch.linspace(-8, 8, 67)
-    return next(_equal(activation, (x,), [(n, (lambda n: lambda x: _alone(x, n))(n)) for n in _unclamped()]), None)
+    return next(_equal(activation, x, [(name, functools.partial(_alone, name)) for name in _unclamped()]), None)
 
 
 def named_gate(gate: Callable[[Tensor], Tensor], limit: float | None, alpha: float) -> tuple[str, str] | None:
@@ -37,31 +38,37 @@ def named_gate(gate: Callable[[Tensor], Tensor], limit: float | None, alpha: flo
     reach = 2 * limit if limit and limit < 1e3 else 8.0
     rows = torch.linspace(-reach, reach, 11 * 14).view(11, 14)[:, torch.arange(14) * 5 % 14]
     candidates = [
-        ((name, layout), (lambda name, layout: lambda x: apply_gate(x, None, name, layout, limit, alpha))(name, layout))
+        ((name, layout), functools.partial(_split, name, layout, limit, alpha))
         for name in GATES
         if limit is not None or GATES[name].clamp is None
         for layout in _LAYOUTS
     ]
-    return next(_equal(gate, (rows,), candidates), None)
+    return next(_equal(gate, rows, candidates), None)
 
 
 def _unclamped() -> Iterator[str]:
     return (name for name, gate in GATES.items() if gate.clamp is None)
 
 
-def _alone(x: Tensor, name: str) -> Tensor:
+def _alone(name: str, x: Tensor) -> Tensor:
     return apply_gate(x, None, name, "ungated", None, 1.0)
 
 
-def _equal(function: Callable[..., Any], args: tuple[Tensor, ...], candidates: list[tuple[Any, Any]]) -> Iterator[Any]:
+def _split(name: str, layout: str, limit: float | None, alpha: float, rows: Tensor) -> Tensor:
+    return apply_gate(rows, None, name, layout, limit, alpha)
+
+
+def _equal(
+    function: Callable[[Tensor], Tensor], x: Tensor, candidates: Sequence[tuple[Any, Callable[[Tensor], Tensor]]]
+) -> Iterator[Any]:
     try:
-        expected = function(*args)
+        expected = function(x)
     except Exception:  # noqa: BLE001 - a stranger's activation may want other arguments, or parameters with values
         return
-    if not isinstance(expected, Tensor):
+    if not isinstance(expected, Tensor) or expected.device != x.device:
         return
     for key, candidate in candidates:
-        found = candidate(*args)
+        found = candidate(x)
         if found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-5, atol=1e-6):
             yield key
 

@@ -1,8 +1,8 @@
 """Matrix products of groups of rows, by whichever of torch's ways is the fastest on the device.
 
-On x86 with AVX-512 made by another than Intel, MKL computes float32 without it and oneDNN with it. On one core of such a
-machine, in µs, MKL and oneDNN: 64 rows times 512 × 2048 take 1934 and 890, their gradients 1758 and 1058, 1887 and 1224;
-4 rows times 2048 × 1536 take 1624 and 864, 4 rows times 256 × 1024 take 152 and 105. Below that they are alike.
+On x86 with AVX-512 made by another than Intel, MKL computes float32 without it and oneDNN with it. On one core of such
+a machine, in µs, MKL and oneDNN: 64 rows times 512 × 2048 take 1934 and 890, their gradients 1758 and 1058, 1887 and
+1224; 4 rows times 2048 × 1536 take 1624 and 864, 4 rows times 256 × 1024 take 152 and 105. Below that they are alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def grouped(a: Tensor, b: Tensor, sizes: Sequence[int], groups: Sequence[int]) -> Tensor | None:
-    """All groups in one call where torch has a good one: ``(rows, in) @ (groups, in, out)``, or ``(rows, in)ᵀ @ (rows, out)``.
+    """All groups in one call, where torch has a good one.
+
+    It is ``(rows, in) @ (groups, in, out)``, or ``(rows, in)ᵀ @ (rows, out)`` for each group.
 
     Args:
         a: The rows, sorted by group; transposed, ``(in, rows)``, to sum over them.
@@ -54,8 +56,7 @@ def grouped(a: Tensor, b: Tensor, sizes: Sequence[int], groups: Sequence[int]) -
         rows = sum(sizes) / len(sizes)
         if rows >= _ROWS or (rows >= 2 and b[0].numel() >= _ELEMENTS):
             return None
-    # It reads 16 bytes at a time, and so must rows begin.
-    if any(max(t.stride()[-2:]) * t.element_size() % 16 or t.data_ptr() % 16 for t in (a, b)):
+    if not (at_once(a) and at_once(b)):
         return None
     number = b.shape[0] if b.dim() == 3 else groups[-1] + 1
     counts = [0] * number
@@ -64,10 +65,20 @@ def grouped(a: Tensor, b: Tensor, sizes: Sequence[int], groups: Sequence[int]) -
     return functional.grouped_mm(a, b, offs=torch.tensor(counts, device=a.device).cumsum(0, dtype=torch.int32))
 
 
+def at_once(tensor: Tensor) -> bool:
+    """Whether torch's grouped matmul takes *tensor*: it reads 16 bytes at a time, and so must rows begin."""
+    return (
+        hasattr(functional, "grouped_mm")
+        and max(tensor.stride()[-2:]) * tensor.element_size() % 16 == 0
+        and tensor.data_ptr() % 16 == 0
+    )
+
+
 @functools.cache
 def onednn_is_faster() -> bool:
     """Whether this is a processor with AVX-512 for which MKL does not use it."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkldnn.is_available():
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not available:
         return False
     described = Path("/proc/cpuinfo")
     maker = next((line for line in _lines(described) if line.startswith("vendor_id")), "GenuineIntel")

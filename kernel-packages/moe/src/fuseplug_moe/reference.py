@@ -122,7 +122,8 @@ def moe(
         top_k_index: ``(tokens, k)``, integers from 0. One that is not below the number of experts stands for an expert
             that is elsewhere, and adds nothing.
         top_k_weights: ``(tokens, k)``, floating.
-        gate_up: ``(experts, 2 · inner, hidden)``; for ``layout="ungated"``, or beside *up*, ``(experts, inner, hidden)``.
+        gate_up: ``(experts, 2 · inner, hidden)``; for ``layout="ungated"``, or beside *up*, ``(experts, inner,
+            hidden)``.
             Instead of one tensor it may be a sequence of matrices, and so may the others.
         down: ``(experts, hidden, inner)``.
         up: ``(experts, inner, hidden)``, where it is apart from the gate.
@@ -146,7 +147,19 @@ def moe(
     """
     experts = check(
         Experts(
-            len(gate_up), gate_up, up, down, gate_up_bias, down_bias, transposed, layout, activation, limit, alpha, post, idle
+            len(gate_up),
+            gate_up,
+            up,
+            down,
+            gate_up_bias,
+            down_bias,
+            transposed,
+            layout,
+            activation,
+            limit,
+            alpha,
+            post,
+            idle,
         ),
         x,
         top_k_index,
@@ -225,9 +238,7 @@ def sort(top_k_index: Tensor, number: int) -> Order:
     return Order(slots, torch.argsort(slots), ends, experts.clamp(max=number - 1))
 
 
-def linear(
-    rows: Tensor, projection: Projection, order: Order, experts: Experts, bias: Tensor | None = None
-) -> Tensor:
+def linear(rows: Tensor, projection: Projection, order: Order, experts: Experts, bias: Tensor | None = None) -> Tensor:
     """Every expert's rows times its matrix, and its bias added; rows of none become zero before the bias."""
     if isinstance(projection, Tensor):
         weight = projection if experts.transposed else projection.transpose(-2, -1)
@@ -245,9 +256,7 @@ def gated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
     return apply_gate(gate, up, experts.activation, experts.layout, experts.limit, experts.alpha)
 
 
-def apply_gate(
-    gate: Tensor, up: Tensor | None, name: str, layout: str, limit: float | None, alpha: float
-) -> Tensor:
+def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
     """A row of `GATES`: tensors first, then what a compiler compiles in."""
     how = GATES[name]
     if up is None and layout == "concatenated":
@@ -269,4 +278,3 @@ def apply_gate(
 def weigh(slots: Tensor, weights: Tensor) -> Tensor:
     """The weighted sum over the second dimension of ``(tokens, k, hidden)``, always in the same order."""
     return (slots * weights[..., None]).sum(1)
-

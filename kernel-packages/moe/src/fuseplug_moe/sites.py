@@ -10,8 +10,8 @@ from . import blocks, stacked
 def match(site: Site) -> list[Proposal] | Rejection | None:
     """Say whether *site* holds experts, and how they may be called.
 
-    Either their weights are stacked in two tensors of the module itself (`stacked`), or they are a list of modules among
-    its children (`blocks`).
+    Either their weights are stacked in two tensors of the module itself (`stacked`), or they are a list of modules
+    among its children (`blocks`).
     """
     # Most of the modules of a model have neither.
     if len(site.module._parameters) > 1:

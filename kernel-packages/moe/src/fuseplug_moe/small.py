@@ -59,6 +59,10 @@ class Small:
     def attributes(self, real: nn.Module) -> dict[str, Any]:
         """The attributes of *real* that are sizes with a small one known, by name and value."""
         named = {name: value for name, value in vars(real).items() if any(word in name for word in _SIZE_WORDS)}
-        sizes = {name: self._sizes[value] for name, value in named.items() if type(value) is int and value in self._sizes}
-        shapes = {name: value for name, value in named.items() if type(value) is tuple and set(value) <= set(self._sizes)}
+        sizes = {
+            name: self._sizes[value] for name, value in named.items() if type(value) is int and value in self._sizes
+        }
+        shapes = {
+            name: value for name, value in named.items() if type(value) is tuple and set(value) <= set(self._sizes)
+        }
         return sizes | {name: tuple(self._sizes[size] for size in shape) for name, shape in shapes.items()}

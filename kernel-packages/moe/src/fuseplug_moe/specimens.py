@@ -1,8 +1,9 @@
 """Small mixtures of experts as models write them, one for each way to write them that a kernel here claims."""
 
+# ruff: noqa: D102 - they are written as models write them
+
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -62,7 +63,8 @@ class StackedExperts(nn.Module):
 
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return self.act_fn(gate) * up
+        activated: Tensor = self.act_fn(gate)
+        return activated * up
 
     def project_back(self, x: Tensor, expert: int) -> Tensor:
         return functional.linear(x, self.down_proj[expert])
@@ -194,8 +196,8 @@ class NormedExperts(StackedExperts):
         self.post_expert_norm = nn.RMSNorm(hidden, eps=1e-6)
 
     def expert(self, x: Tensor, expert: int) -> Tensor:
-        norm: Callable[[Tensor], Tensor] = self.post_expert_norm
-        return norm(super().expert(x, expert))
+        out: Tensor = self.post_expert_norm(super().expert(x, expert))
+        return out
 
 
 class Expert(nn.Module):

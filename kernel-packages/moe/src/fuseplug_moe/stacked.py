@@ -25,7 +25,8 @@ OWN = "own"
 """The activation of an adapter that calls the module's own gate."""
 
 _KINKED = ("relu", OWN)
-"""Gates with a jump in their derivative, or that may have one: on which side of it a number is, rounding must not decide."""
+"""Gates with a jump in their derivative, or that may have one: on which side of it a number is, rounding must not
+decide."""
 
 
 _FAR = 100.0
@@ -96,8 +97,13 @@ class StackedAdapter(Adapter):
 
         def forward(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
             gate_up, down = getattr(module, parts.gate_up), getattr(module, parts.down)
-            # A DTensor, or what a quantizer put there, brings operations of its own, which the module knows how to call.
-            if type(gate_up) not in PLAIN or type(down) not in PLAIN or hidden_states.dim() != (3 if parts.dense else 2):
+            # A DTensor, or what a quantizer put there, brings operations of its own, which the module knows how to
+            # call.
+            if (
+                type(gate_up) not in PLAIN
+                or type(down) not in PLAIN
+                or hidden_states.dim() != (3 if parts.dense else 2)
+            ):
                 return type(module).forward(module, hidden_states, index, weights)
             if parts.weights_first:
                 index, weights = weights, index
@@ -199,7 +205,7 @@ def _parts(module: nn.Module) -> Parts | Rejection:
         )
     width, hidden = (shape[2], then[2]) if transposed else (shape[1], then[1])
     flat = [name for name, p in parameters.items() if p.dim() != 3]
-    biases = {(shape[0], width): "gate_up_bias", (shape[0], hidden): "down_bias"}
+    biases: dict[tuple[int, ...], str] = {(shape[0], width): "gate_up_bias", (shape[0], hidden): "down_bias"}
     found_biases: dict[str, str] = {}
     for name in flat:
         role = "down_bias" if "down" in name else biases.get(tuple(parameters[name].shape))
@@ -210,8 +216,8 @@ def _parts(module: nn.Module) -> Parts | Rejection:
     post = [name for name in post if module._modules[name] is not gates.activation_of(module)]
     if len(post) > 1:
         return Rejection(f"it has children {', '.join(post)} with weights; known is one, a norm of each expert's rows")
-    weights_name = order[0 if order[2] else 1]
-    flagged = "is_transposed" in vars(module) or "top" in weights_name
+    second_name, third_name, weights_first = order
+    flagged = "is_transposed" in vars(module) or "top" in (second_name if weights_first else third_name)
     return Parts(
         first,
         second,
@@ -219,7 +225,7 @@ def _parts(module: nn.Module) -> Parts | Rejection:
         found_biases.get("down_bias"),
         transposed,
         halves,
-        weights_first=order[2],
+        weights_first=weights_first,
         dense=not flagged,
         post=next(iter(post), None),
     )
@@ -261,7 +267,9 @@ def _adapters(module: nn.Module, parts: Parts) -> Iterator[StackedAdapter]:
         named = activation in GATES
         clamps = named and GATES[activation].clamp is not None
         slope = alpha if named and clamps else None
-        yield StackedAdapter("-".join(filter(None, traits)), parts, activation, layout, limit if clamps else None, slope)
+        yield StackedAdapter(
+            "-".join(filter(None, traits)), parts, activation, layout, limit if clamps else None, slope
+        )
 
 
 def _gates(module: nn.Module, parts: Parts, limit: str | None, alpha: str | None) -> Iterator[tuple[str, Layout]]:
@@ -272,7 +280,10 @@ def _gates(module: nn.Module, parts: Parts, limit: str | None, alpha: str | None
         if activation is not None:
             yield from ((name, "ungated") for name in (gates.named_activation(activation), OWN) if name)
     elif own is not None:
-        bounds = None if limit is None else float(getattr(module, limit)), 1.702 if alpha is None else getattr(module, alpha)
+        bounds = (
+            None if limit is None else float(getattr(module, limit)),
+            1.702 if alpha is None else getattr(module, alpha),
+        )
         named = gates.named_gate(own, *bounds)
         if named is not None:
             yield named  # type: ignore[misc]
@@ -281,7 +292,8 @@ def _gates(module: nn.Module, parts: Parts, limit: str | None, alpha: str | None
         yield from ((name, "concatenated") for name in (gates.named_activation(activation), OWN) if name)
     else:
         rows = [name for name, gate in GATES.items() if limit is not None or gate.clamp is None]
-        yield from ((name, layout) for name in reversed(rows) for layout in ("interleaved", "concatenated"))  # type: ignore[misc]
+        layouts: tuple[Layout, ...] = ("interleaved", "concatenated")
+        yield from ((name, layout) for name in reversed(rows) for layout in layouts)
 
 
 def _example(
@@ -302,8 +314,12 @@ def _example(
     # The first column of x is constant, and so its weights say around what each column of the projection lies.
     x[:, 0] = _CONSTANT
     kinked = likely.activation in _KINKED
-    gate_up = small.normal(experts, width, h, scale=(1.5 if bound is None and not kinked else 0.12 * (bound or 5.0)) * h**-0.5)
-    gate, up = [gate_up[:, ::2], gate_up[:, 1::2]] if likely.layout == "interleaved" else [gate_up[:, :i], gate_up[:, i:]]
+    gate_up = small.normal(
+        experts, width, h, scale=(1.5 if bound is None and not kinked else 0.12 * (bound or 5.0)) * h**-0.5
+    )
+    gate, up = (
+        [gate_up[:, ::2], gate_up[:, 1::2]] if likely.layout == "interleaved" else [gate_up[:, :i], gate_up[:, i:]]
+    )
     if bound is not None:
         _put_around(gate, (1.7 * bound, 0.0, 0.0), generator)
         _put_around(up, (1.7 * bound, -1.7 * bound, 0.0, 0.0), generator)
@@ -321,10 +337,11 @@ def _example(
     if parts.dense:
         weights = torch.zeros(tokens, experts, dtype=mix.routing, device="cpu").scatter(1, index, weights)
     x = x.to(mix.x)
+    post = None if parts.post is None else module._modules[parts.post]
     return Example(
         (x[None] if parts.dense else x, *((weights, index) if parts.weights_first else (index, weights))),
         {name: value.to(mix.experts) for name, value in parameters.items()},
-        {} if parts.post is None else {parts.post: small.module(module._modules[parts.post], mix.experts)},  # type: ignore[arg-type]
+        {} if parts.post is None or post is None else {parts.post: small.module(post, mix.experts)},
         small.attributes(module),
     )
 

@@ -1,0 +1,379 @@
+"""Experts are recognised by structure, told apart by what they do, and left alone where their weights are not all."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fuseplug import KernelManager
+from fuseplug.words import Rejection, Site
+from fuseplug_moe import specimens
+from fuseplug_moe.kernels import InductorMoEKernel
+from fuseplug_moe.sites import match
+
+MADE = specimens.specimens()
+
+
+@pytest.fixture(scope="module")
+def manager():
+    manager = KernelManager(environ={"FUSEPLUG_KERNELS": InductorMoEKernel.kernel_id})
+    if not any(record.kernel for record in manager.kernels()):
+        manager = KernelManager(environ={})  # it runs from its sources
+        manager.register(InductorMoEKernel)
+    return manager
+
+
+def filled(module, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
+    return module
+
+
+def site(module):
+    return Site("block", module, "cpu")
+
+
+def why_not(manager, module):
+    (entry,) = [entry for entry in manager.plan(module, verify=False).report.entries if entry.op == "moe"]
+    assert not entry.fused
+    return entry.why_not
+
+
+def routed(module, tokens=9, experts=4, hidden=12):
+    generator = torch.Generator().manual_seed(3)
+    return (
+        torch.randn(tokens, hidden, generator=generator).requires_grad_(),
+        torch.rand(tokens, experts, generator=generator).topk(2)[1],
+        torch.rand(tokens, 2, generator=generator).requires_grad_(),
+    )
+
+
+@pytest.mark.parametrize("number", range(len(MADE)), ids=lambda i: f"{i}-{type(MADE[i]).__name__}")
+def test_every_specimen_is_fused(manager, number):
+    report = manager.plan(MADE[number]).report
+    assert [entry.check for entry in report.fused] == ["passed"], report
+
+
+# --- what looks alike and is not
+
+
+class SecondHalfGate(specimens.StackedExperts):
+    def _apply_gate(self, gate_up):
+        up, gate = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+    def expert(self, x, expert):
+        gate, up = self.project(x, expert).chunk(2, dim=-1)
+        return self.project_back(functional.silu(gate) * up, expert)
+
+
+class Unweighted(specimens.StackedExperts):
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        return super().forward(hidden_states, top_k_index, torch.ones_like(top_k_weights))
+
+
+class WeightsFirst(specimens.StackedExperts):
+    def expert(self, x, expert):
+        return self.project_back(self._apply_gate(2.0 * self.project(x, expert)), expert)
+
+
+class Residual(specimens.StackedExperts):
+    def forward(self, hidden_states, top_k_index, top_k_weights):
+        return hidden_states + super().forward(hidden_states, top_k_index, top_k_weights)
+
+
+class WeighedByProbability(specimens.SparseBlock):
+    def forward(self, hidden_states):
+        y, logits = super().forward(hidden_states)
+        return y * logits.softmax(-1).amax(-1).view(*y.shape[:-1], 1), logits
+
+
+class SigmoidRouted(specimens.SparseBlock):
+    def forward(self, hidden_states):
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        logits = self.gate(x)
+        weights, index = logits.sigmoid().topk(self.top_k)
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(index == number)
+            y = y.index_add(0, token, expert(x[token]) * weights[token, place, None])
+        return y.view(hidden_states.shape), logits
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        SecondHalfGate(4, 12, 7),
+        Unweighted(4, 12, 7),
+        WeightsFirst(4, 12, 7),
+        Residual(4, 12, 7),
+        WeighedByProbability(4, 12, 7, 2),
+        SigmoidRouted(4, 12, 7, 2),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_is_built_like_one_and_behaves_otherwise_is_left_alone(manager, module):
+    assert "computes none of the known variants" in why_not(manager, filled(module))
+
+
+@pytest.mark.parametrize(("renormalise", "variant"), [(True, "silu-norm_topk_prob"), (False, "silu-norm_topk_prob")])
+def test_whether_weights_are_renormalised_is_read_at_each_call(manager, renormalise, variant):
+    module = filled(specimens.SparseBlock(4, 12, 7, 2, renormalise=renormalise))
+    x = torch.randn(2, 6, 12)
+    with manager.apply_all(module) as applied:
+        assert [entry.variant for entry in applied.report.fused] == [variant]
+        module.norm_topk_prob = not renormalise
+        found = module(x)[0]
+    torch.testing.assert_close(found, module(x)[0], rtol=1e-4, atol=1e-5)
+
+
+# --- rejections
+
+
+def test_shapes_that_disagree_are_named(manager):
+    module = specimens.StackedExperts(4, 12, 7)
+    module.down_proj = nn.Parameter(torch.zeros(4, 12, 8))
+    assert "disagree: gate_up_proj is [4, 14, 12], down_proj is [4, 12, 8]" in why_not(manager, module)
+
+
+def test_a_number_of_experts_that_is_not_held_is_named(manager):
+    module = specimens.StackedExperts(4, 12, 7)
+    module.num_experts = 8
+    assert "says num_experts=8 and gate_up_proj holds 4 experts" in why_not(manager, module)
+
+
+def test_weights_that_are_no_floats_are_named():
+    module = specimens.StackedExperts(4, 12, 7).double()
+    found = match(site(module))
+    assert isinstance(found, Rejection)
+    assert "torch.float64" in found.reason
+
+
+def test_a_parameter_that_is_not_understood_is_named():
+    module = specimens.StackedExperts(4, 12, 7)
+    module.scales = nn.Parameter(torch.ones(4, 3))
+    found = match(site(module))
+    assert isinstance(found, Rejection)
+    assert "scales [4, 3]" in found.reason
+
+
+def test_another_signature_is_named():
+    class Presorted(specimens.StackedExperts):
+        def forward(self, hidden_states):
+            return hidden_states
+
+    found = match(site(Presorted(4, 12, 7)))
+    assert isinstance(found, Rejection)
+    assert "(self, hidden_states)" in found.reason
+
+
+@pytest.mark.parametrize("kind", ["class", "bias", "shape"])
+def test_experts_in_a_list_that_are_not_alike_are_named(kind):
+    module = specimens.SparseBlock(4, 12, 7, 2)
+    if kind == "class":
+        module.experts[3] = nn.Identity()
+    else:
+        module.experts[3].w2 = nn.Linear(7, 12, bias=True) if kind == "bias" else nn.Linear(8, 12, bias=False)
+    found = match(site(module))
+    assert isinstance(found, Rejection)
+    expected = {
+        "class": "Expert, Identity",
+        "bias": r"experts.3.w2 has a bias",
+        "shape": "experts.3.w2 must be [12, 7]",
+    }
+    assert expected[kind] in found.reason
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(4, 4),
+        nn.MultiheadAttention(8, 2),
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        specimens.Expert(4, 4),
+        nn.ModuleList([specimens.Expert(4, 4)] * 3),
+        nn.Bilinear(3, 4, 5),
+        nn.Conv1d(3, 4, 5),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_is_no_mixture_is_none_of_its_business(module):
+    assert match(site(module)) is None
+
+
+# --- afterwards
+
+
+def compared(manager, module, call, change=lambda _: None):
+    """What *call* gives of *module*, changed, unfused and fused: results and gradients."""
+    plain = copy.deepcopy(module)
+    change(plain)
+    manager.apply_all(module)
+    change(module)
+    results = []
+    for each in (plain, module):
+        y = call(each)
+        y = y[0] if isinstance(y, tuple) else y
+        wanted = [p for p in each.parameters() if p.requires_grad]
+        results.append([y.detach(), *torch.autograd.grad(y.square().sum(), wanted, allow_unused=True)])
+    for expected, found in zip(*results, strict=True):
+        assert (expected is None) == (found is None)
+        if expected is not None:
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    return module
+
+
+def block():
+    return filled(specimens.SparseBlock(4, 12, 7, 2, shared=8, shared_gate=True))
+
+
+X = torch.randn(2, 9, 12, generator=torch.Generator().manual_seed(1))
+
+
+class LowRank(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapt(module):
+    torch.manual_seed(0)
+    for expert in module.experts:
+        expert.w1 = LowRank(expert.w1)
+
+
+def test_an_adapter_added_after_applying_is_computed(manager):
+    compared(manager, block(), lambda module: module(X), adapt)
+
+
+def test_an_adapter_there_before_is_named(manager):
+    module = block()
+    adapt(module)
+    # It wraps a linear layer and says so, as adapters do.
+    for expert in module.experts:
+        expert.w1.in_features, expert.w1.out_features = 12, 7
+    assert "experts.0.w1 is" in why_not(manager, module)
+    assert "apply before adapters" in why_not(manager, module)
+
+
+@pytest.mark.parametrize("where", ["expert", "projection"])
+def test_a_hook_on_an_expert_is_called(manager, where):
+    called = []
+
+    def hook(module):
+        target = module.experts[1] if where == "expert" else module.experts[1].w2
+        target.register_forward_hook(lambda *_: called.append(where))
+
+    compared(manager, block(), lambda module: module(X), hook)
+    assert called == [where, where]
+
+
+def test_hooks_on_the_router_and_the_shared_expert_are_called(manager):
+    called = []
+    module = block()
+    manager.apply_all(module)
+    module.gate.register_forward_hook(lambda *_: called.append("router"))
+    module.shared_expert.register_forward_hook(lambda *_: called.append("shared"))
+    module(X)
+    assert called == ["router", "shared"]
+
+
+def test_the_experts_of_a_block_are_covered():
+    (proposal,) = match(site(block()))
+    assert proposal.covers == ("experts",)
+
+
+def test_an_idle_expert_keeps_the_gradient_it_had(manager):
+    for all_experts in (False, True):
+        module = filled(specimens.SparseBlock(6, 12, 7, 2, all_experts=all_experts))
+        compared(manager, module, lambda module: module(X[:1, :1]))
+
+
+@pytest.mark.parametrize("weight", ["gate_up_proj", "down_proj"])
+def test_frozen_weights_get_no_gradient(manager, weight):
+    arguments = routed(None)
+    module = filled(specimens.StackedExperts(4, 12, 7))
+    compared(
+        manager, module, lambda module: module(*arguments), lambda module: getattr(module, weight).requires_grad_(False)
+    )
+
+
+def test_all_tokens_to_one_expert_and_one_token(manager):
+    x, index, weights = routed(None)
+    for tokens, chosen in ((9, torch.zeros_like(index)), (1, index[:1])):
+        module = filled(specimens.StackedExperts(4, 12, 7))
+        compared(manager, module, lambda module, n=tokens, i=chosen: module(x[:n], i, weights[:n]))
+
+
+def test_checkpointing_recomputes_the_same(manager):
+    from torch.utils.checkpoint import checkpoint
+
+    arguments = routed(None)
+    compared(
+        manager,
+        filled(specimens.StackedExperts(4, 12, 7)),
+        lambda module: checkpoint(module, *arguments, use_reentrant=False),
+    )
+
+
+def test_jitter_is_the_original_s_in_training_and_absent_in_inference(manager):
+    class Jittering(specimens.SparseBlock):
+        def forward(self, hidden_states):
+            if self.training and self.jitter_noise > 0:
+                hidden_states = hidden_states * torch.empty_like(hidden_states).uniform_(0.5, 1.5)
+            return super().forward(hidden_states)
+
+    module = Jittering(4, 12, 7, 2)
+    module.jitter_noise = 0.1
+    filled(module)
+    manager.apply_all(module)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        results.append(module(X)[0])
+        manager.undo(module)
+    assert torch.equal(*results)
+
+
+def test_autocast_is_felt_by_listed_experts_as_before(manager):
+    module = block()
+    with torch.autocast("cpu", torch.bfloat16):
+        before = module(X)[0]
+        manager.apply_all(module)
+        assert torch.equal(module(X)[0], before)
+
+
+def test_compiled_listed_experts_are_as_before(manager):
+    module = block().eval()
+    before = module(X)[0]
+    manager.apply_all(module)
+    torch.testing.assert_close(torch.compile(module, backend="eager")(X)[0], before, rtol=1e-4, atol=1e-5)
+
+
+def test_state_dict_and_pickle_know_nothing_of_it(manager):
+    module = block()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    manager.apply_all(module)
+    assert list(module.state_dict()) == list(before)
+    assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
+    back = pickle.loads(pickle.dumps(module))
+    torch.testing.assert_close(back(X)[0], module(X)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_undone_it_is_what_it_was(manager):
+    module = block()
+    before = module(X)[0]
+    manager.apply_all(module).undo()
+    assert torch.equal(module(X)[0], before)
