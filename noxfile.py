@@ -18,7 +18,7 @@ DISTRIBUTIONS = (
     *sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")),
 )
 TRANSFORMERS = ("5.23.0", "4.57.6")
-BENCHMARKS = ("startup", "planning", "rmsnorm")
+BENCHMARKS = ("startup", "planning", "rmsnorm", "swiglu", "rope", "moe", "model")
 
 
 @nox.session

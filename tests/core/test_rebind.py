@@ -733,6 +733,7 @@ class TestLifetime:
             return original(code)
 
         answers = []
+        monkeypatch.setattr(rebind, "_said", weakref.WeakKeyDictionary())  # so that the code is looked at
         monkeypatch.setattr(dis, "get_instructions", get_instructions)
         thread = threading.Thread(
             target=lambda: answers.append(rebound(toy.Layer.forward, {"turn": minus})), daemon=True

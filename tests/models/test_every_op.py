@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from support.tiny import TINY, build, exists, step
@@ -34,6 +36,26 @@ def test_every_norm_gate_rotation_and_expert_is_fused(manager, name):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
 def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtype):
+    assert_parity(manager, name, dtype)
+
+
+@pytest.fixture
+def everything_is_large(manager, monkeypatch):
+    """Kernels compile what they would compute eagerly for inputs as small as these."""
+    for record in manager.kernels():
+        module = importlib.import_module(record.kernel.function.partition(":")[0])
+        thresholds = [name for name in vars(module) if name.startswith("_LARGE")]
+        assert thresholds
+        for name in thresholds:
+            monkeypatch.setattr(module, name, 1)
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+def test_they_are_with_everything_compiled(manager, everything_is_large, dtype):
+    assert_parity(manager, "deepseek_v3", dtype)
+
+
+def assert_parity(manager, name, dtype):
     model = build(name).to(dtype)
     before = step(model)
     with manager.apply_all(model) as applied:

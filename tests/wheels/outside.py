@@ -10,6 +10,9 @@ from torch import nn
 
 import fuseplug
 from fuseplug import manager
+from fuseplug.hookspecs import resolve
+
+KERNELS = ["inductor_fused_moe", "inductor_fused_rmsnorm", "inductor_fused_rope", "inductor_fused_swiglu"]
 
 
 class Norm(nn.Module):
@@ -24,21 +27,36 @@ class Norm(nn.Module):
         return self.weight * unit.to(x.dtype)
 
 
+class GatedMLP(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, inner), nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
 checkout = Path(sys.argv[1]).resolve()
 assert checkout not in Path(fuseplug.__file__).resolve().parents or ".nox" in fuseplug.__file__, fuseplug.__file__
 assert (Path(fuseplug.__file__).parent / "py.typed").exists()
-ready = [record.kernel_id for record in manager.kernels() if record.state == "ready"]
-assert ready == ["inductor_fused_rmsnorm"], manager.kernels()
+ready = {record.kernel_id: record.kernel for record in manager.kernels() if record.state == "ready"}
+assert sorted(ready) == KERNELS, manager.kernels()
+lacking = ready["inductor_fused_rmsnorm"].unavailable("cpu")
 
-model = nn.Sequential(nn.Linear(64, 64), Norm(64), nn.Linear(64, 64), Norm(64))
+model = nn.Sequential(Norm(64), GatedMLP(64, 160), Norm(64), GatedMLP(64, 160))
 x = torch.randn(4, 300, 64)
 before = model(x)
 applied = manager.apply_all(model)
 print(applied.report)
 fused = [entry.kernel_id for entry in applied.report.fused]
-lacking = manager.kernels()[0].kernel.unavailable("cpu")
-assert fused == ([] if lacking else ["inductor_fused_rmsnorm"] * 2), lacking
+assert fused == ([] if lacking else ["inductor_fused_rmsnorm", "inductor_fused_swiglu"] * 2), lacking
 torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
 applied.undo()
 assert torch.equal(model(x), before)
+
+for kernel_id, kernel in ready.items():
+    specimen = resolve(kernel.specimens)()[0]
+    report = manager.plan(specimen).report
+    assert lacking or kernel_id in [entry.kernel_id for entry in report.fused], report
 print("the wheels work")

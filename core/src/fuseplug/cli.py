@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from .doctor import Row
 
-NOTHING_INSTALLED = """No kernels are installed. For RMSNorm, to begin with:
+NOTHING_INSTALLED = """No kernels are installed. To begin with:
 
-  pip install fuseplug-rmsnorm"""
+  pip install fuseplug-rmsnorm fuseplug-swiglu fuseplug-rope fuseplug-moe"""
 STYLES = {"ready": "green", "ok": "green", "broken": "red", "conflict": "red", "fail": "red"}
 
 app = typer.Typer(

@@ -36,6 +36,8 @@ _serial = itertools.count(1)
 _copies: weakref.WeakKeyDictionary[types.FunctionType, weakref.WeakValueDictionary[_Key, types.FunctionType]] = (
     weakref.WeakKeyDictionary()
 )
+# Weak, since an alias lives as long as the code that says it. Equal code says equal things.
+_said: weakref.WeakKeyDictionary[types.CodeType, dict[str, frozenset[str]]] = weakref.WeakKeyDictionary()
 # Re-entrant, since building a copy can set off a garbage collection, and with it anybody's __del__.
 _lock = threading.RLock()
 
@@ -243,12 +245,18 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-@functools.lru_cache(maxsize=4096)
 def _uses(code: types.CodeType, name: str) -> frozenset[str]:
     """Return the opcodes that say *name*: a global, an attribute and an import share one entry in ``co_names``."""
     if name not in code.co_names:
         return frozenset()
-    return frozenset({i.opname for i in dis.get_instructions(code) if i.opcode in dis.hasname and i.argval == name})
+    known = _said.get(code)
+    if known is None:
+        said: dict[str, set[str]] = {}
+        for instruction in dis.get_instructions(code):
+            if instruction.opcode in dis.hasname:
+                said.setdefault(instruction.argval, set()).add(instruction.opname)
+        known = _said[code] = {each: frozenset(opcodes) for each, opcodes in said.items()}
+    return known.get(name, frozenset())
 
 
 def _refusal(method: Any, name: str, found: str, remedy: str = "Replace the whole method instead.") -> PatchError:

@@ -69,7 +69,8 @@ def imports(examined: Examined) -> Iterator[Finding]:
 def variants(examined: Examined) -> Iterator[Finding]:
     """Every variant that its proposals name is found on some specimen.
 
-    A name of several words (``"gelu gate-first"``) is a choice for each: every word must be found, not all combinations.
+    A name of several words (``"gelu gate-first"``) is a choice for each: every word must be found, not every
+    combination.
     """
     found = _words(case.semantics.adapter.variant for specimen in examined.specimens for case in specimen.cases)
     claimed = _words(variant for specimen in examined.specimens for variant in specimen.claimed)

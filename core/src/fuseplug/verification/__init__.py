@@ -1,7 +1,7 @@
 """Accepting a kernel for a module: by what both do, never by what they are called."""
 
-from .neutral import neutral, random_state_kept
 from .comparing import Tolerance, difference, excess
+from .neutral import neutral, random_state_kept
 from .outcome import Handing, Outcome, Subject, run
 from .signature import Signatures
 from .snapshot import Snapshot

@@ -21,8 +21,9 @@ class Tolerance:
     Attributes:
         roundings: To the dtype of the result.
         working_roundings: To float32, on the way there.
-        by_row: Whether each row is judged by its own magnitude, or all by that of the tensor: where results are sums of
-            parts, the parts of a row may all but cancel, and what is left says nothing of how exactly they can be added.
+        by_row: Whether each row is judged by its own magnitude, or all by that of the tensor: where results are sums
+            of parts, the parts of a row may all but cancel, and what is left does not say how exactly they can be
+            added.
         coarsest: Takes the place of the result's dtype if what is computed on the way is coarser, as under autocast.
     """
 
@@ -73,8 +74,8 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Toleran
 
     For an original that nobody can equal bit for bit: here it is the original itself that is judged. The tolerance is
     that of the coarsest dtype that takes part, in which a float32 result of a mixture was computed. *ours*, the
-    reference in the original's dtypes, must be alike in kind: shapes, dtypes, which gradients there are, what is left in
-    the inputs.
+    reference in the original's dtypes, must be alike in kind: shapes, dtypes, which gradients there are, what is left
+    in the inputs.
     """
     true = truth.on_cpu()
     floating = [value.dtype for value in theirs.values.values() if value is not None and value.is_floating_point()]

@@ -7,7 +7,7 @@ is sharded, offloaded, on meta, hooked or wrapped makes no difference, and any t
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 

@@ -11,8 +11,8 @@ import torch
 
 from ..hookspecs import BaseKernel
 from ..words import Adapter, Example, Proposal, Rejection
-from .neutral import neutral
 from .comparing import Tolerance, departure, difference, excess
+from .neutral import neutral
 from .outcome import Outcome, Subject, run
 
 SEMANTICS_SIZE = 64
