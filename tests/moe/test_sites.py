@@ -123,7 +123,7 @@ def test_what_is_built_like_one_and_behaves_otherwise_is_left_alone(manager, mod
     assert "computes none of the known variants" in why_not(manager, filled(module))
 
 
-@pytest.mark.parametrize(("renormalise", "variant"), [(True, "silu-norm_topk_prob"), (False, "silu-norm_topk_prob")])
+@pytest.mark.parametrize(("renormalise", "variant"), [(True, "silu norm_topk_prob"), (False, "silu norm_topk_prob")])
 def test_whether_weights_are_renormalised_is_read_at_each_call(manager, renormalise, variant):
     module = filled(specimens.SparseBlock(4, 12, 7, 2, renormalise=renormalise))
     x = torch.randn(2, 6, 12)

@@ -326,9 +326,8 @@ class Case:
         """Where *found* is further off than the proposal allows; ``""`` if nowhere."""
         return excess(found, expected, truth, replace(Tolerance.of(self.proposal), coarsest=coarsest))
 
-    @functools.cached_property
-    def random(self) -> bool:
-        """Whether the original draws random numbers or does not repeat itself for another reason."""
+    def random(self, size: int) -> bool:
+        """Whether the original draws random numbers for an example of *size*, or does not repeat itself."""
         outcomes = []
         for seed in (1, 2):
 
@@ -336,7 +335,7 @@ class Case:
                 torch.manual_seed(seed)
                 return self.subject.original(*args)
 
-            outcomes.append(run(self.subject, reseeded, self.example(), **self._how({})))
+            outcomes.append(run(self.subject, reseeded, self.example(size=size), **self._how({})))
         return bool(difference(*outcomes))
 
     def _how(self, how: dict[str, Any]) -> dict[str, Any]:

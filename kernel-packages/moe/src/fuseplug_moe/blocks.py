@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -53,14 +53,11 @@ class Listed:
         """As in `fuseplug_moe.reference.moe`."""
         return "ungated" if self.up is None else "concatenated"
 
-    def compute(
-        self, compute: Compute, block: nn.Module, x: Tensor, index: Tensor, weights: Tensor, idle: Idle
-    ) -> Tensor | None:
-        """What *block* adds up for the rows *x*; ``None`` if its experts are not as they were verified."""
-        experts = block._modules[self.experts]
+    def matrices(self, block: nn.Module) -> dict[str, list[Tensor]] | None:
+        """The weights of all experts, by projection; ``None`` if they are not as they were verified."""
         names = [name for name in (self.gate, self.down, self.up) if name is not None]
         matrices: dict[str, list[Tensor]] = {name: [] for name in names}
-        for expert in experts._modules.values():  # type: ignore[union-attr]
+        for expert in block._modules[self.experts]._modules.values():  # type: ignore[union-attr]
             if not _bare(expert):
                 return None
             for name in names:
@@ -69,15 +66,24 @@ class Listed:
                 if type(linear) is not nn.Linear or not _bare(linear):
                     return None
                 matrices[name].append(linear._parameters["weight"])  # type: ignore[arg-type]
+        return matrices
+
+    def compute(
+        self,
+        compute: Compute,
+        block: nn.Module,
+        matrices: Mapping[str, list[Tensor]],
+        routed: tuple[Tensor, Tensor, Tensor],
+        idle: Idle,
+    ) -> Tensor:
+        """What *block* adds up for *routed*: rows, indices and weights."""
         result: Tensor = compute(
-            x,
-            index,
-            weights,
+            *routed,
             matrices[self.gate],
             matrices[self.down],
             up=None if self.up is None else matrices[self.up],
             layout=self.layout,
-            activation=self._own(experts) if self.activation == OWN else self.activation,
+            activation=self._own(block._modules[self.experts]) if self.activation == OWN else self.activation,
             idle=idle,
         )
         return result
@@ -110,10 +116,10 @@ class SeamAdapter(Adapter):
         listed, method, idle = self.listed, self.method, self.idle
 
         def moe(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
-            y = None
-            if hidden_states.dim() == 2 and not _elsewhere(hidden_states):
-                y = listed.compute(compute, module, hidden_states, index, weights, idle)
-            return getattr(type(module), method)(module, hidden_states, index, weights) if y is None else y
+            matrices = listed.matrices(module)
+            if matrices is None or hidden_states.dim() != 2 or _is_the_originals(hidden_states):
+                return getattr(type(module), method)(module, hidden_states, index, weights)
+            return listed.compute(compute, module, matrices, (hidden_states, index, weights), idle)
 
         return moe
 
@@ -187,22 +193,23 @@ class BlockAdapter(Adapter):
         how = self
 
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
-            result = how._compute(compute, module, hidden_states)
-            return type(module).forward(module, hidden_states) if result is None else result
+            matrices = how.listed.matrices(module)
+            if matrices is None or hidden_states.dim() != 3 or _is_the_originals(hidden_states) or how._jitters(module):
+                return type(module).forward(module, hidden_states)
+            return how._compute(compute, module, matrices, hidden_states)
 
         return forward
 
-    def _compute(self, compute: Compute, module: nn.Module, hidden_states: Tensor) -> Any:
+    def _jitters(self, module: nn.Module) -> bool:
         jitter = self.routing.jitter
-        if hidden_states.dim() != 3 or _elsewhere(hidden_states):
-            return None
-        if jitter is not None and module.training and getattr(module, jitter) > 0:
-            return None
+        return jitter is not None and module.training and getattr(module, jitter) > 0
+
+    def _compute(
+        self, compute: Compute, module: nn.Module, matrices: Mapping[str, list[Tensor]], hidden_states: Tensor
+    ) -> Any:
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         logits, index, weights = self.routing.route(module, hidden_states, x)
-        y = self.listed.compute(compute, module, x, index, weights, self.idle)
-        if y is None:
-            return None
+        y = self.listed.compute(compute, module, matrices, (x, index, weights), self.idle)
         if self.shared is not None:
             shared = getattr(module, self.shared)(x)
             if self.shared_gate is not None:
@@ -223,10 +230,14 @@ def _bare(module: Any) -> bool:
     )
 
 
-def _elsewhere(x: Tensor) -> bool:
-    """Whether a call is the original's: listed experts feel autocast, and tracers follow them with breaks only."""
+def _is_the_originals(x: Tensor) -> bool:
+    """Whether a call is the original's: listed experts feel autocast, and tracers follow them with breaks only.
+
+    Without a token the original looks at no weight, and leaves each without a gradient.
+    """
     return (
-        torch.compiler.is_compiling()
+        not x.numel()
+        or torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch.is_autocast_enabled(x.device.type)
     )
@@ -430,7 +441,7 @@ def _one(names: list[str]) -> str | None:
 
 def _describe(listed: Listed, way: Routing, shared: list[str], shared_gate: list[str]) -> str:
     routed = "renormalised" if way.renormalise is True else "as-is" if way.renormalise is False else way.renormalise
-    return "-".join([listed.activation, routed, *(["gated" for _ in shared_gate]), *(["shared" for _ in shared])])
+    return " ".join([listed.activation, routed, *(["gated" for _ in shared_gate]), *(["shared" for _ in shared])])
 
 
 def _block_example(module: nn.Module, likely: BlockAdapter, mix: Mix, size: int, generator: torch.Generator) -> Example:

@@ -268,7 +268,7 @@ def _adapters(module: nn.Module, parts: Parts) -> Iterator[StackedAdapter]:
         clamps = named and GATES[activation].clamp is not None
         slope = alpha if named and clamps else None
         yield StackedAdapter(
-            "-".join(filter(None, traits)), parts, activation, layout, limit if clamps else None, slope
+            " ".join(filter(None, traits)), parts, activation, layout, limit if clamps else None, slope
         )
 
 

@@ -42,20 +42,26 @@ def rope(
         constants = [(variant, rotated, _result_dtype(how, x, q, cos, sin)) for x in xs]
         q_out, *k_out = _fused(constants, xs, (cos, sin))
         return q_out, k_out[0] if k_out else None
-    if how is _LLAMA and not torch.is_grad_enabled() and plain(q, k, cos, sin):
-        return _small(q, cos, sin), None if k is None else _small(k, cos, sin)
+    if how is _LLAMA and not torch.is_grad_enabled() and _is_even(q, k, cos, sin) and plain(q, k, cos, sin):
+        return _small(q, k, cos, sin)
     return reference.compute(how, q, k, cos, sin)
 
 
 _LLAMA = reference.VARIANTS["half"]
 
 
-def _small(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """With the fewest calls, for one token at a time; the sum is rounded once."""
-    if not x.dtype is cos.dtype is sin.dtype or cos.shape != sin.shape or x.shape[-1] % 2:
-        return reference.compute(_LLAMA, x, None, cos, sin)[0]
-    a, b = x.chunk(2, -1)
-    return (x * cos).addcmul_(torch.cat((-b, a), -1), sin)
+def _is_even(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
+    alike = q.dtype is cos.dtype is sin.dtype and (k is None or k.dtype is q.dtype)
+    return alike and cos.shape == sin.shape and not cos.shape[-1] % 2
+
+
+def _small(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The same bits with the fewest calls, for one token at a time: the sign goes to the table, once for q and k."""
+    half = cos.shape[-1] // 2
+    signed = sin.clone()
+    signed.narrow(-1, 0, half).neg_()
+    q = (q * cos).add_(q.roll(half, -1) * signed)
+    return q, None if k is None else (k * cos).add_(k.roll(half, -1) * signed)
 
 
 def _is_large(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
