@@ -26,8 +26,9 @@ BENCHMARKS = ("startup", "planning", "rmsnorm", "swiglu", "rope", "moe", "model"
 def tests(session: nox.Session, transformers: str) -> None:
     """Run the tests; on the older transformers, those that build its models."""
     newest = transformers == TRANSFORMERS[0]
-    install(session, "pytest", "accelerate", "peft", transformers=transformers)
-    session.run("python", "-m", "pytest", *([] if newest else ["tests/models"]), *session.posargs)
+    install(session, "pytest", "pytest-xdist[psutil]", "accelerate", "peft", transformers=transformers)
+    workers = ["-n", "logical", "--maxprocesses", "4"]  # each holds a torch of its own
+    session.run("python", "-m", "pytest", *workers, *([] if newest else ["tests/models"]), *session.posargs)
 
 
 @nox.session
