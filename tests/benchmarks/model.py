@@ -13,10 +13,11 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from record import Table, spread, write
+from record import Table, by_turns, spread, write
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -67,10 +68,12 @@ def measure(name: str, tokens: int, repeats: int) -> list[Table]:
     adamw = {key: torch.optim.AdamW(model.parameters(), lr=1e-5) for key, model in models.items()}
     timings = Table(f"{said}, in ms", ("work", "contender", "ms", "× unfused, turn by turn"))
     for work in (forward, training_step):
-        samples = timed(models, adamw, work, ids, repeats, once)
-        for key, milliseconds in samples.items():
-            ratios = [u / m for u, m in zip(samples[UNFUSED], milliseconds, strict=True)]
-            timings.add(work.__name__.replace("_", " "), key, spread(milliseconds), statistics.median(ratios))
+        contenders = {key: partial(work, model, adamw[key], ids) for key, model in models.items()}
+        once |= {f"the first {_said(work)} of {key}": seconds(run) for key, run in contenders.items()}
+        samples = by_turns(contenders, repeats)
+        for key, microseconds in samples.items():
+            ratios = [u / m for u, m in zip(samples[UNFUSED], microseconds, strict=True)]
+            timings.add(_said(work), key, spread([m / 1e3 for m in microseconds]), statistics.median(ratios))
     paid = Table(f"{said}, paid once, in s", ("what", "s"))
     for what, seconds in once.items():
         paid.add(what, seconds)
@@ -104,25 +107,14 @@ def training_step(model: nn.Module, adamw: torch.optim.Optimizer, ids: Tensor) -
     adamw.zero_grad()
 
 
-def timed(
-    models: dict[str, nn.Module],
-    adamw: dict[str, torch.optim.Optimizer],
-    work: Work,
-    ids: Tensor,
-    repeats: int,
-    once: dict[str, float],
-) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {key: [] for key in models}
-    for turn in range(-2, repeats):
-        for key, model in models.items():
-            start = time.perf_counter()
-            work(model, adamw[key], ids)
-            took = time.perf_counter() - start
-            if turn >= 0:
-                samples[key].append(took * 1e3)
-            elif turn == -2:
-                once[f"the first {work.__name__.replace('_', ' ')} of {key}"] = took
-    return samples
+def _said(work: Work) -> str:
+    return work.__name__.replace("_", " ")
+
+
+def seconds(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

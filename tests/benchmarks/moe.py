@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
-from record import Table, spread, write
+from record import Table, by_turns, spread, write
 from torch import Tensor, nn
 from transformers.models.mixtral.configuration_mixtral import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
@@ -78,7 +78,7 @@ def measure(size: Size, dtype: torch.dtype, work: Work, repeats: int) -> Table:
             torch.randn(tokens, size.hidden).to(dtype),
         )
         assert_right(contenders, work, arguments)
-        samples = timed(contenders, work, arguments, repeats)
+        samples = by_turns({n: partial(work, f, *arguments) for n, f in contenders.items()}, repeats)
         for contender, microseconds in samples.items():
             ratios = [e / m for e, m in zip(samples[USUAL], microseconds, strict=True)]
             table.add(tokens, contender, spread(microseconds), statistics.median(ratios))
@@ -143,19 +143,6 @@ def assert_right(functions: dict[str, Contender], work: Work, arguments: Sequenc
             error = (found.double() - exact).abs().amax() / exact.abs().amax()
             limit = 32 * torch.finfo(arguments[0].dtype).eps
             assert error <= limit, f"{name} is {error:.1e} off, allowed {limit:.1e}"
-
-
-def timed(
-    functions: dict[str, Contender], work: Work, arguments: Sequence[Any], repeats: int
-) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(-2, repeats):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            work(function, *arguments)
-            if turn >= 0:
-                samples[name].append((time.perf_counter() - start) * 1e6)
-    return samples
 
 
 if __name__ == "__main__":

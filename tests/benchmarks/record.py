@@ -8,7 +8,8 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -39,6 +40,25 @@ class Table:
         for row in self.rows:
             table.add_row(*(_show(cell) for cell in row))
         return table
+
+
+def by_turns(contenders: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """The microseconds that each contender took at each of its turns; the first turns are not counted."""
+    first = next(iter(contenders.values()))
+    first()
+    start = time.perf_counter()
+    first()
+    # A call of microseconds is timed many at a time, or the clock is what is measured.
+    inner = max(1, min(50, int(2e-3 / (time.perf_counter() - start))))
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(-3, repeats):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            for _ in range(inner):
+                run()
+            if turn >= 0:
+                samples[name].append((time.perf_counter() - start) / inner * 1e6)
+    return samples
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

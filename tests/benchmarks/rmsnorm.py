@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from record import Table, spread, write
+from record import Table, by_turns, spread, write
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -49,7 +48,7 @@ def measure(dtype: torch.dtype, work: Work, repeats: int) -> Table:
         x = torch.randn(rows, HIDDEN).to(dtype).requires_grad_()
         arguments = (x, weight, torch.randn(rows, HIDDEN).to(dtype))
         assert_right(contenders, work, *arguments)
-        samples = timed(contenders, work, arguments, repeats)
+        samples = by_turns({n: partial(work, f, *arguments) for n, f in contenders.items()}, repeats)
         for contender, microseconds in samples.items():
             ratios = [e / m for e, m in zip(samples[EAGER], microseconds, strict=True)]
             table.add(rows, contender, spread(microseconds), statistics.median(ratios))
@@ -92,22 +91,6 @@ def assert_right(functions: dict[str, Contender], work: Work, x: Tensor, weight:
             error = (found.double() - exact).abs().amax() / exact.abs().amax()
             limit = 32 * torch.finfo(x.dtype).eps
             assert error <= limit, f"{name} is {error:.1e} off, allowed {limit:.1e}"
-
-
-def timed(
-    functions: dict[str, Contender], work: Work, arguments: Sequence[Any], repeats: int
-) -> dict[str, list[float]]:
-    # A call of microseconds is timed many at a time, or the clock is what is measured.
-    inner = max(1, min(50, 2**21 // arguments[0].numel()))
-    samples: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(-5, repeats):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            for _ in range(inner):
-                work(function, *arguments)
-            if turn >= 0:
-                samples[name].append((time.perf_counter() - start) / inner * 1e6)
-    return samples
 
 
 if __name__ == "__main__":

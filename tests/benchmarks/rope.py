@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import torch
-from record import Table, spread, write
+from record import Table, by_turns, spread, write
 from torch import Tensor, nn
 from transformers.models.cohere import modeling_cohere
 from transformers.models.llama import modeling_llama
@@ -64,7 +63,7 @@ def measure(pairing: str, heads: str, dtype: torch.dtype, work: Work, repeats: i
     for tokens in LENGTHS:
         arguments = make_arguments(*HEADS[heads], tokens, dtype)
         assert_right(contenders, work, *arguments)
-        samples = timed(contenders, work, arguments, repeats)
+        samples = by_turns({n: partial(work, f, *arguments) for n, f in contenders.items()}, repeats)
         for contender, microseconds in samples.items():
             ratios = [e / m for e, m in zip(samples[EAGER], microseconds, strict=True)]
             table.add(tokens, contender, spread(microseconds), statistics.median(ratios))
@@ -115,22 +114,6 @@ def assert_right(functions: dict[str, Contender], work: Work, *arguments: Tensor
             error = (found.double() - exact).abs().amax() / exact.abs().amax()
             limit = 8 * torch.finfo(found.dtype).eps
             assert error <= limit, f"{name} is {error:.1e} off, allowed {limit:.1e}"
-
-
-def timed(
-    functions: dict[str, Contender], work: Work, arguments: Sequence[Any], repeats: int
-) -> dict[str, list[float]]:
-    # A call of microseconds is timed many at a time, or the clock is what is measured.
-    inner = max(1, min(50, 2**20 // arguments[0].numel()))
-    samples: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(-5, repeats):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            for _ in range(inner):
-                work(function, *arguments)
-            if turn >= 0:
-                samples[name].append((time.perf_counter() - start) / inner * 1e6)
-    return samples
 
 
 if __name__ == "__main__":

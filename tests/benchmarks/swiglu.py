@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
-from record import Table, spread, write
+from record import Table, by_turns, spread, write
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,7 +25,7 @@ from fuseplug_swiglu.specimens import Separate
 
 HIDDEN = 1024
 WIDTHS = (3072, 11008)
-ROWS = (1, 16, 128, 512, 2048)
+ROWS = (1, 16, 128, 512)
 EAGER = "eager"
 
 Contender = Callable[..., Tensor]
@@ -45,19 +45,19 @@ def main() -> None:
 
 
 def measure(what: str, make: Callable[..., tuple], dtype: torch.dtype, backward: bool, repeats: int) -> Table:
-    """The milliseconds of every contender at every size."""
+    """The microseconds of every contender at every size."""
     work = "forward and backward" if backward else "forward"
-    title = f"SwiGLU, {what}, {str(dtype).removeprefix('torch.')}, {work}, in ms"
-    table = Table(title, ("intermediate", "rows", "contender", "ms", "× eager, turn by turn"))
+    title = f"SwiGLU, {what}, {str(dtype).removeprefix('torch.')}, {work}, in µs"
+    table = Table(title, ("intermediate", "rows", "contender", "µs", "× eager, turn by turn"))
     for inner in WIDTHS:
         contenders, inputs_for, truth = make(inner, dtype)
         for rows in ROWS:
             inputs = inputs_for(rows)
             assert_right(contenders, truth, inputs, backward)
-            samples = timed(contenders, inputs, backward, repeats)
-            for contender, milliseconds in samples.items():
-                ratios = [e / m for e, m in zip(samples[EAGER], milliseconds, strict=True)]
-                table.add(inner, rows, contender, spread(milliseconds), statistics.median(ratios))
+            samples = by_turns({n: partial(run, f, inputs, backward) for n, f in contenders.items()}, repeats)
+            for contender, microseconds in samples.items():
+                ratios = [e / m for e, m in zip(samples[EAGER], microseconds, strict=True)]
+                table.add(inner, rows, contender, spread(microseconds), statistics.median(ratios))
     return table
 
 
@@ -110,24 +110,6 @@ def assert_right(contenders: dict[str, Contender], truth: Contender, inputs: Seq
     limit = max(2 * errors[EAGER], 16 * torch.finfo(inputs[0].dtype).eps)
     for name, error in errors.items():
         assert error <= limit, f"{name} is {error:.1e} off, allowed {limit:.1e}"
-
-
-def timed(
-    contenders: dict[str, Contender], inputs: Sequence[Tensor], backward: bool, repeats: int
-) -> dict[str, list[float]]:
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
-    start = time.perf_counter()
-    run(contenders[EAGER], inputs, backward)
-    # A call of microseconds is timed many at a time, or the clock is what is measured.
-    inner = max(1, min(50, int(2e-3 / (time.perf_counter() - start))))
-    for turn in range(-3, repeats):
-        for name, function in contenders.items():
-            start = time.perf_counter()
-            for _ in range(inner):
-                run(function, inputs, backward)
-            if turn >= 0:
-                samples[name].append((time.perf_counter() - start) / inner * 1e3)
-    return samples
 
 
 if __name__ == "__main__":

@@ -7,21 +7,17 @@ import copy
 import pytest
 import torch
 import transformers
+from support.tiny import BASE
 from transformers import AutoConfig, AutoModel
 
 from fuseplug import KernelManager
 from fuseplug_moe.kernels import InductorMoEKernel
 
 FIVE = int(transformers.__version__.split(".")[0]) >= 5
-SMALL = {
-    "vocab_size": 64,
+SMALL = BASE | {
     "hidden_size": 32,
     "intermediate_size": 48,
     "moe_intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
     "num_experts": 6,
     "num_local_experts": 6,
     "num_experts_per_tok": 2,

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.tiny import BASE as SMALL
 from transformers import AutoConfig, AutoModel
 
 from fuseplug import KernelManager
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
 MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 T5 = {
     "vocab_size": 64,

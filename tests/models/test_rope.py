@@ -7,20 +7,12 @@ import sys
 import pytest
 import torch
 import transformers
+from support.tiny import BASE
 from transformers import AutoConfig, AutoModel
 
 from fuseplug import KernelManager
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "pad_token_id": 0,
-}
+SMALL = BASE | {"hidden_size": 64, "head_dim": 16}
 MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LATENT = {
     **{name: value for name, value in SMALL.items() if name != "head_dim"},

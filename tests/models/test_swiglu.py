@@ -7,21 +7,13 @@ import types
 
 import pytest
 import torch
+from support.tiny import BASE as SMALL
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
 from fuseplug import KernelManager
 from fuseplug_swiglu.kernels import SwiGLUKernel
 
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
 T5 = {"vocab_size": 64, "d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 MODELS = [
     ("llama", SMALL, {"LlamaMLP": {"silu"}}),
