@@ -18,7 +18,7 @@ DISTRIBUTIONS = (
     *sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")),
 )
 TRANSFORMERS = ("5.23.0", "4.57.6")
-BENCHMARKS = ("startup", "planning", "rmsnorm", "swiglu", "rope", "moe", "model")
+BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe", "model")
 
 
 @nox.session
@@ -67,10 +67,10 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("transformers", TRANSFORMERS)
 def bench(session: nox.Session, transformers: str) -> None:
-    """Measure: start-up, planning, and each kernel against its best peers. Writes docs/results/."""
+    """Measure: start-up, planning, parity, and kernels and models against their best peers. Writes docs/results/."""
     install(session, "psutil", transformers=transformers)
-    # Only planning depends on how transformers builds its models.
-    for script in BENCHMARKS if transformers == TRANSFORMERS[0] else ("planning",):
+    # These two depend on how transformers builds its models.
+    for script in BENCHMARKS if transformers == TRANSFORMERS[0] else ("planning", "parity"):
         session.run("python", f"tests/benchmarks/{script}.py", *session.posargs)
 
 
