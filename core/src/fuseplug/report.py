@@ -154,9 +154,10 @@ class Report:
         fused: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.fused:
             where = f"{entry.check} on {entry.device_type}" if entry.check == "passed" else entry.check
-            key = (str(entry.kernel_id), entry.variant, entry.class_name, str(entry.target), where)
+            # Two lines to a cell: side by side they would leave no room for the paths.
+            key = (f"{entry.kernel_id}\n{entry.variant}", f"{entry.class_name}\n{entry.target}", where)
             fused[key].append(entry)
-        yield from _table("fused", ("kernel", "variant", "class", "target", "kernel check"), fused, narrow)
+        yield from _table("fused", ("kernel\nvariant", "class\ntarget", "kernel check"), fused, narrow)
         alone: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.left_alone:
             covered = "no longer called: its parent is fused" if entry.covered_by else entry.why_not
