@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def measure(name: str) -> tuple[str, str, float, float, float, bool]:
-    wide, narrow = build(name), build(name).bfloat16()
+    wide, narrow = build(name), build(name, torch.bfloat16)
     before, half_before = step(wide), step(narrow)
     with manager.apply_all(wide) as applied:
         gap = farthest(step(wide), before)

@@ -56,7 +56,7 @@ def test_they_are_with_everything_compiled(manager, everything_is_large, dtype):
 
 
 def assert_parity(manager, name, dtype):
-    model = build(name).to(dtype)
+    model = build(name, dtype)
     before = step(model)
     with manager.apply_all(model) as applied:
         assert applied.report.fused

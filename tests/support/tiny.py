@@ -29,6 +29,9 @@ EXPERTS = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
 }
+EVERY_EXPERT = {"num_experts_per_tok": 4, "topk_group": 2}
+"""For half precision, where a rounding may choose another expert, unfused as well as fused."""
+
 LATENT = {
     "q_lora_rank": 24,
     "kv_lora_rank": 16,
@@ -91,10 +94,13 @@ def exists(model_type: str) -> bool:
     return model_type in transformers.CONFIG_MAPPING
 
 
-def build(model_type: str, seed: int = 0) -> nn.Module:
-    """A model in float32, in eval mode; the same seed gives the same weights."""
-    torch.manual_seed(seed)
-    config = transformers.AutoConfig.for_model(model_type, **TINY[model_type])
+def build(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A model in eval mode, always with the same weights; in half precision its tokens go to every expert."""
+    torch.manual_seed(0)
+    arguments = TINY[model_type]
+    if dtype is not torch.float32:
+        arguments = {**arguments, **{name: value for name, value in EVERY_EXPERT.items() if name in arguments}}
+    config = transformers.AutoConfig.for_model(model_type, **arguments)
     auto = transformers.AutoModelForCausalLM
     if hasattr(config, "vision_config"):
         auto = transformers.AutoModelForImageTextToText
@@ -104,7 +110,7 @@ def build(model_type: str, seed: int = 0) -> nn.Module:
             # A norm's weight of exactly one, or a bias of exactly zero, would hide what is done with it.
             if parameter.dim() < 2:
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return model.to(dtype)
 
 
 def inputs(model: nn.Module) -> dict[str, Tensor]:
