@@ -22,7 +22,7 @@ FORWARD = "forward only"
 
 WARM_UP = 4
 ENOUGH_ROUNDS = 8
-ENOUGH_SECONDS = 25.0
+ENOUGH_SECONDS = 20.0
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=120, help="training steps of each run")
+    parser.add_argument("--steps", type=int, default=96, help="training steps of each run")
     parser.add_argument("--batch", type=int, default=8, help="windows of text in a batch")
     parser.add_argument("--length", type=int, default=256, help="bytes in a window")
     parser.add_argument("--rounds", type=int, default=24, help="turns of each model when speed is measured")
