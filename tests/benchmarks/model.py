@@ -69,7 +69,7 @@ def measure(name: str, tokens: int, repeats: int) -> list[Table]:
     timings = Table(f"{said}, in ms", ("work", "contender", "ms", "× unfused, turn by turn"))
     for work in (forward, training_step):
         contenders = {key: partial(work, model, adamw[key], ids) for key, model in models.items()}
-        once |= {f"the first {_said(work)} of {key}": seconds(run) for key, run in contenders.items()}
+        once |= {f"the first {_said(work)} of {key}": took(run) for key, run in contenders.items()}
         samples = by_turns(contenders, repeats)
         for key, microseconds in samples.items():
             ratios = [u / m for u, m in zip(samples[UNFUSED], microseconds, strict=True)]
@@ -111,7 +111,7 @@ def _said(work: Work) -> str:
     return work.__name__.replace("_", " ")
 
 
-def seconds(run: Callable[[], None]) -> float:
+def took(run: Callable[[], None]) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
