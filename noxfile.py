@@ -34,7 +34,7 @@ def tests(session: nox.Session, transformers: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style with ruff and types with mypy --strict."""
-    install(session, "ruff", "mypy")
+    install(session, "ruff", "mypy", "pytest")  # the plugin is typed against it
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", *(str(ROOT / path / "src") for path in DISTRIBUTIONS))
