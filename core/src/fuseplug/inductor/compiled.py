@@ -1,8 +1,8 @@
 """Run a row-wise formula of plain PyTorch compiled, forward and backward: few compilations, little overhead.
 
-The backward is the compiled vector-Jacobian product of the formula itself, so there
-is no derivative to get wrong, and nothing is saved but the inputs. What the forward summed is summed again in the
-backward: keeping it was tried, and was no faster on the CPU.
+The backward is the compiled vector-Jacobian product of the formula itself, so there is no derivative to get wrong, and
+nothing is saved but the inputs. What the forward summed is summed again in the backward: keeping it was tried, and was
+no faster on the CPU.
 """
 
 from __future__ import annotations
@@ -84,10 +84,7 @@ class Compiled:
 
     def _program(self, constants: Constants, rows: Sequence[Tensor | None], needs: tuple[bool, ...] | None) -> Program:
         kinds = tuple([None if t is None else (t.dtype, t.device.type, t.shape[-1], t.is_contiguous()) for t in rows])
-        # A backward is traced through pytrees, and Dynamo guards on how many kinds of node there are: each import of a
-        # model that registers its own would be one more recompilation of the same code, up to the limit, which raises.
-        nodes = 0 if needs is None else len(SUPPORTED_NODES)
-        key = (constants, needs, kinds, torch.get_num_threads(), nodes)
+        key = (constants, needs, kinds, ambient(backward=needs is not None))
         program = self._programs.get(key)
         if program is None:
             with self._lock:
@@ -145,6 +142,15 @@ def _rows(tensor: Tensor | None) -> Tensor | None:
     if tensor.dim() > 2:
         tensor = tensor.reshape(-1, tensor.shape[-1])
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def ambient(*, backward: bool) -> tuple[int, int]:
+    """What of the process, beside its arguments, a program is compiled for.
+
+    A backward is traced through pytrees, and Dynamo guards on how many kinds of node there are: each import of a model
+    that registers its own would be one more recompilation of the same code, up to the limit, which raises.
+    """
+    return torch.get_num_threads(), len(SUPPORTED_NODES) if backward else 0
 
 
 def standard_state(device_type: str) -> contextlib.AbstractContextManager[Any]:

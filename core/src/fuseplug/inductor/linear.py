@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental import _config as symbolic_shapes
 
-from .compiled import named, plain, standard_state
+from .compiled import ambient, named, plain, standard_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -91,7 +91,7 @@ class CompiledLinear:
             transposed,
             views.kind,
             tuple([(t.dtype, t.device.type) for t in tensors]),
-            torch.get_num_threads(),
+            ambient(backward=transposed is not None),
         )
         program = self._programs.get(key) or self._compiled(key, tuple(constants), transposed, values, len(xs))
         with standard_state(tensors[0].device.type):
