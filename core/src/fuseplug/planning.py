@@ -223,6 +223,8 @@ class _Planner:
         semantics = self._verifier.semantics(kernel, proposal, subject)
         if isinstance(semantics, Rejection):
             return semantics
+        if why := kernel.refuses(semantics.adapter):
+            return Rejection(f"it computes {semantics.adapter.variant}: {why}")
         if why := _load_failure(kernel):
             return Rejection(why, kind="error")
         if place.device is None:
