@@ -10,6 +10,7 @@ import pytest
 
 import fuseplug
 import fuseplug.inductor
+import fuseplug.npu
 import fuseplug.testing
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +22,7 @@ LAYERS = (
     {"errors"},
     {"words"},
     {"hookspecs"},
-    {"inductor"},
+    {"inductor", "npu"},
     {"discovery"},
     {"collecting", "devices", "report", "rebind"},
     {"verification"},
@@ -38,6 +39,7 @@ VENDORS = {"transformers", "triton", "torch_npu"}
 PUBLIC = {
     **dict.fromkeys(("fuseplug", "fuseplug.errors", "fuseplug.hookspecs", "fuseplug.words"), fuseplug.__all__),
     "fuseplug.inductor": fuseplug.inductor.__all__,
+    "fuseplug.npu": fuseplug.npu.__all__,
     "fuseplug.testing": fuseplug.testing.__all__,
 }
 

@@ -67,6 +67,15 @@ class BaseKernel(abc.ABC):
         del device_type
         return None
 
+    def unsupported(self, adapter: Adapter) -> str | None:
+        """Return why this kernel does not compute what *adapter* stands for, a variant of the op; ``None`` if it does.
+
+        Asked once the variant of a site was found by running it. The base of an op may recognise more variants than
+        one implementation of it serves.
+        """
+        del adapter
+        return None
+
     @final
     def runs_on(self, device_type: str) -> bool:
         """Whether `device_types` has *device_type*, or is empty."""
@@ -79,6 +88,14 @@ class BaseKernel(abc.ABC):
             return self.unavailable(device_type)
         except Exception as error:  # noqa: BLE001 - a stranger's check may raise anything
             return f"{type(error).__name__}: {error} (raised by its unavailable())"
+
+    @final
+    def refuses(self, adapter: Adapter) -> str | None:
+        """What `unsupported` says, or what it raises."""
+        try:
+            return self.unsupported(adapter)
+        except Exception as error:  # noqa: BLE001 - a stranger's check may raise anything
+            return f"{type(error).__name__}: {error} (raised by its unsupported())"
 
     @final
     def load(self) -> Compute:

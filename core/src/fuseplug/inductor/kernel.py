@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -19,10 +20,12 @@ class InductorKernel(BaseKernel):
     """
 
     def unavailable(self, device_type: str) -> str | None:
-        """Inductor compiles C++ for the CPU, so there it needs a compiler."""
-        if device_type != "cpu" or cpp_compiler(os.environ) is not None:
-            return None
-        return f"no C++ compiler was found; {INSTALL_COMPILER}"
+        """Inductor compiles C++ for the CPU, so there it needs a compiler; for an NPU, Ascend's own Triton."""
+        if device_type == "cpu" and cpp_compiler(os.environ) is None:
+            return f"no C++ compiler was found; {INSTALL_COMPILER}"
+        if device_type == "npu" and importlib.util.find_spec("triton") is None:
+            return "Inductor compiles Triton for an NPU, which is not installed: pip install triton-ascend"
+        return None
 
 
 def cpp_compiler(environ: Mapping[str, str]) -> str | None:
