@@ -166,12 +166,12 @@ def compute(
     wide = wide_dtype(x, how)
     source = x.to(wide)
     if how.gate == "before" and gate is not None:
-        source = source * _activate(gate.to(wide), how)
+        source = source * activate(gate.to(wide), how)
     if how.weight == "input" and weight is not None:
         source = (source * scale(weight, wide, how)).to(x.dtype).to(wide)
     y = _weigh(unit(x, source, weight, eps, group_size, how), weight, x.dtype, wide, how)
     if how.gate == "after" and gate is not None:
-        y = y * _activate(gate.to(wide), how)
+        y = y * activate(gate.to(wide), how)
     return y.to(x.dtype) if how.gate == "after" else y
 
 
@@ -210,5 +210,6 @@ def scale(weight: Tensor, wide: torch.dtype, how: Semantics) -> Tensor:
     return 1.0 + weight.to(wide) if how.offset == "wide" else weight.to(wide)
 
 
-def _activate(gate: Tensor, how: Semantics) -> Tensor:
+def activate(gate: Tensor, how: Semantics) -> Tensor:
+    """What the gate multiplies by."""
     return functional.silu(gate) if how.activation == "silu" else torch.sigmoid(gate)

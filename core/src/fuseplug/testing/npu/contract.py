@@ -78,10 +78,10 @@ def describe(value: Any) -> str:
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else repr(value)
 
 
-class Contract(TorchDispatchMode):
+class Contract(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, a call that breaks a documented limit raises `ContractError`, on any device.
 
-    `HostNPU` has it built in. By itself it is for fake tensors, within ``FakeTensorMode``; and for a real NPU, in tests.
+    `HostNPU` and `FakeNPU` have it built in. By itself it is for a real NPU, and for tensors on ``meta``.
     """
 
     def __torch_dispatch__(

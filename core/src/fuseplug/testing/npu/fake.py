@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .contract import Contract
 from .loading import load
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
@@ -26,12 +30,12 @@ class FakeNPU(contextlib.AbstractContextManager["FakeNPU"]):
         load()
         self._held = contextlib.ExitStack()
 
-    def __enter__(self) -> FakeNPU:
+    def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_quiet())
             stack.enter_context(backward_in_this_thread())
             stack.enter_context(FakeTensorMode())
-            stack.enter_context(Contract())
+            stack.enter_context(Contract())  # type: ignore[no-untyped-call]
             self._held = stack.pop_all()
         return self
 

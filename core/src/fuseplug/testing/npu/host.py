@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,9 +21,14 @@ from .loading import load
 from .memory import on_host, on_npu
 from .references import references
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _KEPT = frozenset(
-    "as_strided_ empty empty_like empty_strided get_npu_format get_storage_size is_pinned new_empty new_empty_strided "
-    "record_stream resize_ resize_as_ set_ _pin_memory".split()
+    """
+    as_strided_ empty empty_like empty_strided get_npu_format get_storage_size is_pinned new_empty new_empty_strided
+    record_stream resize_ resize_as_ set_ _pin_memory
+    """.split()  # noqa: SIM905 - to be read
 )
 """Ops that hand out memory, or only say how it is to be read: torch_npu's own do that on the stand-in as well."""
 
@@ -58,7 +64,7 @@ class HostNPU:
         self.contract = contract
         self.calls: Counter[str] = Counter()
 
-    def __enter__(self) -> HostNPU:
+    def __enter__(self) -> Self:
         with self._lock:
             if not self._entered:
                 self._installed.extend(_install())
@@ -71,7 +77,7 @@ class HostNPU:
             self._entered.remove(self)
             if not self._entered:
                 while self._installed:
-                    self._installed.pop()._destroy()
+                    self._installed.pop()._destroy()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _ask(cls, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -89,15 +95,15 @@ def _install() -> list[Library]:
 
     def put(name: str, key: str, kernel: Callable[..., Any]) -> None:
         space, _, rest = name.partition("::")
-        library = libraries.setdefault(space, Library(space, "IMPL"))  # noqa: TOR901 - it is destroyed
-        library.impl(rest, kernel, key, allow_override=True)
+        library = libraries.setdefault(space, Library(space, "IMPL"))  # type: ignore[no-untyped-call]
+        library.impl(rest, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is overridden
         for op in _ops(rows):
-            put(op.name(), "PrivateUse1", functools.partial(_compute, op, rows.get(op.name())))
-        # This one's formula calls the device without asking the dispatcher.
+            put(op.name(), "PrivateUse1", functools.partial(_compute, op, rows.get(op.name())))  # type: ignore[no-untyped-call]
         put("aten::contiguous", "PrivateUse1", _contiguous)
+        # torch_npu's formula of this one calls the device without asking the dispatcher.
         put("aten::one_hot", "AutogradPrivateUse1", functools.partial(_compute, torch.ops.aten.one_hot.default, None))
     return list(libraries.values())
 
@@ -120,19 +126,19 @@ def _op(name: str) -> torch._ops.OpOverload | None:
 
 
 def _compute(op: torch._ops.OpOverload, row: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
-    """The kernel of every op: run the reference, or the CPU's kernel, on the same memory."""
+    """The kernel of every op: run its reference, or torch's kernel of the CPU, on the same memory."""
     HostNPU._ask(op, args, kwargs)
-    function = row or op
-    if function is op and op.namespace != "aten":
+    if row is not None:
+        names = (argument.name for argument in op._schema.arguments)
+        args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs}
+    elif op.namespace != "aten":
         raise NotImplementedError(
-            f"{op} has no reference, so it cannot be computed without an NPU; write a function that computes it on the "
-            f'CPU and decorate it with @fuseplug.testing.npu.reference("{op.name()}")'
+            f"{op} has no reference, so it cannot be computed without an NPU: write a function that computes it on the "
+            f'CPU, and decorate it with @fuseplug.testing.npu.reference("{op.name()}")'  # type: ignore[no-untyped-call]
         )
     call = _Call(op, args, kwargs)
-    if call.random:
-        with drawing(call.generator):
-            return call.back(function(*call.args, **call.kwargs))
-    return call.back(function(*call.args, **call.kwargs))
+    with drawing(call.generator) if call.random else contextlib.nullcontext():
+        return call.back((row or op)(*call.args, **call.kwargs))
 
 
 def _contiguous(self: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:

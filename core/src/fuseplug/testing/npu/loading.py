@@ -44,11 +44,9 @@ def _hindrance() -> str:
     if platform.system() != "Linux" or sys.byteorder != "little" or sys.maxsize < 1 << 32:
         return f"torch_npu is for 64-bit Linux, not for {platform.system()} {platform.machine()}"
     if os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME"):
-        return (
-            "CANN is set up here (ASCEND_HOME_PATH): it is never stood in for; run on the NPU, or in a shell without it"
-        )
+        return "CANN is set up here (ASCEND_HOME_PATH), and is never stood in for: use the NPU, or a shell without it"
     if "torch_npu" in sys.modules or _loadable(build.RUNTIME):
-        return f"CANN is here ({build.RUNTIME} is found by the loader): it is never stood in for; run on the NPU"
+        return f"CANN is here ({build.RUNTIME} is found by the loader), and is never stood in for: use the NPU"
     if importlib.util.find_spec("torch_npu") is None:
         return f"torch_npu is not installed: run pip install {_requirement()}"
     return ""
@@ -99,9 +97,9 @@ def _import() -> None:
             import torch
             import torch_npu  # noqa: F401 - for what importing it does
 
-            torch.npu.init()
+            torch.npu.init()  # type: ignore[attr-defined]
     except Exception as error:
         raise HostNPUUnavailable(
-            f"torch_npu cannot be imported on the stand-in ({type(error).__name__}: {error}). It wants the torch of its "
-            f"own release, in the build for the CPU: run pip install {_requirement()}"
+            f"torch_npu cannot be imported on the stand-in ({type(error).__name__}: {error}). It wants the torch of "
+            f"its own release, in the build for the CPU: run pip install {_requirement()}"
         ) from error

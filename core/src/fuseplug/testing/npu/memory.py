@@ -26,7 +26,7 @@ def on_host(tensor: Tensor) -> Tensor:
         host = host.conj()
     if tensor.is_neg():
         host = torch._neg_view(host)
-    window._tensor = tensor  # torch.frombuffer keeps the window
+    window._tensor = tensor  # type: ignore[attr-defined] # torch.frombuffer keeps the window, and so the tensor
     return host
 
 

@@ -17,7 +17,7 @@ _MOST_INDICES = 1 << 24
 
 @limit("npu_moe_gating_top_k_softmax", page="torch_npu-npu_moe_gating_top_k_softmax.md")
 def gating_top_k_softmax(x: Tensor, finished: Tensor | None, k: int) -> None:
-    """k of the experts for each token."""
+    """So many of the experts for each token."""
     require(x.dim() in (2, 3), "x", "of 2 or 3 dims", x)
     is_float("x", x)
     most = min(x.shape[-1], _MOST_EXPERTS_CHOSEN)

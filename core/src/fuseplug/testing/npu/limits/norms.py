@@ -16,7 +16,7 @@ def _trailing(gamma: Tensor, x: Tensor) -> None:
 
 @limit("npu_rms_norm", page="torch_npu-npu_rms_norm.md")
 def rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> None:  # noqa: A002
-    """x may be strided and empty; gamma has x's dtype or float32."""
+    """Strided and empty are fine; gamma has x's dtype or float32."""
     del epsilon
     has_dims("x", input, 2, 8)
     is_float("x", input)

@@ -21,16 +21,20 @@ def _layouts(x: torch.Size, half: bool) -> dict[tuple[int, ...], tuple[int, int]
         tokens, heads = x[0], x[1]
         return {(tokens, 1): (1, heads), (tokens, heads): (1, heads)}
     one, two, three = x[:3]
-    only_sequence = {(1, 1, three): (one, two), (1, two, 1): (one, three), (one, 1, 1): (two, three)}
+    only_sequence: dict[tuple[int, ...], tuple[int, int]] = {
+        (1, 1, three): (one, two),
+        (1, two, 1): (one, three),
+        (one, 1, 1): (two, three),
+    }
     if not half:
         return only_sequence
-    with_batch = {(one, 1, three): (one, two), (one, two, 1): (one, three)}
+    with_batch: dict[tuple[int, ...], tuple[int, int]] = {(one, 1, three): (one, two), (one, two, 1): (one, three)}
     return {**only_sequence, **with_batch, (one, two, three): (one, two)}
 
 
 @limit("npu_rotary_mul", page="torch_npu-npu_rotary_mul.md")
 def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: Tensor | None) -> None:  # noqa: A002
-    """cos and sin of full width, in one of the layouts 11SD, B1SD, 1S1D, BS1D, S11D, SB1D, T1D or that of x."""
+    """Full width cos (r1) and sin (r2), in one of the layouts 11SD, B1SD, 1S1D, BS1D, S11D, SB1D, T1D or that of x."""
     require(input.dim() in (3, 4), "input", "of 3 or 4 dims", input)
     require(rotary_mode in ("half", "interleave"), "rotary_mode", "'half' or 'interleave'", rotary_mode)
     half = rotary_mode == "half"

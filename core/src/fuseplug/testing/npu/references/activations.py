@@ -108,7 +108,8 @@ def silu_(input: Tensor) -> Tensor:  # noqa: A002
 def silu_backward(grad_output: Tensor, x0: Tensor, x1: Tensor) -> Tensor:
     """*x0* is the input; *x1*, the output, is not needed."""
     del x1
-    return torch.ops.aten.silu_backward(wide(grad_output), wide(x0)).to(x0.dtype)
+    found: Tensor = torch.ops.aten.silu_backward(wide(grad_output), wide(x0))
+    return found.to(x0.dtype)
 
 
 @reference("npu_gelu")
@@ -120,4 +121,5 @@ def gelu(input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002
 @reference("npu_gelu_backward")
 def gelu_backward(grad_output: Tensor, input: Tensor, *, approximate: str = "none") -> Tensor:  # noqa: A002
     """As torch's."""
-    return torch.ops.aten.gelu_backward(wide(grad_output), wide(input), approximate=approximate).to(input.dtype)
+    found: Tensor = torch.ops.aten.gelu_backward(wide(grad_output), wide(input), approximate=approximate)
+    return found.to(input.dtype)

@@ -13,31 +13,39 @@ _CAUSAL = 2
 """The sparse mode in which the mask is the upper triangle of a fixed square, of which the corner is taken."""
 
 
-def _scores(
-    query: Tensor, key: Tensor, atten_mask: Tensor | None, scale: float, sparse_mode: int
-) -> tuple[Tensor, Tensor]:
-    """Masked scores ``[batch, heads, queries, keys]``, and the keys for each head."""
-    keys = wide(key).repeat_interleave(query.shape[1] // key.shape[1], 1)
-    scores = wide(query) @ keys.mT * scale
-    if atten_mask is not None:
-        mask = atten_mask.bool()
-        if sparse_mode == _CAUSAL:
-            mask = mask[: scores.shape[-2], : scores.shape[-1]]
-        scores = scores.masked_fill(mask, float("-inf"))
-    return scores, keys
-
-
-def _modelled(layout: str, sparse_mode: int, keep_prob: float, others: dict[str, Any]) -> None:
+def _modelled(layout: str, sparse_mode: int, keep_prob: float, **others: Any) -> None:
     beyond = [
-        name
-        for name in ("pse", "prefix", "actual_seq_qlen", "actual_seq_kvlen", "sink")
-        if others.get(name) is not None
+        f"{name}={each!r}"
+        for name, each in others.items()
+        if name in ("pse", "prefix", "actual_seq_qlen", "actual_seq_kvlen", "sink") and each is not None
     ]
     if layout != "BNSD" or sparse_mode not in (0, _CAUSAL) or keep_prob != 1.0 or beyond:
         raise NotImplementedError(
-            "npu_fusion_attention has a reference for layout BNSD, sparse_mode 0 or 2, no dropout and nothing beyond a "
-            f"mask; it was called with {layout}, {sparse_mode}, keep_prob {keep_prob} {' '.join(beyond)}"
+            "npu_fusion_attention_v3 has a reference for input_layout='BNSD', sparse_mode 0 or 2, keep_prob=1.0 and a "
+            f"mask at most, not for {layout!r}, {sparse_mode}, {keep_prob} {' '.join(beyond)}"
         )
+
+
+def _shared(tensor: Tensor, query: Tensor) -> Tensor:
+    """Keys or values, one for each head of the query, in wide precision."""
+    return wide(tensor).repeat_interleave(query.shape[1] // tensor.shape[1], 1)
+
+
+def _summed(gradient: Tensor, heads: int) -> Tensor:
+    """The transpose of `_shared`: summed over the heads that share a key."""
+    batch, _, *rest = gradient.shape
+    return gradient.reshape(batch, heads, -1, *rest).sum(2)
+
+
+def _scores(query: Tensor, key: Tensor, atten_mask: Tensor | None, scale: float, sparse_mode: int) -> Tensor:
+    """``[batch, heads, queries, keys]``, -inf where the mask, if there is one, is true."""
+    scores = wide(query) @ _shared(key, query).mT * scale
+    if atten_mask is None:
+        return scores
+    mask = atten_mask.bool()
+    if sparse_mode == _CAUSAL:
+        mask = mask[: scores.shape[-2], : scores.shape[-1]]
+    return scores.masked_fill(mask, float("-inf"))
 
 
 @reference("npu_fusion_attention_v3")
@@ -47,32 +55,21 @@ def fusion_attention_v3(
     value: Tensor,
     head_num: int,
     input_layout: str,
-    pse: Tensor | None = None,
-    padding_mask: Tensor | None = None,
     atten_mask: Tensor | None = None,
     scale: float = 1.0,
     keep_prob: float = 1.0,
-    pre_tockens: int = 2147483647,
-    next_tockens: int = 2147483647,
-    inner_precise: int = 0,
-    prefix: Any = None,
-    actual_seq_qlen: Any = None,
-    actual_seq_kvlen: Any = None,
     sparse_mode: int = 0,
-    *rest: Any,
-    **options: Any,
+    **others: Any,
 ) -> tuple[Tensor, ...]:
-    """``softmax(q kᵀ scale) v``; the softmax's maxima and sums, eight times each; and three that stand for its state."""
-    del head_num, padding_mask, pre_tockens, next_tockens, inner_precise, rest
-    others = {"pse": pse, "prefix": prefix, "actual_seq_qlen": actual_seq_qlen, "actual_seq_kvlen": actual_seq_kvlen}
-    _modelled(input_layout, sparse_mode, keep_prob, {**others, **options})
-    scores, _ = _scores(query, key, atten_mask, scale, sparse_mode)
-    values = wide(value).repeat_interleave(query.shape[1] // value.shape[1], 1)
+    """``softmax(q kᵀ scale) v``; maxima and sums of the softmax, eight times each; what stands for its random state."""
+    del head_num
+    _modelled(input_layout, sparse_mode, keep_prob, **others)
+    scores = _scores(query, key, atten_mask, scale, sparse_mode)
     largest = scores.amax(-1, keepdim=True)
     total = (scores - largest).exp().sum(-1, keepdim=True)
     statistics = [each.expand(*each.shape[:-1], 8).contiguous() for each in (largest, total)]
-    state = torch.zeros(1, dtype=torch.int64)
-    return (scores.softmax(-1) @ values).to(query.dtype), *statistics, query.new_empty(0), state, state.clone()
+    result = (scores.softmax(-1) @ _shared(value, query)).to(query.dtype)
+    return result, *statistics, query.new_empty(0), *torch.zeros(2, 1, dtype=torch.int64).unbind()
 
 
 @reference("npu_fusion_attention_grad_v3")
@@ -92,18 +89,13 @@ def fusion_attention_grad_v3(
 ) -> tuple[Tensor, ...]:
     """dq, dk, dv, and the gradients of two that are not there. With p the softmax: ds = p · (dp - Σ dp · p) · scale."""
     del head_num
-    _modelled(input_layout, sparse_mode, keep_prob, others)
-    shared = query.shape[1] // key.shape[1]
-    scores, keys = _scores(query, key, atten_mask, scale_value, sparse_mode)
-    values = wide(value).repeat_interleave(shared, 1)
-    weights, upstream = scores.softmax(-1), wide(dy)
-    of_weights = upstream @ values.mT
+    _modelled(input_layout, sparse_mode, keep_prob, **others)
+    upstream = wide(dy)
+    weights = _scores(query, key, atten_mask, scale_value, sparse_mode).softmax(-1)
+    of_weights = upstream @ _shared(value, query).mT
     of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) * scale_value
-
-    def summed(gradient: Tensor) -> Tensor:
-        return gradient.unflatten(1, (-1, shared)).sum(2)  # over the heads that share a key
-
-    dq = (of_scores @ keys).to(query.dtype)
-    dk = summed(of_scores.mT @ wide(query)).to(key.dtype)
-    dv = summed(weights.mT @ upstream).to(value.dtype)
-    return dq, dk, dv, query.new_empty(0), query.new_empty(0, dtype=torch.float32)
+    dq = of_scores @ _shared(key, query)
+    dk = _summed(of_scores.mT @ wide(query), key.shape[1])
+    dv = _summed(weights.mT @ upstream, value.shape[1])
+    absent = query.new_empty(0), query.new_empty(0, dtype=torch.float32)
+    return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), *absent

@@ -18,7 +18,7 @@ def _dtype(given: torch.dtype | int) -> torch.dtype:
 
 
 @reference("_npu_dtype_cast", "npu_dtype_cast", "_npu_dtype_cast_backward", "npu_dtype_cast_backward")
-def dtype_cast(input: Tensor, dtype: torch.dtype | int, *_: Any) -> Tensor:  # noqa: A002
+def dtype_cast(input: Tensor, dtype: torch.dtype | int, **_: Any) -> Tensor:  # noqa: A002
     """The values in another dtype."""
     return input.to(_dtype(dtype), copy=True)
 
@@ -30,12 +30,12 @@ def dtype_cast_(input: Tensor, src: Tensor) -> Tensor:  # noqa: A002
 
 
 @reference("npu_format_cast", "npu_format_cast.Tensor", "_npu_format_cast", "_npu_format_cast.aclnn")
-def format_cast(input: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: A002
+def format_cast(input: Tensor, **_: Any) -> Tensor:  # noqa: A002
     """The same values: formats differ in where they lie."""
     return input.clone()
 
 
 @reference("npu_format_cast_", "npu_format_cast_.acl_format")
-def format_cast_(input: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: A002
+def format_cast_(input: Tensor, **_: Any) -> Tensor:  # noqa: A002
     """The tensor itself."""
     return input

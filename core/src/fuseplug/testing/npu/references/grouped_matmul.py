@@ -69,10 +69,8 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _split_inner(x: Tensor, weight: Tensor, ends: list[int]) -> Tensor:
-    products = [
-        _product(x[:, start:end], weight[start:end], None) for start, end in zip([0, *ends], ends, strict=False)
-    ]
-    return torch.stack(products)
+    groups = zip([0, *ends], ends, strict=False)
+    return torch.stack([_product(x[:, start:end], weight[start:end], None) for start, end in groups])
 
 
 @reference("npu_grouped_matmul_add_")
@@ -94,6 +92,6 @@ def grouped_matmul_add_(
 
 
 @reference("npu_grouped_matmul_add")
-def grouped_matmul_add(input: Tensor, *rest: Any, **options: Any) -> Tensor:  # noqa: A002
+def grouped_matmul_add(input: Tensor, **rest: Any) -> Tensor:  # noqa: A002
     """The same, into a new tensor."""
-    return grouped_matmul_add_(input.clone(), *rest, **options)
+    return grouped_matmul_add_(input.clone(), **rest)

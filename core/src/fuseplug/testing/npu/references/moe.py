@@ -76,8 +76,9 @@ def token_permute_grad(
 
 def _gathered(permuted: Tensor, rows: Tensor, choices: int) -> Tensor:
     """``[tokens, choices, hidden]``: what each choice's row has, zero where it is past the last."""
-    padded = torch.cat((wide(permuted), wide(permuted).new_zeros(1, permuted.shape[-1])))
-    return padded[rows.long().clamp(max=len(permuted))].unflatten(0, (-1, choices))
+    hidden = permuted.shape[-1]
+    padded = torch.cat((wide(permuted), wide(permuted).new_zeros(1, hidden)))
+    return padded[rows.long().clamp(max=len(permuted))].reshape(len(rows) // choices, choices, hidden)
 
 
 @reference("_npu_moe_token_unpermute")

@@ -8,13 +8,13 @@ from torch import Tensor
 from .registry import reference, wide
 
 
-def _normed(x: Tensor, gamma: Tensor) -> tuple[int, ...]:
+def _normed(gamma: Tensor) -> tuple[int, ...]:
     """The dims that are normalised: as many as gamma has, from the end."""
-    return tuple(range(-gamma.dim(), 0)) if gamma.dim() else (-1,)
+    return tuple(range(-gamma.dim(), 0))
 
 
 def _rstd(x: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
-    return torch.rsqrt(wide(x).square().mean(_normed(x, gamma), keepdim=True) + epsilon)
+    return torch.rsqrt(wide(x).square().mean(_normed(gamma), keepdim=True) + epsilon)
 
 
 @reference("npu_rms_norm")
@@ -40,12 +40,12 @@ def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -
 
 @reference("npu_rms_norm_backward")
 def rms_norm_backward(dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
-    """dx in x's dtype, and dgamma in float32: torch_npu's autograd casts that one to gamma's dtype.
+    """Both: dx in x's dtype, and dgamma in float32: torch_npu's autograd casts that one to gamma's dtype.
 
     With n = x · rstd and g = dy · gamma: dx = rstd · (g - n · mean(g · n)), dgamma = Σ dy · n.
     """
     upstream, normed = wide(dy), wide(input) * rstd
     scaled = upstream * wide(gamma)
-    dims = _normed(input, gamma)
+    dims = _normed(gamma)
     dx = rstd * (scaled - normed * (scaled * normed).mean(dims, keepdim=True))
     return dx.to(input.dtype), (upstream * normed).sum_to_size(gamma.shape)

@@ -16,9 +16,10 @@ _references: dict[str, Callable[..., Any]] = {}
 def reference(*names: str) -> Callable[[Reference], Reference]:
     """Decorate a function that computes an op of the NPU on the CPU: ``HostNPU`` runs it in the place of the kernel.
 
-    It is given what the op was called with, tensors as tensors of the CPU with the same memory, and returns what the op
-    returns, on the CPU. It runs below autograd: gradients are the business of the op's own formulas. It is found by
-    every ``HostNPU`` that is entered afterwards; a second one for an op takes the place of the first.
+    It is given what the op was called with, by the names in its schema, without what has its default value; tensors as
+    tensors of the CPU with the same memory. It returns what the op returns, on the CPU. It runs below autograd:
+    gradients are the business of the op's own formulas. Every ``HostNPU`` that is entered afterwards finds it; a second
+    one for an op takes the place of the first.
 
     Args:
         *names: What ops it computes: ``"npu_swiglu"``, ``"npu_grouped_matmul.List"`` for an overload, or

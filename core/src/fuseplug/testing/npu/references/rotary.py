@@ -109,7 +109,7 @@ def mrope(
 
 
 def _one_after_the_other(table: Tensor, sections: list[int]) -> Tensor:
-    return torch.cat([part[kind] for kind, part in enumerate(table.split(sections, -1))], -1)
+    return torch.cat([part[kind] for kind, part in enumerate(torch.split(table, sections, -1))], -1)
 
 
 def _every_third(table: Tensor, sections: list[int]) -> Tensor:

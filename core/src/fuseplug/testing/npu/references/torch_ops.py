@@ -35,12 +35,6 @@ def histc(self: Tensor, *args: Any, **options: Any) -> Tensor:
     return torch.histc(values, *args, **options).to(self.dtype)
 
 
-@reference("aten::one_hot")
-def one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
-    """As torch's."""
-    return torch.nn.functional.one_hot(self, num_classes)
-
-
 @reference("npu_gather_backward")
 def gather_backward(grad: Tensor, self_size: Sequence[int], dim: int, index: Tensor, sparse_grad: bool) -> Tensor:
     """The gradient, added up where it was gathered from."""
@@ -54,7 +48,7 @@ def repeat_interleave_backward_int(grad: Tensor, input: Tensor, repeats: int, di
     if dim is None:
         return wide(grad).reshape(*input.shape, repeats).sum(-1).to(grad.dtype)
     at = dim % input.dim()
-    return wide(grad).unflatten(at, (input.shape[at], repeats)).sum(at + 1).to(grad.dtype)
+    return wide(grad).reshape(*input.shape[: at + 1], repeats, *input.shape[at + 1 :]).sum(at + 1).to(grad.dtype)
 
 
 @reference("repeat_interleave_backward_tensor")
