@@ -32,6 +32,13 @@ _KEPT = frozenset(
 )
 """Ops that hand out memory, or only say how it is to be read: torch_npu's own do that on the stand-in as well."""
 
+_MIXING = frozenset(
+    """
+    copy_ _copy_from _copy_from_and_resize index index_put index_put_ _index_put_impl_ _to_copy
+    """.split()  # noqa: SIM905 - to be read
+)
+"""Ops of torch that take tensors of the CPU beside those of a device."""
+
 _LIBRARIES = ("aten", "npu")
 
 
@@ -128,6 +135,7 @@ def _op(name: str) -> torch._ops.OpOverload | None:
 def _compute(op: torch._ops.OpOverload, row: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
     """The kernel of every op: run its reference, or torch's kernel of the CPU, on the same memory."""
     HostNPU._ask(op, args, kwargs)
+    _on_one_device(op, args, kwargs)
     if row is not None:
         names = (argument.name for argument in op._schema.arguments)
         args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs}
@@ -139,6 +147,17 @@ def _compute(op: torch._ops.OpOverload, row: Callable[..., Any] | None, /, *args
     call = _Call(op, args, kwargs)
     with drawing(call.generator) if call.random else contextlib.nullcontext():
         return call.back((row or op)(*call.args, **call.kwargs))
+
+
+def _on_one_device(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Memory of the host is none of an NPU: only numbers (tensors of torch without dims) go there by themselves."""
+    if op.overloadpacket.__name__ in _MIXING:
+        return
+    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    numbers_pass = op.namespace == "aten"
+    if any(tensor.device.type != "npu" and not (numbers_pass and tensor.dim() == 0) for tensor in tensors):
+        found = " and ".join(dict.fromkeys(str(tensor.device) for tensor in tensors))
+        raise RuntimeError(f"{op}: Expected all tensors to be on the same device, but found {found}")
 
 
 def _contiguous(self: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:

@@ -17,10 +17,16 @@ def _dtype(given: torch.dtype | int) -> torch.dtype:
     return given if isinstance(given, torch.dtype) else _ACL_DTYPES[given]
 
 
-@reference("_npu_dtype_cast", "npu_dtype_cast", "_npu_dtype_cast_backward", "npu_dtype_cast_backward")
+@reference("_npu_dtype_cast", "npu_dtype_cast")
 def dtype_cast(input: Tensor, dtype: torch.dtype | int, **_: Any) -> Tensor:  # noqa: A002
     """The values in another dtype."""
     return input.to(_dtype(dtype), copy=True)
+
+
+@reference("_npu_dtype_cast_backward", "npu_dtype_cast_backward")
+def dtype_cast_backward(grad: Tensor, dtype: torch.dtype | int, **_: Any) -> Tensor:
+    """The gradient in the dtype of the input."""
+    return grad.to(_dtype(dtype), copy=True)
 
 
 @reference("npu_dtype_cast_")

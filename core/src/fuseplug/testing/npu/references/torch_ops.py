@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,10 +28,10 @@ def matmul_backward(
 
 
 @reference("aten::histc")
-def histc(self: Tensor, *args: Any, **options: Any) -> Tensor:
+def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002
     """As torch's, for integers too."""
     values = self if self.is_floating_point() else self.float()
-    return torch.histc(values, *args, **options).to(self.dtype)
+    return torch.histc(values, bins, min, max).to(self.dtype)
 
 
 @reference("npu_gather_backward")
