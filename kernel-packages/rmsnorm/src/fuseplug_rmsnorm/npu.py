@@ -143,7 +143,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6)
     if not _serves_sums(x, residual, weight):
         total = x + residual
         return rms_norm(total, weight, eps), total
-    y, total = _AddRMSNorm.apply(x, residual, weight, eps)
+    y, total = _AddRMSNorm.apply(x, residual, weight, eps)  # type: ignore[no-untyped-call]
     return y, total
 
 

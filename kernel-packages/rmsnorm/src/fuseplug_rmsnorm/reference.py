@@ -169,7 +169,9 @@ def compute(
         source = source * activate(gate.to(wide), how)
     if how.weight == "input" and weight is not None:
         source = (source * scale(weight, wide, how)).to(x.dtype).to(wide)
-    y = _weigh(unit(x, source, weight, eps, group_size, how), weight, x.dtype, wide, how)
+    y = unit(x, source, weight, eps, group_size, how)
+    # What is computed in the dtype of x throughout is cast nowhere, and autocast makes another dtype of it.
+    y = _weigh(y, weight, x.dtype if how.upcast else y.dtype, wide, how)
     if how.gate == "after" and gate is not None:
         y = y * activate(gate.to(wide), how)
     return y.to(x.dtype) if how.gate == "after" else y

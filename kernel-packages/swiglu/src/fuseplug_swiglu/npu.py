@@ -34,7 +34,7 @@ from torch.nn import functional
 from fuseplug.npu import recomputed
 
 from . import reference
-from .reference import ACTIVATIONS, Semantics
+from .reference import ACTIVATIONS
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -123,7 +123,7 @@ def _serves(gate: Tensor, up: Tensor | None, limit: float | None) -> bool:
 
 def _gate_first(gate_up: Tensor, layout: str) -> Tensor:
     if layout == "interleaved":
-        return gate_up.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        return gate_up.reshape(*gate_up.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
     return gate_up if layout == "gate-first" else gate_up.roll(gate_up.shape[-1] // 2, dims=-1)
 
 
