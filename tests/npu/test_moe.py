@@ -57,12 +57,29 @@ def truth(named, like):
     return [None if one is None else one.to(other.dtype) for one, other in zip(true, like, strict=True)]
 
 
+def assert_right(found, named, dtype):
+    """It is as near to the truth as the reference on the CPU is, or within the roundings of *dtype*.
+
+    A clamp has a jump in its derivative, and on which side of it a number is, either may round differently.
+    """
+    true = truth(named, found)
+    own = run(reference.moe, named)
+    for one, other, expected in zip(found, true, own, strict=True):
+        assert (one is None) == (expected is None)
+        if one is None or not one.numel():
+            continue
+        assert (one.shape, one.dtype) == (expected.shape, expected.dtype)
+        error, allowed = ((each.double() - other.double()).abs().max() for each in (one, expected))
+        assert error <= max(2 * allowed, HALF[dtype] * max(other.abs().max(), 1e-3))
+
+
+FUSED = {"npu_moe_token_permute", "npu_grouped_matmul", "npu_moe_token_unpermute"}
+
+
 def npu_ops(calls):
-    return {
-        name
-        for name in calls
-        if name.startswith(("npu_moe", "_npu_moe", "npu_grouped", "npu_swiglu", "npu_geglu", "npu_clipped"))
-    }
+    """Those of torch_npu among *calls*, by the names they are called by: autograd puts an underscore before some."""
+    named = {name.removeprefix("_") for name in calls}
+    return {name for name in named if name.startswith(("npu_moe", "npu_grouped", "npu_swi", "npu_geg", "npu_clip"))}
 
 
 class TestValues:
@@ -71,9 +88,8 @@ class TestValues:
     def test_are_the_reference_s_and_so_are_all_gradients(self, host_npu, way, dtype):
         named = arguments(dtype=dtype, **EVERY_WAY[way])
         found = on_npu(named)
-        assert_close(found, truth(named, found), HALF[dtype])
-        fused = {"npu_moe_token_permute", "npu_grouped_matmul", "_npu_moe_token_unpermute"}
-        assert (fused <= npu_ops(host_npu.calls)) == (way != "no token")
+        assert_right(found, named, dtype)
+        assert (npu_ops(host_npu.calls) >= FUSED) == (way != "no token")
 
     @pytest.mark.parametrize("routing_dtype", HALF, ids=str)
     @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -82,7 +98,7 @@ class TestValues:
         named["top_k_weights"] = named["top_k_weights"].detach().to(routing_dtype).requires_grad_()
         named["top_k_index"] = named["top_k_index"].to(torch.int32)
         found = on_npu(named)
-        assert_close(found, truth(named, found), max(HALF[dtype], HALF[routing_dtype]))
+        assert_right(found, named, max(dtype, routing_dtype, key=HALF.get))
 
     def test_the_sum_is_not_rounded_to_the_experts_where_rows_are_wider(self, host_npu):
         named = arguments(dtype=torch.bfloat16)
@@ -96,7 +112,7 @@ class TestValues:
         named = arguments(k=1)
         named["top_k_index"].fill_(3)
         found = on_npu(named)
-        assert_close(found, truth(named, found), HALF[torch.float32])
+        assert_right(found, named, torch.float32)
         assert not found[3][[0, 1, 2, 4]].any()
 
     @pytest.mark.parametrize("way", FEW)
@@ -151,7 +167,7 @@ class TestElsewhere:
         named["top_k_index"].view(-1)[torch.randperm(14, generator=torch.manual_seed(0))[:elsewhere]] = 5
         found = on_npu(named)
         assert host_npu.calls["npu_grouped_matmul"]
-        assert_close(found, truth(named, found), HALF[torch.float32])
+        assert_right(found, named, torch.float32)
 
     @pytest.mark.parametrize("where", ["post", "activation"])
     def test_experts_add_nothing_to_the_gradients_of_a_function_of_rows(self, host_npu, where):
@@ -241,12 +257,7 @@ class TestLaunches:
     def test_the_gate_is_one_operation(self, host_npu, way, op):
         with torch.no_grad():
             moe(**on("npu", arguments(**EVERY_WAY[way])))
-        assert npu_ops(host_npu.calls) == {
-            "npu_moe_token_permute",
-            "npu_grouped_matmul",
-            op,
-            "npu_moe_token_unpermute",
-        }
+        assert npu_ops(host_npu.calls) == FUSED | {op}
         assert host_npu.calls[op] == 1
 
     def test_nothing_more_is_kept_for_the_backward_than_by_the_reference(self, host_npu):
@@ -278,9 +289,7 @@ BEYOND = {
     "more than 512 choices": arguments(tokens=2, experts=513, k=513, hidden=4, inner=2),
     "more than 1024 experts": arguments(tokens=2, experts=1025, hidden=4, inner=2),
     "65536 columns": arguments(tokens=2, experts=2, k=1, hidden=65536, inner=1),
-    "strided weights": arguments() | {"down": torch.rand(5, 12, 12)[:, :, ::2]},
     "bias of another dtype": arguments(biased=True) | {"down_bias": torch.rand(5, 12, dtype=torch.float64)},
-    "up of another dtype": arguments(listed=True) | {"up": [torch.rand(6, 12).bfloat16()] * 5},
 }
 
 
@@ -295,6 +304,14 @@ class TestLimits:
             assert not npu_ops(host_npu.calls)
             torch.testing.assert_close(found.cpu(), reference.moe(**named))
 
+    def test_strided_weights_are_the_reference_s(self, host_npu):
+        named = on("npu", arguments())
+        named["down"] = named["down"].detach().repeat_interleave(2, 2)[:, :, ::2]
+        with torch.no_grad():
+            found = moe(**named)
+            assert not npu_ops(host_npu.calls)
+            torch.testing.assert_close(found.cpu(), reference.moe(**on("cpu", named)))
+
     @pytest.mark.parametrize("experts", [128, 129])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_a_list_is_stacked_where_a_list_is_not_documented(self, host_npu, monkeypatch, dtype, experts):
@@ -303,7 +320,7 @@ class TestLimits:
         monkeypatch.setattr(gmm, "_gmm", lambda x, w, *a, **k: lists.append(len(w)) or asked(x, w, *a, **k))
         named = arguments(experts=experts, hidden=4, inner=2, dtype=dtype, listed=True)
         found = on_npu(named)
-        assert_close(found, truth(named, found), HALF[dtype])
+        assert_right(found, named, dtype)
         assert max(lists) == (128 if (experts, dtype) == (128, torch.bfloat16) else 1)
 
     @pytest.mark.parametrize(

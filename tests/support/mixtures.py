@@ -27,7 +27,7 @@ def arguments(tokens=7, experts=5, k=2, hidden=12, inner=6, dtype=torch.float32,
     if options.pop("biased", False):
         named |= {"gate_up_bias": normal(experts, halves * inner), "down_bias": normal(experts, hidden)}
     if options.pop("listed", False):
-        gate, up = named.pop("gate_up").detach().chunk(2, dim=1)
+        gate, up = named.pop("gate_up").detach().chunk(2, dim=2 if options.get("transposed") else 1)
         named |= {"gate_up": leaves(gate), "up": leaves(up), "down": leaves(named["down"])}
     return named | options
 
