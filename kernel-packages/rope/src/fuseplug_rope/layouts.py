@@ -6,7 +6,6 @@ op-plugin, ``docs/zh/custom_APIs/torch_npu/torch_npu-npu_rotary_mul.md``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -38,17 +37,16 @@ class Layout(NamedTuple):
     def is_documented(self, sizes: Sequence[int], mode: Mode) -> bool:
         """Whether npu_rotary_mul takes it for a tensor of *sizes*."""
         kinds = "".join("v" if row else "1" for row in self.rows)
-        extents = [math.prod(sizes[dim] for dim in run) for run in self.runs]
+        extents = self._extents(sizes)
         lacked = [extent for extent, row in zip(extents, self.rows, strict=True) if not row]
         if kinds in _EITHER_MODE:
-            return math.prod(lacked) < _EXTENTS if mode == "interleave" else all(each < _EXTENTS for each in lacked)
+            return _product(lacked) < _EXTENTS if mode == "interleave" else all(each < _EXTENTS for each in lacked)
         return mode == "half" and kinds in _HALF_MODE and max(extents[0], *lacked) < _EXTENTS
 
     def of_tensor(self, x: Tensor) -> Tensor:
         """See ``(..., width)`` as four dimensions."""
         order = _order(self.runs, x.dim())
-        sizes = [math.prod(x.shape[dim] for dim in run) for run in self.runs]
-        return x.permute(order).reshape(*_three(sizes), x.shape[-1])
+        return x.permute(order).reshape(*_three(self._extents(x.shape)), x.shape[-1])
 
     def of_table(self, table: Tensor, sizes: Sequence[int]) -> Tensor:
         """See the table of a tensor of *sizes* as four dimensions; rows that it lacks and should have are repeated."""
@@ -59,14 +57,17 @@ class Layout(NamedTuple):
             if table.shape[dim] > size:
                 table = table.narrow(dim, 0, size)  # repeated in memory
         table = table.expand(*whole, -1)
-        extents = [math.prod(whole[dim] for dim in run) for run in self.runs]
-        return table.permute(_order(self.runs, table.dim())).reshape(*_three(extents), table.shape[-1])
+        order = _order(self.runs, table.dim())
+        return table.permute(order).reshape(*_three(self._extents(whole)), table.shape[-1])
 
     def undo(self, y: Tensor, sizes: Sequence[int]) -> Tensor:
         """Give what `of_tensor` made of a tensor of *sizes* its shape again."""
         order = _order(self.runs, len(sizes) + 1)
         inverse = sorted(range(len(order)), key=order.__getitem__)
         return y.reshape(*(sizes[dim] for dim in order[:-1]), y.shape[-1]).permute(inverse)
+
+    def _extents(self, sizes: Sequence[int]) -> list[int]:
+        return [_product([sizes[dim] for dim in run]) for run in self.runs]
 
 
 def layout(x: Tensor, cos: Tensor, sin: Tensor, width: int, mode: Mode) -> Layout | None:
@@ -131,6 +132,13 @@ def _order(runs: Sequence[Sequence[int]], rank: int) -> list[int]:
     """All dimensions: those of size 1 first, which are in no run, and the last one last."""
     laid = [dim for run in runs for dim in run]
     return [*(dim for dim in range(rank - 1) if dim not in laid), *laid, rank - 1]
+
+
+def _product(numbers: Sequence[int]) -> int:
+    product = 1
+    for number in numbers:  # math.prod is a function of C, which torch.compile does not trace
+        product *= number
+    return product
 
 
 def _three(extents: Sequence[int]) -> list[int]:
