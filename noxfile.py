@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"  # the same installer everywhere, whatever else is on the machine
-nox.options.sessions = ["tests", "lint", "wheels"]
+nox.options.sessions = ["tests", "tests-npu", "lint", "wheels"]
 
 ROOT = Path(__file__).parent
 DISTRIBUTIONS = (
@@ -18,6 +19,9 @@ DISTRIBUTIONS = (
     *sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")),
 )
 TRANSFORMERS = ("5.23.0", "4.57.6")
+OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9", "2.7.1.post8")
+FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
+WORKERS = ("-n", "logical", "--maxprocesses", "4")  # each holds a torch of its own
 BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe", "model")
 
 
@@ -26,9 +30,26 @@ BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe
 def tests(session: nox.Session, transformers: str) -> None:
     """Run the tests; on the older transformers, those that build its models."""
     newest = transformers == TRANSFORMERS[0]
-    install(session, "pytest", "pytest-xdist[psutil]", "accelerate", "peft", transformers=transformers)
-    workers = ["-n", "logical", "--maxprocesses", "4"]  # each holds a torch of its own
-    session.run("python", "-m", "pytest", *workers, *([] if newest else ["tests/models"]), *session.posargs)
+    install(session, *FOR_TESTS, "peft", transformers=transformers)
+    session.run("python", "-m", "pytest", *WORKERS, *(["--ignore=tests/npu"] if newest else ["tests/models"]), *session.posargs)
+
+
+@nox.session(name="tests-npu")
+@nox.parametrize("transformers", TRANSFORMERS)
+def tests_npu(session: nox.Session, transformers: str) -> None:
+    """Run the tests of the Ascend kernels on torch_npu itself, its tensors in the memory of this machine."""
+    if sys.platform != "linux":
+        session.skip("torch_npu has wheels for Linux only")
+    install(session, "torch_npu", *FOR_TESTS, transformers=transformers)
+    session.run("python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, "tests/npu", *session.posargs)
+
+
+@nox.session(name="tests-npu-releases", default=False)
+@nox.parametrize("torch_npu", OLDER_TORCH_NPU)
+def tests_npu_releases(session: nox.Session, torch_npu: str) -> None:
+    """Check every call of the Ascend kernels against another torch_npu, beside its torch. Downloads a torch each."""
+    install(session, f"torch_npu=={torch_npu}", *FOR_TESTS, free=("torch", "torch_npu"))
+    session.run("python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, "tests/npu", "-k", "fake", *session.posargs)
 
 
 @nox.session
@@ -74,12 +95,14 @@ def bench(session: nox.Session, transformers: str) -> None:
         session.run("python", f"tests/benchmarks/{script}.py", *session.posargs)
 
 
-def install(session: nox.Session, *packages: str, transformers: str = TRANSFORMERS[0]) -> None:
-    """Install our distributions and *packages*, all at the tested versions."""
+def install(
+    session: nox.Session, *packages: str, transformers: str = TRANSFORMERS[0], free: tuple[str, ...] = ()
+) -> None:
+    """Install our distributions and *packages*, all but those in *free* at the tested versions."""
     clean(session)
-    constraints = (ROOT / "constraints.txt").read_text().replace(TRANSFORMERS[0], transformers)
+    lines = (ROOT / "constraints.txt").read_text().replace(TRANSFORMERS[0], transformers).splitlines()
     pinned = Path(session.create_tmp()) / "constraints.txt"
-    pinned.write_text(constraints)
+    pinned.write_text("\n".join(line for line in lines if line.partition("==")[0] not in free))
     session.install("-c", str(pinned), "torch", "transformers", *packages, *(f"./{path}" for path in DISTRIBUTIONS))
 
 

@@ -20,6 +20,11 @@ def _nothing_seen():
     bad._seen.clear()
 
 
+def only_entry(report):
+    (entry,) = report.entries
+    return entry
+
+
 def only_answer(report):
     """The one rejection of a report on one module."""
     (entry,) = report.entries
@@ -314,6 +319,28 @@ def test_an_availability_check_gone_wrong_is_a_reason(manager, said):
     report = manager.apply_all(Norm()).report
     assert only_answer(report)[1].kind == "unavailable"
     assert str(report)
+
+
+@pytest.mark.parametrize("said", [ValueError("who knows"), "no instruction for it"])
+def test_a_variant_that_a_kernel_declines_goes_to_the_next_one(manager, said):
+    asked = []
+
+    def unsupported(self, adapter):
+        asked.append(adapter.variant)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    manager.register(variant_of(NormKernel, "picky", unsupported=unsupported, priority=1))
+    entry = only_entry(manager.apply_all(Norm()).report)
+    ((_, rejection),) = entry.rejections
+    assert (rejection.kind, entry.kernel_id) == ("unsupported", None)
+    assert str(said) in rejection.reason
+    assert asked
+    assert f"it computes {asked[0]}" in rejection.reason
+    manager.register(variant_of(NormKernel, "modest"))
+    entry = only_entry(manager.apply_all(Norm()).report)
+    assert (entry.kernel_id, [who for who, _ in entry.rejections]) == ("modest", ["picky"])
 
 
 # --- plugins that touch what they are shown

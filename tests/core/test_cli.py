@@ -141,6 +141,18 @@ class TestPlan:
         assert "model.layers.*.mlp.act_fn" in out
         assert "norms are [not] for us" in out
 
+    def test_for_a_machine_that_has_what_is_missing_here(self, run, package, config):
+        needs = {"extras": "[npu]", "requires": ["no-such-vendor>=2; extra == 'npu'"]}
+        package("x-act", "silu", source=ACTIVATION, **needs)
+        code, out, _ = run("plan", str(config), "--device", "npu", "--include", "silu")
+        assert code == 0
+        assert "2 of 7 targets fused for training on npu" in out
+        assert "silu needs no-such-vendor>=2 (not installed)" in out
+        assert (
+            "silu was asked for by name, but is missing"
+            in run("plan", str(config), "--device", "cpu", "--include", "silu")[2]
+        )
+
     def test_json(self, run, package, config):
         package("x-act", "silu", source=ACTIVATION)
         options = ("--include", "silu", "--skip", "model.layers.0", "--mode", "inference", "--device", "cuda:1")

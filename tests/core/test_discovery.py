@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from fuseplug import BaseKernel, DiscoveryError, KernelManager
-from fuseplug.discovery import KernelRecord, discover
+from fuseplug.discovery import KernelRecord, discover, elsewhere
 
 SOURCE = """
 from fuseplug import BaseKernel
@@ -216,6 +216,27 @@ class TestRequirements:
     def test_met_or_not_asked_for(self, package, tmp_path, requirement):
         assert self.installed(package, tmp_path, requirement).state == "ready"
         assert self.imported.exists()
+
+    def test_planned_for_another_machine(self, package, tmp_path):
+        """What an extra names is a matter of the machine; what the distribution itself needs is not."""
+        here = self.installed(package, tmp_path, "no-such-thing>=2; extra == 'npu'")
+        there = elsewhere(here)
+        assert (there.state, there.reason, there.kernel.kernel_id) == ("ready", here.reason, "needy")
+        assert (here.state, here.kernel) == ("missing", None)
+
+    @pytest.mark.parametrize(
+        ("requirement", "extras"), [("no-such-thing", "[npu]"), ("no-such-thing", ""), ("pluggy", "[npu]")]
+    )
+    def test_another_machine_makes_no_difference(self, package, tmp_path, requirement, extras):
+        record = self.installed(package, tmp_path, requirement, extras=extras)
+        imported = self.imported.exists()
+        assert elsewhere(record) is record
+        assert self.imported.exists() == imported
+
+    def test_a_kernel_that_cannot_be_imported_here_stays_missing(self, package, tmp_path):
+        package("x-a", "a", source="import no_such_thing", extras="[npu]", requires=["no-such-thing; extra == 'npu'"])
+        record = find()["x-a:a"]
+        assert elsewhere(record) is record
 
     def test_without_extra(self, package, tmp_path):
         record = self.installed(package, tmp_path, "no-such-thing", extras="")

@@ -13,11 +13,13 @@ from fuseplug import BaseKernel, doctor
 from fuseplug.discovery import KernelRecord
 from fuseplug.doctor import Machine, examine
 from fuseplug.inductor import InductorKernel
+from fuseplug.npu import NpuKernel
 
 
-def machine(devices=("cpu",), error=None, version="2.13.0", **environ):
-    torch = None if error else types.SimpleNamespace(__version__=version)
-    return Machine(environ, torch=torch, torch_error=error, devices=devices)
+def machine(devices=("cpu",), error=None, version="2.13.0", npus=0, chip="", **environ):
+    npu = types.SimpleNamespace(device_count=lambda: 2, get_device_name=lambda index: chip)
+    torch = None if error else types.SimpleNamespace(__version__=version, npu=npu)
+    return Machine(environ, torch=torch, torch_error=error, devices=devices, npus=npus)
 
 
 def kernel(unavailable=lambda self, kind: None, devices=()):
@@ -33,8 +35,8 @@ def row(rows, name):
 
 @pytest.fixture
 def versions(monkeypatch):
-    installed = {}
-    monkeypatch.setattr(doctor, "_version", installed.get)
+    installed = {"torch": "2.13.0"}
+    monkeypatch.setattr(doctor, "version_of", installed.get)
     return installed
 
 
@@ -110,11 +112,62 @@ class TestTorchNpu:
     def test_for_another_torch(self, versions):
         versions["torch_npu"] = "2.7.1"
         said = self.said()
-        assert (said.state, said.remedy) == ("fail", 'pip install "torch_npu==2.13.*"')
+        assert (said.state, said.remedy) == ("fail", 'pip install --upgrade "torch_npu==2.13.*"')
+
+    def test_for_another_torch_which_it_keeps_from_being_imported(self, versions):
+        versions["torch_npu"] = "2.7.1"
+        said = self.said((), ImportError("undefined symbol"))
+        assert (said.state, said.remedy) == ("fail", 'pip install --upgrade "torch_npu==2.13.*"')
+
+    @pytest.mark.parametrize(
+        ("npus", "environ", "seen"),
+        [(8, {}, "8 Ascend NPUs"), (0, {"ASCEND_HOME_PATH": "/usr/local/Ascend"}, "CANN (ASCEND_HOME_PATH)")],
+    )
+    def test_absent_where_it_is_wanted(self, versions, npus, environ, seen):
+        said = row(examine(machine(npus=npus, **environ), []), "torch_npu")
+        assert (said.state, seen in said.found) == ("warn", True)
+        assert said.remedy == 'pip install --upgrade "torch_npu==2.13.*"'
 
     def test_turned_off(self, versions):
         versions["torch_npu"] = "2.13.0"
         assert self.said(TORCH_DEVICE_BACKEND_AUTOLOAD="0").state == "warn"
+
+
+class TestChips:
+    def said(self, chip, *ops):
+        class Kernel(NpuKernel):
+            kernel_id = "k"
+
+            def match(self, site): ...
+
+            def unavailable(self, kind):
+                return None
+
+        Kernel.ops = ops
+        return row(examine(machine(("cpu", "npu"), chip=chip), [KernelRecord("k", "x", "1", kernel=Kernel())]), "k")
+
+    @pytest.mark.parametrize("chip", ["Ascend910B3", "Ascend910_9382"])
+    def test_documented(self, chip):
+        assert self.said(chip, "npu_rms_norm", "npu_grouped_matmul").state == "ok"
+
+    @pytest.mark.parametrize(
+        ("chip", "op"),
+        [
+            ("Ascend310P3", "npu_moe_token_permute"),
+            ("Ascend910B", "npu_grouped_matmul"),
+            ("Ascend910A", "npu_gemma_rms_norm"),
+            ("Ascend950PR_9599", "npu_rotary_mul"),
+        ],
+    )
+    def test_undocumented(self, chip, op):
+        said = self.said(chip, op, "npu_something_else")
+        assert said.state == "warn"
+        assert f"{op} is documented for Atlas A2" in said.found
+        assert f"not for {chip}" in said.found
+        assert said.found.count(chip) == 1
+
+    def test_of_a_new_chip_nothing_is_said(self):
+        assert self.said("Ascend1000X", "npu_rms_norm").state == "ok"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the default compiler is another one")
@@ -130,6 +183,10 @@ def test_compiler(tmp_path, monkeypatch, name, environ):
     assert said.state == "warn"
     assert said.remedy in Kernel().unavailable("cpu")
     assert Kernel().unavailable("cuda") is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install triton-ascend" in Kernel().unavailable("npu")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert Kernel().unavailable("npu") is None
     (tmp_path / name).write_text("")
     (tmp_path / name).chmod(0o755)
     assert row(examine(machine(**environ), []), "C++ compiler").found == str(tmp_path / name)

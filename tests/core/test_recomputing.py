@@ -60,11 +60,17 @@ def test_nothing_is_kept_but_the_arguments():
     assert [each.data_ptr() for each in kept] == [a.data_ptr(), b.data_ptr()]
 
 
-def test_a_second_derivative_is_refused():
-    a = torch.randn(3, requires_grad=True)
+def test_one_tensor_as_two_arguments():
+    a = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(op(a, a, 2).sum(), a)
+    torch.testing.assert_close(found, 3 * a**2)
+
+
+def test_second_derivatives_are_those_of_the_formula():
+    a = torch.randn(3, dtype=torch.float64, requires_grad=True)
     (first,) = torch.autograd.grad(op(a, a, 2).sum(), a, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+    (second,) = torch.autograd.grad(first.sum(), a)
+    torch.testing.assert_close(second, 6 * a)
 
 
 def test_inside_a_compiled_graph_gradients_are_right_too():

@@ -131,12 +131,12 @@ def inputs(model: nn.Module) -> dict[str, Tensor]:
 
 
 def step(model: nn.Module) -> dict[str, Tensor]:
-    """One forward and backward: the logits, and the gradient of each parameter that has one, by name."""
-    dtype = next(model.parameters()).dtype
+    """One forward and backward: the logits, and the gradient of each parameter that has one, by name, on the CPU."""
+    dtype, device = (first := next(model.parameters())).dtype, first.device
     given = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs(model).items()}
     model.zero_grad(set_to_none=True)
-    logits = model(**given, use_cache=False).logits
+    logits = model(**{name: value.to(device) for name, value in given.items()}, use_cache=False).logits
     upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    logits.backward(upstream / logits.numel() ** 0.5)
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return {"logits": logits.detach()} | gradients
+    logits.backward((upstream / logits.numel() ** 0.5).to(device))
+    gradients = {name: p.grad.to("cpu", copy=True) for name, p in model.named_parameters() if p.grad is not None}
+    return {"logits": logits.detach().cpu()} | gradients

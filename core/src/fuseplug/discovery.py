@@ -34,7 +34,8 @@ class KernelRecord:
         state: ``"ready"``; ``"off"`` (by ``FUSEPLUG_KERNELS``); ``"not allowed"`` (by ``FUSEPLUG_ALLOW``);
             ``"missing"`` (a requirement is); ``"broken"`` (it could not be loaded); ``"conflict"`` (two distributions
             claim the id).
-        reason: Why it is not ready, and what to do; ``""`` if it is.
+        reason: Why it is not ready, and what to do; ``""`` if it is. Of one that is ready, but planned for another
+            machine, what is missing on this one.
         kernel: The kernel, if it was loaded.
         traceback: What Python said when it could not be.
     """
@@ -110,6 +111,24 @@ def load_class(kernel: Any, record: KernelRecord) -> KernelRecord:
     if wrong:
         return replace(record, state="broken", reason="; ".join(wrong))
     return replace(record, kernel=kernel())
+
+
+def elsewhere(record: KernelRecord) -> KernelRecord:
+    """What *record* would be on a machine with the vendor's libraries that its extras name, if that is all it lacks.
+
+    Those are a matter of where a kernel runs, and it may be planned for another machine than this one. Its ``reason``
+    still says what is missing here.
+    """
+    entry = importlib_metadata.EntryPoint(record.kernel_id, record.value, ENTRY_POINT_GROUP)
+    if record.state != "missing" or not entry.value or not entry.extras:
+        return record
+    try:
+        if missing_requirements(importlib_metadata.distribution(record.distribution), ()):
+            return record
+        loaded = load_class(entry.load(), replace(record, state="ready"))
+    except (Exception, SystemExit):  # noqa: BLE001 - what is missing may be what its import needs
+        return record
+    return loaded if loaded.kernel is not None else record
 
 
 def missing_requirements(distribution: importlib_metadata.Distribution | Any, extras: Iterable[str]) -> list[str]:

@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import importlib_metadata
@@ -15,8 +16,11 @@ from packaging.version import Version
 from .discovery import ALLOW_VARIABLE, KERNELS_VARIABLE, KernelRecord
 from .hookspecs import BaseKernel
 from .inductor.kernel import INSTALL_COMPILER, cpp_compiler
+from .npu.chips import DOCUMENTED, undocumented
+from .npu.kernel import NpuKernel, how_to_install, version_of
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+CANN_VARIABLE = "ASCEND_HOME_PATH"
 CANN_SCRIPT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"
 OLDEST_TRANSFORMERS = "4.57"
 
@@ -48,12 +52,14 @@ class Machine:
         torch: The module, if it could be imported.
         torch_error: What it raised if it could not.
         devices: The device types that are present.
+        npus: How many Ascend NPUs the kernel driver shows, whatever torch knows of them.
     """
 
     environ: Mapping[str, str]
     torch: Any = None
     torch_error: BaseException | None = None
     devices: Sequence[str] = ()
+    npus: int = 0
 
 
 Check = Callable[[Machine], Row]
@@ -61,14 +67,15 @@ Check = Callable[[Machine], Row]
 
 def look(environ: Mapping[str, str] = os.environ) -> Machine:
     """Import torch and see which devices there are; what goes wrong is kept for the checks to explain."""
+    npus = len(list(Path("/dev").glob("davinci[0-9]*")))
     try:
         import torch
 
         from .devices import KNOWN, present
 
-        return Machine(environ, torch=torch, devices=sorted(kind for kind in KNOWN if present(kind)))
+        return Machine(environ, torch=torch, devices=sorted(kind for kind in KNOWN if present(kind)), npus=npus)
     except Exception as error:  # noqa: BLE001 - torch runs the vendors' code on import, and drivers fail in many ways
-        return Machine(environ, torch_error=error)
+        return Machine(environ, torch_error=error, npus=npus)
 
 
 def examine(machine: Machine, records: Sequence[KernelRecord]) -> list[Row]:
@@ -93,7 +100,7 @@ def torch(machine: Machine) -> Row:
     backends = [entry.name for entry in importlib_metadata.entry_points(group="torch.backends")]
     if not backends:
         return Row("torch", "fail", found, "pip install --force-reinstall torch")
-    cann = f"source {CANN_SCRIPT}, or set " if _version("torch_npu") else "set "
+    cann = f"source {CANN_SCRIPT}, or set " if version_of("torch_npu") else "set "
     return Row(
         "torch",
         "fail",
@@ -111,27 +118,24 @@ def devices(machine: Machine) -> Row:
 
 def torch_npu(machine: Machine) -> Row:
     """Ascend's extension of PyTorch, which needs the CANN toolkit."""
-    version = _version("torch_npu")
+    version, torch_version = version_of("torch_npu"), version_of("torch")
     if version is None:
+        if machine.npus or machine.environ.get(CANN_VARIABLE):
+            seen = f"{machine.npus} Ascend NPUs" if machine.npus else f"CANN ({CANN_VARIABLE})"
+            return Row("torch_npu", "warn", f"not installed, though {seen} are here", how_to_install(torch_version))
         return Row("torch_npu", "ok", "not installed (only Ascend NPUs need it)")
+    if torch_version and Version(version).release[:2] != Version(torch_version).release[:2]:
+        found = f"{version}, which is not made for torch {torch_version}"
+        return Row("torch_npu", "fail", found, how_to_install(torch_version))
     if machine.torch is None:
         return Row("torch_npu", "warn", f"{version}; see torch")
     if "npu" in machine.devices:
         return Row("torch_npu", "ok", version)
-    if Version(version).release[:2] != Version(machine.torch.__version__).release[:2]:
-        series = ".".join(map(str, Version(machine.torch.__version__).release[:2]))
-        return Row(
-            "torch_npu",
-            "fail",
-            f"{version}, which is not made for torch {machine.torch.__version__}",
-            f'pip install "torch_npu=={series}.*"',
-        )
     if machine.environ.get(AUTOLOAD_VARIABLE) == "0":
         return Row("torch_npu", "warn", f"{version}, not loaded: {AUTOLOAD_VARIABLE}=0", f"unset {AUTOLOAD_VARIABLE}")
-    if not machine.environ.get("ASCEND_HOME_PATH"):
-        return Row(
-            "torch_npu", "fail", f"{version}, without CANN (ASCEND_HOME_PATH is not set)", f"source {CANN_SCRIPT}"
-        )
+    if not machine.environ.get(CANN_VARIABLE):
+        found = f"{version}, without CANN ({CANN_VARIABLE} is not set)"
+        return Row("torch_npu", "fail", found, f"source {CANN_SCRIPT}")
     return Row("torch_npu", "warn", f"{version}, but no NPU is available", "npu-smi info says what the driver sees")
 
 
@@ -145,7 +149,7 @@ def compiler(machine: Machine) -> Row:
 def transformers(machine: Machine) -> Row:
     """The model library, which only naming a model on the command line needs."""
     del machine
-    version = _version("transformers")
+    version = version_of("transformers")
     install = 'pip install --upgrade "fuseplug[transformers]"'
     if version is None:
         return Row("transformers", "ok", f"not installed (`fuseplug plan` needs it: {install})")
@@ -159,7 +163,7 @@ def transformers(machine: Machine) -> Row:
 def accelerate(machine: Machine) -> Row:
     """The library that spreads and offloads models."""
     del machine
-    return Row("accelerate", "ok", _version("accelerate") or "not installed (only device_map= needs it)")
+    return Row("accelerate", "ok", version_of("accelerate") or "not installed (only device_map= needs it)")
 
 
 def kernels_variable(machine: Machine) -> Row:
@@ -215,7 +219,19 @@ def _running(machine: Machine, kernel: BaseKernel) -> tuple[State, str, str]:
     lacking = [f"unavailable on {kind}: {why}" for kind in here if (why := kernel.lacks(kind))]
     if lacking:
         return "fail", "; ".join(lacking), ""
+    if "npu" in here and isinstance(kernel, NpuKernel) and (doubts := _doubts(machine.torch, kernel)):
+        return "warn", f"ready on {', '.join(here)}, though {doubts}", ""
     return "ok", f"ready on {', '.join(here)}", ""
+
+
+def _doubts(torch: Any, kernel: NpuKernel) -> str:
+    """What the documents leave open; whether it is right is seen when the kernel is checked on the device."""
+    names = dict.fromkeys(torch.npu.get_device_name(index) for index in range(torch.npu.device_count()))
+    return "; ".join(
+        f"{op} is documented for {', '.join(DOCUMENTED[op])}, not for {name}"
+        for name in names
+        for op in undocumented(name, kernel.ops)
+    )
 
 
 def _device(torch: Any, kind: str) -> str:
@@ -232,13 +248,6 @@ def _device(torch: Any, kind: str) -> str:
 def _variable(machine: Machine, name: str, unset: str) -> Row:
     value = machine.environ.get(name)
     return Row(name, "ok", f"not set ({unset})" if value is None else f"{value!r}")
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib_metadata.version(distribution)
-    except importlib_metadata.PackageNotFoundError:
-        return None
 
 
 def _said(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
 
 import pluggy
 
-from .discovery import KernelRecord, discover, load_class
+from .discovery import KernelRecord, discover, elsewhere, load_class
 from .errors import DiscoveryError, PlanError
 from .hookspecs import PROJECT, BaseKernel
 from .words import Mode
@@ -100,10 +100,7 @@ class KernelManager:
         if self._records is not None:
             importlib.invalidate_caches()
         records = (self._find or discover)(self._environ, self._registered.values())
-        plugins = pluggy.PluginManager(PROJECT)
-        plugins.add_hookspecs(BaseKernel)
-        self._records = [_registered_with(plugins, record) for record in records]
-        self._plugins = plugins
+        self._records, self._plugins = _plugged_in(records)
 
     def register(self, kernel: K) -> K:
         """Add a kernel class that is not packaged; usable as a decorator. A second one of an id replaces the first.
@@ -161,11 +158,12 @@ class KernelManager:
 
         _must_be_module(model)
         purpose = _mode(mode)
-        taking_part = self._select(include, exclude, purpose)
-        rules = Rules(taking_part, _words(include or ()), purpose, verify, self.kernels())
+        there, records, plugins = self._destination(device)
+        taking_part = _select(records, include, exclude, purpose)
+        rules = Rules(taking_part, _words(include or ()), purpose, verify, records)
         with neutral():
-            places = walk(model, only=_words(only), skip=_words(skip), device=self._device(device))
-            plan = make_plan(model, places, rules, Asking(self._plugins).ask)
+            places = walk(model, only=_words(only), skip=_words(skip), device=there)
+            plan = make_plan(model, places, rules, Asking(plugins).ask)
         if strict:
             refuse_left_alone(plan.report)
         return plan
@@ -206,7 +204,7 @@ class KernelManager:
 
         names = _words(kernel_ids)
         plan = self.plan(model, include=names, **options)
-        refuse_unused(plan.report, {name: self._named(name) for name in names})
+        refuse_unused(plan.report, {name: _named(plan.report.records, name) for name in names})
         return self._apply(model, plan)
 
     def applied_to(self, model: nn.Module) -> Applied | None:
@@ -268,42 +266,57 @@ class KernelManager:
 
         return Applied(call.report, list(call.patches), undo_all, undo_call)
 
-    def _select(
-        self, include: Sequence[str] | str | None, exclude: Sequence[str] | str, mode: Mode
-    ) -> list[KernelRecord]:
-        unwanted = [record.name for word in _words(exclude) for record in self._named(word, must_be_ready=False)]
-        records = [record for record in self.kernels() if record.state == "ready"]
-        if include is not None:
-            wanted = [record.name for word in _words(include) for record in self._named(word)]
-            records = [record for record in records if record.name in wanted]
-        return [
-            record
-            for record in records
-            if record.name not in unwanted and (mode == "inference" or (record.kernel and record.kernel.differentiable))
-        ]
-
-    def _named(self, word: str, *, must_be_ready: bool = True) -> list[KernelRecord]:
-        """The kernels that *word*, an id or an op, stands for."""
+    def _destination(
+        self, device: torch.device | str | None
+    ) -> tuple[Destination | None, list[KernelRecord], pluggy.PluginManager]:
+        """Where the model will run, and the kernels for it: what this machine lacks, another one may have."""
         records = self.kernels()
-        by_id = [record for record in records if word in (record.kernel_id, record.name)]
-        for record in by_id:
-            if must_be_ready and record.state != "ready":
-                raise DiscoveryError(
-                    f"kernel {record.name} was asked for by name, but is {record.state}: {record.reason}", record=record
-                )
-        found = by_id or [record for record in records if record.kernel and record.kernel.op == word]
-        if not found:
-            known = sorted({r.kernel_id for r in records} | {r.kernel.op for r in records if r.kernel})
-            raise DiscoveryError(_unknown(word, known), word=word)
-        return found
-
-    def _device(self, device: torch.device | str | None) -> Destination | None:
         if device is None:
-            return None
+            return None, records, self._plugins
         from .devices import KNOWN, destination
 
-        claimed = {kind for record in self.kernels() if record.kernel for kind in record.kernel.device_types}
-        return destination(device, KNOWN | claimed)
+        possible = [elsewhere(record) for record in records]
+        claimed = {kind for record in possible if record.kernel for kind in record.kernel.device_types}
+        there = destination(device, KNOWN | claimed)
+        if there.device is not None or possible == records:
+            return there, records, self._plugins
+        return there, *_plugged_in(possible)
+
+
+def _plugged_in(records: Iterable[KernelRecord]) -> tuple[list[KernelRecord], pluggy.PluginManager]:
+    plugins = pluggy.PluginManager(PROJECT)
+    plugins.add_hookspecs(BaseKernel)
+    return [_registered_with(plugins, record) for record in records], plugins
+
+
+def _select(
+    records: Sequence[KernelRecord], include: Sequence[str] | str | None, exclude: Sequence[str] | str, mode: Mode
+) -> list[KernelRecord]:
+    unwanted = [record.name for word in _words(exclude) for record in _named(records, word, must_be_ready=False)]
+    ready = [record for record in records if record.state == "ready"]
+    if include is not None:
+        wanted = [record.name for word in _words(include) for record in _named(records, word)]
+        ready = [record for record in ready if record.name in wanted]
+    return [
+        record
+        for record in ready
+        if record.name not in unwanted and (mode == "inference" or (record.kernel and record.kernel.differentiable))
+    ]
+
+
+def _named(records: Sequence[KernelRecord], word: str, *, must_be_ready: bool = True) -> list[KernelRecord]:
+    """The kernels that *word*, an id or an op, stands for."""
+    by_id = [record for record in records if word in (record.kernel_id, record.name)]
+    for record in by_id:
+        if must_be_ready and record.state != "ready":
+            raise DiscoveryError(
+                f"kernel {record.name} was asked for by name, but is {record.state}: {record.reason}", record=record
+            )
+    found = by_id or [record for record in records if record.kernel and record.kernel.op == word]
+    if not found:
+        known = sorted({r.kernel_id for r in records} | {r.kernel.op for r in records if r.kernel})
+        raise DiscoveryError(_unknown(word, known), word=word)
+    return found
 
 
 def _registered_with(plugins: pluggy.PluginManager, record: KernelRecord) -> KernelRecord:

@@ -83,7 +83,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
         entries=[entry for entry, _ in decisions],
         records=rules.installed,
         idle=planner.idle(places),
-        notes=notes(model, decisions),
+        notes=notes(model, decisions, rules.installed),
         seconds=time.perf_counter() - start - planner.compile_seconds,
         compile_seconds=planner.compile_seconds,
     )
@@ -337,9 +337,14 @@ def patch_of(
     )
 
 
-def notes(model: nn.Module, decisions: Sequence[_Decision]) -> list[str]:
+def notes(model: nn.Module, decisions: Sequence[_Decision], records: Sequence[KernelRecord]) -> list[str]:
     """What a person should know beyond the answers for each site."""
-    found = []
+    used = {entry.kernel_id for entry, _ in decisions}
+    found = [
+        f"the machine that it is planned for must have what is missing here: {record.kernel_id} {record.reason}"
+        for record in records
+        if record.state == "ready" and record.reason and record.kernel_id in used
+    ]
     if any(entry.check == "pending" for entry, _ in decisions):
         found.append("kernel check pending: call apply_all again once the model is on its device")
     if getattr(model, "_use_kernels", False):

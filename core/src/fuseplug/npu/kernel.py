@@ -30,7 +30,8 @@ class NpuKernel(BaseKernel):
         lacking = [op for op in self.ops if not has_op(op)]
         if not lacking:
             return None
-        return f"torch_npu {installed() or '(not installed)'} has no {', '.join(lacking)}; {remedy()}"
+        found = version_of("torch_npu") or "(not installed)"
+        return f"torch_npu {found} has no {', '.join(lacking)}: {how_to_install(version_of('torch'))}"
 
 
 def has_op(name: str) -> bool:
@@ -40,15 +41,15 @@ def has_op(name: str) -> bool:
     return hasattr(torch.ops.npu, name)
 
 
-def installed() -> str | None:
-    """The version of torch_npu that is installed."""
+def version_of(distribution: str) -> str | None:
+    """The version of *distribution* that is installed."""
     try:
-        return importlib_metadata.version("torch_npu")
+        return importlib_metadata.version(distribution)
     except importlib_metadata.PackageNotFoundError:
         return None
 
 
-def remedy() -> str:
-    """How to install the newest torch_npu that goes with the installed torch."""
-    series = ".".join(importlib_metadata.version("torch").split(".")[:2])
-    return f'pip install --upgrade "torch_npu=={series}.*"'
+def how_to_install(torch_version: str | None) -> str:
+    """The command that installs the newest torch_npu for this torch."""
+    series = ".".join(torch_version.split(".")[:2]) + ".*" if torch_version else ""
+    return f'pip install --upgrade "torch_npu=={series}"' if series else "pip install torch torch_npu"

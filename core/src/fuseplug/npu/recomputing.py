@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -23,7 +22,7 @@ def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Cal
 
     Returns:
         A function with the arguments of *op*. Where no gradient is wanted it is *op*; inside ``torch.compile`` where
-        one is, it is *formula*, for the compiler to fuse. Its gradients cannot be differentiated again.
+        one is, it is *formula*, for the compiler to fuse.
     """
 
     class Recomputed(torch.autograd.Function):
@@ -34,16 +33,14 @@ def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Cal
             return op(*arguments)
 
         @staticmethod
-        @once_differentiable
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            saved = iter(ctx.saved_tensors)
-            arguments = [
-                next(saved).detach().requires_grad_(wanted) if other is None else other[0]
-                for other, wanted in zip(ctx.others, ctx.needs_input_grad, strict=True)
-            ]
-            wanted = [each for each, needed in zip(arguments, ctx.needs_input_grad, strict=True) if needed]
+            again = torch.is_grad_enabled()  # a second derivative is wanted, and flows through the formula
             with torch.enable_grad():
-                found = iter(torch.autograd.grad(formula(*arguments), wanted, grad, allow_unused=True))
+                # Views, because one tensor may be two arguments, each with a gradient of its own.
+                saved = (each.view_as(each) for each in ctx.saved_tensors)
+                arguments = [next(saved) if other is None else other[0] for other in ctx.others]
+                wanted = [each for each, needed in zip(arguments, ctx.needs_input_grad, strict=True) if needed]
+                found = iter(torch.autograd.grad(formula(*arguments), wanted, grad, create_graph=again))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
 
     def differentiable(*arguments: Any) -> Tensor:
@@ -52,7 +49,7 @@ def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Cal
             return op(*arguments)
         if torch.compiler.is_compiling():
             return formula(*arguments)
-        result: Tensor = Recomputed.apply(*arguments)
+        result: Tensor = Recomputed.apply(*arguments)  # type: ignore[no-untyped-call]
         return result
 
     return differentiable

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .kit import Step
     from .subjects import Examined
 
+pytest_plugins = ("fuseplug.testing.npu.plugin",)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""

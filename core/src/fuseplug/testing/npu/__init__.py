@@ -1,0 +1,56 @@
+"""An NPU for tests, on any Linux machine: the real torch_npu, with the CPU in the place of the chip.
+
+>>> from fuseplug.testing.npu import HostNPU
+>>> with HostNPU() as npu:  # doctest: +SKIP
+...     x = torch.randn(4, 8, device="npu", requires_grad=True)
+...     torch_npu.npu_swiglu(x).sum().backward()
+>>> npu.calls["npu_swiglu_backward"]  # doctest: +SKIP
+1
+
+In tests there are the fixtures ``host_npu`` and ``fake_npu``. Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .errors import ContractError, HostNPUUnavailable
+from .loading import load
+
+if TYPE_CHECKING:
+    from .contract import Contract, limit, require
+    from .fake import FakeNPU
+    from .host import HostNPU
+    from .references import reference
+
+__all__ = [
+    "Contract",
+    "ContractError",
+    "FakeNPU",
+    "HostNPU",
+    "HostNPUUnavailable",
+    "limit",
+    "load",
+    "reference",
+    "require",
+]
+
+_HOMES = {
+    "Contract": "contract",
+    "FakeNPU": "fake",
+    "HostNPU": "host",
+    "limit": "contract",
+    "reference": "references",
+    "require": "contract",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,49 @@
+"""RMSNorm and its relatives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..contract import limit, require
+from .common import has_dims, is_contiguous, is_float, is_not_empty
+
+
+def _trailing(gamma: Tensor, x: Tensor) -> None:
+    trailing = x.shape[max(x.dim() - gamma.dim(), 0) :]
+    require(gamma.shape == trailing, "gamma", f"of the trailing dims of x {list(x.shape)}", gamma)
+
+
+@limit("npu_rms_norm", page="torch_npu-npu_rms_norm.md")
+def rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> None:  # noqa: A002
+    """Strided and empty are fine; gamma has x's dtype or float32."""
+    del epsilon
+    has_dims("x", input, 2, 8)
+    is_float("x", input)
+    _trailing(gamma, input)
+    require(gamma.dtype in (input.dtype, torch.float32), "gamma", f"{input.dtype}, as x is, or float32", gamma)
+
+
+@limit("npu_gemma_rms_norm", page="torch_npu-npu_gemma_rms_norm.md")
+def gemma_rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> None:  # noqa: A002
+    """One dtype; neither strided nor empty."""
+    del epsilon
+    has_dims("x", input, 1, 8)
+    is_float("x", input)
+    is_contiguous("x", input)
+    is_not_empty("x", input)
+    _trailing(gamma, input)
+    require(gamma.dtype == input.dtype, "gamma", f"{input.dtype}, as x is", gamma)
+
+
+@limit("npu_add_rms_norm", page="torch_npu-npu_add_rms_norm.md")
+def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float) -> None:
+    """One dtype; not empty."""
+    del epsilon
+    has_dims("x1", x1, 1, 8)
+    is_float("x1", x1)
+    is_not_empty("x1", x1)
+    require(x2.shape == x1.shape, "x2", f"of the shape of x1 {list(x1.shape)}", x2)
+    _trailing(gamma, x1)
+    for name, tensor in (("x2", x2), ("gamma", gamma)):
+        require(tensor.dtype == x1.dtype, name, f"{x1.dtype}, as x1 is", tensor)

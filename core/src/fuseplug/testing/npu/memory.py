@@ -1,0 +1,38 @@
+"""Tensors of the CPU that are the bytes of tensors of the stand-in."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """The tensor of the CPU with the bytes of *tensor*, which is on the stand-in: what is written to it is in both.
+
+    Sizes, strides, offset, conjugation and negation are the same. It holds *tensor*, and so the memory.
+    """
+    storage = tensor.untyped_storage()
+    size = storage.nbytes()
+    if not size or not tensor.numel():
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+    window = (ctypes.c_char * size).from_address(storage.data_ptr())
+    bytes_ = torch.frombuffer(window, dtype=torch.uint8)
+    host = torch.empty(0, dtype=tensor.dtype)
+    host.set_(bytes_.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    # Conjugation and negation are bits of the tensor, not bytes in its memory.
+    if tensor.is_conj():
+        host = host.conj()
+    if tensor.is_neg():
+        host = torch._neg_view(host)
+    window._tensor = tensor  # type: ignore[attr-defined] # torch.frombuffer keeps the window, and so the tensor
+    return host
+
+
+def on_npu(tensor: Tensor) -> Tensor:
+    """A copy of *tensor*, which is on the CPU, in new memory of the stand-in, with the same strides."""
+    npu = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="npu")
+    if tensor.numel():
+        on_host(npu).copy_(tensor)
+    return npu

@@ -1,0 +1,101 @@
+"""Attention as torch's ``scaled_dot_product_attention`` calls it on an NPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .registry import reference, wide
+
+_CAUSAL = 2
+"""The sparse mode in which the mask is the upper triangle of a fixed square, of which the corner is taken."""
+
+
+def _modelled(layout: str, sparse_mode: int, keep_prob: float, **others: Any) -> None:
+    beyond = [
+        f"{name}={each!r}"
+        for name, each in others.items()
+        if name in ("pse", "prefix", "actual_seq_qlen", "actual_seq_kvlen", "sink") and each is not None
+    ]
+    if layout != "BNSD" or sparse_mode not in (0, _CAUSAL) or keep_prob != 1.0 or beyond:
+        raise NotImplementedError(
+            "npu_fusion_attention_v3 has a reference for input_layout='BNSD', sparse_mode 0 or 2, keep_prob=1.0 and a "
+            f"mask at most, not for {layout!r}, {sparse_mode}, {keep_prob} {' '.join(beyond)}"
+        )
+
+
+def _shared(tensor: Tensor, query: Tensor) -> Tensor:
+    """Keys or values, one for each head of the query, in wide precision."""
+    return wide(tensor).repeat_interleave(query.shape[1] // tensor.shape[1], 1)
+
+
+def _summed(gradient: Tensor, heads: int) -> Tensor:
+    """The transpose of `_shared`: summed over the heads that share a key."""
+    batch, _, *rest = gradient.shape
+    return gradient.reshape(batch, heads, -1, *rest).sum(2)
+
+
+def _scores(query: Tensor, key: Tensor, atten_mask: Tensor | None, scale: float, sparse_mode: int) -> Tensor:
+    """``[batch, heads, queries, keys]``, -inf where the mask, if there is one, is true."""
+    scores = wide(query) @ _shared(key, query).mT * scale
+    if atten_mask is None:
+        return scores
+    mask = atten_mask.bool()
+    if sparse_mode == _CAUSAL:
+        mask = mask[: scores.shape[-2], : scores.shape[-1]]
+    return scores.masked_fill(mask, float("-inf"))
+
+
+@reference("npu_fusion_attention_v3")
+def fusion_attention_v3(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    atten_mask: Tensor | None = None,
+    scale: float = 1.0,
+    keep_prob: float = 1.0,
+    sparse_mode: int = 0,
+    **others: Any,
+) -> tuple[Tensor, ...]:
+    """``softmax(q kᵀ scale) v``; maxima and sums of the softmax, eight times each; what stands for its random state."""
+    del head_num
+    _modelled(input_layout, sparse_mode, keep_prob, **others)
+    scores = _scores(query, key, atten_mask, scale, sparse_mode)
+    largest = scores.amax(-1, keepdim=True)
+    total = (scores - largest).exp().sum(-1, keepdim=True)
+    statistics = [each.expand(*each.shape[:-1], 8).contiguous() for each in (largest, total)]
+    result = (scores.softmax(-1) @ _shared(value, query)).to(query.dtype)
+    return result, *statistics, query.new_empty(0), *torch.zeros(2, 1, dtype=torch.int64).unbind()
+
+
+@reference("npu_fusion_attention_grad_v3")
+def fusion_attention_grad_v3(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    atten_mask: Tensor | None = None,
+    scale_value: float = 1.0,
+    keep_prob: float = 1.0,
+    sparse_mode: int = 0,
+    **others: Any,
+) -> tuple[Tensor, ...]:
+    """dq, dk, dv, and the gradients of two that are not there. With p the softmax: ds = p · (dp - Σ dp · p) · scale."""
+    del head_num
+    _modelled(input_layout, sparse_mode, keep_prob, **others)
+    upstream = wide(dy)
+    weights = _scores(query, key, atten_mask, scale_value, sparse_mode).softmax(-1)
+    of_weights = upstream @ _shared(value, query).mT
+    of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) * scale_value
+    dq = of_scores @ _shared(key, query)
+    dk = _summed(of_scores.mT @ wide(query), key.shape[1])
+    dv = _summed(weights.mT @ upstream, value.shape[1])
+    absent = query.new_empty(0), query.new_empty(0, dtype=torch.float32)
+    return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), *absent

@@ -1,0 +1,47 @@
+"""Casts, which torch_npu does with ops of its own, and layouts of memory, of which the host has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .registry import reference
+
+_ACL_DTYPES = {0: torch.float32, 1: torch.float16, 2: torch.int8, 3: torch.int32, 4: torch.uint8, 6: torch.int16}
+_ACL_DTYPES |= {9: torch.int64, 11: torch.float64, 12: torch.bool, 27: torch.bfloat16}
+
+
+def _dtype(given: torch.dtype | int) -> torch.dtype:
+    return given if isinstance(given, torch.dtype) else _ACL_DTYPES[given]
+
+
+@reference("_npu_dtype_cast", "npu_dtype_cast")
+def dtype_cast(input: Tensor, dtype: torch.dtype | int, **_: Any) -> Tensor:  # noqa: A002
+    """The values in another dtype."""
+    return input.to(_dtype(dtype), copy=True)
+
+
+@reference("_npu_dtype_cast_backward", "npu_dtype_cast_backward")
+def dtype_cast_backward(grad: Tensor, dtype: torch.dtype | int, **_: Any) -> Tensor:
+    """The gradient in the dtype of the input."""
+    return grad.to(_dtype(dtype), copy=True)
+
+
+@reference("npu_dtype_cast_")
+def dtype_cast_(input: Tensor, src: Tensor) -> Tensor:  # noqa: A002
+    """The values of *src*, in the input's dtype."""
+    return input.copy_(src)
+
+
+@reference("npu_format_cast", "npu_format_cast.Tensor", "_npu_format_cast", "_npu_format_cast.aclnn")
+def format_cast(input: Tensor, **_: Any) -> Tensor:  # noqa: A002
+    """The same values: formats differ in where they lie."""
+    return input.clone()
+
+
+@reference("npu_format_cast_", "npu_format_cast_.acl_format")
+def format_cast_(input: Tensor, **_: Any) -> Tensor:  # noqa: A002
+    """The tensor itself."""
+    return input

@@ -1,0 +1,97 @@
+"""Many matrix products at once, one for each expert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .registry import reference, wide
+
+_ROWS, _INNER = 0, 2
+"""What a group is a part of (``group_type``): the rows of x, or the dim that is summed over."""
+
+
+@reference("npu_grouped_matmul", "npu_grouped_matmul.List")
+def grouped_matmul(
+    x: Sequence[Tensor],
+    weight: Sequence[Tensor],
+    *,
+    bias: Sequence[Tensor] | None = None,
+    group_list: Tensor | Sequence[int] | None = None,
+    split_item: int | None = 0,
+    group_type: int | None = None,
+    group_list_type: int | None = 0,
+    act_type: int | None = 0,
+    **quantisation: Any,
+) -> list[Tensor]:
+    """``x[i] @ weight[i] + bias[i]`` for each i.
+
+    *group_list* has where the groups end, or with ``group_list_type=1`` how large they are. They may end before x does:
+    no kernel writes the rows after that, so they are NaN here. A group that is empty has no rows, or with
+    ``group_type=2`` a product of zeros.
+    """
+    if act_type or any(value is not None for value in quantisation.values()):
+        raise NotImplementedError("npu_grouped_matmul has a reference without quantisation and activation only")
+    ends = _ends(group_list, group_list_type or 0)
+    if group_type == _INNER:
+        return [_split_inner(x[0], weight[0], ends)]
+    weights = list(weight[0]) if len(weight) == 1 and weight[0].dim() == 3 else list(weight)
+    biases: list[Tensor | None] = [None] * len(weights)
+    if bias:
+        biases = list(bias[0]) if len(bias) == 1 and bias[0].dim() == 2 else list(bias)
+    rows = list(x)
+    if ends and len(x) == 1:
+        rows = [x[0][start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    products = [_product(*each) for each in zip(rows, weights, biases, strict=True)]
+    if split_item in (0, 1):
+        return products
+    whole = x[0].new_full((sum(len(each) for each in x), products[0].shape[1]), float("nan"))
+    written = torch.cat(products)
+    whole[: len(written)] = written
+    return [whole]
+
+
+def _ends(group_list: Tensor | Sequence[int] | None, kind: int) -> list[int]:
+    """Where the groups end."""
+    if group_list is None:
+        return []
+    if not isinstance(group_list, Tensor):
+        return [int(end) for end in group_list]
+    return [int(end) for end in (group_list.cumsum(0) if kind == 1 else group_list)]
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product = wide(x) @ wide(weight)
+    return (product if bias is None else product + wide(bias)).to(x.dtype)
+
+
+def _split_inner(x: Tensor, weight: Tensor, ends: list[int]) -> Tensor:
+    groups = zip([0, *ends], ends, strict=False)
+    return torch.stack([_product(x[:, start:end], weight[start:end], None) for start, end in groups])
+
+
+@reference("npu_grouped_matmul_add_")
+def grouped_matmul_add_(
+    input: Tensor,  # noqa: A002
+    x: Tensor,
+    weight: Tensor,
+    group_list: Tensor,
+    *,
+    transpose_x: bool = True,
+    transpose_weight: bool = False,
+    group_type: int = 2,
+    group_list_type: int | None = 0,
+) -> Tensor:
+    """``input += xᵀ @ weight`` for each group of the rows of both: weight gradients, accumulated."""
+    del transpose_x, transpose_weight, group_type  # the defaults are all there is
+    products = _split_inner(wide(x).T, wide(weight), _ends(group_list, group_list_type or 0))
+    return input.copy_(wide(input) + products.reshape(input.shape))
+
+
+@reference("npu_grouped_matmul_add")
+def grouped_matmul_add(input: Tensor, **rest: Any) -> Tensor:  # noqa: A002
+    """The same, into a new tensor."""
+    return grouped_matmul_add_(input.clone(), **rest)

@@ -1,0 +1,159 @@
+"""Routing of tokens to experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .registry import reference, wide
+
+
+@reference("npu_moe_gating_top_k_softmax")
+def gating_top_k_softmax(x: Tensor, finished: Tensor | None = None, k: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """The k largest probabilities of a softmax, not renormalised, their experts, and the rows they are to go to.
+
+    Rows are counted column by column: slot (token, choice) goes to ``choice * tokens + token``. The experts of a
+    finished token are one past the last.
+    """
+    weights, experts = wide(x).softmax(-1).topk(k, -1)
+    if finished is not None:
+        experts = experts.masked_fill(finished.unsqueeze(-1), x.shape[-1])
+    tokens = weights[..., 0].numel()
+    rows = torch.arange(tokens * k, dtype=torch.int32).reshape(k, tokens).T.reshape(experts.shape)
+    return weights.to(x.dtype), experts.int(), rows.contiguous()
+
+
+def _unpadded(padded_mode: bool) -> None:
+    if padded_mode:
+        raise NotImplementedError("padded_mode=True has no reference, and no kernel on A2 and A3")
+
+
+@reference("npu_moe_token_permute")
+def token_permute(
+    tokens: Tensor, indices: Tensor, num_out_tokens: int | None = None, padded_mode: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Tokens sorted by expert, each as often as it has experts, and the row that each (token, choice) went to.
+
+    The sort is stable. A positive *num_out_tokens* is how many rows are kept; a negative one, how many are not.
+    """
+    _unpadded(padded_mode)
+    choices = 1 if indices.dim() == 1 else indices.shape[1]
+    order = torch.argsort(indices.reshape(-1), stable=True)
+    wanted = num_out_tokens or 0
+    kept = min(wanted, order.numel()) if wanted > 0 else order.numel() + wanted
+    rows = torch.empty_like(order)
+    rows[order] = torch.arange(order.numel())
+    return tokens.index_select(0, order[:kept] // max(choices, 1)), rows.int()
+
+
+@reference("npu_moe_token_permute_grad_v2")
+def token_permute_grad_v2(
+    grad_permuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    tokens_size_0: int,
+    tokens_dtype: torch.dtype,
+    num_topK: int,  # noqa: N803 - torch_npu's name
+    padded_mode: bool = False,
+) -> Tensor:
+    """The sum over a token's choices; those whose row was not kept have no part in it."""
+    _unpadded(padded_mode)
+    del tokens_size_0
+    return _gathered(grad_permuted_tokens, sorted_indices, num_topK).sum(1).to(tokens_dtype)
+
+
+@reference("npu_moe_token_permute_grad")
+def token_permute_grad(
+    tokens: Tensor, grad_permuted_tokens: Tensor, indices: Tensor, sorted_indices: Tensor, padded_mode: bool = False
+) -> Tensor:
+    """The same, by its older name."""
+    choices = 1 if indices.dim() == 1 else indices.shape[1]
+    return token_permute_grad_v2(
+        grad_permuted_tokens, sorted_indices, tokens.shape[0], tokens.dtype, choices, padded_mode
+    )
+
+
+def _gathered(permuted: Tensor, rows: Tensor, choices: int) -> Tensor:
+    """``[tokens, choices, hidden]``: what each choice's row has, zero where it is past the last."""
+    hidden = permuted.shape[-1]
+    padded = torch.cat((wide(permuted), wide(permuted).new_zeros(1, hidden)))
+    return padded[rows.long().clamp(max=len(permuted))].reshape(len(rows) // choices, choices, hidden)
+
+
+@reference("_npu_moe_token_unpermute")
+def _token_unpermute(
+    permuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    probs: Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The tokens again, and what the backward reads of the permuted ones."""
+    return token_unpermute(permuted_tokens, sorted_indices, probs, padded_mode, restore_shape), permuted_tokens.clone()
+
+
+@reference("npu_moe_token_unpermute")
+def token_unpermute(
+    permuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    probs: Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: Sequence[int] | None = None,
+) -> Tensor:
+    """Each token's rows, weighted with *probs* and summed in float32, rounded once to the dtype of the rows.
+
+    A row whose weight is zero is not read, so NaN there does not show.
+    """
+    _unpadded(padded_mode)
+    del restore_shape  # for padded_mode
+    rows = _gathered(permuted_tokens, sorted_indices, 1 if probs is None else probs.shape[1])
+    if probs is not None:
+        weights = wide(probs).unsqueeze(-1)
+        rows = torch.where(weights == 0, 0.0, rows * weights)
+    return rows.sum(1).to(permuted_tokens.dtype)
+
+
+@reference("npu_moe_token_unpermute_grad_v2")
+def token_unpermute_grad_v2(
+    grad_unpermuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    permuted_tokens_size_0: int,
+    permuted_tokens_dtype: torch.dtype,
+    probs: Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: Sequence[int] | None = None,
+    permuted_tokens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the rows and of *probs*, each in its dtype."""
+    _unpadded(padded_mode)
+    del restore_shape
+    upstream = wide(grad_unpermuted_tokens)
+    choices = 1 if probs is None else probs.shape[1]
+    slots = upstream.repeat_interleave(choices, 0)
+    if probs is not None:
+        slots = slots * wide(probs).reshape(-1, 1)
+    rows = sorted_indices.long()
+    kept = rows < permuted_tokens_size_0
+    of_rows = upstream.new_zeros(permuted_tokens_size_0, upstream.shape[-1])
+    of_rows[rows[kept]] = slots[kept]
+    if probs is None or permuted_tokens is None:
+        return of_rows.to(permuted_tokens_dtype), grad_unpermuted_tokens.new_empty(0)
+    of_probs = (_gathered(permuted_tokens, sorted_indices, choices) * upstream.unsqueeze(1)).sum(-1)
+    return of_rows.to(permuted_tokens_dtype), of_probs.to(probs.dtype)
+
+
+@reference("npu_moe_token_unpermute_grad")
+def token_unpermute_grad(
+    permuted_tokens: Tensor,
+    grad_unpermuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    probs: Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The same, by its older name."""
+    size, dtype = permuted_tokens.shape[0], permuted_tokens.dtype
+    return token_unpermute_grad_v2(
+        grad_unpermuted_tokens, sorted_indices, size, dtype, probs, padded_mode, restore_shape, permuted_tokens
+    )

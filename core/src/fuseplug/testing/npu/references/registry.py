@@ -1,0 +1,51 @@
+"""The table of references, one row for each op that torch has no kernel of the CPU for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Reference = TypeVar("Reference", bound=Callable[..., Any])
+
+_references: dict[str, Callable[..., Any]] = {}
+
+
+def reference(*names: str) -> Callable[[Reference], Reference]:
+    """Decorate a function that computes an op of the NPU on the CPU: ``HostNPU`` runs it in the place of the kernel.
+
+    It is given what the op was called with, by the names in its schema, without what has its default value; tensors as
+    tensors of the CPU with the same memory. It returns what the op returns, on the CPU. It runs below autograd:
+    gradients are the business of the op's own formulas. Every ``HostNPU`` that is entered afterwards finds it; a second
+    one for an op takes the place of the first.
+
+    Args:
+        *names: What ops it computes: ``"npu_swiglu"``, ``"npu_grouped_matmul.List"`` for an overload, or
+            ``"my_library::my_op"`` for another library than torch_npu's.
+    """
+
+    def register(function: Reference) -> Reference:
+        for name in names:
+            _references[qualified(name)] = function
+        return function
+
+    return register
+
+
+def qualified(name: str) -> str:
+    """The name with its library: ``npu_swiglu`` is ``npu::npu_swiglu``."""
+    return name if "::" in name else f"npu::{name}"
+
+
+def references() -> dict[str, Callable[..., Any]]:
+    """Every reference, those that come with Fuseplug included, by the qualified name of its op."""
+    from . import activations, attention, casts, grouped_matmul, moe, norms, rotary, torch_ops  # noqa: F401
+
+    return dict(_references)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """*tensor* in the precision in which references compute: float32, or float64 for float64."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

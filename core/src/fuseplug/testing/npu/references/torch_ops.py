@@ -1,0 +1,87 @@
+"""Ops that torch_npu keeps whole, or computes in one piece, where the CPU has no kernel of the name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .registry import reference, wide
+
+
+@reference("aten::matmul_backward")
+def matmul_backward(
+    grad: Tensor,
+    self: Tensor,
+    other: Tensor,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of ``self @ other``, with matmul's broadcasting; ``None`` for what *mask* does not ask for."""
+    left = self.unsqueeze(0) if self.dim() == 1 else self
+    right = other.unsqueeze(-1) if other.dim() == 1 else other
+    upstream = grad.unsqueeze(-1) if other.dim() == 1 else grad
+    upstream = upstream.unsqueeze(-2) if self.dim() == 1 else upstream
+    of_self = (upstream @ right.mT).sum_to_size(left.shape).reshape(self.shape) if mask[0] else None
+    of_other = (left.mT @ upstream).sum_to_size(right.shape).reshape(other.shape) if mask[1] else None
+    return of_self, of_other
+
+
+@reference("aten::histc")
+def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002
+    """As torch's, for integers too."""
+    values = self if self.is_floating_point() else self.float()
+    return torch.histc(values, bins, min, max).to(self.dtype)
+
+
+@reference("npu_gather_backward")
+def gather_backward(grad: Tensor, self_size: Sequence[int], dim: int, index: Tensor, sparse_grad: bool) -> Tensor:
+    """The gradient, added up where it was gathered from."""
+    del sparse_grad
+    return wide(grad).new_zeros(self_size).scatter_add_(dim, index, wide(grad)).to(grad.dtype)
+
+
+@reference("repeat_interleave_backward_int")
+def repeat_interleave_backward_int(grad: Tensor, input: Tensor, repeats: int, dim: int | None = None) -> Tensor:  # noqa: A002
+    """The sum over the repetitions."""
+    if dim is None:
+        return wide(grad).reshape(*input.shape, repeats).sum(-1).to(grad.dtype)
+    at = dim % input.dim()
+    return wide(grad).reshape(*input.shape[: at + 1], repeats, *input.shape[at + 1 :]).sum(at + 1).to(grad.dtype)
+
+
+@reference("repeat_interleave_backward_tensor")
+def repeat_interleave_backward_tensor(grad: Tensor, input: Tensor, repeats: Tensor, dim: int | None = None) -> Tensor:  # noqa: A002
+    """The sum over the repetitions, of which each element has its own number."""
+    at = 0 if dim is None else dim % input.dim()
+    shape = (input.numel(),) if dim is None else input.shape
+    counts = repeats.expand(shape[at])
+    source = torch.repeat_interleave(torch.arange(shape[at]), counts)
+    return wide(grad).new_zeros(shape).index_add_(at, source, wide(grad)).reshape(input.shape).to(grad.dtype)
+
+
+@reference("npu_linear")
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+    """As torch's."""
+    return torch.nn.functional.linear(input, weight, bias)
+
+
+@reference("npu_linear_backward")
+def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
+    """Gradients of the input and of the weight."""
+    rows = grad.flatten(0, -2)
+    return grad @ weight, rows.mT @ input.flatten(0, -2)
+
+
+@reference("_npu_dropout")
+def dropout(input: Tensor, p: float) -> tuple[Tensor, Tensor]:  # noqa: A002
+    """The input with elements set to zero with probability *p*, the others scaled; and which, a byte for each."""
+    kept = torch.rand(input.shape, dtype=torch.float32) >= p
+    return dropout_backward(input, kept.to(torch.uint8), p), kept.to(torch.uint8)
+
+
+@reference("npu_dropout_backward")
+def dropout_backward(grad_output: Tensor, mask: Tensor, p: float) -> Tensor:
+    """The same elements set to zero. An NPU packs eight of the mask into a byte, which nobody else reads."""
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    return (wide(grad_output) * mask.reshape(grad_output.shape) * scale).to(grad_output.dtype)

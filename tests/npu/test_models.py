@@ -1,0 +1,148 @@
+"""Whole models on an NPU with every NPU kernel at once: what they compute and learn is what they did on the CPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.tiny import TINY, build, exists, inputs, step
+
+from fuseplug import KernelManager
+
+KERNELS = ("npu_fused_rmsnorm", "npu_fused_swiglu", "npu_fused_rope", "npu_fused_moe")
+MODELS = [
+    pytest.param(name, marks=() if exists(name) else pytest.mark.skip(reason="not in this version of transformers"))
+    for name in TINY
+]
+LEFT_ALONE = {"cohere": {"CohereLayerNorm"}, "nanochat": {"NanoChatMLP"}}
+"""A norm that subtracts the mean; a gate of relu², for which there is no operation."""
+
+ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
+"""How far a result may be from where it should be, as a share of its size: so many roundings."""
+
+
+@pytest.fixture
+def manager():
+    manager = KernelManager(environ={"FUSEPLUG_KERNELS": ",".join(KERNELS)})
+    assert {record.kernel_id for record in manager.kernels() if record.state == "ready"} == {*KERNELS}
+    return manager
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+def test_logits_and_gradients_are_those_of_the_unfused_model(host_npu, manager, name, dtype):
+    model = build(name, dtype)
+    unfused = step(model)
+    truth = unfused if dtype is torch.float32 else step(copy.deepcopy(model).float())
+    model.to("npu")
+    before = step(model)
+    host_npu.calls.clear()
+    with manager.apply_all(model) as applied:
+        planned = set(host_npu.calls)
+        fused = step(model)
+    assert_fused_by_npu_kernels(name, applied.report)
+    assert {"npu_rotary_mul", "npu_rotary_mul_backward"} <= planned
+    assert fused.keys() == unfused.keys()
+    for key, expected in unfused.items():
+        assert (fused[key].dtype, fused[key].shape) == (expected.dtype, expected.shape)
+        allowed = 2 * distance(expected, truth[key]) + ROUNDINGS[dtype] * torch.finfo(dtype).eps
+        assert distance(fused[key], truth[key]) <= allowed, key
+    after = step(model)
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def assert_fused_by_npu_kernels(name, report):
+    assert report.fused
+    for entry in report.fused:
+        assert (entry.kernel_id.startswith("npu_fused_"), entry.check) == (True, "passed"), report
+    left_alone = {entry.class_name for entry in report.left_alone if not entry.covered_by}
+    assert left_alone == LEFT_ALONE.get(name, set()), report
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_plan_made_without_the_device_is_what_is_done_on_it(host_npu, manager, name):
+    there = build(name).to("meta")
+    planned = manager.plan(there, device="npu").report
+    done = manager.apply_all(build(name).to("npu")).report
+    assert [(e.paths, e.target, e.kernel_id, e.variant) for e in planned.entries] == [
+        (e.paths, e.target, e.kernel_id, e.variant) for e in done.entries
+    ]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
+def test_trained_by_the_trainer_of_transformers(host_npu, manager, name, tmp_path):
+    on_cpu = losses(build(name), tmp_path, use_cpu=True)
+    model = build(name)
+    manager.apply_all(model.to("npu"))
+    host_npu.calls.clear()
+    on_npu = losses(model, tmp_path, use_cpu=False)
+    for op in ("npu_rms_norm", "npu_rms_norm_backward", "npu_rotary_mul_backward"):
+        assert host_npu.calls[op]
+    assert on_cpu[-1] < on_cpu[0]
+    assert on_npu == pytest.approx(on_cpu, rel=1e-4)
+
+
+def losses(model, directory, *, use_cpu):
+    from transformers import Trainer, TrainingArguments
+
+    rows = torch.arange(96).view(8, 12) * 7 % 57 + 3
+    arguments = TrainingArguments(
+        output_dir=str(directory),
+        max_steps=4,
+        per_device_train_batch_size=2,
+        learning_rate=1e-2,
+        logging_steps=1,
+        use_cpu=use_cpu,
+        report_to=[],
+        save_strategy="no",
+        dataloader_pin_memory=False,
+        disable_tqdm=True,
+        seed=1,
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=[{"input_ids": row, "labels": row} for row in rows])
+    assert trainer.args.device.type == ("cpu" if use_cpu else "npu")
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_it_writes_what_the_unfused_one_writes(host_npu, manager):
+    model = build("qwen3_moe")
+    given = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(**inputs(model), **given)
+    model.to("npu")
+    with manager.apply_all(model, mode="inference"):
+        found = model.generate(**{name: value.to("npu") for name, value in inputs(model).items()}, **given)
+    assert found.cpu().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_with_gradient_checkpointing(host_npu, manager, reentrant):
+    model = build("qwen3_moe").train()
+    expected = step(model)
+    model.to("npu").gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    with manager.apply_all(model):
+        found = step(model)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6)
+
+
+def test_under_autocast(host_npu, manager):
+    """In bfloat16 a choice of experts may flip, so this model has none."""
+    model = build("llama")
+    with torch.autocast("cpu", torch.bfloat16):
+        unfused = step(model)
+    truth = step(model)
+    model.to("npu")
+    with manager.apply_all(model), torch.autocast("npu", torch.bfloat16):
+        fused = step(model)
+    for key, expected in unfused.items():
+        allowed = 2 * distance(expected, truth[key]) + 4 * torch.finfo(torch.bfloat16).eps
+        assert distance(fused[key], truth[key]) <= allowed, key
+
+
+def distance(found, true):
+    """How far *found* is from *true*, as a share of its size."""
+    return ((found.double() - true.double()).norm() / true.double().norm().clamp_min(1e-30)).item()
