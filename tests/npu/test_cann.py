@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fuseplug.testing.npu import HostNPUUnavailable, loading
 from fuseplug.testing.npu.cann import build, elf
 
 FOUND = importlib.util.find_spec("torch_npu")
@@ -68,11 +69,36 @@ def test_another_version_is_compiled_anew(package, tmp_path):
     assert build.build(package, "1", tmp_path) != build.build(package, "2", tmp_path)
 
 
-def test_what_does_not_compile_leaves_nothing_behind(package, tmp_path, monkeypatch):
-    monkeypatch.setenv("CC", "false")
-    with pytest.raises(subprocess.CalledProcessError):
-        build.build(package, "0", tmp_path)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("compiler", "why"),
+    [
+        ("no-such-compiler", r"there is no C compiler \(no-such-compiler\): run apt-get install gcc libc6-dev"),
+        ("false", "the stand-in for CANN does not compile"),
+    ],
+)
+def test_what_does_not_compile_says_so_and_leaves_nothing_behind(package, tmp_path, monkeypatch, compiler, why):
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(HostNPUUnavailable, match=why):
+        loading._libraries(package, "0")
+    assert not list((tmp_path / "fuseplug").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("what", "instead", "why"),
+    [
+        ("platform.system", lambda: "Darwin", "torch_npu is for 64-bit Linux, not for Darwin"),
+        ("_loadable", lambda library: True, r"CANN is here \(libascendcl.so is found by the loader\)"),
+        ("importlib.util.find_spec", lambda name: None, 'torch_npu is not installed: run pip install "torch_npu=='),
+    ],
+)
+def test_what_is_missing_is_named_with_the_remedy(monkeypatch, what, instead, why):
+    monkeypatch.setattr(loading, "_loaded", False)
+    monkeypatch.setattr(loading, "_loadable", lambda library: False)
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    monkeypatch.setattr(f"fuseplug.testing.npu.loading.{what}", instead)
+    with pytest.raises(HostNPUUnavailable, match=why):
+        loading.load()
 
 
 @pytest.mark.parametrize("start", [b"MZ", b"\x7fELF\x01\x01", b"\x7fELF\x02\x02"])
