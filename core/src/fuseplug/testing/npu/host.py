@@ -7,7 +7,7 @@ import functools
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -19,7 +19,7 @@ from .contract import check
 from .generators import drawing
 from .loading import load
 from .memory import on_host, on_npu
-from .references import references
+from .references import references, when_added
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,7 +53,7 @@ class HostNPU:
     adds one. An op of torch which torch_npu has no kernel for is left to torch, as on an NPU.
 
     Args:
-        contract: Whether calls that break a documented limit raise `ContractError`.
+        contract: Whether calls that break a documented limit raise `ContractError`. The one entered last decides.
 
     Attributes:
         calls: How often each op was run since it was entered: ``calls["npu_rms_norm"]``, ``calls["aten::mm"]``.
@@ -63,8 +63,6 @@ class HostNPU:
     """
 
     _entered: ClassVar[list[HostNPU]] = []
-    _installed: ClassVar[list[Library]] = []
-    _lock: ClassVar = threading.RLock()
 
     def __init__(self, *, contract: bool = True) -> None:
         load()
@@ -72,55 +70,82 @@ class HostNPU:
         self.calls: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        with self._lock:
-            if not self._entered:
-                self._installed.extend(_install())
-            self._entered.append(self)
         self.calls.clear()
+        with _kernels.lock:
+            self._entered.append(self)
+            _kernels.put()
         return self
 
     def __exit__(self, *error: object) -> None:
-        with self._lock:
+        with _kernels.lock:
             self._entered.remove(self)
             if not self._entered:
-                while self._installed:
-                    self._installed.pop()._destroy()  # type: ignore[no-untyped-call]
+                _kernels.take_away()
 
     @classmethod
-    def _ask(cls, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name = op.overloadpacket.__name__ if op.namespace == "npu" else f"{op.namespace}::{op.overloadpacket.__name__}"
+    def _called(cls, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        packet = op.overloadpacket.__name__
+        name = packet if op.namespace == "npu" else f"{op.namespace}::{packet}"
         for npu in cls._entered:
             npu.calls[name] += 1
         if cls._entered and cls._entered[-1].contract:
             check(op, args, kwargs)
 
 
-def _install() -> list[Library]:
-    """Put a kernel in the place of each that torch_npu has, and of each that there is a reference for."""
-    rows = references()
-    libraries: dict[str, Library] = {}
+class _Kernels:
+    """The kernels that are in the place of torch_npu's."""
 
-    def put(name: str, key: str, kernel: Callable[..., Any]) -> None:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._libraries: dict[str, Library] = {}
+        self._replaced: set[str] = set()
+        when_added(self._added)
+
+    def put(self) -> None:
+        """Replace each kernel that torch_npu has, and add one for each other op that there is a reference for."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is overridden
+            if not self._replaced:
+                for name, op in _registered().items():
+                    self._replace(name, functools.partial(_compute, op, name))
+                self._replace("aten::contiguous", _contiguous)
+                # torch_npu's formula of this one calls the device without asking the dispatcher.
+                one_hot = functools.partial(_compute, torch.ops.aten.one_hot.default, "aten::one_hot")
+                self._replace("aten::one_hot", one_hot, "AutogradPrivateUse1")
+            for name in references().keys() - self._replaced:
+                if (op_of_a_reference := _op(name)) is not None:
+                    self._replace(name, functools.partial(_compute, op_of_a_reference, name))
+
+    def _replace(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
         space, _, rest = name.partition("::")
-        library = libraries.setdefault(space, Library(space, "IMPL"))  # type: ignore[no-untyped-call]
-        library.impl(rest, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+        if space not in self._libraries:
+            self._libraries[space] = Library(space, "IMPL")  # type: ignore[no-untyped-call]
+        self._libraries[space].impl(rest, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+        self._replaced.add(name)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is overridden
-        for op in _ops(rows):
-            put(op.name(), "PrivateUse1", functools.partial(_compute, op, rows.get(op.name())))  # type: ignore[no-untyped-call]
-        put("aten::contiguous", "PrivateUse1", _contiguous)
-        # torch_npu's formula of this one calls the device without asking the dispatcher.
-        put("aten::one_hot", "AutogradPrivateUse1", functools.partial(_compute, torch.ops.aten.one_hot.default, None))
-    return list(libraries.values())
+    def take_away(self) -> None:
+        """Leave torch_npu's own, and nothing else."""
+        for library in self._libraries.values():
+            library._destroy()  # type: ignore[no-untyped-call]
+        self._libraries.clear()
+        self._replaced.clear()
+
+    def _added(self) -> None:
+        with self.lock:
+            if self._replaced:
+                self.put()
 
 
-def _ops(rows: dict[str, Any]) -> Iterator[torch._ops.OpOverload]:
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")
-    ours = [name for name in registered if name.partition("::")[0] in _LIBRARIES]
-    for name in dict.fromkeys([*ours, *rows]):
-        if (op := _op(name)) is not None and op.overloadpacket.__name__ not in _KEPT and not op.is_view:
-            yield op
+_kernels = _Kernels()
+
+
+@functools.cache
+def _registered() -> dict[str, torch._ops.OpOverload]:
+    """The ops of torch and torch_npu that torch_npu has a kernel for, which is to be replaced."""
+    names = torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")
+    ops = {name: _op(name) for name in names if name.partition("::")[0] in _LIBRARIES}
+    stay = {name for name, op in ops.items() if op is not None and (op.is_view or op.overloadpacket.__name__ in _KEPT)}
+    return {name: op for name, op in ops.items() if op is not None and name not in stay}
 
 
 def _op(name: str) -> torch._ops.OpOverload | None:
@@ -132,17 +157,18 @@ def _op(name: str) -> torch._ops.OpOverload | None:
     return op
 
 
-def _compute(op: torch._ops.OpOverload, row: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
+def _compute(op: torch._ops.OpOverload, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """The kernel of every op: run its reference, or torch's kernel of the CPU, on the same memory."""
-    HostNPU._ask(op, args, kwargs)
+    HostNPU._called(op, args, kwargs)
     _on_one_device(op, args, kwargs)
+    row = references().get(name)
     if row is not None:
         names = (argument.name for argument in op._schema.arguments)
         args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs}
     elif op.namespace != "aten":
         raise NotImplementedError(
             f"{op} has no reference, so it cannot be computed without an NPU: write a function that computes it on the "
-            f'CPU, and decorate it with @fuseplug.testing.npu.reference("{op.name()}")'  # type: ignore[no-untyped-call]
+            f'CPU, and decorate it with @fuseplug.testing.npu.reference("{name}")'
         )
     call = _Call(op, args, kwargs)
     with drawing(call.generator) if call.random else contextlib.nullcontext():
