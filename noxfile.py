@@ -31,7 +31,9 @@ def tests(session: nox.Session, transformers: str) -> None:
     """Run the tests; on the older transformers, those that build its models."""
     newest = transformers == TRANSFORMERS[0]
     install(session, *FOR_TESTS, "peft", transformers=transformers)
-    session.run("python", "-m", "pytest", *WORKERS, *(["--ignore=tests/npu"] if newest else ["tests/models"]), *session.posargs)
+    session.run(
+        "python", "-m", "pytest", *WORKERS, *(["--ignore=tests/npu"] if newest else ["tests/models"]), *session.posargs
+    )
 
 
 @nox.session(name="tests-npu")
