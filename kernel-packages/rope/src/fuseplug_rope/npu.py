@@ -126,7 +126,7 @@ def _working_dtype(x: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
 
 
 def _is_transformed() -> bool:
-    """Whether vmap, grad or jvp of torch.func is at work, for which neither the operation nor its derivative is made."""
+    """Whether vmap, grad or jvp of torch.func is at work, for which the operation is not made."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
