@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fuseplug import BaseKernel, Proposal, Rejection, Site
 from fuseplug.inductor import InductorKernel
+from fuseplug.npu import NpuKernel
 
 
 class MoEKernel(BaseKernel):
@@ -32,3 +33,20 @@ class InductorMoEKernel(InductorKernel, MoEKernel):
     kernel_id: ClassVar[str] = "inductor_fused_moe"
     function: ClassVar[str] = "fuseplug_moe.inductor:moe"
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 18)  # below and above what is worth a compiled call
+
+
+class NpuFusedMoEKernel(NpuKernel, MoEKernel):
+    """A mixture of experts in grouped matmuls of torch_npu, for Ascend NPUs.
+
+    ``npu_clipped_swiglu``, which younger versions of torch_npu have, is called where it is there.
+    """
+
+    kernel_id: ClassVar[str] = "npu_fused_moe"
+    function: ClassVar[str] = "fuseplug_moe.npu:moe"
+    ops: ClassVar[tuple[str, ...]] = (
+        "npu_moe_token_permute",
+        "npu_moe_token_unpermute",
+        "npu_grouped_matmul",
+        "npu_swiglu",
+        "npu_geglu",
+    )

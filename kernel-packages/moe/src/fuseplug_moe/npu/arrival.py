@@ -1,0 +1,29 @@
+"""How many rows each expert has, sent to the host without waiting for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Arrival:
+    """Counts on their way from the device to the host.
+
+    The copy is queued in the forward and asked for in the backward. By then the device has long passed it, and still
+    has the rest of the forward and the loss to work on while the host goes on: nothing stands still.
+
+    Args:
+        counts: ``(experts,)`` integers on the device; eight bytes each are copied.
+    """
+
+    def __init__(self, counts: Tensor) -> None:
+        # From pageable memory the host would wait for the copy.
+        self._counts = torch.empty(counts.shape, dtype=counts.dtype, device="cpu", pin_memory=True)
+        self._counts.copy_(counts, non_blocking=True)
+        self._event = torch.get_device_module(counts.device).Event()
+        self._event.record()
+
+    def arrived(self) -> list[bool]:
+        """Whether each count is more than zero."""
+        self._event.synchronize()
+        return [count > 0 for count in self._counts.tolist()]

@@ -1,0 +1,526 @@
+"""The mixture of experts on an NPU: values and gradients against the reference on the CPU, limits, what is launched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.mixtures import HALF, WAYS, arguments, assert_close, leaves, run
+from support.sparse import ROWS, build, entries, step
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fuseplug import KernelManager
+from fuseplug.testing import check_kernel
+from fuseplug_moe import reference
+from fuseplug_moe.kernels import NpuFusedMoEKernel
+from fuseplug_moe.npu import GmmFunction, HybridGmmFunction, gmm, mixture, moe
+from fuseplug_moe.npu.arrival import Arrival
+
+GATES = {
+    f"{name}, {layout}": {"activation": name, "layout": layout, "limit": 0.5, "alpha": 1.3}
+    for name in reference.GATES
+    for layout in ("concatenated", "interleaved", "ungated")
+}
+LISTED = {
+    "listed, one": {"listed": True, "experts": 1, "k": 1},
+    "listed, transposed": {"listed": True, "transposed": True},
+    "listed, relu": {"listed": True, "activation": "relu"},
+    "listed, own": {"listed": True, "activation": lambda rows: rows[:, :6].sigmoid() * rows[:, 6:]},
+}
+EVERY_WAY = WAYS | GATES | LISTED
+FEW = {name: EVERY_WAY[name] for name in ("stacked", "as in gpt-oss", "listed", "post", "gate called")}
+
+
+def on(device, value):
+    """A copy of *value*, all below it included, on *device*; one that wants a gradient is a leaf that does."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device).requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        return {name: on(device, each) for name, each in value.items()}
+    return [on(device, each) for each in value] if isinstance(value, list) else value
+
+
+def wide(value):
+    """*value* in float64."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().double().requires_grad_(value.requires_grad) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: wide(each) for name, each in value.items()}
+    return [wide(each) for each in value] if isinstance(value, list) else value
+
+
+def on_npu(named, function=moe):
+    """What *function* gives for *named* on the NPU: the result and every gradient, brought back."""
+    generator = torch.Generator().manual_seed(9)
+    upstream = torch.randn(named["x"].shape, generator=generator).to(named["x"].dtype).to("npu")
+    return [None if each is None else each.cpu() for each in run(function, on("npu", named), upstream)]
+
+
+def truth(named, like):
+    """What the reference gives in float64, as *like*."""
+    true = run(reference.moe, wide(named))
+    return [None if one is None else one.to(other.dtype) for one, other in zip(true, like, strict=True)]
+
+
+def assert_right(found, named, dtype):
+    """It is as near to the truth as the reference on the CPU is, or within the roundings of *dtype*.
+
+    A clamp has a jump in its derivative, and on which side of it a number is, either may round differently.
+    """
+    true = truth(named, found)
+    own = run(reference.moe, named)
+    for one, other, expected in zip(found, true, own, strict=True):
+        assert (one is None) == (expected is None)
+        if one is None or not one.numel():
+            continue
+        assert (one.shape, one.dtype) == (expected.shape, expected.dtype)
+        error, allowed = ((each.double() - other.double()).abs().max() for each in (one, expected))
+        assert error <= max(2 * allowed, HALF[dtype] * max(other.abs().max(), 1e-3))
+
+
+FUSED = {"npu_moe_token_permute", "npu_grouped_matmul", "npu_moe_token_unpermute"}
+
+
+def npu_ops(calls):
+    """Those of torch_npu among *calls*, by the names they are called by: autograd puts an underscore before some."""
+    named = {name.removeprefix("_") for name in calls}
+    return {name for name in named if name.startswith(("npu_moe", "npu_grouped", "npu_swi", "npu_geg", "npu_clip"))}
+
+
+class TestValues:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("way", EVERY_WAY)
+    def test_are_the_reference_s_and_so_are_all_gradients(self, host_npu, way, dtype):
+        named = arguments(dtype=dtype, **EVERY_WAY[way])
+        found = on_npu(named)
+        assert_right(found, named, dtype)
+        assert (npu_ops(host_npu.calls) >= FUSED) == (way != "no token")
+
+    @pytest.mark.parametrize("routing_dtype", HALF, ids=str)
+    @pytest.mark.parametrize("dtype", HALF, ids=str)
+    def test_weights_may_have_a_dtype_of_their_own(self, host_npu, dtype, routing_dtype):
+        named = arguments(dtype=dtype)
+        named["top_k_weights"] = named["top_k_weights"].detach().to(routing_dtype).requires_grad_()
+        named["top_k_index"] = named["top_k_index"].to(torch.int32)
+        found = on_npu(named)
+        assert_right(found, named, max(dtype, routing_dtype, key=HALF.get))
+
+    def test_the_sum_is_not_rounded_to_the_experts_where_rows_are_wider(self, host_npu):
+        named = arguments(dtype=torch.bfloat16)
+        named["x"] = named["x"].detach().float().requires_grad_()
+        found, expected = on_npu(named)[0], run(reference.moe, named)[0]
+        assert found.dtype == torch.float32
+        assert not torch.equal(found, found.bfloat16().float())
+        torch.testing.assert_close(found, expected, rtol=0, atol=HALF[torch.bfloat16] * expected.abs().max().item())
+
+    def test_all_tokens_may_go_to_one_expert(self, host_npu):
+        named = arguments(k=1)
+        named["top_k_index"].fill_(3)
+        found = on_npu(named)
+        assert_right(found, named, torch.float32)
+        assert not found[3][[0, 1, 2, 4]].any()
+
+    @pytest.mark.parametrize("way", FEW)
+    def test_strided_inputs_are_as_good(self, host_npu, way):
+        named = arguments(**FEW[way])
+        expected = on_npu(named)
+        named["x"] = named["x"].detach().repeat_interleave(2, 1)[:, ::2].requires_grad_()
+        named["top_k_index"] = named["top_k_index"].t().contiguous().t()
+        named["top_k_weights"] = named["top_k_weights"].detach().t().contiguous().t().requires_grad_()
+        assert_close(on_npu(named), expected, 1e-6)
+
+    @pytest.mark.parametrize("way", FEW)
+    def test_without_gradients_they_are_the_same(self, host_npu, way):
+        named = on("npu", arguments(**FEW[way]))
+        with torch.no_grad():
+            quiet = moe(**named)
+        assert torch.equal(quiet.cpu(), moe(**named).detach().cpu())
+
+    def test_autocast_changes_nothing(self, host_npu):
+        named = on("npu", arguments())
+        with torch.autocast("npu", torch.bfloat16):
+            inside = moe(**named)
+        assert torch.equal(inside.cpu(), moe(**named).cpu())
+
+    @pytest.mark.parametrize("frozen", ["x", "top_k_weights", "gate_up", "down"])
+    def test_what_is_frozen_gets_no_gradient_and_the_others_theirs(self, host_npu, frozen):
+        named = arguments()
+        full = dict(zip(("x", "top_k_weights", "gate_up", "down"), on_npu(named)[1:], strict=True))
+        named[frozen] = named[frozen].detach()
+        del full[frozen]
+        assert_close(on_npu(named)[1:], list(full.values()), 1e-6)
+
+
+class Scaled(nn.Module):
+    """A function of rows with a parameter, whose gradient looks at all of them."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2, width))
+
+    def forward(self, rows):
+        return rows[:, : len(self.weight)] * self.weight
+
+
+class TestElsewhere:
+    """The grouped matmul leaves rows of experts elsewhere as they were: NaN, here."""
+
+    @pytest.mark.parametrize("elsewhere", [1, 5, 14], ids=["one", "some", "all"])
+    @pytest.mark.parametrize("way", [*FEW, "clamped-silu, concatenated", "gelu, concatenated", "listed, own"])
+    def test_experts_add_nothing_to_results_and_gradients(self, host_npu, way, elsewhere):
+        named = arguments(**EVERY_WAY[way])
+        named["top_k_index"].view(-1)[torch.randperm(14, generator=torch.manual_seed(0))[:elsewhere]] = 5
+        found = on_npu(named)
+        assert host_npu.calls["npu_grouped_matmul"]
+        assert_right(found, named, torch.float32)
+
+    @pytest.mark.parametrize("where", ["post", "activation"])
+    def test_experts_add_nothing_to_the_gradients_of_a_function_of_rows(self, host_npu, where):
+        named = arguments()
+        named["top_k_index"].view(-1)[:5] = 9
+        function = Scaled(12 if where == "post" else 6)
+        expected = torch.autograd.grad(reference.moe(**named, **{where: function}).sum(), function.weight)[0]
+        function.to("npu")
+        result = moe(**on("npu", named), **{where: function})
+        found = torch.autograd.grad(result.sum(), function.weight)[0]
+        torch.testing.assert_close(found.cpu(), expected)
+
+    def test_experts_add_nothing_even_with_an_infinite_weight(self, host_npu):
+        named = arguments()
+        named["top_k_index"][2, 0] = 2**40
+        plain = on_npu(named)
+        named["top_k_weights"].detach()[2, 0] = float("inf")
+        assert_close(on_npu(named), plain, 0.0)
+
+
+class TestIdle:
+    @pytest.mark.parametrize("idle", ["zero", "none"])
+    def test_listed_experts_without_tokens_have_the_gradient_asked_for(self, host_npu, idle):
+        named = arguments(tokens=3, experts=9, listed=True, idle=idle)
+        found, expected = on_npu(named), run(reference.moe, named)
+        assert sum(each is None for each in expected) == (0 if idle == "zero" else 3 * (9 - 5))
+        assert_close(found, expected, HALF[torch.float32])
+
+    def test_stacked_experts_without_tokens_have_gradients_of_zeros(self, host_npu):
+        named = arguments(tokens=1, experts=9)
+        (hit,) = named["top_k_index"].tolist()
+        for gradient in on_npu(named)[3:]:
+            assert [bool(each.any()) for each in gradient] == [expert in hit for expert in range(9)]
+
+    def test_the_host_is_told_only_for_weights_that_want_gradients(self, host_npu, monkeypatch):
+        told = []
+        monkeypatch.setattr(mixture, "Arrival", lambda counts: told.append(counts) or Arrival(counts))
+        named = on("npu", arguments(listed=True, idle="none"))
+        moe(**named)
+        assert len(told) == 1
+        with torch.no_grad():
+            moe(**named)
+        frozen = {"gate_up", "up", "down"}
+        moe(**{name: [w.detach() for w in value] if name in frozen else value for name, value in named.items()})
+        assert len(told) == 1
+
+
+class Waiting(TorchDispatchMode):
+    """Notes each operation that the host has to wait for: one that tells it something of what the device computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if any(t.device.type == "npu" for t in given):
+            told = [t for t in tree_leaves(result) if not isinstance(t, torch.Tensor) or t.device.type == "cpu"]
+            in_passing = func is torch.ops.aten.copy_.default and args[2:] == (True,) and args[0].is_pinned()
+            sized = func.overloadpacket in (torch.ops.aten.nonzero, torch.ops.aten.bincount)
+            sized |= func.overloadpacket is torch.ops.aten.index and any(t.dtype is torch.bool for t in given)
+            if (told and not in_passing) or sized:
+                self.found.append(func.overloadpacket.__name__)
+        return result
+
+
+class TestLaunches:
+    """What runs on the device, and that the host does not wait for it."""
+
+    @pytest.mark.parametrize("way", [way for way in EVERY_WAY if way != "no token"])
+    def test_the_host_waits_for_nothing(self, host_npu, way):
+        with Waiting() as waiting:
+            on_device = on("npu", arguments(**EVERY_WAY[way]))
+            run(moe, on_device, torch.ones_like(on_device["x"]))
+        assert waiting.found == []
+
+    @pytest.mark.parametrize(
+        "wait",
+        [
+            lambda x: x.tolist(),
+            lambda x: x.sum().item(),
+            lambda x: bool(x.any()),
+            lambda x: x[x > 0],
+            lambda x: torch.bincount(x.int()),
+            lambda x: torch.empty(3, device="cpu").copy_(x),
+            lambda x: torch.empty(3, device="cpu").copy_(x, non_blocking=True),
+        ],
+    )
+    def test_it_would_be_noticed(self, host_npu, wait):
+        with Waiting() as waiting:
+            wait(torch.ones(3, device="npu"))
+        assert waiting.found
+
+    def test_each_gradient_is_computed_if_it_is_wanted(self, host_npu):
+        named = on("npu", arguments(biased=True))
+        result = moe(**named)
+        for wanted, products in (("down", 1), ("down_bias", 1), ("top_k_weights", 0), ("gate_up", 2), ("x", 2)):
+            host_npu.calls.clear()
+            alone = {name: value.detach() if name != wanted else value for name, value in named.items()}
+            result = moe(**alone)
+            forward = host_npu.calls["npu_grouped_matmul"]
+            torch.autograd.grad(result.sum(), named[wanted])
+            assert (forward, host_npu.calls["npu_grouped_matmul"] - forward) == (2, products)
+
+    @pytest.mark.parametrize(
+        ("way", "op"),
+        [
+            ("stacked", "npu_swiglu"),
+            ("gelu, concatenated", "npu_geglu"),
+            ("gelu-tanh, concatenated", "npu_geglu"),
+            ("as in gpt-oss", "npu_clipped_swiglu"),
+            ("sigmoid-linear, concatenated", "npu_clipped_swiglu"),
+            ("clamped-silu, concatenated", "npu_clipped_swiglu"),
+            ("clamped-silu, interleaved", "npu_clipped_swiglu"),
+        ],
+    )
+    def test_the_gate_is_one_operation(self, host_npu, way, op):
+        with torch.no_grad():
+            moe(**on("npu", arguments(**EVERY_WAY[way])))
+        assert npu_ops(host_npu.calls) == FUSED | {op}
+        assert host_npu.calls[op] == 1
+
+    def test_nothing_more_is_kept_for_the_backward_than_by_the_reference(self, host_npu):
+        named = arguments(tokens=60, hidden=32, inner=16, dtype=torch.bfloat16)
+        assert kept(moe, on("npu", named)) <= kept(reference.moe, named)
+
+
+def kept(function, named):
+    """How many bytes a call of *function* keeps, but those of its own arguments."""
+    own = {t.untyped_storage().data_ptr() for t in named.values() if isinstance(t, torch.Tensor)}
+    found = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = function(**named)
+    del result
+    return sum(size for size, _ in found.values())
+
+
+BEYOND = {
+    "float64": wide(arguments()),
+    "weights in float64": arguments() | {"top_k_weights": torch.rand(7, 2, dtype=torch.float64)},
+    "no token": arguments(tokens=0),
+    "more than 512 choices": arguments(tokens=2, experts=513, k=513, hidden=4, inner=2),
+    "more than 1024 experts": arguments(tokens=2, experts=1025, hidden=4, inner=2),
+    "65536 columns": arguments(tokens=2, experts=2, k=1, hidden=65536, inner=1),
+    "bias of another dtype": arguments(biased=True) | {"down_bias": torch.rand(5, 12, dtype=torch.float64)},
+}
+
+
+class TestLimits:
+    """A call that is not documented is the reference's."""
+
+    @pytest.mark.parametrize("call", BEYOND)
+    def test_beyond_them_it_is_the_reference(self, host_npu, call):
+        named = BEYOND[call]
+        with torch.no_grad():
+            found = moe(**on("npu", named))
+            assert not npu_ops(host_npu.calls)
+            torch.testing.assert_close(found.cpu(), reference.moe(**named))
+
+    def test_strided_weights_are_the_reference_s(self, host_npu):
+        named = on("npu", arguments())
+        named["down"] = named["down"].detach().repeat_interleave(2, 2)[:, :, ::2]
+        with torch.no_grad():
+            found = moe(**named)
+            assert not npu_ops(host_npu.calls)
+            torch.testing.assert_close(found.cpu(), reference.moe(**on("cpu", named)))
+
+    @pytest.mark.parametrize("experts", [128, 129])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_a_list_is_stacked_where_a_list_is_not_documented(self, host_npu, monkeypatch, dtype, experts):
+        lists = []
+        asked = gmm._gmm
+        monkeypatch.setattr(gmm, "_gmm", lambda x, w, *a, **k: lists.append(len(w)) or asked(x, w, *a, **k))
+        named = arguments(experts=experts, hidden=4, inner=2, dtype=dtype, listed=True)
+        found = on_npu(named)
+        assert_right(found, named, dtype)
+        assert max(lists) == (128 if (experts, dtype) == (128, torch.bfloat16) else 1)
+
+    @pytest.mark.parametrize(
+        ("change", "error"),
+        [
+            ({"activation": "tanh"}, "unknown activation 'tanh'"),
+            ({"layout": "stacked"}, "layout must be"),
+            ({"activation": "clamped-silu"}, "give it a limit"),
+            ({"down": torch.rand(5, 12, 7)}, "gate_up must be"),
+            ({"top_k_index": torch.rand(7, 2)}, "top_k_index must be integers"),
+        ],
+    )
+    def test_wrong_arguments_are_named_as_by_the_reference(self, host_npu, change, error):
+        with pytest.raises((TypeError, ValueError), match=error):
+            moe(**on("npu", arguments() | change))
+
+
+class TestFake:
+    """By torch_npu's own schemas, metas and derivatives."""
+
+    @pytest.mark.parametrize("way", [way for way in EVERY_WAY if way != "no token"])
+    def test_every_gradient_is_there_and_like_its_tensor(self, fake_npu, way):
+        dtype = torch.bfloat16
+        named = on("npu", on("cpu", arguments(dtype=dtype, **EVERY_WAY[way] | {"idle": "zero"})))
+        result, *gradients = run(moe, named, torch.empty_like(named["x"]))
+        wanted = [t for v in named.values() for t in (v if isinstance(v, list) else [v]) if is_wanted(t)]
+        assert (result.shape, result.dtype, result.device) == (named["x"].shape, dtype, named["x"].device)
+        for gradient, tensor in zip(gradients, wanted, strict=True):
+            assert (gradient.shape, gradient.dtype) == (tensor.shape, tensor.dtype)
+
+    def test_qwen3_30b_a3b_fits_the_limits(self, fake_npu):
+        named = {
+            "x": torch.empty(4 * 4096, 2048, dtype=torch.bfloat16, device="npu", requires_grad=True),
+            "top_k_index": torch.empty(4 * 4096, 8, dtype=torch.int64, device="npu"),
+            "top_k_weights": torch.empty(4 * 4096, 8, dtype=torch.bfloat16, device="npu", requires_grad=True),
+            "gate_up": torch.empty(128, 2 * 768, 2048, dtype=torch.bfloat16, device="npu", requires_grad=True),
+            "down": torch.empty(128, 2048, 768, dtype=torch.bfloat16, device="npu", requires_grad=True),
+        }
+        assert [each.shape for each in run(moe, named, torch.empty_like(named["x"]))[1:]] == [
+            each.shape for each in named.values() if is_wanted(each)
+        ]
+
+
+def is_wanted(value):
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+COUNTS = {"some idle": [2, 0, 3, 1], "one group": [6], "a tail": [2, 1, 0], "one row": [0, 1], "all in one": [0, 6]}
+
+
+class TestGroupedMatmul:
+    """The two autograd functions by themselves, against a loop over the groups."""
+
+    def tensors(self, counts, dtype, *, transposed, biased):
+        generator = torch.Generator().manual_seed(3)
+        rows = max(1, 6 if sum(counts) != 1 else 1)
+        x = torch.randn(rows, 5, generator=generator).to(dtype).requires_grad_()
+        shape = (len(counts), 4, 5) if transposed else (len(counts), 5, 4)
+        weight = torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+        bias = torch.randn(len(counts), 4, generator=generator).to(gmm.DTYPES[dtype]).requires_grad_()
+        return x, weight, bias if biased else None
+
+    @staticmethod
+    def loop(x, weight, bias, counts):
+        pieces = [
+            piece @ matrix + (0 if bias is None else bias[group].to(x.dtype))
+            for group, (piece, matrix) in enumerate(zip(x[: sum(counts)].split(counts), weight, strict=True))
+        ]
+        return torch.cat(pieces)
+
+    @pytest.mark.parametrize("dtype", HALF, ids=str)
+    @pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
+    @pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
+    @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "listed"])
+    @pytest.mark.parametrize("counts", COUNTS)
+    def test_is_a_loop_over_groups_and_so_are_the_gradients(self, host_npu, counts, listed, transposed, biased, dtype):
+        counts = COUNTS[counts]
+        x, weight, bias = self.tensors(counts, dtype, transposed=transposed, biased=biased)
+        inner = weight.mT if transposed else weight
+        expected = self.loop(x, inner, bias, counts)
+        upstream = torch.randn(expected.shape, generator=torch.manual_seed(4)).to(dtype)
+        wanted = [t for t in (x, weight, bias) if t is not None]
+        true = [expected, *torch.autograd.grad(expected, wanted, upstream)]
+
+        x, weight, bias = (None if t is None else on("npu", t) for t in (x, weight, bias))
+        group_list = torch.tensor(counts).to("npu")
+        if listed:
+            each = leaves(weight)
+            result = HybridGmmFunction.apply(x, group_list, bias, None, *(w.t() if transposed else w for w in each))
+        else:
+            each = [weight]
+            result = GmmFunction.apply(x, weight.mT if transposed else weight, group_list, bias)
+        upstream = torch.cat((upstream, upstream.new_zeros(len(x) - len(upstream), 4))).to("npu")
+        of_x, *of_each = torch.autograd.grad(result, [x, *each, *([] if bias is None else [bias])], upstream)
+        of_bias = of_each.pop() if bias is not None else None
+        of_weight = torch.stack(of_each) if listed else of_each[0]
+        found = [result[: sum(counts)], of_x[: sum(counts)], of_weight, of_bias]
+        true[1] = true[1][: sum(counts)]
+        assert_close([each.detach().cpu() for each in found if each is not None], true, HALF[dtype])
+
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_gradients_of_weights_lie_as_these_do(self, host_npu, transposed):
+        x, weight, _ = self.tensors([3, 3], torch.float32, transposed=transposed, biased=False)
+        x, weight = on("npu", [x, weight])
+        result = GmmFunction.apply(x, weight.mT if transposed else weight, torch.tensor([3, 3]).to("npu"))
+        given = []
+        weight.register_hook(given.append)
+        result.sum().backward()
+        assert given[0].stride() == weight.stride()
+
+    def test_gradients_are_not_differentiated_in_silence(self, host_npu):
+        x, weight, _ = self.tensors([3, 3], torch.float32, transposed=False, biased=False)
+        x, weight = on("npu", [x, weight])
+        result = GmmFunction.apply(x, weight, torch.tensor([3, 3]).to("npu"))
+        (gradient,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.sum().backward()
+
+
+class TestModels:
+    """What transformers has, recognised by behaviour, fused on the NPU, against the untouched model on the CPU."""
+
+    @pytest.fixture
+    def manager(self):
+        return KernelManager(environ={"FUSEPLUG_KERNELS": NpuFusedMoEKernel.kernel_id})
+
+    FOUND = [row for row in ROWS if row[2]]  # noqa: RUF012 - only read
+
+    @pytest.mark.parametrize(("model_type", "config", "variant"), FOUND, ids=[row[0] for row in FOUND])
+    def test_computes_the_same_and_comes_back(self, host_npu, manager, model_type, config, variant):
+        model = build(model_type, config)
+        expected = step(model)
+        model.to("npu")
+        before = step(model)
+        applied = manager.apply_all(model)
+        fused = [entry for entry in entries(applied.report) if entry.fused]
+        assert {entry.variant for entry in fused} == {variant}, applied.report
+        assert {entry.check for entry in fused} == {"passed"}
+        host_npu.calls.clear()
+        found = step(model)
+        assert npu_ops(host_npu.calls) >= FUSED
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            atol = 1e-6 + 2e-5 * value.abs().max().item()
+            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=atol, msg=name)
+        applied.undo()
+        after = step(model)
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+
+    def test_is_planned_where_there_is_none(self, host_npu, manager):
+        planned = manager.plan(build("mixtral", {}).to("meta"), device="npu").report
+        assert {(entry.kernel_id, entry.check) for entry in planned.fused} == {("npu_fused_moe", "pending")}
+
+
+def test_passes_the_conformance_kit(host_npu):
+    assert check_kernel(NpuFusedMoEKernel, device="npu").device == "npu"
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("way", FEW)
+def test_compiled_it_is_one_graph_and_right(host_npu, way, backend):
+    torch.compiler.reset()
+    named = arguments(**FEW[way])
+    found = on_npu(named, torch.compile(moe, fullgraph=True, backend=backend))
+    assert npu_ops(host_npu.calls) >= FUSED
+    assert_right(found, named, torch.float32)
