@@ -33,6 +33,7 @@ LAYERS = (
     {"building", "doctor"},
     {"cli", "testing"},
     {"__init__", "__main__"},
+    {"interface"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 VENDORS = {"transformers", "triton", "torch_npu"}
