@@ -1,7 +1,7 @@
 """What importing a kernel does, seen in a Python of its own: ``python -m fuseplug.testing.fresh module [function …]``.
 
-The last line it prints is JSON: everything that was done and must not be. With ``--host-npu`` torch is imported with the
-stand-in of `fuseplug.testing.npu`, without which it might not be importable.
+The last line it prints is JSON: everything that was done and must not be. With ``--host-npu`` torch is imported with
+the stand-in of `fuseplug.testing.npu`, without which it might not be importable.
 """
 
 from __future__ import annotations
