@@ -4,12 +4,6 @@ The pages are those of the op-plugin repository, ``docs/zh/custom_APIs/torch_npu
 docstring that torch_npu gives them.
 """
 
-from __future__ import annotations
+from .registry import check, limit, require
 
-import functools
-
-
-@functools.cache
-def load_all() -> None:
-    """Import every table of limits, whose rows enter themselves."""
-    from . import activations, grouped_matmul, moe, norms, rotary  # noqa: F401
+__all__ = ["check", "limit", "require"]

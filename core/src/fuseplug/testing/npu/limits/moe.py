@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..contract import limit, require
 from .common import is_float, is_index
+from .registry import limit, require
 
 _MOST_CHOICES = 512
 _MOST_EXPERTS_CHOSEN = 1024

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..contract import limit, require
 from .common import has_dims, is_contiguous, is_float, is_not_empty
+from .registry import limit, require
 
 
 def _trailing(gamma: Tensor, x: Tensor) -> None:

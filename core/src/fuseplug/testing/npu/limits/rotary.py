@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..contract import limit, require
 from .common import is_contiguous, is_float, is_index, is_not_empty
+from .registry import limit, require
 
 _WIDEST = 896
 _MOST = 1000

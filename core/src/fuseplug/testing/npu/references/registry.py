@@ -1,12 +1,9 @@
-"""The table of references, one row for each op that torch has no kernel of the CPU for."""
+"""The table of references, one row for each op that torch has no kernel of the CPU for. Nothing here imports torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
-
-import torch
-from torch import Tensor
 
 Reference = TypeVar("Reference", bound=Callable[..., Any])
 
@@ -51,8 +48,3 @@ def references() -> dict[str, Callable[..., Any]]:
     from . import activations, attention, casts, grouped_matmul, moe, norms, rotary, torch_ops  # noqa: F401
 
     return _references
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """*tensor* in the precision in which references compute: float32, or float64 for float64."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
