@@ -239,6 +239,25 @@ def test_inside_torch_compile(host_npu, activation, layout):
     assert host_npu.calls[operation(activation, variant)] == 1
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+def test_a_second_derivative_is_refused(host_npu, activation):
+    gate_up = tensors("gate-first")["gate"].to("npu").requires_grad_()
+    y = npu.swiglu(gate_up, activation=activation)
+    with pytest.raises(RuntimeError, match=f"{operation(activation, 'plain')} of torch_npu has no second derivative"):
+        torch.autograd.grad(y.sum(), gate_up, create_graph=True)
+
+
+def test_where_a_gradient_is_a_formula_it_has_a_second_one(host_npu):
+    ours, theirs = both("swish", "clamp-before-offset", "interleaved", limit=7.0)
+    given = tensors("interleaved")["gate"]
+    second = []
+    for function, device in ((ours, "npu"), (theirs, "cpu")):
+        gate_up = given.to(device).requires_grad_()
+        (first,) = torch.autograd.grad(function(gate=gate_up).sum(), gate_up, create_graph=True)
+        second += torch.autograd.grad(first.square().sum(), gate_up)
+    torch.testing.assert_close(second[0].cpu(), second[1])
+
+
 @pytest.fixture
 def manager():
     return KernelManager(environ={"FUSEPLUG_KERNELS": "npu_fused_swiglu"})
