@@ -43,6 +43,21 @@ def test_what_relies_on_right_numbers_is_not_asked_of_wrong_ones():
     assert {(skip.check, skip.why) for skip in raised.value.result.skipped} == {("layouts", "numbers has faults on it")}
 
 
+def test_a_variant_that_the_kernel_declines_is_no_fault_and_not_run():
+    class Declining(kernels.Norm):
+        function = "conformance.zoo.wrong:without_offset"
+
+        def unsupported(self, adapter):
+            return "the chip has no 1 + w" if adapter.variant == "offset" else None
+
+    result = check_kernel(Declining, checks=["variants", "specimens", "numbers", "undo"])
+    assert result.passed["variants"] == 2
+    assert result.passed["specimens"] == 1
+    assert {(s.check, s.where) for s in result.skipped if "the chip has no 1 + w" in s.why} == {
+        (check, "1 OffsetNorm") for check in ("specimens", "numbers", "undo")
+    }
+
+
 def test_specimens_may_be_handed_over_and_an_instance_too():
     result = check_kernel(kernels.Norm(), [specimens.CastLastNorm()], checks=["specimens", "numbers"])
     assert result.passed["specimens"] == 1

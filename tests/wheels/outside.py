@@ -59,4 +59,7 @@ for kernel_id, kernel in ready.items():
     specimen = resolve(kernel.specimens)()[0]
     report = manager.plan(specimen).report
     assert lacking or kernel_id in [entry.kernel_id for entry in report.fused], report
+elsewhere = manager.plan(model.to("meta"), device="npu").report
+assert {entry.kernel_id for entry in elsewhere.fused} == {"npu_fused_rmsnorm", "npu_fused_swiglu"}, elsewhere
+assert any("torch_npu" in note for note in elsewhere.notes), elsewhere
 print("the wheels work")

@@ -67,12 +67,13 @@ def imports(examined: Examined) -> Iterator[Finding]:
 
 
 def variants(examined: Examined) -> Iterator[Finding]:
-    """Every variant that its proposals name is found on some specimen.
+    """Every variant that its proposals name is found on some specimen, if only to be declined.
 
     A name of several words (``"gelu gate-first"``) is a choice for each: every word must be found, not every
     combination.
     """
     found = _words(case.semantics.adapter.variant for specimen in examined.specimens for case in specimen.cases)
+    found |= _words(variant for specimen in examined.specimens for variant in specimen.declined)
     claimed = _words(variant for specimen in examined.specimens for variant in specimen.claimed)
     for word in claimed:
         lacking = "is claimed, and found on no specimen: add a module that has it, or stop claiming it"
@@ -102,6 +103,9 @@ def match(specimen: Specimen) -> Iterator[Finding]:
 
 def fuses(specimen: Specimen) -> Iterator[Finding]:
     """Something of it is fused; its own forward equals a variant bit for bit."""
+    if specimen.all_declined:
+        yield Finding("", skipped=specimen.all_declined)
+        return
     said = "; ".join(specimen.why_not) or "none of its modules is the kernel's business"
     yield Finding("", fault="" if specimen.cases else f"nothing of it is fused: {said}")
 

@@ -54,6 +54,8 @@ class Step:
         if self.check.runs and self.examined.device is None:
             return self.examined.absent
         if self.specimen is not None:
+            if self.check.runs and (why := self.specimen.all_declined):
+                return why
             for needed in self.check.needs:
                 if needed in self.specimen.settled and not self.specimen.settled[needed]:
                     return f"{needed} has faults on it"

@@ -38,7 +38,8 @@ def undo(specimen: Specimen) -> Iterator[Finding]:
     before, untouched = _held_by(module), _held_by(other)
     owners = {type(part) for part in module.modules()}
     process = ProcessState([owner for owner in owners if not owner.__module__.startswith("torch.")])
-    applied = manager.apply_all(module, mode=examined.mode, verify=False)
+    # The device is named, because a module without parameters does not say where it is.
+    applied = manager.apply_all(module, mode=examined.mode, verify=False, device=examined.device)
     fused = [path for path, part in module.named_modules() if our_marks(part)]
     yield Finding("apply_all", fault="" if fused else f"nothing is fused: {applied.report}")
     yield Finding("apply_all", fault="; ".join(process.changed()))

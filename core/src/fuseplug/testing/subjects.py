@@ -138,8 +138,8 @@ class Specimen:
         return [(place, answer) for place, answer in said if answer is not None]
 
     @functools.cached_property
-    def _decided(self) -> tuple[list[Case], list[str]]:
-        cases, why_not, verifier = [], [], Verifier()
+    def _decided(self) -> tuple[list[Case], list[str], dict[str, str]]:
+        cases, why_not, declined, verifier = [], [], {}, Verifier()
         for place, answer in self.answers:
             if answer.rejection is not None:
                 why_not.append(f"rejected: {answer.rejection.reason}")
@@ -147,9 +147,11 @@ class Specimen:
                 case = self._case(verifier, place, proposal)
                 if isinstance(case, Rejection):
                     why_not.append(case.reason)
+                elif why := self.examined.sound.refuses(case.semantics.adapter):
+                    declined[case.semantics.adapter.variant] = why
                 else:
                     cases.append(case)
-        return cases, why_not
+        return cases, why_not, declined
 
     def _case(self, verifier: Verifier, place: Place, proposal: Proposal) -> Case | Rejection:
         kernel = self.examined.sound
@@ -170,6 +172,16 @@ class Specimen:
     def why_not(self) -> list[str]:
         """Why others are left alone."""
         return self._decided[1]
+
+    @property
+    def declined(self) -> dict[str, str]:
+        """The variants found on it that the kernel says it does not compute, and what it says."""
+        return self._decided[2]
+
+    @property
+    def all_declined(self) -> str:
+        """Why the kernel has nothing to do on it, in its own words; ``""`` if it has."""
+        return "" if self.cases else "; ".join(f"declined, {variant}: {why}" for variant, why in self.declined.items())
 
     @property
     def claimed(self) -> dict[str, None]:

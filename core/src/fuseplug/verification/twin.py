@@ -7,7 +7,7 @@ is sharded, offloaded, on meta, hooked or wrapped makes no difference, and any t
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from copy import deepcopy
 from typing import Any
 
@@ -53,11 +53,13 @@ class StandIns:
         return _instance(module, self._attributes[number] | {"_modules": children})
 
 
-def stand_in(module: nn.Module) -> nn.Module:
-    """A stand-in that shares nothing with any other."""
+def stand_in(module: nn.Module, without: Container[str] = ()) -> nn.Module:
+    """A stand-in that shares nothing with any other; for its children in *without* there is none."""
     if isinstance(module, torch.jit.ScriptModule):
         return nn.Module()
-    children = {name: None if child is None else stand_in(child) for name, child in module._modules.items()}
+    children = {
+        name: None if child is None or name in without else stand_in(child) for name, child in module._modules.items()
+    }
     return _instance(module, _attributes(module) | {"_modules": children})
 
 
@@ -66,7 +68,7 @@ def twin(module: nn.Module, example: Example) -> nn.Module:
 
     Buffers and attributes that it does not name keep their values; parameters that it does not name have none.
     """
-    copy = stand_in(module)
+    copy = stand_in(module, without=example.children)
     copy._modules.update((name, deepcopy(child)) for name, child in example.children.items())
     for name, value in module.__dict__.items():
         if type(value) in CONTAINERS and name in copy.__dict__ and name not in _REGISTRIES:

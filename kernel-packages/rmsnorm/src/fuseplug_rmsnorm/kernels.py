@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fuseplug import BaseKernel, Proposal, Rejection, Site
 from fuseplug.inductor import InductorKernel
+from fuseplug.npu import NpuKernel
 
 
 class RMSNormKernel(BaseKernel):
@@ -24,6 +25,14 @@ class RMSNormKernel(BaseKernel):
         from .sites import match
 
         return match(site)
+
+
+class NpuRMSNormKernel(NpuKernel, RMSNormKernel):
+    """RMSNorm by torch_npu, for Ascend NPUs."""
+
+    kernel_id: ClassVar[str] = "npu_fused_rmsnorm"
+    function: ClassVar[str] = "fuseplug_rmsnorm.npu:rms_norm"
+    ops: ClassVar[tuple[str, ...]] = ("npu_rms_norm",)
 
 
 class InductorRMSNormKernel(InductorKernel, RMSNormKernel):

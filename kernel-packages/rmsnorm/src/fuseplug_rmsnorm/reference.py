@@ -166,12 +166,14 @@ def compute(
     wide = wide_dtype(x, how)
     source = x.to(wide)
     if how.gate == "before" and gate is not None:
-        source = source * _activate(gate.to(wide), how)
+        source = source * activate(gate.to(wide), how)
     if how.weight == "input" and weight is not None:
         source = (source * scale(weight, wide, how)).to(x.dtype).to(wide)
-    y = _weigh(unit(x, source, weight, eps, group_size, how), weight, x.dtype, wide, how)
+    y = unit(x, source, weight, eps, group_size, how)
+    # What is computed in the dtype of x throughout is cast nowhere, and autocast makes another dtype of it.
+    y = _weigh(y, weight, x.dtype if how.upcast else y.dtype, wide, how)
     if how.gate == "after" and gate is not None:
-        y = y * _activate(gate.to(wide), how)
+        y = y * activate(gate.to(wide), how)
     return y.to(x.dtype) if how.gate == "after" else y
 
 
@@ -210,5 +212,6 @@ def scale(weight: Tensor, wide: torch.dtype, how: Semantics) -> Tensor:
     return 1.0 + weight.to(wide) if how.offset == "wide" else weight.to(wide)
 
 
-def _activate(gate: Tensor, how: Semantics) -> Tensor:
+def activate(gate: Tensor, how: Semantics) -> Tensor:
+    """What the gate multiplies by."""
     return functional.silu(gate) if how.activation == "silu" else torch.sigmoid(gate)

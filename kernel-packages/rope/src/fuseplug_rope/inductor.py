@@ -39,7 +39,7 @@ def rope(
     if _is_large(how, q, k, cos, sin) and plain(q, k, cos, sin):
         xs = (q,) if k is None else (q, k)
         rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
-        constants = [(variant, rotated, _result_dtype(how, x, q, cos, sin)) for x in xs]
+        constants = [(variant, rotated, reference.result_dtype(how, x, q, cos, sin)) for x in xs]
         q_out, *k_out = _fused(constants, xs, (cos, sin))
         return q_out, k_out[0] if k_out else None
     if how is _LLAMA and not torch.is_grad_enabled() and _is_even(q, k, cos, sin) and plain(q, k, cos, sin):
@@ -79,12 +79,6 @@ def _broadcasts(table: Tensor, x: Tensor) -> bool:
     """Whether the rotation of *x* has the shape of *x*: tables of more tokens or batches would enlarge it."""
     dims = zip(reversed(table.shape[:-1]), reversed(x.shape[:-1]), strict=False)
     return table.dim() <= x.dim() and all(own in (1, size) for own, size in dims)
-
-
-def _result_dtype(how: Semantics, x: Tensor, q: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
-    if how.back is not None:
-        return q.dtype if how.back == "first" else x.dtype
-    return torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype))
 
 
 def rope_formula(x: Tensor, cos: Tensor, sin: Tensor, variant: str, rotated: int, dtype: torch.dtype) -> Tensor:

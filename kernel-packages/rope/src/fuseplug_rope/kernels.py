@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fuseplug import BaseKernel, Proposal, Rejection, Site
 from fuseplug.inductor import InductorKernel
+from fuseplug.npu import NpuKernel
 
 
 class RoPEKernel(BaseKernel):
@@ -24,6 +25,14 @@ class RoPEKernel(BaseKernel):
         from .sites import match
 
         return match(site)
+
+
+class NpuRoPEKernel(NpuKernel, RoPEKernel):
+    """RoPE by torch_npu's rotary operation, in every variant."""
+
+    kernel_id: ClassVar[str] = "npu_fused_rope"
+    function: ClassVar[str] = "fuseplug_rope.npu:rope"
+    ops: ClassVar[tuple[str, ...]] = ("npu_rotary_mul",)
 
 
 class InductorRoPEKernel(InductorKernel, RoPEKernel):

@@ -137,6 +137,13 @@ def compute(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tenso
     return q_out, _compute_one(how, k, rotated, tables, rotate, q.dtype if how.back == "first" else k.dtype)
 
 
+def result_dtype(how: Semantics, x: Tensor, q: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
+    """The dtype of *x* rotated, which is *q* itself or comes with it."""
+    if how.back is not None:
+        return q.dtype if how.back == "first" else x.dtype
+    return torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype))
+
+
 def planes(x: Tensor, order: str) -> tuple[Tensor, Tensor]:
     """The two coordinates of every plane of the last dimension, in halves or in pairs."""
     if order == "pairs":

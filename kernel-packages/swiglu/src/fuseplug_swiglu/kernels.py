@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from fuseplug import BaseKernel, Proposal, Rejection, Site
+from fuseplug import Adapter, BaseKernel, Proposal, Rejection, Site
 from fuseplug.inductor import InductorKernel
+from fuseplug.npu import NpuKernel
 
 
 class SwiGLUKernel(BaseKernel):
@@ -24,6 +25,24 @@ class SwiGLUKernel(BaseKernel):
         from .sites import match
 
         return match(site)
+
+
+class NpuSwiGLUKernel(NpuKernel, SwiGLUKernel):
+    """What lies between the projections by torch_npu, for Ascend NPUs."""
+
+    kernel_id: ClassVar[str] = "npu_fused_swiglu"
+    function: ClassVar[str] = "fuseplug_swiglu.npu:swiglu"
+    # npu_clipped_swiglu is younger, and only the clamped variants need it: `unsupported` says so where it is missing.
+    ops: ClassVar[tuple[str, ...]] = ("npu_swiglu", "npu_geglu")
+
+    def unsupported(self, adapter: Adapter) -> str | None:
+        """Not every activation has an operation, and not every torch_npu has each."""
+        from .adapters import GatedAdapter
+        from .npu import unsupported
+
+        if not isinstance(adapter, GatedAdapter):
+            return None
+        return unsupported(adapter.activation, adapter.form, steep="beta" in dict(adapter.numbers))
 
 
 class InductorSwiGLUKernel(InductorKernel, SwiGLUKernel):

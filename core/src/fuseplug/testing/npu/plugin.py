@@ -23,14 +23,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("fuseplug").addoption(
         _OPTION,
         action="store_true",
-        help="Stand in for an Ascend NPU in host memory, before anything imports torch. What is missing for it is an "
-        "error; without this option, tests with the fixtures host_npu and fake_npu are skipped then.",
+        help="Run everything with an Ascend NPU in host memory. What is missing for it is an error; without this "
+        "option, tests with the fixtures host_npu and fake_npu are skipped then.",
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Load the stand-in before a conftest imports torch, which then finds it by itself."""
+    """Be there before a conftest imports torch, which then finds torch_npu by itself."""
     if early_config.known_args_namespace.fuseplug_host_npu:
         from .errors import HostNPUUnavailable
         from .loading import load
@@ -39,6 +39,11 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
             load()
         except HostNPUUnavailable as error:
             raise pytest.UsageError(f"{_OPTION}: {error}") from error
+        from .host import HostNPU
+
+        npu = HostNPU()
+        npu.__enter__()
+        early_config.add_cleanup(lambda: npu.__exit__())
 
 
 @pytest.fixture

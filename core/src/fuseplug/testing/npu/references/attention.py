@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .registry import reference, wide
+from .common import wide
+from .registry import reference
 
 _CAUSAL = 2
 """The sparse mode in which the mask is the upper triangle of a fixed square, of which the corner is taken."""
