@@ -180,6 +180,12 @@ def test_inside_torch_compile_it_is_the_operation(host_npu, variant):
     assert host_npu.calls["npu_rms_norm"] == host_npu.calls["npu_rms_norm_backward"] == 1
 
 
+def test_a_second_derivative_is_refused(host_npu):
+    given = {name: t.to("npu").requires_grad_() for name, t in tensors().items()}
+    with pytest.raises(RuntimeError, match="npu_rms_norm of torch_npu has no second derivative"):
+        torch.autograd.grad(npu.rms_norm(**given).sum(), given["x"], create_graph=True)
+
+
 def added(x, residual, weight, eps=1e-6):
     total = x + residual
     return reference.rms_norm(total, weight, eps), total
