@@ -48,6 +48,7 @@ class _Kernels:
 
     def put(self) -> None:
         """Replace each kernel that torch_npu has, and add one for each other op that there is a reference for."""
+        rows = references()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is overridden
             if not self._replaced:
@@ -57,7 +58,7 @@ class _Kernels:
                 # torch_npu's formula of this one calls the device without asking the dispatcher.
                 one_hot = functools.partial(_compute, torch.ops.aten.one_hot.default, "aten::one_hot")
                 self._replace("aten::one_hot", one_hot, "AutogradPrivateUse1")
-            for name in references().keys() - self._replaced:
+            for name in rows.keys() - self._replaced:
                 if (op_of_a_reference := _op(name)) is not None:
                     self._replace(name, functools.partial(_compute, op_of_a_reference, name))
 
@@ -65,7 +66,8 @@ class _Kernels:
         space, _, rest = name.partition("::")
         if space not in self._libraries:
             self._libraries[space] = Library(space, "IMPL")  # type: ignore[no-untyped-call]
-        self._libraries[space].impl(rest, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+        # Not by its own impl(), which in some releases of torch refuses to override.
+        self._libraries[space].m.impl(rest, key, kernel, False)  # type: ignore[union-attr]
         self._replaced.add(name)
 
     def take_away(self) -> None:
