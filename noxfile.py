@@ -51,7 +51,9 @@ def tests_npu(session: nox.Session, transformers: str) -> None:
 def tests_npu_releases(session: nox.Session, torch_npu: str) -> None:
     """Check every call of the Ascend kernels against another torch_npu, beside its torch. Downloads a torch each."""
     install(session, f"torch_npu=={torch_npu}", *FOR_TESTS, free=("torch", "torch_npu"))
-    session.run("python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, "tests/npu", "-k", "fake_npu", *session.posargs)
+    session.run(
+        "python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, "tests/npu", "-k", "fake_npu", *session.posargs
+    )
 
 
 @nox.session

@@ -80,6 +80,8 @@ def test_broken_on_import_is_a_record_with_its_traceback(package, text, named, t
         (source("odd", "op = ''"), "op must be a non-empty string"),
         (source("odd", "function = 'math.sqrt'"), 'function must be "package.module:function"'),
         (source("odd", "def propose(self, site): ..."), "propose() is final: write match() instead"),
+        (source("odd", "def apply(cls, **kwargs): ..."), "LLaMA-Factory's interface, with an apply() of its own"),
+        (source("odd", "_device = 'npu'"), "LLaMA-Factory's interface, with _device"),
         (source("odd", "def __init__(self): raise OSError('no chip')"), "OSError: no chip"),
         (source("odd", "@property\ndef differentiable(self): raise OSError"), "differentiable must be True or False"),
         (source("odd", "device_types = property()"), "device_types must be a tuple of strings"),

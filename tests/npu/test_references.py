@@ -300,8 +300,9 @@ def test_casts(host_npu, name):
     assert (y.dtype, x.grad.dtype, x.grad.tolist()) == (torch.bfloat16, torch.float32, [1, 1, 1])
 
 
-def test_somebody_elses_op(host_npu):
-    """Computed by their reference, counted and differentiated by their formula."""
+def test_somebody_elses_op(host_npu, monkeypatch):
+    """Computed by their reference, and counted."""
+    monkeypatch.setitem(references(), "reference_of_mine::double", None)  # so that it goes with this test
     library = torch.library.Library("reference_of_mine", "DEF")
     try:
         library.define("double(Tensor x) -> Tensor")

@@ -143,14 +143,6 @@ def test_an_attention_is_two_launches_and_no_copies(host_npu, variant, tables):
     assert [y.stride() for y in found] == [x.stride() for x in args[:2]]
 
 
-def test_a_partial_rotation_of_neighbours_is_one_pass(host_npu):
-    args = [t.detach() for t in as_attention(*on("npu", tensors("interleaved-partial")))]
-    host_npu.calls.clear()
-    npu.rope(*args, variant="interleaved-partial")
-    assert host_npu.calls["npu_rotary_mul"] == 2
-    assert not host_npu.calls["aten::cat"]
-
-
 def test_a_backward_keeps_the_tables_alone(host_npu):
     q, k, cos, sin = as_attention(*on("npu", tensors()))
     kept = []

@@ -7,11 +7,17 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Iterable
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import pluggy
 
 from .words import Adapter, Answer, Compute, Proposal, Rejection, Site, Target
+
+if TYPE_CHECKING:
+    from torch import nn
+    from typing_extensions import Unpack
+
+    from .kernel_manager import Options
 
 PROJECT = "fuseplug"
 ENTRY_POINT_GROUP = "fuseplug.kernels"
@@ -75,6 +81,14 @@ class BaseKernel(abc.ABC):
         """
         del adapter
         return None
+
+    @final
+    @classmethod
+    def apply(cls, model: nn.Module, **options: Unpack[Options]) -> nn.Module:
+        """Have `fuseplug.manager` apply this kernel to *model*, as `fuseplug.interface.apply_kernel` says."""
+        # By name: what applies kernels is built on what a kernel is.
+        applied: nn.Module = resolve("fuseplug.interface:apply_class")(cls, model, **options)
+        return applied
 
     @final
     def runs_on(self, device_type: str) -> bool:
@@ -173,6 +187,12 @@ def resolve(path: str) -> Any:
 
 def faults(kernel: Any) -> list[str]:
     """Everything that keeps *kernel*, a class that claims to be a `BaseKernel`, from being one."""
+    if theirs := _of_llama_factory(kernel):
+        remedy = (
+            "derive it from fuseplug.BaseKernel, name kernel_id, op, device_types, function and reference, and instead "
+            "of patching in apply() say in match() what is replaced (docs/write-a-kernel.md)"
+        )
+        return [f"it is written for LLaMA-Factory's interface, with {' and '.join(theirs)}: {remedy}"]
     if not inspect.isclass(kernel) or not issubclass(kernel, BaseKernel):
         return [f"{kernel!r} is not a subclass of fuseplug.BaseKernel"]
     found = [
@@ -200,4 +220,14 @@ def faults(kernel: Any) -> list[str]:
         found.append("propose() is final: write match() instead")
     if abstract := getattr(kernel, "__abstractmethods__", None):
         found.append(f"abstract: {', '.join(sorted(abstract))} not implemented")
+    return found
+
+
+def _of_llama_factory(kernel: Any) -> list[str]:
+    """What of *kernel* is said or done as a kernel of LLaMA-Factory does it."""
+    if not inspect.isclass(kernel):
+        return []
+    found = [name for name in ("_kernel_id", "_device") if hasattr(kernel, name)]
+    if issubclass(kernel, BaseKernel) and inspect.getattr_static(kernel, "apply") is not vars(BaseKernel)["apply"]:
+        found.append("an apply() of its own")
     return found

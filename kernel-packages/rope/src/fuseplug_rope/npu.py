@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from . import reference
 from .layouts import Layout, layout
@@ -32,14 +30,14 @@ def rope(
     """
     how = reference.check(q, k, cos, variant)
     xs = (q,) if k is None else (q, k)
-    width = _width(how, xs, cos, sin)
+    rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
     layouts = []
     for x in xs:
-        found = layout(x, cos, sin, width, _mode(how))
-        if found is None or _transformed():
+        found = layout(x, cos, sin, rotated, _mode(how))
+        if found is None or _is_transformed() or _is_cast(how, x):
             return reference.compute(how, q, k, cos, sin)
         layouts.append(found)
-    tables = _tables(how, cos, sin, width)
+    tables = _tables(how, cos, sin)
     q_out, *k_out = [
         _rotated(how, x, *tables, seen, reference.result_dtype(how, x, q, cos, sin))
         for x, seen in zip(xs, layouts, strict=True)
@@ -96,29 +94,14 @@ def _mode(how: Semantics) -> Mode:
     return "half" if how.writes == "halves" else "interleave"
 
 
-def _width(how: Semantics, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> int:
-    """How many elements of each of *xs* are given to the operation."""
-    rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
-    if how.writes == "halves" or how.width == "whole":
-        return rotated
-    # Neighbours that stay as they are are turned by no angle: one pass, where cutting them off and joining them again
-    # takes a copy of all. Not if x has to be widened, which is more to read than the copy.
-    alike = len({x.shape[-1] for x in xs}) == 1 and not xs[0].shape[-1] % 2
-    plain = all(_working_dtype(x, cos, sin) is x.dtype for x in xs)
-    return xs[0].shape[-1] if alike and plain else rotated
-
-
-def _tables(how: Semantics, cos: Tensor, sin: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Cos and sin for each of *width* elements."""
+def _tables(how: Semantics, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Cos and sin for each element that is rotated."""
     if how.table == "first-half":
         cos, sin = (table[..., : table.shape[-1] // 2] for table in (cos, sin))
     if how.table != "full":
         cos, sin = (reference.joined(table, table, how.writes) for table in (cos, sin))
     if how.negated:
         sin = -sin
-    if more := width - cos.shape[-1]:
-        where = (more, 0) if how.width == "trailing" else (0, more)
-        cos, sin = pad(cos, where, value=1.0), pad(sin, where)
     return cos, sin
 
 
@@ -142,6 +125,11 @@ def _working_dtype(x: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype))
 
 
-def _transformed() -> bool:
-    """Whether vmap, grad or jvp of torch.func is at work, for which neither the operation nor a derivative is known."""
+def _is_transformed() -> bool:
+    """Whether vmap, grad or jvp of torch.func is at work, for which the operation is not made."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+def _is_cast(how: Semantics, x: Tensor) -> bool:
+    """Whether autocast gives the result another dtype: of all forms it changes the one that takes a sum."""
+    return how.form == "matrix" and torch.is_autocast_enabled(x.device.type)

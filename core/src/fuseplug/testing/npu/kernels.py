@@ -65,7 +65,8 @@ class _Kernels:
         space, _, rest = name.partition("::")
         if space not in self._libraries:
             self._libraries[space] = Library(space, "IMPL")  # type: ignore[no-untyped-call]
-        self._libraries[space].impl(rest, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+        # Not by its own impl(), which in some releases of torch refuses to override.
+        self._libraries[space].m.impl(rest, key, kernel, False)  # type: ignore[union-attr]
         self._replaced.add(name)
 
     def take_away(self) -> None:

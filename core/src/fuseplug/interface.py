@@ -1,0 +1,155 @@
+"""LLaMA-Factory's kernel interface, kept by Fuseplug: code that uses it changes its imports, and nothing else.
+
+>>> from fuseplug.interface import apply_default_kernels
+>>> model = apply_default_kernels(model=model, include_kernels="auto")  # doctest: +SKIP
+
+All of it goes through `fuseplug.manager`: what is applied here is verified and reported as ever, and
+``manager.undo(model)`` takes it off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from . import manager
+from .errors import DiscoveryError
+from .hookspecs import BaseKernel
+
+if TYPE_CHECKING:
+    from torch import nn
+    from typing_extensions import Unpack
+
+    from .kernel_manager import K, Options
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+__all__ = [
+    "BaseKernel",
+    "KernelPlugin",
+    "apply_default_kernels",
+    "apply_kernel",
+    "get_default_kernels",
+    "register_kernel",
+    "scan_all_kernels",
+]
+
+
+def scan_all_kernels() -> dict[str, type[BaseKernel]]:
+    """Every kernel that is ready to be applied somewhere, by id: installed ones and registered ones."""
+    return {record.kernel_id: type(record.kernel) for record in manager.kernels() if record.kernel}
+
+
+def get_default_kernels() -> list[str]:
+    """The ids of the kernels that run on a device of this machine and lack nothing there.
+
+    Those for accelerators come before those for the CPU alone. Within a device the order is that in which they are
+    preferred: kernels that name it, then priority, then id.
+    """
+    from .devices import KNOWN, present
+
+    kernels = [record.kernel for record in manager.kernels() if record.kernel]
+    named = {device_type for kernel in kernels for device_type in kernel.device_types}
+    found: list[str] = []
+    for here in sorted(filter(present, KNOWN | named), key=lambda device_type: (device_type == "cpu", device_type)):
+        usable = [kernel for kernel in kernels if kernel.runs_on(here) and kernel.lacks(here) is None]
+        usable.sort(key=lambda kernel: (here not in kernel.device_types, -kernel.priority, kernel.kernel_id))
+        found += [kernel.kernel_id for kernel in usable]
+    return list(dict.fromkeys(found))
+
+
+def apply_kernel(kernel_id: str, model: nn.Module, **options: Unpack[Options]) -> nn.Module:
+    """Apply one kernel, which must be of use somewhere in *model*.
+
+    Args:
+        kernel_id: Its id.
+        model: Changed in place.
+        **options: As in `KernelManager.plan`.
+
+    Returns:
+        *model*.
+
+    Raises:
+        DiscoveryError, RejectedError, PlanError: As `KernelManager.apply`.
+    """
+    manager.apply(kernel_id, model, **options)
+    return model
+
+
+def apply_class(kernel: type[BaseKernel], model: nn.Module, **options: Unpack[Options]) -> nn.Module:
+    """`apply_kernel` for the class of a kernel; what its `BaseKernel.apply` does.
+
+    Raises:
+        DiscoveryError: Also if another class has its id.
+    """
+    known = scan_all_kernels().get(kernel.kernel_id, kernel)
+    if known is not kernel:
+        raise DiscoveryError(
+            f"{kernel.__qualname__} cannot be applied: kernel {kernel.kernel_id!r} is "
+            f"{known.__module__}.{known.__qualname__}; give yours another kernel_id and register it",
+            kernel=kernel,
+        )
+    return apply_kernel(kernel.kernel_id, model, **options)
+
+
+def register_kernel(kernel: K) -> K:
+    """Add a kernel class, as a decorator: `fuseplug.register_kernel`."""
+    return manager.register(kernel)
+
+
+class KernelPlugin:
+    """A function that applies kernels, by a name that a configuration can hold; ``"auto"`` is one.
+
+    Args:
+        name: Its name.
+    """
+
+    _functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def register(self) -> Callable[[Function], Function]:
+        """Decorate the function that it stands for."""
+
+        def keep(function: Function) -> Function:
+            self._functions[self.name] = function
+            return function
+
+        return keep
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call that function.
+
+        Raises:
+            DiscoveryError: If none was registered.
+        """
+        function = self._functions.get(self.name)
+        if function is None:
+            raise DiscoveryError(
+                f"no KernelPlugin is registered as {self.name!r}; there are: {', '.join(sorted(self._functions))}"
+            )
+        return function(*args, **kwargs)
+
+
+@KernelPlugin("auto").register()
+def apply_default_kernels(model: nn.Module, include_kernels: str | Sequence[str] | bool | None = None) -> nn.Module:
+    """Apply kernels as a configuration says.
+
+    Args:
+        model: Changed in place.
+        include_kernels: ``"auto"`` or ``True``: every kernel that fits. Ids, in a sequence or separated by commas:
+            those, each of which must be of use. ``None`` or ``False``: none.
+
+    Returns:
+        *model*.
+
+    Raises:
+        DiscoveryError, RejectedError, PlanError: As `KernelManager.apply_all` and, for ids, `KernelManager.apply`.
+    """
+    if include_kernels is True or include_kernels == "auto":
+        manager.apply_all(model)
+    elif include_kernels:
+        given = include_kernels.split(",") if isinstance(include_kernels, str) else include_kernels
+        manager.apply([name.strip() for name in given], model)
+    return model

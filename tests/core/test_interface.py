@@ -1,0 +1,178 @@
+"""Code that uses LLaMA-Factory's kernel interface works with its imports changed; a kernel written for it is refused."""
+
+from __future__ import annotations
+
+import pytest
+from support.kernels import NormKernel, RotaryKernel, variant_of
+
+import fuseplug
+from fuseplug import BaseKernel, DiscoveryError, PlanError, RejectedError
+from fuseplug.interface import (
+    KernelPlugin,
+    apply_default_kernels,
+    apply_kernel,
+    get_default_kernels,
+    register_kernel,
+    scan_all_kernels,
+)
+from fuseplug.interface import manager as the_manager
+
+
+@pytest.fixture(autouse=True)
+def _manager(fusing, monkeypatch):
+    monkeypatch.setattr("fuseplug.interface.manager", fusing)
+
+
+def fused_by(manager, model):
+    applied = manager.applied_to(model)
+    return set() if applied is None else {entry.kernel_id for entry in applied.report.fused}
+
+
+BOTH = {"toy_norm", "toy_rotary"}
+
+
+def test_all_kernels_are_there_by_id():
+    assert scan_all_kernels() == {"toy_norm": NormKernel, "toy_rotary": RotaryKernel}
+    assert scan_all_kernels().keys() == BOTH
+
+
+def test_default_kernels_are_those_that_run_here():
+    register_kernel(variant_of(NormKernel, "elsewhere", device_types=("npu",)))
+    register_kernel(variant_of(NormKernel, "lacking", unavailable=lambda self, device_type: "a chip"))
+    assert get_default_kernels() == ["toy_norm", "toy_rotary"]
+
+
+def test_default_kernels_are_in_the_order_of_preference(monkeypatch):
+    monkeypatch.setattr("fuseplug.devices.present", lambda device_type: device_type in ("cpu", "npu"))
+    register_kernel(variant_of(NormKernel, "a_for_the_cpu", device_types=("cpu",)))
+    register_kernel(variant_of(NormKernel, "for_the_npu", device_types=("npu",)))
+    register_kernel(variant_of(NormKernel, "z_important", priority=1))
+    assert get_default_kernels() == ["for_the_npu", "z_important", "toy_norm", "toy_rotary", "a_for_the_cpu"]
+
+
+def test_one_kernel(fusing, model):
+    assert apply_kernel("toy_norm", model=model) is model
+    assert fused_by(fusing, model) == {"toy_norm"}
+    fusing.undo(model)
+    assert fused_by(fusing, model) == set()
+
+
+def test_a_kernel_by_its_class(fusing, model):
+    assert NormKernel.apply(model=model) is model
+    assert fused_by(fusing, model) == {"toy_norm"}
+
+
+@pytest.mark.parametrize(
+    ("include", "expected"),
+    [
+        ("auto", BOTH),
+        (True, BOTH),
+        ("toy_norm", {"toy_norm"}),
+        ("toy_norm, toy_rotary", BOTH),
+        (["toy_rotary"], {"toy_rotary"}),
+        (None, set()),
+        (False, set()),
+        ("", set()),
+        ([], set()),
+    ],
+)
+@pytest.mark.parametrize("function", [apply_default_kernels, KernelPlugin("auto")])
+def test_kernels_as_a_configuration_says(fusing, model, function, include, expected):
+    assert function(model=model, include_kernels=include) is model
+    assert fused_by(fusing, model) == expected
+
+
+def test_without_a_choice_nothing_is_applied(fusing, model):
+    assert apply_default_kernels(model) is model
+    assert fused_by(fusing, model) == set()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: apply_kernel("nothing", model=model),
+        lambda model: apply_default_kernels(model=model, include_kernels="toy_norm,nothing"),
+        lambda model: KernelPlugin("auto")(model=model, include_kernels=["nothing"]),
+    ],
+)
+def test_an_unknown_kernel_is_refused_with_those_there_are(fusing, model, call):
+    with pytest.raises(DiscoveryError, match=r"'nothing' is installed; .*toy_norm.*toy_rotary"):
+        call(model)
+    assert fused_by(fusing, model) == set()
+
+
+def test_a_kernel_that_is_of_no_use_is_refused(model):
+    register_kernel(variant_of(NormKernel, "elsewhere", device_types=("npu",)))
+    with pytest.raises(RejectedError, match="elsewhere"):
+        apply_kernel("elsewhere", model=model)
+
+
+@pytest.mark.parametrize("call", [lambda: apply_kernel("toy_norm"), NormKernel.apply, apply_default_kernels])
+def test_a_missing_model_is_named(call):
+    with pytest.raises(TypeError, match="'model'"):
+        call()
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(PlanError, match="expected a torch"):
+        apply_kernel("toy_norm", model="a name")
+
+
+def test_options_are_those_of_the_manager(fusing, model):
+    NormKernel.apply(model=model, only="norm")
+    assert [entry.paths for entry in fusing.applied_to(model).report.fused] == [("norm",)]
+
+
+def test_a_class_is_applied_only_under_an_id_of_its_own(model):
+    with pytest.raises(DiscoveryError, match=r"'toy_norm' is support\.kernels\.NormKernel"):
+        variant_of(NormKernel, "toy_norm").apply(model=model)
+    with pytest.raises(DiscoveryError, match="'unregistered'"):
+        variant_of(NormKernel, "unregistered").apply(model=model)
+
+
+def test_a_kernel_is_registered_by_a_decorator(fusing, model):
+    @register_kernel
+    class Norm(NormKernel):
+        kernel_id = "another_norm"
+        priority = 1
+
+    assert scan_all_kernels()["another_norm"] is Norm
+    apply_default_kernels(model, "auto")
+    assert fused_by(fusing, model) == {"another_norm", "toy_rotary"}
+
+
+def test_a_plugin_stands_for_a_function():
+    @KernelPlugin("mine").register()
+    def mine(model):
+        return [model]
+
+    assert KernelPlugin("mine")("a model") == ["a model"]
+    assert mine(1) == [1]
+    with pytest.raises(DiscoveryError, match="'theirs'; there are: auto, mine"):
+        KernelPlugin("theirs")(1)
+
+
+class Theirs:
+    _kernel_id = "theirs"
+    _device = "npu"
+
+    @classmethod
+    def apply(cls, **kwargs):
+        return kwargs["model"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        (Theirs, "with _kernel_id and _device: derive it from fuseplug.BaseKernel"),
+        (type("Mixed", (Theirs, BaseKernel), {}), "with _kernel_id and _device and an apply\\(\\) of its own"),
+        (type("Own", (NormKernel,), {"apply": Theirs.apply}), "with an apply\\(\\) of its own"),
+    ],
+)
+def test_a_kernel_written_for_the_other_interface_says_how_to_port_it(kernel, said):
+    with pytest.raises(DiscoveryError, match=f"LLaMA-Factory's interface, {said}"):
+        register_kernel(kernel)
+
+
+def test_it_is_the_one_manager():
+    assert the_manager is fuseplug.manager

@@ -1,0 +1,37 @@
+"""Hold a function on tensors to another one by the rule that `fuseplug.verification` holds modules to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplug.verification import Outcome, Tolerance, excess
+
+
+def outcome(
+    function: Callable[..., Any], tensors: Mapping[str, Tensor], device: str = "cpu", dtype: torch.dtype | None = None
+) -> Outcome:
+    """What *function* gives for *tensors*, handed over by name, and the gradient of each."""
+    leaves = {name: tensor.detach().to(device, dtype, copy=True).requires_grad_() for name, tensor in tensors.items()}
+    result = function(**leaves)
+    outputs = result if isinstance(result, tuple) else (result,)
+    generator = torch.Generator().manual_seed(1)
+    # Eighths of small integers are the same numbers in every dtype.
+    upstream = [torch.randint(-15, 16, y.shape, generator=generator).div(8).to(y.device, y.dtype) for y in outputs]
+    found = torch.autograd.grad(outputs, list(leaves.values()), upstream, allow_unused=True)
+    values: dict[str, Tensor | None] = {f"output {number}": y.detach() for number, y in enumerate(outputs)}
+    return Outcome(values | {f"gradient of {name}": each for name, each in zip(leaves, found, strict=True)})
+
+
+def assert_right(
+    ours: Callable[..., Any], theirs: Callable[..., Any], tensors: Mapping[str, Tensor], tolerance: Tolerance
+) -> None:
+    """*ours* on an NPU is as near to *theirs* in float64 as the tolerance asks, or twice as far as *theirs* is."""
+    found = outcome(ours, tensors, "npu")
+    missing = [name for name, value in found.values.items() if value is None]
+    assert not missing, f"no {', '.join(missing)}"
+    why = excess(found, outcome(theirs, tensors), outcome(theirs, tensors, dtype=torch.float64), tolerance)
+    assert not why, why
