@@ -198,6 +198,7 @@ LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])
         "from fuseplug import manager; assert 'good' in {r.kernel_id for r in manager.kernels()}",
         "import fuseplug.testing; dir(fuseplug.testing); fuseplug.testing.ConformanceError",
         "import fuseplug.testing.plugin",
+        "import fuseplug.interface",
     ],
 )
 def test_importing_does_nothing(package, fresh_python, code):
