@@ -199,6 +199,7 @@ LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])
         "import fuseplug.testing; dir(fuseplug.testing); fuseplug.testing.ConformanceError",
         "import fuseplug.testing.plugin, fuseplug.testing.npu.plugin",
         "from fuseplug.testing.npu import ContractError, FakeNPU, HostNPU, limit, load, reference, require",
+        "import fuseplug.interface",
     ],
 )
 def test_importing_does_nothing(package, fresh_python, code):

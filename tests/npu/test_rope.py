@@ -306,3 +306,9 @@ def test_a_backward_is_one_launch_more_than_the_rotation(host_npu, variant):
     torch.autograd.grad(found, leaves[0], grad)
     on_tables = {"aten::neg": 2, "aten::cat": 1}
     assert sum((host_npu.calls - Counter(on_tables)).values()) == 2, host_npu.calls
+
+
+def test_gradients_of_the_tables_have_no_limit_of_their_own(host_npu):
+    leaves = tensors(batch=40, heads=(30, 2), length=2)
+    assert_right([t.requires_grad_() for t in leaves])
+    assert host_npu.calls["npu_rotary_mul"] == 4

@@ -57,8 +57,7 @@ class _Rotation(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: Mode) -> Tensor:
         ctx.mode = mode
         ctx.save_for_backward(cos, sin, *([x] if any(ctx.needs_input_grad[1:3]) else []))
-        found: Tensor = torch.ops.npu.npu_rotary_mul(x, cos, sin, mode)
-        return found
+        return _op(x, cos, sin, mode)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -80,8 +79,16 @@ class _Rotation(torch.autograd.Function):
 
 
 def _rotation(x: Tensor, cos: Tensor, sin: Tensor, mode: Mode) -> Tensor:
-    rotate = _Rotation.apply if torch.is_grad_enabled() else torch.ops.npu.npu_rotary_mul
-    found: Tensor = rotate(x, cos, sin, mode)  # type: ignore[no-untyped-call]
+    rotate = _Rotation.apply if torch.is_grad_enabled() else _op
+    found: Tensor = rotate(x, cos, sin, mode)
+    return found
+
+
+def _op(x: Tensor, cos: Tensor, sin: Tensor, mode: Mode) -> Tensor:
+    if cos.requires_grad or sin.requires_grad:
+        # There is a limit for tables that want gradients, but of torch_npu's derivative, which is not used.
+        cos, sin = cos.detach(), sin.detach()
+    found: Tensor = torch.ops.npu.npu_rotary_mul(x, cos, sin, mode)
     return found
 
 
