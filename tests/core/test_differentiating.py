@@ -48,7 +48,7 @@ def test_without_gradients_there_is_nothing_to_refuse():
 def test_inside_torch_compile_the_compiler_refuses():
     x = torch.randn(3, requires_grad=True)
     y = torch.compile(op, backend="aot_eager", fullgraph=True)(x)
-    with pytest.raises(RuntimeError, match="double backwards"):
+    with pytest.raises(RuntimeError, match="double backward"):
         torch.autograd.grad(torch.autograd.grad(y.sum(), x, create_graph=True)[0].sum(), x)
 
 

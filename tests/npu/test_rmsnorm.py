@@ -148,9 +148,10 @@ def test_a_gate_and_a_large_x_do_not_overflow_in_float16(host_npu):
     torch.testing.assert_close(found.cpu(), reference.rms_norm(**given, variant="gate-first"))
 
 
+@pytest.mark.parametrize("weight", [SINGLE, BF16], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_under_autocast_dtypes_are_those_of_the_reference(host_npu, variant):
-    given = {name: t.to("npu") for name, t in tensors(variant, BF16, SINGLE).items()}
+def test_under_autocast_dtypes_are_those_of_the_reference(host_npu, variant, weight):
+    given = {name: t.to("npu") for name, t in tensors(variant, BF16, weight).items()}
     with torch.autocast("npu", BF16):
         found, expected = (module.rms_norm(**given, variant=variant) for module in (npu, reference))
     assert found.dtype is expected.dtype
