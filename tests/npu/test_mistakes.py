@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -66,6 +68,15 @@ def test_every_mistake_is_listed():
     assert set(SEEN) == {
         cls for cls in vars(mistakes).values() if isinstance(cls, type) and mistakes.Right in cls.__bases__
     }
+
+
+def test_the_page_says_how_many_are_seen():
+    page = (Path(__file__).parents[2] / "docs" / "test-without-an-npu.md").read_text()
+    with_values, without = (sum(seen is not None for seen in column) for column in zip(*SEEN.values(), strict=True))
+    assert (len(SEEN), with_values, without) == (20, 19, 14)
+    assert "twenty known mistakes" in page
+    assert "`host_npu` sees nineteen" in page
+    assert "`fake_npu` sees fourteen" in page
 
 
 def test_what_is_right_is_right(host_npu):
