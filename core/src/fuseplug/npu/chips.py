@@ -19,6 +19,7 @@ DOCUMENTED: dict[str, tuple[str, ...]] = {
     "npu_rms_norm": (A2, A3, INFERENCE, TRAINING),
     "npu_add_rms_norm": (A2, A3, INFERENCE),
     "npu_gemma_rms_norm": (A2, A3),
+    "npu_swiglu": (A2, A3, A5),
     "npu_clipped_swiglu": (A2, A3),
     "npu_rotary_mul": (A2, A3, INFERENCE, TRAINING),
     "npu_moe_token_permute": (A2, A3, A5),
