@@ -1,4 +1,4 @@
-"""Code that uses LLaMA-Factory's kernel interface works with its imports changed; a kernel written for it is refused."""
+"""Code that uses LLaMA-Factory's kernel interface works with new imports; a kernel written for it is refused."""
 
 from __future__ import annotations
 

@@ -258,6 +258,14 @@ def test_the_message_says_what_was_asked_and_found_and_where_it_is_documented(ho
         "(documented in （beta）torch_npu-npu_swiglu.md)"
     )
     assert (caught.value.op, caught.value.argument) == ("npu_swiglu", "x")
+    for call, words in (
+        (lambda: swiglu((4, 8), strided=True), "x must be contiguous; it is strided (1, 8) for [8, 4]"),
+        (lambda: rotary_mul(mode="nope"), "rotary_mode must be 'half' or 'interleave'; it is 'nope'"),
+        (lambda: grouped(x_dtype=BF16), "it is [bfloat16[6, 8]]"),
+    ):
+        with pytest.raises(ContractError) as caught:
+            call()
+        assert words in str(caught.value)
 
 
 def test_a_call_beyond_the_limits_is_not_run(host_npu):

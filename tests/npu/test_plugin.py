@@ -148,7 +148,7 @@ sizes = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_atte
 model = LlamaForCausalLM(LlamaConfig(**sizes))
 data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (6, 12))]
 options = TrainingArguments("out", max_steps=3, logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True,
-                            dataloader_pin_memory=False, per_device_train_batch_size=2, learning_rate=1e-2,
+                            per_device_train_batch_size=2, learning_rate=1e-2, bf16=False,
                             use_cpu="--cpu" in sys.argv)
 trainer = Trainer(model, options, train_dataset=data)
 trainer.train()

@@ -283,6 +283,20 @@ def test_attention_of_torch(host_npu, causal):
         torch.testing.assert_close(one.grad.cpu(), other.grad)
 
 
+def test_attention_with_dropout(host_npu):
+    """Drawn anew each time, from the NPU's generator, and again in the backward."""
+    value = torch.eye(64, device="npu").expand(1, 1, 64, 64).requires_grad_()
+    query = torch.randn(1, 1, 64, 8, device="npu")
+    of_cpu = torch.get_rng_state()
+    first, second = (functional.scaled_dot_product_attention(query, query, value, dropout_p=0.25) for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), of_cpu)
+    weights = first.detach().cpu()[0, 0]
+    assert 0.6 < weights.count_nonzero() / weights.numel() < 0.9
+    (gradient,) = torch.autograd.grad(first.sum(), value)
+    torch.testing.assert_close(gradient.cpu()[0, 0], weights.sum(0)[:, None].expand(64, 64))
+
+
 def test_dropout_keeps_what_its_gradient_keeps(host_npu):
     x = torch.ones(4096, device="npu", requires_grad=True)
     y = functional.dropout(x, 0.25)

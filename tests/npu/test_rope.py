@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 
 import pytest
 import torch
@@ -285,3 +286,23 @@ def test_a_compiled_module_is_one_graph_with_the_operation_in_it(host_npu, varia
     sum(y.square().sum() for y in reference(*as_attention(*own), variant=variant)).backward()
     for found, expected in zip(leaves[:2], own[:2], strict=True):
         torch.testing.assert_close(found.grad.cpu(), expected.grad)
+
+
+def test_sizes_that_change_are_compiled_once(host_npu):
+    graphs = []
+    compiled = torch.compile(npu.rope, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    for batch, length in ((2, 5), (2, 7), (3, 11), (4, 13)):
+        args = [t.detach() for t in as_attention(*on("npu", tensors(batch=batch, length=length)))]
+        torch.testing.assert_close(compiled(*args)[0].cpu(), reference(*(t.cpu() for t in args))[0])
+    assert len(graphs) <= 3
+
+
+@pytest.mark.parametrize("variant", ["half-partial", "mla"])
+def test_a_backward_is_one_launch_more_than_the_rotation(host_npu, variant):
+    leaves = on("npu", tensors(variant))
+    found, _ = npu.rope(*as_attention(*leaves), variant=variant)
+    grad = torch.ones(found.transpose(1, 2).shape, device="npu").transpose(1, 2)
+    host_npu.calls.clear()
+    torch.autograd.grad(found, leaves[0], grad)
+    on_tables = {"aten::neg": 2, "aten::cat": 1}
+    assert sum((host_npu.calls - Counter(on_tables)).values()) == 2, host_npu.calls

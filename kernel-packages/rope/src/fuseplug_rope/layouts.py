@@ -1,4 +1,4 @@
-"""The layouts in which npu_rotary_mul takes a tensor and its tables, and how a tensor of any shape is seen in one.
+"""The layouts in which npu_rotary_mul takes a tensor and its tables, and how tensors of any shape are seen in one.
 
 It takes three dimensions before the last, batch, heads and sequence in three orders, and tables that lack some of them:
 op-plugin, ``docs/zh/custom_APIs/torch_npu/torch_npu-npu_rotary_mul.md``.
@@ -6,6 +6,7 @@ op-plugin, ``docs/zh/custom_APIs/torch_npu/torch_npu-npu_rotary_mul.md``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -24,50 +25,41 @@ _HALF_MODE = ("v1v", "vv1")
 
 
 class Layout(NamedTuple):
-    """How a tensor and its tables are seen.
+    """How a tensor and its tables are seen, each as three dimensions and the last one.
 
     Attributes:
-        runs: The leading dimensions of the tensor, merged where they are in one run.
-        rows: Whether the tables have rows for it, for each run.
+        order: All dimensions of the tensor, as they come.
+        sizes: The three.
+        rows: Those of the tables.
+        single: Dimensions of the tables of which one row stands for all.
+        repeated: The leading dimensions of the tables, with rows they lack; ``None`` if they have all they should.
+        outside: The leading dimensions of the tensor in *order*.
+        inverse: The inverse of *order*.
     """
 
-    runs: tuple[tuple[int, ...], ...]
-    rows: tuple[bool, ...]
-
-    def is_documented(self, sizes: Sequence[int], mode: Mode) -> bool:
-        """Whether npu_rotary_mul takes it for a tensor of *sizes*."""
-        kinds = "".join("v" if row else "1" for row in self.rows)
-        extents = self._extents(sizes)
-        lacked = [extent for extent, row in zip(extents, self.rows, strict=True) if not row]
-        if kinds in _EITHER_MODE:
-            return _product(lacked) < _EXTENTS if mode == "interleave" else all(each < _EXTENTS for each in lacked)
-        return mode == "half" and kinds in _HALF_MODE and max(extents[0], *lacked) < _EXTENTS
+    order: list[int]
+    sizes: list[int]
+    rows: list[int]
+    single: list[int]
+    repeated: list[int] | None
+    outside: list[int]
+    inverse: list[int]
 
     def of_tensor(self, x: Tensor) -> Tensor:
-        """See ``(..., width)`` as four dimensions."""
-        order = _order(self.runs, x.dim())
-        return x.permute(order).reshape(*_three(self._extents(x.shape)), x.shape[-1])
+        """See the tensor as four dimensions."""
+        return x.permute(self.order).reshape(*self.sizes, x.shape[-1])
 
-    def of_table(self, table: Tensor, sizes: Sequence[int]) -> Tensor:
-        """See the table of a tensor of *sizes* as four dimensions; rows that it lacks and should have are repeated."""
-        table = table.reshape((1,) * (len(sizes) + 1 - table.dim()) + table.shape)
-        rows = {dim for run, row in zip(self.runs, self.rows, strict=True) if row for dim in run}
-        whole = [size if dim in rows else 1 for dim, size in enumerate(sizes)]
-        for dim, size in enumerate(whole):
-            if table.shape[dim] > size:
-                table = table.narrow(dim, 0, size)  # repeated in memory
-        table = table.expand(*whole, -1)
-        order = _order(self.runs, table.dim())
-        return table.permute(order).reshape(*_three(self._extents(whole)), table.shape[-1])
+    def of_table(self, table: Tensor) -> Tensor:
+        """See one of its tables as four dimensions."""
+        for dim in self.single:
+            table = table.narrow(dim, 0, 1)
+        if self.repeated is not None:
+            table = table.expand(*self.repeated, -1).permute(self.order)
+        return table.reshape(*self.rows, table.shape[-1])
 
-    def undo(self, y: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Give what `of_tensor` made of a tensor of *sizes* its shape again."""
-        order = _order(self.runs, len(sizes) + 1)
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        return y.reshape(*(sizes[dim] for dim in order[:-1]), y.shape[-1]).permute(inverse)
-
-    def _extents(self, sizes: Sequence[int]) -> list[int]:
-        return [_product([sizes[dim] for dim in run]) for run in self.runs]
+    def undo(self, y: Tensor) -> Tensor:
+        """Give what `of_tensor` made its shape again."""
+        return y.reshape(*self.outside, y.shape[-1]).permute(self.inverse)
 
 
 def layout(x: Tensor, cos: Tensor, sin: Tensor, width: int, mode: Mode) -> Layout | None:
@@ -87,59 +79,100 @@ def layout(x: Tensor, cos: Tensor, sin: Tensor, width: int, mode: Mode) -> Layou
         ``None`` if there is none: for dtypes, widths and sizes beyond the documented ones, for empty tensors, of which
         nothing is documented, and for tables that would enlarge the result.
     """
-    sizes = x.shape[:-1]
     if not (x.numel() and x.dtype in _DTYPES and cos.dtype in _DTYPES and sin.dtype in _DTYPES and width in _WIDTHS):
         return None
-    if cos.shape != sin.shape or cos.dim() > x.dim() or not _broadcasts(cos, sizes):
+    if cos.shape != sin.shape or cos.dim() > x.dim():
         return None
-    rows = _rows(cos, sin, len(sizes))
-    strides = x.stride()
-    memory = [dim for dim in sorted(range(len(sizes)), key=lambda dim: -strides[dim]) if sizes[dim] > 1]
-    runs: list[tuple[int, ...]] = []
-    for dim in memory:
-        last = runs[-1][-1] if runs else dim
-        if runs and rows[last] and rows[dim] and strides[last] == sizes[dim] * strides[dim]:
-            runs[-1] = (*runs[-1], dim)
-        else:
-            runs.append((dim,))
-    found = Layout(tuple(runs), tuple(rows[run[0]] for run in runs))
-    if found.is_documented(sizes, mode):
-        return found
-    # Every token apart, and the innermost dimension that the tables lack as heads. Where that is not the order of
-    # memory it costs a copy of x, and where the tables lack more, one of them for each that is repeated.
-    heads = [dim for dim in memory if not rows[dim]][-1:]
-    tokens = tuple(dim for dim in memory if dim not in heads)
-    apart = Layout((tokens, *((dim,) for dim in heads)), (True, *(False for _ in heads)))
-    return apart if apart.is_documented(sizes, mode) else None
+    # One token is generated in less time than it takes to find this out.
+    find = _find if torch.compiler.is_compiling() else _remembered
+    return find(x.shape[:-1], x.stride(), cos.shape[:-1], _differ(cos, sin), mode)
 
 
-def _broadcasts(table: Tensor, sizes: Sequence[int]) -> bool:
-    return all(own in (1, size) for own, size in zip(reversed(table.shape[:-1]), reversed(sizes), strict=False))
-
-
-def _rows(cos: Tensor, sin: Tensor, rank: int) -> list[bool]:
-    """Along which of *rank* leading dimensions the tables differ; not where one row is but repeated in memory."""
+def _differ(cos: Tensor, sin: Tensor) -> tuple[bool, ...]:
+    """For each leading dimension of the tables, whether their rows differ, not one row being repeated in memory."""
 
     def differs(table: Tensor, dim: int) -> bool:
         # The gradient of a repeated row belongs to each of its places.
         return table.shape[dim] > 1 and (table.stride(dim) != 0 or table.requires_grad)
 
-    own = cos.dim() - 1
-    return [False] * (rank - own) + [differs(cos, dim) or differs(sin, dim) for dim in range(own)]
+    return tuple([differs(cos, dim) or differs(sin, dim) for dim in range(cos.dim() - 1)])
 
 
-def _order(runs: Sequence[Sequence[int]], rank: int) -> list[int]:
-    """All dimensions: those of size 1 first, which are in no run, and the last one last."""
+def _find(
+    sizes: Sequence[int], strides: Sequence[int], table: Sequence[int], differ: Sequence[bool], mode: Mode
+) -> Layout | None:
+    missing = len(sizes) - len(table)
+    if any(own not in (1, size) for own, size in zip(table, sizes[missing:], strict=True)):
+        return None
+    rows = [False] * missing + list(differ)
+    memory = _order_of_memory(sizes, strides)
+    runs: list[list[int]] = []
+    for dim in memory:
+        last = runs[-1][-1] if runs else dim
+        if runs and rows[last] and rows[dim] and strides[last] == sizes[dim] * strides[dim]:
+            runs[-1].append(dim)
+        else:
+            runs.append([dim])
+    if _is_documented(runs, rows, sizes, mode):
+        return _layout(runs, rows, sizes, table)
+    # Every token apart, and the innermost dimension that the tables lack as heads. Where that is not the order of
+    # memory it costs a copy of x, and where the tables lack more, one of them for each that is repeated.
+    heads = [dim for dim in memory if not rows[dim]][-1:]
+    tokens = [dim for dim in memory if dim not in heads]
+    rows = [dim in tokens for dim in range(len(sizes))]
+    runs = [run for run in (tokens, heads) if run]
+    return _layout(runs, rows, sizes, table) if _is_documented(runs, rows, sizes, mode) else None
+
+
+def _order_of_memory(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """The leading dimensions with an extent, the outermost in memory first."""
+    order: list[int] = []
+    for dim, size in enumerate(sizes):
+        if size > 1:
+            at = len(order)
+            while at and strides[order[at - 1]] < strides[dim]:  # torch.compile cannot sort by sizes
+                at -= 1
+            order.insert(at, dim)
+    return order
+
+
+_remembered = functools.lru_cache(maxsize=1024)(_find)
+
+
+def _is_documented(runs: Sequence[Sequence[int]], rows: Sequence[bool], sizes: Sequence[int], mode: Mode) -> bool:
+    kinds = "".join(["v" if rows[run[0]] else "1" for run in runs])
+    lacked = [_product(run, sizes) for run in runs if not rows[run[0]]]
+    if kinds in _EITHER_MODE:
+        extents = [_product(range(len(lacked)), lacked)] if mode == "interleave" else lacked
+    elif kinds in _HALF_MODE and mode == "half":
+        extents = [_product(runs[0], sizes), *lacked]
+    else:
+        return False
+    return all(extent < _EXTENTS for extent in extents)
+
+
+def _layout(runs: Sequence[Sequence[int]], rows: Sequence[bool], sizes: Sequence[int], table: Sequence[int]) -> Layout:
+    missing = len(sizes) - len(table)
     laid = [dim for run in runs for dim in run]
-    return [*(dim for dim in range(rank - 1) if dim not in laid), *laid, rank - 1]
+    order = [*(dim for dim in range(len(sizes)) if dim not in laid), *laid, len(sizes)]
+    in_order = [dim for dim in laid if rows[dim]]
+    has_all = all(table[dim - missing] == sizes[dim] for dim in in_order)
+    before = [1] * (3 - len(runs))
+    return Layout(
+        order=order,
+        sizes=[*before, *(_product(run, sizes) for run in runs)],
+        rows=[*before, *(_product(run, sizes) if rows[run[0]] else 1 for run in runs)],
+        single=[dim for dim, size in enumerate(table) if size > 1 and not rows[dim + missing]],
+        repeated=None
+        if has_all and in_order == sorted(in_order)
+        else [size if row else 1 for size, row in zip(sizes, rows, strict=True)],
+        outside=[sizes[dim] for dim in order[:-1]],
+        inverse=sorted(range(len(order)), key=order.__getitem__),
+    )
 
 
-def _product(numbers: Sequence[int]) -> int:
+def _product(dims: Sequence[int], sizes: Sequence[int]) -> int:
     product = 1
-    for number in numbers:  # math.prod is a function of C, which torch.compile does not trace
-        product *= number
+    for dim in dims:  # math.prod is a function of C, which torch.compile does not trace
+        product *= sizes[dim]
     return product
-
-
-def _three(extents: Sequence[int]) -> list[int]:
-    return [1] * (3 - len(extents)) + list(extents)

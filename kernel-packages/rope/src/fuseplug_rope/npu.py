@@ -20,13 +20,13 @@ def rope(
 ) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
-    One launch for q and one for k, forward and backward; the others are on tables, which are smaller than q by its
-    number of heads. A call beyond the limits of the operation is computed by the reference. Of the limits one is not
-    looked at, tables in [-1, 1]: it would make the host wait, and the operation is linear in them.
+    One launch for q and one for k, forward and backward, and one more each to join what is not rotated; the others are
+    on tables, which are smaller than q by its number of heads. A call beyond the limits of the operation is computed by
+    the reference. One limit is not looked at, tables in [-1, 1]: it would make the host wait, and the operation is
+    linear in them.
 
-    Where tables are wider than x, x is widened: the operation would round them to the dtype of x, and with it what a
-    model computes in float32 to be exact. Where all have one dtype, a model's own casts to float32 are left to the
-    operation, whose result is rounded once.
+    Where tables are wider than x, x is widened: the operation would round them to the dtype of x, and lose what a model
+    has float32 tables for. Where all have one dtype there is nothing to lose, and no cast.
     """
     how = reference.check(q, k, cos, variant)
     xs = (q,) if k is None else (q, k)
@@ -57,7 +57,8 @@ class _Rotation(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: Mode) -> Tensor:
         ctx.mode = mode
         ctx.save_for_backward(cos, sin, *([x] if any(ctx.needs_input_grad[1:3]) else []))
-        return _op(x, cos, sin, mode)
+        found: Tensor = torch.ops.npu.npu_rotary_mul(x, cos, sin, mode)
+        return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -69,9 +70,7 @@ class _Rotation(torch.autograd.Function):
             # Each coordinate of a plane may have an angle of its own: of the transposed matrix, the other one's.
             first, second = reference.planes(sin, order)
             back = reference.joined(-second, -first, order)
-            # Recorded where the gradient is to be differentiated again.
-            rotate = _Rotation.apply if torch.is_grad_enabled() else _op
-            of_x = rotate(grad, cos, back, ctx.mode)
+            of_x = _rotation(grad, cos, back, ctx.mode)
         if needs_cos:
             of_cos = _product(grad, kept[0], cos)
         if needs_sin:
@@ -80,8 +79,9 @@ class _Rotation(torch.autograd.Function):
         return of_x, of_cos, of_sin, None
 
 
-def _op(x: Tensor, cos: Tensor, sin: Tensor, mode: Mode) -> Tensor:
-    found: Tensor = torch.ops.npu.npu_rotary_mul(x, cos, sin, mode)
+def _rotation(x: Tensor, cos: Tensor, sin: Tensor, mode: Mode) -> Tensor:
+    rotate = _Rotation.apply if torch.is_grad_enabled() else torch.ops.npu.npu_rotary_mul
+    found: Tensor = rotate(x, cos, sin, mode)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -106,19 +106,29 @@ def _tables(how: Semantics, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rotated(how: Semantics, x: Tensor, cos: Tensor, sin: Tensor, seen: Layout, dtype: torch.dtype) -> Tensor:
-    sizes = x.shape[:-1]
     wide = _working_dtype(x, cos, sin)
-    source, rest = reference.split(seen.of_tensor(x), cos.shape[-1], how)
+    source, rest = _split(seen.of_tensor(x), cos.shape[-1], how)
     source = source.to(wide)
     if how.reads != how.writes:
-        source = reference.joined(*reference.planes(source, how.reads), how.writes)
-    tables = [seen.of_table(table.to(wide), sizes) for table in (cos, sin)]
-    y: Tensor = _Rotation.apply(source, *tables, _mode(how))  # type: ignore[no-untyped-call]
-    y = y.to(dtype)
-    if rest is not None and rest.shape[-1]:
+        # From pairs to halves, as the transpose of a matrix: one copy, and one in the backward.
+        source = torch.unflatten(source, -1, (source.shape[-1] // 2, 2)).transpose(-1, -2).flatten(-2)
+    y = _rotation(source, seen.of_table(cos.to(wide)), seen.of_table(sin.to(wide)), _mode(how)).to(dtype)
+    if rest is not None:
         # Joined before it gets its shape back, in the order of memory.
         y = reference.merged(y, rest.to(dtype), how)
-    return seen.undo(y, sizes)
+    return seen.undo(y)
+
+
+def _split(x: Tensor, rotated: int, how: Semantics) -> tuple[Tensor, Tensor | None]:
+    """`reference.split` in one operation, whose backward joins the two gradients: not one of zeros for each, added."""
+    more = x.shape[-1] - rotated
+    if not more:
+        return x, None
+    if how.width == "trailing":
+        rest, source = torch.split(x, [more, rotated], dim=-1)
+    else:
+        source, rest = torch.split(x, [rotated, more], dim=-1)
+    return source, rest
 
 
 def _working_dtype(x: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:

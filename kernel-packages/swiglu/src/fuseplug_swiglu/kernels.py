@@ -27,7 +27,7 @@ class SwiGLUKernel(BaseKernel):
         return match(site)
 
 
-class NpuSwiGLUKernel(NpuKernel, SwiGLUKernel):
+class NpuSwiGluKernel(NpuKernel, SwiGLUKernel):
     """What lies between the projections by torch_npu, for Ascend NPUs."""
 
     kernel_id: ClassVar[str] = "npu_fused_swiglu"

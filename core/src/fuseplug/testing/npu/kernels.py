@@ -48,6 +48,7 @@ class _Kernels:
 
     def put(self) -> None:
         """Replace each kernel that torch_npu has, and add one for each other op that there is a reference for."""
+        rows = references()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is overridden
             if not self._replaced:
@@ -57,7 +58,7 @@ class _Kernels:
                 # torch_npu's formula of this one calls the device without asking the dispatcher.
                 one_hot = functools.partial(_compute, torch.ops.aten.one_hot.default, "aten::one_hot")
                 self._replace("aten::one_hot", one_hot, "AutogradPrivateUse1")
-            for name in references().keys() - self._replaced:
+            for name in rows.keys() - self._replaced:
                 if (op_of_a_reference := _op(name)) is not None:
                     self._replace(name, functools.partial(_compute, op_of_a_reference, name))
 

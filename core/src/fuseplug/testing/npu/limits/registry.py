@@ -39,7 +39,7 @@ def limit(*names: str, page: str) -> Callable[[Limit], Limit]:
 
 
 def require(holds: bool, argument: str, asked: str, found: object) -> None:
-    """Say that *argument* must be as *asked*, which it is if it *holds*; *found* is what it is."""
+    """Say that *argument* must be as *asked*, which it is if it *holds*; *found* is what it is: a value, or words."""
     if not holds:
         raise _Broken(argument, asked, found)
 
@@ -53,16 +53,17 @@ def check(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
     from . import activations, grouped_matmul, moe, norms, rotary  # noqa: F401 - their rows enter themselves
 
     name = op.overloadpacket.__name__
+    found = _limits.get(f"{op.namespace}::{name}")
+    if found is None and op.namespace == "aten":
+        return
     schema = op._schema.arguments
     named = {argument.name: argument.default_value for argument in schema}
     named.update(zip(named, args, strict=False))
     named.update(kwargs)
-    if op.namespace != "aten":
-        for argument in schema:
-            if str(argument.type) == "Tensor" and named[argument.name] is None:
-                undefined = "undefined, as a gradient is behind an op that has no backward"
-                raise ContractError(name, argument.name, "a tensor", undefined, "its schema")
-    found = _limits.get(f"{op.namespace}::{name}")
+    for argument in schema:
+        if str(argument.type) == "Tensor" and named[argument.name] is None:
+            undefined = "undefined, as a gradient is behind an op that has no backward"
+            raise ContractError(name, argument.name, "a tensor", undefined, "its schema")
     if found is None:
         return
     function, page = found
@@ -74,9 +75,11 @@ def check(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 def _describe(value: Any) -> str:
-    """A value in an error message: of a tensor, its dtype and shape."""
+    """What was found, in an error message: of a tensor, its dtype and shape; words as they are."""
     import torch
 
+    if isinstance(value, str):
+        return value
     if isinstance(value, torch.Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, list | tuple):

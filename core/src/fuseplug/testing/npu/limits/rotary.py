@@ -35,7 +35,7 @@ def _layouts(x: Sequence[int], half: bool) -> list[_Layout]:
 def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: Tensor | None) -> None:  # noqa: A002
     """Full width cos (r1) and sin (r2), in a layout that goes with one of x: BNSD, BSND, SBND or TND."""
     require(input.dim() in (3, 4), "input", "of 3 or 4 dims", input)
-    require(rotary_mode in ("half", "interleave"), "rotary_mode", "'half' or 'interleave'", rotary_mode)
+    require(rotary_mode in ("half", "interleave"), "rotary_mode", "'half' or 'interleave'", repr(rotary_mode))
     width = input.shape[-1]
     require(width % 2 == 0 and width < _WIDEST, "input", f"of an even last dim below {_WIDEST}", input)
     for name, tensor in (("input", input), ("r1", r1), ("r2", r2)):
@@ -76,8 +76,8 @@ def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 @limit("npu_apply_rotary_pos_emb", page="torch_npu-apply_rotary_pos_emb.md")
 def apply_rotary_pos_emb(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str) -> None:
     """Heads of 64 or 128, halves, in the layouts BSND and TND; one head of cos and sin for each token."""
-    require(layout in ("BSND", "TND"), "layout", "'BSND' or 'TND'", layout)
-    require(rotary_mode == "half", "rotary_mode", "'half'", rotary_mode)
+    require(layout in ("BSND", "TND"), "layout", "'BSND' or 'TND'", repr(layout))
+    require(rotary_mode == "half", "rotary_mode", "'half'", repr(rotary_mode))
     is_float("query", query)
     tokens = query.shape[: len(layout) - 2]
     for name, tensor in (("query", query), ("key", key), ("cos", cos), ("sin", sin)):
@@ -113,8 +113,8 @@ def mrope(
     require(head_size % block == 0, "head_size", f"a multiple of {block}", head_size)
     fits = rotary % block == 0 and rotary <= head_size
     require(fits, "cos_sin_cache", f"as wide as a multiple of {block} up to head_size {head_size}", cos_sin_cache)
-    require(rotary_mode in ("half", "interleaved"), "rotary_mode", "'half' or 'interleaved'", rotary_mode)
-    require(cache_mode in ("default", "interleave"), "cache_mode", "'default' or 'interleave'", cache_mode)
+    require(rotary_mode in ("half", "interleaved"), "rotary_mode", "'half' or 'interleaved'", repr(rotary_mode))
+    require(cache_mode in ("default", "interleave"), "cache_mode", "'default' or 'interleave'", repr(cache_mode))
     if positions.dim() == 2:
         total = sum(mrope_section or ())
         require(total == rotary // 2, "mrope_section", f"of sum {rotary // 2}, half the rotary dim", mrope_section)
