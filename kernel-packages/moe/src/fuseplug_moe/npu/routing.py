@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fuseplug.npu import first_order
+
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _TOP_K = 512
 _SLOTS = (1 << 24) - 1
@@ -93,8 +95,8 @@ class _Dispatch(torch.autograd.Function):
 def combine(rows: Tensor, weights: Tensor, route: Route) -> Tensor:
     """The weighted sum of the rows of each token: ``(tokens, hidden)`` in the dtype of *rows*.
 
-    It is summed in float32 and rounded once.
+    It is summed in float32 and rounded once. A second derivative is refused, here for all that comes before.
     """
     weights = weights.masked_fill(route.elsewhere, 0)
     result: Tensor = torch.ops.npu.npu_moe_token_unpermute(rows, route.rows, weights)
-    return result
+    return first_order(result, "npu_moe_token_unpermute")
