@@ -19,7 +19,7 @@ DISTRIBUTIONS = (
     *sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")),
 )
 TRANSFORMERS = ("5.23.0", "4.57.6")
-OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9", "2.7.1.post8")
+OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 WORKERS = ("-n", "logical", "--maxprocesses", "4")  # each holds a torch of its own
 BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe", "model")

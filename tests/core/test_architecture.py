@@ -197,7 +197,8 @@ LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])
         "import fuseplug; dir(fuseplug); fuseplug.BaseKernel, fuseplug.KernelManager, fuseplug.KernelRecord",
         "from fuseplug import manager; assert 'good' in {r.kernel_id for r in manager.kernels()}",
         "import fuseplug.testing; dir(fuseplug.testing); fuseplug.testing.ConformanceError",
-        "import fuseplug.testing.plugin",
+        "import fuseplug.testing.plugin, fuseplug.testing.npu.plugin",
+        "from fuseplug.testing.npu import ContractError, FakeNPU, HostNPU, limit, load, reference, require",
         "import fuseplug.interface",
     ],
 )

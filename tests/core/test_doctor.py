@@ -52,7 +52,11 @@ def raises(self, kind):
         (kernel(devices=("npu",)), "ok", "ready for npu, which is not here"),
         (kernel(raises, devices=("npu",)), "ok", "ready for npu, which is not here"),
         (kernel(lambda self, kind: f"install {kind}-tools"), "fail", "unavailable on cuda: install cuda-tools"),
-        (kernel(lambda self, kind: "it" if kind == "cuda" else None), "fail", "unavailable on cuda: it"),
+        (
+            kernel(lambda self, kind: "it" if kind == "cuda" else None),
+            "warn",
+            "ready on cpu; unavailable on cuda: it",
+        ),
         (kernel(raises), "fail", "unavailable on cpu: OSError: no driver"),
         (KernelRecord("k", "d", state="broken", reason="bad", traceback="…"), "fail", "broken: bad"),
         (KernelRecord("k", "d", state="conflict", reason="both"), "fail", "conflict: both"),

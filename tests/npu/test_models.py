@@ -83,9 +83,9 @@ def test_trained_by_the_trainer_of_transformers(host_npu, manager, name, tmp_pat
     manager.apply_all(model.to("npu"))
     host_npu.calls.clear()
     on_npu = losses(model, tmp_path, use_cpu=False)
-    for op in ("npu_rms_norm", "npu_rms_norm_backward", "npu_rotary_mul", "npu_swiglu", "npu_swiglu_backward"):
+    inner = {"qwen3": "npu_swiglu_backward", "qwen3_moe": "npu_grouped_matmul"}[name]
+    for op in ("npu_rms_norm", "npu_rms_norm_backward", "npu_rotary_mul", inner):
         assert host_npu.calls[op]
-    assert host_npu.calls["npu_grouped_matmul"] or name == "qwen3"
     assert on_cpu[-1] < on_cpu[0]
     assert on_npu == pytest.approx(on_cpu, rel=1e-4)
 

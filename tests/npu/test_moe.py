@@ -4,88 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.mixtures import HALF, WAYS, arguments, assert_close, leaves, run
-from support.sparse import ROWS, build, entries, step
-from torch import nn
+from support.mixtures import HALF, arguments, assert_close, run
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fuseplug import KernelManager
-from fuseplug.testing import check_kernel
 from fuseplug_moe import reference
-from fuseplug_moe.kernels import NpuFusedMoEKernel
-from fuseplug_moe.npu import GmmFunction, HybridGmmFunction, gmm, mixture, moe
+from fuseplug_moe.npu import gmm, mixture, moe
 from fuseplug_moe.npu.arrival import Arrival
 
-GATES = {
-    f"{name}, {layout}": {"activation": name, "layout": layout, "limit": 0.5, "alpha": 1.3}
-    for name in reference.GATES
-    for layout in ("concatenated", "interleaved", "ungated")
-}
-LISTED = {
-    "listed, one": {"listed": True, "experts": 1, "k": 1},
-    "listed, transposed": {"listed": True, "transposed": True},
-    "listed, relu": {"listed": True, "activation": "relu"},
-    "listed, own": {"listed": True, "activation": lambda rows: rows[:, :6].sigmoid() * rows[:, 6:]},
-}
-EVERY_WAY = WAYS | GATES | LISTED
-FEW = {name: EVERY_WAY[name] for name in ("stacked", "as in gpt-oss", "listed", "post", "gate called")}
-
-
-def on(device, value):
-    """A copy of *value*, all below it included, on *device*; one that wants a gradient is a leaf that does."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to(device).requires_grad_(value.requires_grad)
-    if isinstance(value, dict):
-        return {name: on(device, each) for name, each in value.items()}
-    return [on(device, each) for each in value] if isinstance(value, list) else value
-
-
-def wide(value):
-    """*value* in float64."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().double().requires_grad_(value.requires_grad) if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {name: wide(each) for name, each in value.items()}
-    return [wide(each) for each in value] if isinstance(value, list) else value
-
-
-def on_npu(named, function=moe):
-    """What *function* gives for *named* on the NPU: the result and every gradient, brought back."""
-    generator = torch.Generator().manual_seed(9)
-    upstream = torch.randn(named["x"].shape, generator=generator).to(named["x"].dtype).to("npu")
-    return [None if each is None else each.cpu() for each in run(function, on("npu", named), upstream)]
-
-
-def truth(named, like):
-    """What the reference gives in float64, as *like*."""
-    true = run(reference.moe, wide(named))
-    return [None if one is None else one.to(other.dtype) for one, other in zip(true, like, strict=True)]
-
-
-def assert_right(found, named, dtype):
-    """It is as near to the truth as the reference on the CPU is, or within the roundings of *dtype*.
-
-    A clamp has a jump in its derivative, and on which side of it a number is, either may round differently.
-    """
-    true = truth(named, found)
-    own = run(reference.moe, named)
-    for one, other, expected in zip(found, true, own, strict=True):
-        assert (one is None) == (expected is None)
-        if one is None or not one.numel():
-            continue
-        assert (one.shape, one.dtype) == (expected.shape, expected.dtype)
-        error, allowed = ((each.double() - other.double()).abs().max() for each in (one, expected))
-        assert error <= max(2 * allowed, HALF[dtype] * max(other.abs().max(), 1e-3))
-
-
-FUSED = {"npu_moe_token_permute", "npu_grouped_matmul", "npu_moe_token_unpermute"}
-
-
-def npu_ops(calls):
-    """Those of torch_npu among *calls*, by the names they are called by: autograd puts an underscore before some."""
-    named = {name.removeprefix("_") for name in calls}
-    return {name for name in named if name.startswith(("npu_moe", "npu_grouped", "npu_swi", "npu_geg", "npu_clip"))}
+from .mixtures import EVERY_WAY, FEW, FUSED, assert_parameters_right, assert_right, npu_ops, on, on_npu, wide
 
 
 class TestValues:
@@ -152,17 +79,6 @@ class TestValues:
         assert_close(on_npu(named)[1:], list(full.values()), 1e-6)
 
 
-class Scaled(nn.Module):
-    """A function of rows with a parameter, whose gradient looks at all of them."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 2, width))
-
-    def forward(self, rows):
-        return rows[:, : len(self.weight)] * self.weight
-
-
 class TestElsewhere:
     """The grouped matmul leaves rows of experts elsewhere as they were: NaN, here."""
 
@@ -177,14 +93,7 @@ class TestElsewhere:
 
     @pytest.mark.parametrize("where", ["post", "activation"])
     def test_experts_add_nothing_to_the_gradients_of_a_function_of_rows(self, host_npu, where):
-        named = arguments()
-        named["top_k_index"].view(-1)[:5] = 9
-        function = Scaled(12 if where == "post" else 6)
-        expected = torch.autograd.grad(reference.moe(**named, **{where: function}).sum(), function.weight)[0]
-        function.to("npu")
-        result = moe(**on("npu", named), **{where: function})
-        found = torch.autograd.grad(result.sum(), function.weight)[0]
-        torch.testing.assert_close(found.cpu(), expected)
+        assert_parameters_right(where)
 
     def test_experts_add_nothing_even_with_an_infinite_weight(self, host_npu):
         named = arguments()
@@ -403,117 +312,6 @@ class TestFake:
 
 def is_wanted(value):
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-COUNTS = {"some idle": [2, 0, 3, 1], "one group": [6], "a tail": [2, 1, 0], "one row": [0, 1], "all in one": [0, 6]}
-
-
-class TestGroupedMatmul:
-    """The two autograd functions by themselves, against a loop over the groups."""
-
-    def tensors(self, counts, dtype, *, transposed, biased):
-        generator = torch.Generator().manual_seed(3)
-        rows = max(1, 6 if sum(counts) != 1 else 1)
-        x = torch.randn(rows, 5, generator=generator).to(dtype).requires_grad_()
-        shape = (len(counts), 4, 5) if transposed else (len(counts), 5, 4)
-        weight = torch.randn(shape, generator=generator).to(dtype).requires_grad_()
-        bias = torch.randn(len(counts), 4, generator=generator).to(gmm.DTYPES[dtype]).requires_grad_()
-        return x, weight, bias if biased else None
-
-    @staticmethod
-    def loop(x, weight, bias, counts):
-        pieces = [
-            piece @ matrix + (0 if bias is None else bias[group].to(x.dtype))
-            for group, (piece, matrix) in enumerate(zip(x[: sum(counts)].split(counts), weight, strict=True))
-        ]
-        return torch.cat(pieces)
-
-    @pytest.mark.parametrize("dtype", HALF, ids=str)
-    @pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
-    @pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
-    @pytest.mark.parametrize("listed", [False, True], ids=["stacked", "listed"])
-    @pytest.mark.parametrize("counts", COUNTS)
-    def test_is_a_loop_over_groups_and_so_are_the_gradients(self, host_npu, counts, listed, transposed, biased, dtype):
-        counts = COUNTS[counts]
-        x, weight, bias = self.tensors(counts, dtype, transposed=transposed, biased=biased)
-        inner = weight.mT if transposed else weight
-        expected = self.loop(x, inner, bias, counts)
-        upstream = torch.randn(expected.shape, generator=torch.manual_seed(4)).to(dtype)
-        wanted = [t for t in (x, weight, bias) if t is not None]
-        true = [expected, *torch.autograd.grad(expected, wanted, upstream)]
-
-        x, weight, bias = (None if t is None else on("npu", t) for t in (x, weight, bias))
-        group_list = torch.tensor(counts).to("npu")
-        if listed:
-            each = leaves(weight)
-            result = HybridGmmFunction.apply(x, group_list, bias, None, *(w.t() if transposed else w for w in each))
-        else:
-            each = [weight]
-            result = GmmFunction.apply(x, weight.mT if transposed else weight, group_list, bias)
-        upstream = torch.cat((upstream, upstream.new_zeros(len(x) - len(upstream), 4))).to("npu")
-        of_x, *of_each = torch.autograd.grad(result, [x, *each, *([] if bias is None else [bias])], upstream)
-        of_bias = of_each.pop() if bias is not None else None
-        of_weight = torch.stack(of_each) if listed else of_each[0]
-        found = [result[: sum(counts)], of_x[: sum(counts)], of_weight, of_bias]
-        true[1] = true[1][: sum(counts)]
-        assert_close([each.detach().cpu() for each in found if each is not None], true, HALF[dtype])
-
-    @pytest.mark.parametrize("transposed", [False, True])
-    def test_gradients_of_weights_lie_as_these_do(self, host_npu, transposed):
-        x, weight, _ = self.tensors([3, 3], torch.float32, transposed=transposed, biased=False)
-        x, weight = on("npu", [x, weight])
-        result = GmmFunction.apply(x, weight.mT if transposed else weight, torch.tensor([3, 3]).to("npu"))
-        given = []
-        weight.register_hook(given.append)
-        result.sum().backward()
-        assert given[0].stride() == weight.stride()
-
-    def test_gradients_are_not_differentiated_in_silence(self, host_npu):
-        x, weight, _ = self.tensors([3, 3], torch.float32, transposed=False, biased=False)
-        x, weight = on("npu", [x, weight])
-        result = GmmFunction.apply(x, weight, torch.tensor([3, 3]).to("npu"))
-        (gradient,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            gradient.sum().backward()
-
-
-class TestModels:
-    """What transformers has, recognised by behaviour, fused on the NPU, against the untouched model on the CPU."""
-
-    @pytest.fixture
-    def manager(self):
-        return KernelManager(environ={"FUSEPLUG_KERNELS": NpuFusedMoEKernel.kernel_id})
-
-    FOUND = [row for row in ROWS if row[2]]  # noqa: RUF012 - only read
-
-    @pytest.mark.parametrize(("model_type", "config", "variant"), FOUND, ids=[row[0] for row in FOUND])
-    def test_computes_the_same_and_comes_back(self, host_npu, manager, model_type, config, variant):
-        model = build(model_type, config)
-        expected = step(model)
-        model.to("npu")
-        before = step(model)
-        applied = manager.apply_all(model)
-        fused = [entry for entry in entries(applied.report) if entry.fused]
-        assert {entry.variant for entry in fused} == {variant}, applied.report
-        assert {entry.check for entry in fused} == {"passed"}
-        host_npu.calls.clear()
-        found = step(model)
-        assert npu_ops(host_npu.calls) >= FUSED
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            atol = 1e-6 + 2e-5 * value.abs().max().item()
-            torch.testing.assert_close(found[name], value, rtol=1e-3, atol=atol, msg=name)
-        applied.undo()
-        after = step(model)
-        assert all(torch.equal(after[name], value) for name, value in before.items())
-
-    def test_is_planned_where_there_is_none(self, host_npu, manager):
-        planned = manager.plan(build("mixtral", {}).to("meta"), device="npu").report
-        assert {(entry.kernel_id, entry.check) for entry in planned.fused} == {("npu_fused_moe", "pending")}
-
-
-def test_passes_the_conformance_kit(host_npu):
-    assert check_kernel(NpuFusedMoEKernel, device="npu").device == "npu"
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -148,9 +148,10 @@ def test_a_gate_and_a_large_x_do_not_overflow_in_float16(host_npu):
     torch.testing.assert_close(found.cpu(), reference.rms_norm(**given, variant="gate-first"))
 
 
+@pytest.mark.parametrize("weight", [SINGLE, BF16], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_under_autocast_dtypes_are_those_of_the_reference(host_npu, variant):
-    given = {name: t.to("npu") for name, t in tensors(variant, BF16, SINGLE).items()}
+def test_under_autocast_dtypes_are_those_of_the_reference(host_npu, variant, weight):
+    given = {name: t.to("npu") for name, t in tensors(variant, BF16, weight).items()}
     with torch.autocast("npu", BF16):
         found, expected = (module.rms_norm(**given, variant=variant) for module in (npu, reference))
     assert found.dtype is expected.dtype
@@ -178,6 +179,12 @@ def test_inside_torch_compile_it_is_the_operation(host_npu, variant):
     host_npu.calls.clear()
     assert_right(torch.compile(ours, backend="aot_eager", fullgraph=True), theirs, given, TOLERANCE)
     assert host_npu.calls["npu_rms_norm"] == host_npu.calls["npu_rms_norm_backward"] == 1
+
+
+def test_a_second_derivative_is_refused(host_npu):
+    given = {name: t.to("npu").requires_grad_() for name, t in tensors().items()}
+    with pytest.raises(RuntimeError, match="npu_rms_norm of torch_npu has no second derivative"):
+        torch.autograd.grad(npu.rms_norm(**given).sum(), given["x"], create_graph=True)
 
 
 def added(x, residual, weight, eps=1e-6):

@@ -216,9 +216,12 @@ def _running(machine: Machine, kernel: BaseKernel) -> tuple[State, str, str]:
     here = [kind for kind in machine.devices if kernel.runs_on(kind)]
     if not here:
         return "ok", f"ready for {', '.join(kernel.device_types)}, which is not here", ""
-    lacking = [f"unavailable on {kind}: {why}" for kind in here if (why := kernel.lacks(kind))]
+    lacking = {kind: why for kind in here if (why := kernel.lacks(kind))}
+    able = [kind for kind in here if kind not in lacking]
     if lacking:
-        return "fail", "; ".join(lacking), ""
+        said = [f"ready on {', '.join(able)}"] if able else []
+        said += [f"unavailable on {kind}: {why}" for kind, why in lacking.items()]
+        return "warn" if able else "fail", "; ".join(said), ""
     if "npu" in here and isinstance(kernel, NpuKernel) and (doubts := _doubts(machine.torch, kernel)):
         return "warn", f"ready on {', '.join(here)}, though {doubts}", ""
     return "ok", f"ready on {', '.join(here)}", ""

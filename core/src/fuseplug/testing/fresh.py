@@ -1,6 +1,7 @@
 """What importing a kernel does, seen in a Python of its own: ``python -m fuseplug.testing.fresh module [function …]``.
 
-The last line it prints is JSON: everything that was done and must not be.
+The last line it prints is JSON: everything that was done and must not be. With ``--host-npu`` torch is imported with
+the stand-in of `fuseplug.testing.npu`, without which it might not be importable.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .npu.loading import is_loaded, load
+
 HEAVY = ("torch", "triton", "torch_npu", "transformers", "jax", "tensorflow")
 """What importing the module of a kernel's class must not import: `fuseplug list` would wait for it."""
 
 
-def imports_of(module: str, functions: list[str]) -> list[str]:
+HOST_NPU = "--host-npu"
+
+
+def imports_of(module: str, functions: list[str], *, host_npu: bool = False) -> list[str]:
     """Import *module*, then torch, then *functions* (``"module:name"``); say what each did that it must not do."""
     found = []
     threads = threading.active_count()
@@ -35,6 +41,8 @@ def imports_of(module: str, functions: list[str]) -> list[str]:
         found.append(f"importing {module} prints {said.getvalue().strip()[:80]!r}")
     if threading.active_count() > threads:
         found.append(f"importing {module} starts a thread")
+    if host_npu:
+        load()
     for function in functions:
         from .state import ProcessState  # torch only now
 
@@ -70,7 +78,7 @@ def ask(module: str, functions: list[str]) -> list[str]:
     """`imports_of` in a fresh Python that finds what this one finds; raises ImportError if *module* is not there."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(  # noqa: S603 - this very interpreter
-        [sys.executable, "-m", "fuseplug.testing.fresh", module, *functions],
+        [sys.executable, "-m", "fuseplug.testing.fresh", *([HOST_NPU] if is_loaded() else []), module, *functions],
         capture_output=True,
         text=True,
         env=environ,
@@ -83,4 +91,5 @@ def ask(module: str, functions: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(imports_of(sys.argv[1], sys.argv[2:])))  # noqa: T201
+    given = [argument for argument in sys.argv[1:] if argument != HOST_NPU]
+    print(json.dumps(imports_of(given[0], given[1:], host_npu=HOST_NPU in sys.argv)))  # noqa: T201

@@ -30,6 +30,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fuseplug.npu import first_order
+
 from . import reference
 from .reference import Semantics
 
@@ -108,8 +110,7 @@ def _norm(x: Tensor, gamma: Tensor | None, eps: float) -> Tensor:
         gamma = x.new_ones(x.shape[-1])
     elif gamma.dtype is not x.dtype:
         gamma = gamma.float()  # documented with x of any dtype; two different half types are not
-    y: Tensor = torch.ops.npu.npu_rms_norm(x, gamma, eps)[0]
-    return y
+    return first_order(torch.ops.npu.npu_rms_norm(x, gamma, eps)[0], "npu_rms_norm")
 
 
 def _norm_groups(x: Tensor, gamma: Tensor | None, eps: float, group_size: int) -> Tensor:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fuseplug.npu import recomputed
+from fuseplug.npu import first_order, recomputed
 
 from . import reference
 from .reference import ACTIVATIONS
@@ -98,7 +98,8 @@ def swiglu(
     if scale is not None:
         gate = gate * scale
     if sparsity:
-        gate = reference.sparsify(gate, sparsity)
+        # One number, so for the host: on the device it would be a copy, which the host waits for, and five launches.
+        gate = reference.sparsify(gate, sparsity, device="cpu")
     if up is not None:
         gate, layout = torch.cat((gate, up), dim=-1), "gate-first"
     if operation == "npu_clipped_swiglu":
@@ -106,7 +107,7 @@ def swiglu(
     elif operation == "npu_geglu":
         y = _geglu(gate, layout, _GEGLU[activation])
     else:
-        y = torch.ops.npu.npu_swiglu(_gate_first(gate, layout).contiguous(), -1)
+        y = first_order(torch.ops.npu.npu_swiglu(_gate_first(gate, layout).contiguous(), -1), "npu_swiglu")
     return y.to(dtype)
 
 
@@ -134,8 +135,7 @@ def _geglu(gate_up: Tensor, layout: str, approximate: int) -> Tensor:
         return functional.gelu(gate, approximate="tanh" if approximate else "none") * up
     if layout == "interleaved":
         gate_up, layout = _gate_first(gate_up, layout), "gate-first"
-    y: Tensor = torch.ops.npu.npu_geglu(gate_up, -1, approximate, layout == "gate-first")[0]
-    return y
+    return first_order(torch.ops.npu.npu_geglu(gate_up, -1, approximate, layout == "gate-first")[0], "npu_geglu")
 
 
 def _clipped_swiglu(gate_up: Tensor, layout: str, steepness: float, limit: float | None, offset: bool) -> Tensor:

@@ -205,13 +205,18 @@ def compute(
     return y.to(narrow) if how.wide else y
 
 
-def sparsify(gate: Tensor, sparsity: float) -> Tensor:
+def sparsify(gate: Tensor, sparsity: float, device: torch.device | str | None = None) -> Tensor:
     """What of each row of *gate* exceeds its quantile *sparsity*, were it normally distributed; the rest is zero.
 
     The statistical top-k of Spark Transformer (You et al. 2025, arXiv:2506.06644).
+
+    Args:
+        gate: ``(..., intermediate)``, floating.
+        sparsity: Between 0 and 1.
+        device: Where the one number that depends on *sparsity* is computed, if not where *gate* is.
     """
     # In float32 whatever the gate is in, and then rounded: so do the models that have it.
-    share = torch.tensor(sparsity, dtype=torch.float32, device=gate.device)
+    share = torch.tensor(sparsity, dtype=torch.float32, device=device or gate.device)
     deviations = (torch.erfinv(2.0 * share - 1.0) * math.sqrt(2.0)).to(gate.dtype)
     mean = torch.mean(gate, dim=-1, keepdim=True)
     deviation = torch.std(gate, dim=-1, keepdim=True, unbiased=False)

@@ -12,17 +12,17 @@ In tests there are the fixtures ``host_npu`` and ``fake_npu``. Importing this im
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from .errors import ContractError, HostNPUUnavailable
+from .fake import FakeNPU
+from .host import HostNPU
+from .limits import limit, require
 from .loading import load
+from .references import reference
 
 if TYPE_CHECKING:
-    from .contract import Contract, limit, require
-    from .fake import FakeNPU
-    from .host import HostNPU
-    from .references import reference
+    from .contract import Contract
 
 __all__ = [
     "Contract",
@@ -36,19 +36,12 @@ __all__ = [
     "require",
 ]
 
-_HOMES = {
-    "Contract": "contract",
-    "FakeNPU": "fake",
-    "HostNPU": "host",
-    "limit": "contract",
-    "reference": "references",
-    "require": "contract",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name == "Contract":
+        from .contract import Contract
+
+        return Contract
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -7,10 +7,6 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-
-from .contract import Contract
 from .loading import load
 
 if TYPE_CHECKING:
@@ -31,9 +27,16 @@ class FakeNPU(contextlib.AbstractContextManager["FakeNPU"]):
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.autograd import set_multithreading_enabled
+
+        from .contract import Contract
+
         with contextlib.ExitStack() as stack:
             stack.enter_context(_quiet())
-            stack.enter_context(backward_in_this_thread())
+            # The autograd thread of the device would drop its reference to a mode, a Python object, when the
+            # interpreter may be gone.
+            stack.enter_context(set_multithreading_enabled(False))
             stack.enter_context(FakeTensorMode())
             stack.enter_context(Contract())  # type: ignore[no-untyped-call]
             self._held = stack.pop_all()
@@ -52,13 +55,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         _LOG.setLevel(level)
-
-
-@contextlib.contextmanager
-def backward_in_this_thread() -> Iterator[None]:
-    """Run backward passes where they are asked for, not in a thread for the device.
-
-    That thread would drop its reference to a dispatch mode, a Python object, when the interpreter may be gone.
-    """
-    with torch.autograd.set_multithreading_enabled(False):
-        yield

@@ -12,7 +12,7 @@ _STEP = 4
 
 
 @contextlib.contextmanager
-def drawing(generator: torch.Generator | None) -> Iterator[None]:
+def drawing(generator: torch.Generator | None = None) -> Iterator[None]:
     """Inside, the CPU's default generator is where *generator*, of the NPU, was; that one is moved on.
 
     So ``torch.npu.manual_seed``, ``get_rng_state`` and ``set_rng_state`` have the effect that they have on an NPU: what

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import threading
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
-from torch.library import Library
-from torch.utils import _pytree as pytree
-
-from .contract import check
-from .generators import drawing
+from .limits import check
 from .loading import load
-from .memory import on_host, on_npu
-from .references import references
 
 if TYPE_CHECKING:
+    import torch
     from typing_extensions import Self
-
-_KEPT = frozenset(
-    """
-    as_strided_ empty empty_like empty_strided get_npu_format get_storage_size is_pinned new_empty new_empty_strided
-    record_stream resize_ resize_as_ set_ _pin_memory
-    """.split()  # noqa: SIM905 - to be read
-)
-"""Ops that hand out memory, or only say how it is to be read: torch_npu's own do that on the stand-in as well."""
-
-_MIXING = frozenset(
-    """
-    copy_ _copy_from _copy_from_and_resize index index_put index_put_ _index_put_impl_ _to_copy
-    """.split()  # noqa: SIM905 - to be read
-)
-"""Ops of torch that take tensors of the CPU beside those of a device."""
-
-_LIBRARIES = ("aten", "npu")
 
 
 class HostNPU:
@@ -53,7 +25,7 @@ class HostNPU:
     adds one. An op of torch which torch_npu has no kernel for is left to torch, as on an NPU.
 
     Args:
-        contract: Whether calls that break a documented limit raise `ContractError`.
+        contract: Whether calls that break a documented limit raise `ContractError`. The one entered last decides.
 
     Attributes:
         calls: How often each op was run since it was entered: ``calls["npu_rms_norm"]``, ``calls["aten::mm"]``.
@@ -63,7 +35,6 @@ class HostNPU:
     """
 
     _entered: ClassVar[list[HostNPU]] = []
-    _installed: ClassVar[list[Library]] = []
     _lock: ClassVar = threading.RLock()
 
     def __init__(self, *, contract: bool = True) -> None:
@@ -72,152 +43,28 @@ class HostNPU:
         self.calls: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        with self._lock:
-            if not self._entered:
-                self._installed.extend(_install())
-            self._entered.append(self)
+        from .kernels import KERNELS
+
         self.calls.clear()
+        with self._lock:
+            self._entered.append(self)
+            KERNELS.put()
         return self
 
     def __exit__(self, *error: object) -> None:
+        from .kernels import KERNELS
+
         with self._lock:
             self._entered.remove(self)
             if not self._entered:
-                while self._installed:
-                    self._installed.pop()._destroy()  # type: ignore[no-untyped-call]
+                KERNELS.take_away()
 
     @classmethod
-    def _ask(cls, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name = op.overloadpacket.__name__ if op.namespace == "npu" else f"{op.namespace}::{op.overloadpacket.__name__}"
+    def called(cls, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a call for each that is entered, and hold it to its limits."""
+        packet = op.overloadpacket.__name__
+        name = packet if op.namespace == "npu" else f"{op.namespace}::{packet}"
         for npu in cls._entered:
             npu.calls[name] += 1
         if cls._entered and cls._entered[-1].contract:
             check(op, args, kwargs)
-
-
-def _install() -> list[Library]:
-    """Put a kernel in the place of each that torch_npu has, and of each that there is a reference for."""
-    rows = references()
-    libraries: dict[str, Library] = {}
-
-    def put(name: str, key: str, kernel: Callable[..., Any]) -> None:
-        space, _, rest = name.partition("::")
-        library = libraries.setdefault(space, Library(space, "IMPL"))  # type: ignore[no-untyped-call]
-        library.impl(rest, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is overridden
-        for op in _ops(rows):
-            put(op.name(), "PrivateUse1", functools.partial(_compute, op, rows.get(op.name())))  # type: ignore[no-untyped-call]
-        put("aten::contiguous", "PrivateUse1", _contiguous)
-        # torch_npu's formula of this one calls the device without asking the dispatcher.
-        put("aten::one_hot", "AutogradPrivateUse1", functools.partial(_compute, torch.ops.aten.one_hot.default, None))
-    return list(libraries.values())
-
-
-def _ops(rows: dict[str, Any]) -> Iterator[torch._ops.OpOverload]:
-    registered = torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")
-    ours = [name for name in registered if name.partition("::")[0] in _LIBRARIES]
-    for name in dict.fromkeys([*ours, *rows]):
-        if (op := _op(name)) is not None and op.overloadpacket.__name__ not in _KEPT and not op.is_view:
-            yield op
-
-
-def _op(name: str) -> torch._ops.OpOverload | None:
-    """The op of a qualified name; ``None`` where only a kernel is registered under it, without an op."""
-    packet, _, overload = name.partition(".")
-    space, _, bare = packet.partition("::")
-    found = getattr(getattr(torch.ops, space), bare, None)
-    op: torch._ops.OpOverload | None = getattr(found, overload or "default", None)
-    return op
-
-
-def _compute(op: torch._ops.OpOverload, row: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
-    """The kernel of every op: run its reference, or torch's kernel of the CPU, on the same memory."""
-    HostNPU._ask(op, args, kwargs)
-    _on_one_device(op, args, kwargs)
-    if row is not None:
-        names = (argument.name for argument in op._schema.arguments)
-        args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs}
-    elif op.namespace != "aten":
-        raise NotImplementedError(
-            f"{op} has no reference, so it cannot be computed without an NPU: write a function that computes it on the "
-            f'CPU, and decorate it with @fuseplug.testing.npu.reference("{op.name()}")'  # type: ignore[no-untyped-call]
-        )
-    call = _Call(op, args, kwargs)
-    with drawing(call.generator) if call.random else contextlib.nullcontext():
-        return call.back((row or op)(*call.args, **call.kwargs))
-
-
-def _on_one_device(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Memory of the host is none of an NPU: only numbers (tensors of torch without dims) go there by themselves."""
-    if op.overloadpacket.__name__ in _MIXING:
-        return
-    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-    numbers_pass = op.namespace == "aten"
-    if any(tensor.device.type != "npu" and not (numbers_pass and tensor.dim() == 0) for tensor in tensors):
-        found = " and ".join(dict.fromkeys(str(tensor.device) for tensor in tensors))
-        raise RuntimeError(f"{op}: Expected all tensors to be on the same device, but found {found}")
-
-
-def _contiguous(self: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
-    return self if self.is_contiguous(memory_format=memory_format) else self.clone(memory_format=memory_format)
-
-
-class _Call:
-    """The arguments of a call for the CPU, and the way back for what comes out.
-
-    Attributes:
-        args: What to call with, by position.
-        kwargs: And by name.
-        random: Whether the op draws random numbers.
-        generator: The generator that it was given.
-    """
-
-    def __init__(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._device = kwargs.get("device") or torch.device("npu")
-        self._given: dict[int, tuple[Tensor, Tensor]] = {}
-        self._outs: list[tuple[Tensor, Tensor]] = []
-        self.generator: torch.Generator | None = None
-        self.random = torch.Tag.nondeterministic_seeded in op.tags or "generator" in kwargs
-        outs = {argument.name for argument in op._schema.arguments if argument.is_out}
-        self.args = pytree.tree_map(self._to_cpu, args)
-        self.kwargs = {
-            name: pytree.tree_map(self._room if name in outs else self._to_cpu, value) for name, value in kwargs.items()
-        }
-
-    def _to_cpu(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            host = on_host(value) if value.device.type == "npu" else value
-            self._given[id(host)] = (host, value)
-            return host
-        if isinstance(value, torch.device):
-            return torch.device("cpu")
-        if isinstance(value, torch.Generator):
-            if value.device.type != "npu":
-                raise RuntimeError(f"Expected a 'npu' device type for generator but found '{value.device.type}'")
-            self.generator = value
-            return None
-        return value
-
-    def _room(self, out: Any) -> Any:
-        """What an op writes its result to: it gives it a size, which the memory of *out* may not have."""
-        if not isinstance(out, Tensor):
-            return out
-        host = torch.empty(0, dtype=out.dtype)
-        self._given[id(host)] = (host, out)
-        self._outs.append((host, out))
-        return host
-
-    def back(self, results: Any) -> Any:
-        """What the op returns on the NPU: the tensor that it was given where it returns that, else a new one."""
-        for host, out in self._outs:
-            if out.size() != host.size():
-                out.resize_(host.size())
-            on_host(out).copy_(host)
-        return pytree.tree_map_only(Tensor, self._to_npu, results)
-
-    def _to_npu(self, host: Tensor) -> Tensor:
-        if id(host) in self._given:
-            return self._given[id(host)][1]
-        return on_npu(host) if self._device.type == "npu" else host

@@ -39,6 +39,11 @@ def load() -> None:
     _loaded = True
 
 
+def is_loaded() -> bool:
+    """Whether it was put into this process."""
+    return _loaded
+
+
 def _hindrance() -> str:
     """Why it cannot be; ``""`` if it can."""
     if platform.system() != "Linux" or sys.byteorder != "little" or sys.maxsize < 1 << 32:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..contract import limit, require
 from .common import has_dims, is_contiguous, is_float, is_not_empty
+from .registry import limit, require
 
 
 def _even(name: str, tensor: Tensor, dim: int) -> None:
@@ -14,7 +14,7 @@ def _even(name: str, tensor: Tensor, dim: int) -> None:
     require(tensor.shape[dim] % 2 == 0, name, f"of an even size along dim {dim}", tensor)
 
 
-@limit("npu_swiglu", page="torch_npu-npu_swiglu.md")
+@limit("npu_swiglu", page="（beta）torch_npu-npu_swiglu.md")
 def swiglu(input: Tensor, dim: int) -> None:  # noqa: A002
     """Two halves of a contiguous tensor."""
     has_dims("x", input, 1, 8)
@@ -24,7 +24,7 @@ def swiglu(input: Tensor, dim: int) -> None:  # noqa: A002
     is_not_empty("x", input)
 
 
-@limit("npu_geglu", page="torch_npu-npu_geglu.md")
+@limit("npu_geglu", page="help(torch_npu.npu_geglu)")
 def geglu(input: Tensor, dim: int, approximate: int, activate_left: bool) -> None:  # noqa: A002
     """Two halves; erf (0) or tanh (1)."""
     del activate_left

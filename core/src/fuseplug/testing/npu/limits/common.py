@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..contract import require
+from .registry import require
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contract import limit, require
 from .common import FLOATS
+from .registry import limit, require
 
 _ROWS, _INNER = 0, 2
 _COUNTS = 1

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..contract import limit, require
 from .common import is_float, is_index
+from .registry import limit, require
 
 _MOST_CHOICES = 512
 _MOST_EXPERTS_CHOSEN = 1024
@@ -50,12 +50,12 @@ def token_unpermute(
     restore_shape: Sequence[int] | None,
 ) -> None:
     """The row of each (token, choice), in int32; a weight for each, in a dtype of its own."""
-    del restore_shape
     require(permuted_tokens.dim() == 2, "permuted_tokens", "of 2 dims", permuted_tokens)
     is_float("permuted_tokens", permuted_tokens)
     require(sorted_indices.dtype == torch.int32, "sorted_indices", "int32", sorted_indices)
     require(sorted_indices.dim() == 1, "sorted_indices", "of one dim", sorted_indices)
     require(not padded_mode, "padded_mode", "False", padded_mode)
+    require(restore_shape is None, "restore_shape", "None", restore_shape)
     if probs is not None:
         is_float("probs", probs)
         require(probs.dim() == 2, "probs", "[tokens, top_k]", probs)

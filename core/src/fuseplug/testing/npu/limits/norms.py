@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..contract import limit, require
 from .common import has_dims, is_contiguous, is_float, is_not_empty
+from .registry import limit, require
 
 
 def _trailing(gamma: Tensor, x: Tensor) -> None:
@@ -14,7 +14,7 @@ def _trailing(gamma: Tensor, x: Tensor) -> None:
     require(gamma.shape == trailing, "gamma", f"of the trailing dims of x {list(x.shape)}", gamma)
 
 
-@limit("npu_rms_norm", page="torch_npu-npu_rms_norm.md")
+@limit("npu_rms_norm", page="（beta）torch_npu-npu_rms_norm.md")
 def rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> None:  # noqa: A002
     """Strided and empty are fine; gamma has x's dtype or float32."""
     del epsilon
@@ -24,7 +24,7 @@ def rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> None:  # noqa: A00
     require(gamma.dtype in (input.dtype, torch.float32), "gamma", f"{input.dtype}, as x is, or float32", gamma)
 
 
-@limit("npu_gemma_rms_norm", page="torch_npu-npu_gemma_rms_norm.md")
+@limit("npu_gemma_rms_norm", page="help(torch_npu.npu_gemma_rms_norm)")
 def gemma_rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> None:  # noqa: A002
     """One dtype; neither strided nor empty."""
     del epsilon

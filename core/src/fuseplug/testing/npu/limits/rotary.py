@@ -7,58 +7,87 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..contract import limit, require
-from .common import is_float, is_index
+from .common import is_contiguous, is_float, is_index, is_not_empty
+from .registry import limit, require
 
 _WIDEST = 896
 _MOST = 1000
 _MOST_WITH_GRADIENTS = 1024
+_INTERLEAVED = 64
+
+_Layout = tuple[tuple[int, ...], int, int]
 
 
-def _layouts(x: torch.Size, half: bool) -> dict[tuple[int, ...], tuple[int, int]]:
-    """The documented shapes of cos for x, all but the last dim; for each the sizes of x called batch and heads."""
+def _layouts(x: Sequence[int], half: bool) -> list[_Layout]:
+    """The documented shapes of cos for x, all but the last dim; for each what of x is its batch and its heads."""
     if len(x) == 3:
         tokens, heads = x[0], x[1]
-        return {(tokens, 1): (1, heads), (tokens, heads): (1, heads)}
+        return [((tokens, 1), 1, heads), *([((tokens, heads), 1, heads)] if half else [])]
     one, two, three = x[:3]
-    only_sequence: dict[tuple[int, ...], tuple[int, int]] = {
-        (1, 1, three): (one, two),
-        (1, two, 1): (one, three),
-        (one, 1, 1): (two, three),
-    }
+    in_order: list[_Layout] = [((1, 1, three), one, two), ((1, two, 1), one, three), ((one, 1, 1), two, three)]
     if not half:
-        return only_sequence
-    with_batch: dict[tuple[int, ...], tuple[int, int]] = {(one, 1, three): (one, two), (one, two, 1): (one, three)}
-    return {**only_sequence, **with_batch, (one, two, three): (one, two)}
+        return in_order
+    batched: list[_Layout] = [((one, 1, three), one, two), ((one, two, 1), one, three), ((one, two, 1), two, three)]
+    return [*in_order, *batched, ((one, two, three), one, two)]
 
 
 @limit("npu_rotary_mul", page="torch_npu-npu_rotary_mul.md")
 def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: Tensor | None) -> None:  # noqa: A002
-    """Full width cos (r1) and sin (r2), in one of the layouts 11SD, B1SD, 1S1D, BS1D, S11D, SB1D, T1D or that of x."""
+    """Full width cos (r1) and sin (r2), in a layout that goes with one of x: BNSD, BSND, SBND or TND."""
     require(input.dim() in (3, 4), "input", "of 3 or 4 dims", input)
-    require(rotary_mode in ("half", "interleave"), "rotary_mode", "'half' or 'interleave'", rotary_mode)
-    half = rotary_mode == "half"
+    require(rotary_mode in ("half", "interleave"), "rotary_mode", "'half' or 'interleave'", repr(rotary_mode))
     width = input.shape[-1]
     require(width % 2 == 0 and width < _WIDEST, "input", f"of an even last dim below {_WIDEST}", input)
     for name, tensor in (("input", input), ("r1", r1), ("r2", r2)):
         is_float(name, tensor)
+    require(r1.dim() == input.dim() and r1.shape[-1] == width, "r1", f"of {input.dim()} dims, the last {width}", r1)
     require(r2.shape == r1.shape, "r2", f"of the shape of r1 {list(r1.shape)}", r2)
-    require(r1.dim() == input.dim() and r1.shape[-1] == width, "r1", f"of as many dims, the last {width}", r1)
-    layouts = _layouts(input.shape, half)
-    shape = tuple(r1.shape[:-1])
-    allowed = ", ".join(str([*each, width]) for each in layouts)
-    require(shape in layouts, "r1", f"one of {allowed} in {rotary_mode} mode for input {list(input.shape)}", r1)
-    batch, heads = layouts[shape]
-    if half:
-        require(batch < _MOST and heads < _MOST, "input", f"of a batch and heads below {_MOST}", input)
-        if r1.requires_grad or r2.requires_grad:
-            few = batch * heads <= _MOST_WITH_GRADIENTS
-            require(few, "input", f"of batch × heads up to {_MOST_WITH_GRADIENTS} where r1 or r2 want gradients", input)
+    layouts = _layouts(input.shape, half=rotary_mode == "half")
+    allowed = " or ".join(dict.fromkeys(str([*shape, width]) for shape, _, _ in layouts))
+    fitting = [sizes for shape, *sizes in layouts if shape == tuple(r1.shape[:-1])]
+    require(bool(fitting), "r1", f"{allowed} in {rotary_mode} mode for input {list(input.shape)}", r1)
+    if rotary_mode == "half":
+        few = any(batch < _MOST and heads < _MOST for batch, heads in fitting)
+        require(few, "input", f"of a batch and heads below {_MOST}", input)
     else:
-        require(batch * heads < _MOST, "input", f"of batch × heads below {_MOST} in interleave mode", input)
+        few = any(batch * heads < _MOST for batch, heads in fitting)
+        require(few, "input", f"of batch × heads below {_MOST} in interleave mode", input)
+    if r1.requires_grad or r2.requires_grad:
+        few = any(batch * heads <= _MOST_WITH_GRADIENTS for batch, heads in fitting)
+        require(few, "input", f"of batch × heads up to {_MOST_WITH_GRADIENTS} where r1 or r2 want gradients", input)
     if rotate is not None:
         wanted = any(tensor.requires_grad for tensor in (input, r1, r2))
         require(not wanted, "rotate", "left out where gradients are wanted: it has no backward", rotate)
+
+
+@limit("npu_interleave_rope", page="torch_npu-npu_interleave_rope.md")
+def interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """[B, N, S, 64] in half precision; one head of cos and sin."""
+    require(x.dim() == 4 and x.shape[-1] == _INTERLEAVED, "x", f"[B, N, S, {_INTERLEAVED}]", x)
+    require(x.dtype in (torch.float16, torch.bfloat16), "x", "float16 or bfloat16", x)
+    for name, tensor in (("cos", cos), ("sin", sin)):
+        shapes = [(x.shape[0], 1, length, _INTERLEAVED) for length in (1, x.shape[2])]
+        require(tuple(tensor.shape) in shapes, name, f"of shape {shapes[0]} or {shapes[1]}", tensor)
+        require(tensor.dtype == x.dtype, name, f"{x.dtype}, as x is", tensor)
+        is_contiguous(name, tensor)
+    is_contiguous("x", x)
+
+
+@limit("npu_apply_rotary_pos_emb", page="torch_npu-apply_rotary_pos_emb.md")
+def apply_rotary_pos_emb(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str) -> None:
+    """Heads of 64 or 128, halves, in the layouts BSND and TND; one head of cos and sin for each token."""
+    require(layout in ("BSND", "TND"), "layout", "'BSND' or 'TND'", repr(layout))
+    require(rotary_mode == "half", "rotary_mode", "'half'", repr(rotary_mode))
+    is_float("query", query)
+    tokens = query.shape[: len(layout) - 2]
+    for name, tensor in (("query", query), ("key", key), ("cos", cos), ("sin", sin)):
+        require(tensor.dim() == len(layout), name, f"of the layout {layout}", tensor)
+        require(tensor.shape[: len(tokens)] == tokens, name, f"of the tokens {list(tokens)} of query", tensor)
+        require(tensor.shape[-1] in (64, 128), name, "of a last dim of 64 or 128", tensor)
+        require(tensor.dtype == query.dtype, name, f"{query.dtype}, as query is", tensor)
+        is_not_empty(name, tensor)
+    for name, tensor in (("cos", cos), ("sin", sin)):
+        require(tensor.shape[-2] == 1, name, "of one head", tensor)
 
 
 @limit("npu_mrope", page="torch_npu-npu_mrope.md")
@@ -84,8 +113,8 @@ def mrope(
     require(head_size % block == 0, "head_size", f"a multiple of {block}", head_size)
     fits = rotary % block == 0 and rotary <= head_size
     require(fits, "cos_sin_cache", f"as wide as a multiple of {block} up to head_size {head_size}", cos_sin_cache)
-    require(rotary_mode in ("half", "interleaved"), "rotary_mode", "'half' or 'interleaved'", rotary_mode)
-    require(cache_mode in ("default", "interleave"), "cache_mode", "'default' or 'interleave'", cache_mode)
+    require(rotary_mode in ("half", "interleaved"), "rotary_mode", "'half' or 'interleaved'", repr(rotary_mode))
+    require(cache_mode in ("default", "interleave"), "cache_mode", "'default' or 'interleave'", repr(cache_mode))
     if positions.dim() == 2:
         total = sum(mrope_section or ())
         require(total == rotary // 2, "mrope_section", f"of sum {rotary // 2}, half the rotary dim", mrope_section)

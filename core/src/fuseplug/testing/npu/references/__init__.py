@@ -4,6 +4,6 @@ Arithmetic is in float32 (float64 for float64) and results are rounded once, as 
 leaves open. What a kernel of the NPU rounds in between is not known here and not imitated.
 """
 
-from .registry import reference, references
+from .registry import reference, references, when_added
 
-__all__ = ["reference", "references"]
+__all__ = ["reference", "references", "when_added"]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .registry import reference, wide
+from .common import wide
+from .registry import reference
 
 
 @reference("npu_swiglu")

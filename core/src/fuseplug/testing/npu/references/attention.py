@@ -7,23 +7,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .registry import reference, wide
+from ..generators import drawing
+from .common import wide
+from .registry import reference
 
 _CAUSAL = 2
 """The sparse mode in which the mask is the upper triangle of a fixed square, of which the corner is taken."""
 
 
-def _modelled(layout: str, sparse_mode: int, keep_prob: float, **others: Any) -> None:
+def _modelled(layout: str, sparse_mode: int, **others: Any) -> None:
     beyond = [
         f"{name}={each!r}"
         for name, each in others.items()
         if name in ("pse", "prefix", "actual_seq_qlen", "actual_seq_kvlen", "sink") and each is not None
     ]
-    if layout != "BNSD" or sparse_mode not in (0, _CAUSAL) or keep_prob != 1.0 or beyond:
+    if layout != "BNSD" or sparse_mode not in (0, _CAUSAL) or beyond:
         raise NotImplementedError(
-            "npu_fusion_attention_v3 has a reference for input_layout='BNSD', sparse_mode 0 or 2, keep_prob=1.0 and a "
-            f"mask at most, not for {layout!r}, {sparse_mode}, {keep_prob} {' '.join(beyond)}"
+            "npu_fusion_attention_v3 has a reference for input_layout='BNSD', sparse_mode 0 or 2, a mask and dropout, "
+            f"not for {layout!r}, {sparse_mode} {' '.join(beyond)}"
         )
+
+
+def _dropped(weights: Tensor, keep_prob: float, seed: Tensor) -> Tensor:
+    """*weights* with dropout: the same ones for the same seed."""
+    if keep_prob == 1.0:
+        return weights
+    generator = torch.Generator().manual_seed(int(seed))
+    kept = torch.rand(weights.shape, generator=generator) < keep_prob
+    return torch.where(kept, weights / keep_prob, 0.0)
 
 
 def _shared(tensor: Tensor, query: Tensor) -> Tensor:
@@ -61,15 +72,19 @@ def fusion_attention_v3(
     sparse_mode: int = 0,
     **others: Any,
 ) -> tuple[Tensor, ...]:
-    """``softmax(q kᵀ scale) v``; maxima and sums of the softmax, eight times each; what stands for its random state."""
+    """``softmax(q kᵀ scale) v``; maxima and sums of the softmax, eight times each; seed and offset of its dropout."""
     del head_num
-    _modelled(input_layout, sparse_mode, keep_prob, **others)
+    _modelled(input_layout, sparse_mode, **others)
     scores = _scores(query, key, atten_mask, scale, sparse_mode)
     largest = scores.amax(-1, keepdim=True)
     total = (scores - largest).exp().sum(-1, keepdim=True)
     statistics = [each.expand(*each.shape[:-1], 8).contiguous() for each in (largest, total)]
-    result = (scores.softmax(-1) @ _shared(value, query)).to(query.dtype)
-    return result, *statistics, query.new_empty(0), *torch.zeros(2, 1, dtype=torch.int64).unbind()
+    seed = torch.zeros(1, dtype=torch.int64)
+    if keep_prob != 1.0:
+        with drawing():
+            seed.random_()
+    result = _dropped(scores.softmax(-1), keep_prob, seed) @ _shared(value, query)
+    return result.to(query.dtype), *statistics, query.new_empty(0), seed, torch.zeros_like(seed)
 
 
 @reference("npu_fusion_attention_grad_v3")
@@ -84,18 +99,20 @@ def fusion_attention_grad_v3(
     atten_mask: Tensor | None = None,
     scale_value: float = 1.0,
     keep_prob: float = 1.0,
+    seed: Tensor | None = None,
     sparse_mode: int = 0,
     **others: Any,
 ) -> tuple[Tensor, ...]:
     """dq, dk, dv, and the gradients of two that are not there. With p the softmax: ds = p · (dp - Σ dp · p) · scale."""
     del head_num
-    _modelled(input_layout, sparse_mode, keep_prob, **others)
+    _modelled(input_layout, sparse_mode, **others)
+    state = torch.zeros(1, dtype=torch.int64) if seed is None else seed
     upstream = wide(dy)
     weights = _scores(query, key, atten_mask, scale_value, sparse_mode).softmax(-1)
-    of_weights = upstream @ _shared(value, query).mT
+    of_weights = _dropped(upstream @ _shared(value, query).mT, keep_prob, state)
     of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) * scale_value
     dq = of_scores @ _shared(key, query)
     dk = _summed(of_scores.mT @ wide(query), key.shape[1])
-    dv = _summed(weights.mT @ upstream, value.shape[1])
+    dv = _summed(_dropped(weights, keep_prob, state).mT @ upstream, value.shape[1])
     absent = query.new_empty(0), query.new_empty(0, dtype=torch.float32)
     return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), *absent

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from .registry import reference
 
-_ACL_DTYPES = {0: torch.float32, 1: torch.float16, 2: torch.int8, 3: torch.int32, 4: torch.uint8, 6: torch.int16}
-_ACL_DTYPES |= {9: torch.int64, 11: torch.float64, 12: torch.bool, 27: torch.bfloat16}
+_NUMBERED = {0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16}
+_NUMBERED |= {6: torch.float32, 7: torch.float64, 11: torch.bool, 15: torch.bfloat16}
+"""Dtypes as torch counts them (c10::ScalarType), where a schema says int."""
 
 
 def _dtype(given: torch.dtype | int) -> torch.dtype:
-    return given if isinstance(given, torch.dtype) else _ACL_DTYPES[given]
+    return given if isinstance(given, torch.dtype) else _NUMBERED[given]
 
 
 @reference("_npu_dtype_cast", "npu_dtype_cast")

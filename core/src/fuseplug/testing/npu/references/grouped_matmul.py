@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .registry import reference, wide
+from .common import wide
+from .registry import reference
 
 _ROWS, _INNER = 0, 2
 """What a group is a part of (``group_type``): the rows of x, or the dim that is summed over."""

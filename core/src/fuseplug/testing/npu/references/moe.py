@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .registry import reference, wide
+from .common import wide
+from .registry import reference
 
 
 @reference("npu_moe_gating_top_k_softmax")

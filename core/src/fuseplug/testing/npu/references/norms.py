@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .registry import reference, wide
+from .common import wide
+from .registry import reference
 
 
 def _normed(gamma: Tensor) -> tuple[int, ...]:

@@ -1,16 +1,14 @@
-"""The table of references, one row for each op that torch has no kernel of the CPU for."""
+"""The table of references, one row for each op that torch has no kernel of the CPU for. Nothing here imports torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
-
 Reference = TypeVar("Reference", bound=Callable[..., Any])
 
 _references: dict[str, Callable[..., Any]] = {}
+_listeners: list[Callable[[], None]] = []
 
 
 def reference(*names: str) -> Callable[[Reference], Reference]:
@@ -18,8 +16,7 @@ def reference(*names: str) -> Callable[[Reference], Reference]:
 
     It is given what the op was called with, by the names in its schema, without what has its default value; tensors as
     tensors of the CPU with the same memory. It returns what the op returns, on the CPU. It runs below autograd:
-    gradients are the business of the op's own formulas. Every ``HostNPU`` that is entered afterwards finds it; a second
-    one for an op takes the place of the first.
+    gradients are the business of the op's own formulas. A second one for an op takes the place of the first.
 
     Args:
         *names: What ops it computes: ``"npu_swiglu"``, ``"npu_grouped_matmul.List"`` for an overload, or
@@ -29,6 +26,8 @@ def reference(*names: str) -> Callable[[Reference], Reference]:
     def register(function: Reference) -> Reference:
         for name in names:
             _references[qualified(name)] = function
+        for listener in _listeners:
+            listener()
         return function
 
     return register
@@ -39,13 +38,13 @@ def qualified(name: str) -> str:
     return name if "::" in name else f"npu::{name}"
 
 
+def when_added(listener: Callable[[], None]) -> None:
+    """Have *listener* called whenever there is a new reference."""
+    _listeners.append(listener)
+
+
 def references() -> dict[str, Callable[..., Any]]:
-    """Every reference, those that come with Fuseplug included, by the qualified name of its op."""
+    """The table itself, by the qualified names of the ops, with those references that come with Fuseplug."""
     from . import activations, attention, casts, grouped_matmul, moe, norms, rotary, torch_ops  # noqa: F401
 
-    return dict(_references)
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """*tensor* in the precision in which references compute: float32, or float64 for float64."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return _references

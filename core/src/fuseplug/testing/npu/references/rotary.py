@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .registry import reference, wide
+from .common import wide
+from .registry import reference
 
 
 def _rotated(x: Tensor, mode: str) -> Tensor:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .registry import reference, wide
+from ..generators import drawing
+from .common import wide
+from .registry import reference
 
 
 @reference("aten::matmul_backward")
@@ -76,8 +78,9 @@ def linear_backward(grad: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor
 @reference("_npu_dropout")
 def dropout(input: Tensor, p: float) -> tuple[Tensor, Tensor]:  # noqa: A002
     """The input with elements set to zero with probability *p*, the others scaled; and which, a byte for each."""
-    kept = torch.rand(input.shape, dtype=torch.float32) >= p
-    return dropout_backward(input, kept.to(torch.uint8), p), kept.to(torch.uint8)
+    with drawing():
+        kept = (torch.rand(input.shape, dtype=torch.float32) >= p).to(torch.uint8)
+    return dropout_backward(input, kept, p), kept
 
 
 @reference("npu_dropout_backward")

@@ -1,0 +1,196 @@
+"""The kernels of `HostNPU`: each computes an op on the CPU, in the memory of the tensors that it is given."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library
+from torch.utils import _pytree as pytree
+
+from .generators import drawing
+from .host import HostNPU
+from .memory import on_host, on_npu
+from .references import references, when_added
+
+_KEPT = frozenset(
+    """
+    as_strided_ empty empty_like empty_strided get_npu_format get_storage_size is_pinned new_empty new_empty_strided
+    record_stream resize_ resize_as_ set_ _pin_memory
+    """.split()  # noqa: SIM905 - to be read
+)
+"""Ops that hand out memory, or only say how it is to be read: torch_npu's own do that on the stand-in as well."""
+
+_MIXING = frozenset(
+    """
+    copy_ _copy_from _copy_from_and_resize index index_put index_put_ _index_put_impl_ _to_copy
+    """.split()  # noqa: SIM905 - to be read
+)
+"""Ops of torch that take tensors of the CPU beside those of a device."""
+
+_LIBRARIES = ("aten", "npu")
+
+
+class _Kernels:
+    """The kernels that are in the place of torch_npu's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._libraries: dict[str, Library] = {}
+        self._replaced: set[str] = set()
+        when_added(self._added)
+
+    def put(self) -> None:
+        """Replace each kernel that torch_npu has, and add one for each other op that there is a reference for."""
+        rows = references()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is overridden
+            if not self._replaced:
+                for name, op in _registered().items():
+                    self._replace(name, functools.partial(_compute, op, name))
+                self._replace("aten::contiguous", _contiguous)
+                # torch_npu's formula of this one calls the device without asking the dispatcher.
+                one_hot = functools.partial(_compute, torch.ops.aten.one_hot.default, "aten::one_hot")
+                self._replace("aten::one_hot", one_hot, "AutogradPrivateUse1")
+            for name in rows.keys() - self._replaced:
+                if (op_of_a_reference := _op(name)) is not None:
+                    self._replace(name, functools.partial(_compute, op_of_a_reference, name))
+
+    def _replace(self, name: str, kernel: Callable[..., Any], key: str = "PrivateUse1") -> None:
+        space, _, rest = name.partition("::")
+        if space not in self._libraries:
+            self._libraries[space] = Library(space, "IMPL")  # type: ignore[no-untyped-call]
+        # Not by its own impl(), which in some releases of torch refuses to override.
+        self._libraries[space].m.impl(rest, key, kernel, False)  # type: ignore[union-attr]
+        self._replaced.add(name)
+
+    def take_away(self) -> None:
+        """Leave torch_npu's own, and nothing else."""
+        for library in self._libraries.values():
+            library._destroy()  # type: ignore[no-untyped-call]
+        self._libraries.clear()
+        self._replaced.clear()
+
+    def _added(self) -> None:
+        with self._lock:
+            if self._replaced:
+                self.put()
+
+
+KERNELS = _Kernels()
+
+
+@functools.cache
+def _registered() -> dict[str, torch._ops.OpOverload]:
+    """The ops of torch and torch_npu that torch_npu has a kernel for, which is to be replaced."""
+    names = torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")
+    ops = {name: _op(name) for name in names if name.partition("::")[0] in _LIBRARIES}
+    stay = {name for name, op in ops.items() if op is not None and (op.is_view or op.overloadpacket.__name__ in _KEPT)}
+    return {name: op for name, op in ops.items() if op is not None and name not in stay}
+
+
+def _op(name: str) -> torch._ops.OpOverload | None:
+    """The op of a qualified name; ``None`` where only a kernel is registered under it, without an op."""
+    packet, _, overload = name.partition(".")
+    space, _, bare = packet.partition("::")
+    found = getattr(getattr(torch.ops, space), bare, None)
+    op: torch._ops.OpOverload | None = getattr(found, overload or "default", None)
+    return op
+
+
+def _compute(op: torch._ops.OpOverload, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """The kernel of every op: run its reference, or torch's kernel of the CPU, on the same memory."""
+    HostNPU.called(op, args, kwargs)
+    _on_one_device(op, args, kwargs)
+    row = references().get(name)
+    if row is not None:
+        names = (argument.name for argument in op._schema.arguments)
+        args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs}
+    elif op.namespace != "aten":
+        raise NotImplementedError(
+            f"{op} has no reference, so it cannot be computed without an NPU: write a function that computes it on the "
+            f'CPU, and decorate it with @fuseplug.testing.npu.reference("{name}")'
+        )
+    call = _Call(op, args, kwargs)
+    with drawing(call.generator) if call.random else contextlib.nullcontext():
+        return call.back((row or op)(*call.args, **call.kwargs))
+
+
+def _on_one_device(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Memory of the host is none of an NPU: only numbers (tensors of torch without dims) go there by themselves."""
+    if op.overloadpacket.__name__ in _MIXING:
+        return
+    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    numbers_pass = op.namespace == "aten"
+    if any(tensor.device.type != "npu" and not (numbers_pass and tensor.dim() == 0) for tensor in tensors):
+        found = " and ".join(dict.fromkeys(str(tensor.device) for tensor in tensors))
+        raise RuntimeError(f"{op}: Expected all tensors to be on the same device, but found {found}")
+
+
+def _contiguous(self: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
+    return self if self.is_contiguous(memory_format=memory_format) else self.clone(memory_format=memory_format)
+
+
+class _Call:
+    """The arguments of a call for the CPU, and the way back for what comes out.
+
+    Attributes:
+        args: What to call with, by position.
+        kwargs: And by name.
+        random: Whether the op draws random numbers.
+        generator: The generator that it was given.
+    """
+
+    def __init__(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._device = kwargs.get("device") or torch.device("npu")
+        self._given: dict[int, tuple[Tensor, Tensor]] = {}
+        self._outs: list[tuple[Tensor, Tensor]] = []
+        self.generator: torch.Generator | None = None
+        self.random = torch.Tag.nondeterministic_seeded in op.tags or "generator" in kwargs
+        outs = {argument.name for argument in op._schema.arguments if argument.is_out}
+        self.args = pytree.tree_map(self._to_cpu, args)
+        self.kwargs = {
+            name: pytree.tree_map(self._room if name in outs else self._to_cpu, value) for name, value in kwargs.items()
+        }
+
+    def _to_cpu(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            host = on_host(value) if value.device.type == "npu" else value
+            self._given[id(host)] = (host, value)
+            return host
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if isinstance(value, torch.Generator):
+            if value.device.type != "npu":
+                raise RuntimeError(f"Expected a 'npu' device type for generator but found '{value.device.type}'")
+            self.generator = value
+            return None
+        return value
+
+    def _room(self, out: Any) -> Any:
+        """What an op writes its result to: it gives it a size, which the memory of *out* may not have."""
+        if not isinstance(out, Tensor):
+            return out
+        host = torch.empty(0, dtype=out.dtype)
+        self._given[id(host)] = (host, out)
+        self._outs.append((host, out))
+        return host
+
+    def back(self, results: Any) -> Any:
+        """What the op returns on the NPU: the tensor that it was given where it returns that, else a new one."""
+        for host, out in self._outs:
+            if out.size() != host.size():
+                out.resize_(host.size())
+            on_host(out).copy_(host)
+        return pytree.tree_map_only(Tensor, self._to_npu, results)
+
+    def _to_npu(self, host: Tensor) -> Tensor:
+        if id(host) in self._given:
+            return self._given[id(host)][1]
+        return on_npu(host) if self._device.type == "npu" else host

@@ -1,0 +1,37 @@
+"""The code on the page about all this works."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+from test_docs import NEEDS_AN_NPU, blocks
+
+from fuseplug.testing.npu.references import references
+
+PAGE = Path(__file__).parents[2] / "docs" / NEEDS_AN_NPU
+
+
+def test_the_python_of_the_page_runs_from_top_to_bottom(host_npu, monkeypatch, capsys):
+    monkeypatch.setitem(references(), "npu::npu_mish", None)  # so that what the page adds goes with this test
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = blocks(PAGE)
+    for number, block in enumerate(found):
+        exec(compile(block, f"{PAGE.name}, block {number + 1}", "exec"), module.__dict__)
+    printed = capsys.readouterr().out.splitlines()
+    promised = [line.partition("# ")[2] for block in found for line in block.splitlines() if line.startswith("# npu")]
+    assert printed[:2] == ["1", *promised]
+
+
+def test_its_tests_pass(host_npu):
+    module = types.ModuleType("page")
+    exec(blocks(PAGE)[0], module.__dict__)
+    module.test_numbers(host_npu)
+
+
+def test_its_tests_without_values_pass(fake_npu):
+    module = types.ModuleType("page")
+    exec(blocks(PAGE)[0], module.__dict__)
+    module.test_shapes_and_limits(fake_npu)
