@@ -15,7 +15,7 @@ from fuseplug import KernelManager
 from fuseplug.testing import check_kernel
 from fuseplug.verification import Tolerance
 from fuseplug_swiglu import npu, reference
-from fuseplug_swiglu.kernels import NpuSwiGLUKernel
+from fuseplug_swiglu.kernels import NpuSwiGluKernel
 from fuseplug_swiglu.reference import ACTIVATIONS, LAYOUTS, VARIANTS
 from fuseplug_swiglu.specimens import GELUErf, InOne, Offset, ReLU2, Separate, Sparse, specimens
 
@@ -324,13 +324,13 @@ def test_a_torch_npu_without_the_clipped_operation_lacks_only_that(host_npu, mon
         npu_geglu = torch.ops.npu.npu_geglu
 
     monkeypatch.setattr(torch.ops, "npu", Older)
-    assert NpuSwiGLUKernel().unavailable("npu") is None
+    assert NpuSwiGluKernel().unavailable("npu") is None
     assert npu.unsupported("swish", "clamp-before-offset") == "this torch_npu has no npu_clipped_swiglu"
     assert npu.unsupported("silu", "plain") is None
 
 
 def test_it_passes_the_conformance_kit(host_npu):
-    result = check_kernel(NpuSwiGLUKernel)
+    result = check_kernel(NpuSwiGluKernel)
     assert result.device == "npu"
     declined = {skip.where for skip in result.skipped if skip.why.startswith("declined")}
     assert len(declined) == 7  # relu; relu² and clamped after, twice each; sigmoid; quick_gelu
