@@ -79,6 +79,15 @@ class TestValues:
         assert_close(on_npu(named)[1:], list(full.values()), 1e-6)
 
 
+@pytest.mark.parametrize("wanted", ["x", "top_k_weights", "gate_up", "down"])
+@pytest.mark.parametrize("way", ["stacked", "gelu, concatenated"])
+def test_a_second_derivative_is_refused(host_npu, way, wanted):
+    named = on("npu", arguments(**EVERY_WAY[way]))
+    result = moe(**named)
+    with pytest.raises(RuntimeError, match="npu_moe_token_unpermute of torch_npu has no second derivative"):
+        torch.autograd.grad(result.square().sum(), named[wanted], create_graph=True)
+
+
 class TestElsewhere:
     """The grouped matmul leaves rows of experts elsewhere as they were: NaN, here."""
 

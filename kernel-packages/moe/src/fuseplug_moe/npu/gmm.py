@@ -1,8 +1,8 @@
 """Grouped matmuls of torch_npu that can be differentiated: npu_grouped_matmul itself silently gives no gradient.
 
 What it takes is in op-plugin's ``torch_npu-npu_grouped_matmul.md`` and CANN's ``aclnnGroupedMatmulV5.md``, for Atlas A2
-and A3. Rows are grouped by how many each expert has; those after the last group are neither read nor written: in a
-result they are whatever the memory held.
+and A3. Rows are grouped by how many each expert has. Groups may end before the rows do, as CANN's page has it
+(op-plugin's does not say so): the rest is neither read nor written, and is in a result whatever the memory held.
 """
 
 from __future__ import annotations

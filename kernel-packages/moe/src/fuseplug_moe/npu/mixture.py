@@ -38,7 +38,7 @@ def moe(
 
     The result is the reference's up to rounding. A call that the operations of torch_npu are not documented for, one
     without tokens or in float64 for example, *is* the reference. Ambient autocast changes nothing: it computes in the
-    dtype of the experts. Gradients cannot be differentiated again.
+    dtype of the experts. A second derivative is refused: `RuntimeError`.
     """
     experts = reference.check(
         Experts(

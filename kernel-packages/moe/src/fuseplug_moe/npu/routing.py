@@ -1,6 +1,7 @@
 """Rows from the order of the tokens to that of the experts, and back, by torch_npu's token permutation.
 
-What it takes is in op-plugin's ``torch_npu-npu_moe_token_permute.md`` and ``torch_npu-npu_moe_token_unpermute.md``.
+What it takes is in op-plugin's ``torch_npu-npu_moe_token_permute.md`` and ``torch_npu-npu_moe_token_unpermute.md``, for
+Atlas A2 and A3.
 
 An index that is not below the number of experts stands for an expert elsewhere. Its rows are sorted to the end, after
 the last group, where the grouped matmul computes nothing and leaves memory as it was. No such number gets out again:
@@ -9,9 +10,10 @@ the last group, where the grouped matmul computes nothing and leaves memory as i
   ``moe_token_unpermute.h``), which `masked_fill` also gives to the gradient of the weight;
 - the gradient of the rows goes back the same way, under weights of one and zero;
 - the gradients of weights and biases sum over groups alone;
-- what may look at all rows, or has parameters of its own, a module's own gate or a norm, gets zeros there.
+- what may look at all rows, or has parameters of its own, a module's own gate or a norm, gets zeros there, which takes
+  a pass over its rows.
 
-For indices that are all below that costs three launches over ``(tokens, k)`` elements.
+For experts that are all here the rest costs three launches over ``(tokens, k)`` elements.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fuseplug.npu import first_order
+
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _TOP_K = 512
-_SLOTS = 16_777_215
-"""What the number of indices must stay below: they are sorted as float32."""
+_SLOTS = (1 << 24) - 1
+"""What the number of indices must stay below, and each of them."""
 
 
 class Route(NamedTuple):
@@ -91,8 +95,8 @@ class _Dispatch(torch.autograd.Function):
 def combine(rows: Tensor, weights: Tensor, route: Route) -> Tensor:
     """The weighted sum of the rows of each token: ``(tokens, hidden)`` in the dtype of *rows*.
 
-    It is summed in float32 and rounded once.
+    It is summed in float32 and rounded once. A second derivative is refused, here for all that comes before.
     """
     weights = weights.masked_fill(route.elsewhere, 0)
     result: Tensor = torch.ops.npu.npu_moe_token_unpermute(rows, route.rows, weights)
-    return result
+    return first_order(result, "npu_moe_token_unpermute")
