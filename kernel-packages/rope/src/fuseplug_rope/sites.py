@@ -20,6 +20,10 @@ from .reference import VARIANTS
 from .roles import Roles, is_rotary, own_rotary_methods, plain_function, roles_of
 
 _HALF_TYPES = (torch.bfloat16, torch.float16)
+_ROUNDINGS = 6.0
+"""A table's gradient is the sum of four parts, of q and of k, of the two coordinates of a plane, each of them rounded
+perhaps twice the size of the sum, by half a rounding: four, and about two more for adding them up in pairs."""
+
 _HEAD_DIMS = ("qk_rope_head_dim", "head_dim", "head_size", "attention_head_size")
 
 
@@ -80,6 +84,7 @@ def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Re
         adapters=adapters,
         example=functools.partial(_example, roles, _head_dim(module)),
         mixes=tuple(calls.mixes(list(forms), roles, _dtype(module))),
+        roundings=_ROUNDINGS,
     )
 
 
@@ -158,6 +163,7 @@ def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Propo
         ),
         example=functools.partial(_example_of_method, heads, head_dim),
         mixes=tuple(sorted(pairs, key=lambda pair: pair[0] is not _dtype(module))),
+        roundings=_ROUNDINGS,
     )
 
 
