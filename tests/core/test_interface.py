@@ -141,7 +141,9 @@ def test_a_kernel_is_registered_by_a_decorator(fusing, model):
     assert fused_by(fusing, model) == {"another_norm", "toy_rotary"}
 
 
-def test_a_plugin_stands_for_a_function():
+def test_a_plugin_stands_for_a_function(monkeypatch):
+    monkeypatch.setattr(KernelPlugin, "_functions", dict(KernelPlugin._functions))
+
     @KernelPlugin("mine").register()
     def mine(model):
         return [model]

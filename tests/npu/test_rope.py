@@ -144,6 +144,15 @@ def test_an_attention_is_two_launches_and_no_copies(host_npu, variant, tables):
     assert [y.stride() for y in found] == [x.stride() for x in args[:2]]
 
 
+def test_tokens_cut_off_are_no_copies_either(host_npu):
+    q, k, cos, sin = (t.detach() for t in as_attention(*on("npu", tensors(tables=2))))
+    host_npu.calls.clear()
+    npu.rope(*(t[..., 1:, :] for t in (q, k)), *(t[..., 1:, :].contiguous() for t in (cos, sin)))
+    assert host_npu.calls["npu_rotary_mul"] == 2
+    assert set(host_npu.calls) <= {"npu_rotary_mul", "aten::clone", "aten::contiguous"}
+    assert host_npu.calls["aten::clone"] <= 2
+
+
 def test_a_backward_keeps_the_tables_alone(host_npu):
     q, k, cos, sin = as_attention(*on("npu", tensors()))
     kept = []
@@ -312,3 +321,13 @@ def test_gradients_of_the_tables_have_no_limit_of_their_own(host_npu):
     leaves = tensors(batch=40, heads=(30, 2), length=2)
     assert_right([t.requires_grad_() for t in leaves])
     assert host_npu.calls["npu_rotary_mul"] == 4
+
+
+def test_a_repeated_table_has_a_gradient_at_each_of_its_places(host_npu):
+    found = []
+    for device, function in (("npu", npu.rope), ("cpu", reference)):
+        q, k, cos, sin = as_attention(*on(device, tensors()))
+        repeated = [table.expand(2, -1, -1, -1).detach().requires_grad_() for table in (cos, sin)]
+        loss = sum(y.square().sum() for y in function(q, k, *repeated))
+        found.append([t.cpu() for t in torch.autograd.grad(loss, repeated)])
+    torch.testing.assert_close(*found)
