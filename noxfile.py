@@ -20,6 +20,7 @@ DISTRIBUTIONS = (
 )
 TRANSFORMERS = ("5.23.0", "4.57.6")
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
+MODELS_ON_NPU = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/npu/test_*models.py"))
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 WORKERS = ("-n", "logical", "--maxprocesses", "4")  # each holds a torch of its own
 BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe", "model")
@@ -39,11 +40,12 @@ def tests(session: nox.Session, transformers: str) -> None:
 @nox.session(name="tests-npu")
 @nox.parametrize("transformers", TRANSFORMERS)
 def tests_npu(session: nox.Session, transformers: str) -> None:
-    """Run the tests of the Ascend kernels on torch_npu itself, its tensors in the memory of this machine."""
+    """Run the tests of the Ascend kernels, on torch_npu itself; on the older transformers, those of its models."""
     if sys.platform != "linux":
         session.skip("torch_npu has wheels for Linux only")
     install(session, "torch_npu", *FOR_TESTS, transformers=transformers)
-    session.run("python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, "tests/npu", *session.posargs)
+    chosen = ["tests/npu"] if transformers == TRANSFORMERS[0] else MODELS_ON_NPU
+    session.run("python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, *chosen, *session.posargs)
 
 
 @nox.session(name="tests-npu-releases", default=False)
