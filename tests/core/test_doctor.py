@@ -61,6 +61,7 @@ def raises(self, kind):
         (KernelRecord("k", "d", state="broken", reason="bad", traceback="…"), "fail", "broken: bad"),
         (KernelRecord("k", "d", state="conflict", reason="both"), "fail", "conflict: both"),
         (KernelRecord("k", "d", state="missing", reason="needs x"), "fail", "missing: needs x"),
+        (KernelRecord("k", "d", state="not installed", reason="needs x"), "ok", "not installed: needs x"),
         (KernelRecord("k", "", state="missing", reason="asked for"), "warn", "missing: asked for"),
         (KernelRecord("k", "d", state="off", reason="chosen"), "ok", "off: chosen"),
         (KernelRecord("k", "d", state="not allowed", reason="chosen"), "ok", "not allowed: chosen"),

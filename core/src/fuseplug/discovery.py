@@ -19,7 +19,7 @@ from .hookspecs import ENTRY_POINT_GROUP, BaseKernel, faults
 KERNELS_VARIABLE = "FUSEPLUG_KERNELS"
 ALLOW_VARIABLE = "FUSEPLUG_ALLOW"
 
-State = Literal["ready", "off", "not allowed", "missing", "broken", "conflict"]
+State = Literal["ready", "off", "not allowed", "not installed", "missing", "broken", "conflict"]
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class KernelRecord:
         version: The distribution's version, if it has one.
         value: What the entry point names.
         state: ``"ready"``; ``"off"`` (by ``FUSEPLUG_KERNELS``); ``"not allowed"`` (by ``FUSEPLUG_ALLOW``);
-            ``"missing"`` (a requirement is); ``"broken"`` (it could not be loaded); ``"conflict"`` (two distributions
-            claim the id).
-        reason: Why it is not ready, and what to do; ``""`` if it is. Of one that is ready, but planned for another
-            machine, what is missing on this one.
+            ``"not installed"`` (the extra that it needs); ``"missing"`` (a requirement of the distribution itself);
+            ``"broken"`` (it could not be loaded); ``"conflict"`` (two distributions claim the id).
+        reason: Why it is not ready, and what to do; ``""`` if it is. Of one that is ready on another machine
+            only, what has to be installed there.
         kernel: The kernel, if it was loaded.
         traceback: What Python said when it could not be.
     """
@@ -114,18 +114,17 @@ def load_class(kernel: Any, record: KernelRecord) -> KernelRecord:
 
 
 def elsewhere(record: KernelRecord) -> KernelRecord:
-    """What *record* would be on a machine with the vendor's libraries that its extras name, if that is all it lacks.
+    """What *record* would be on a machine where its extra is installed, if that is all it lacks.
 
-    Those are a matter of where a kernel runs, and it may be planned for another machine than this one. Its ``reason``
-    still says what is missing here.
+    An extra is a matter of where a kernel runs, and it may be planned for another machine than this one. The
+    ``reason`` is then what has to be installed there.
     """
-    entry = importlib_metadata.EntryPoint(record.kernel_id, record.value, ENTRY_POINT_GROUP)
-    if record.state != "missing" or not entry.value or not entry.extras:
+    if record.state != "not installed":
         return record
+    entry = importlib_metadata.EntryPoint(record.kernel_id, record.value, ENTRY_POINT_GROUP)
+    there = replace(record, state="ready", reason=_with_extras(record, entry))
     try:
-        if missing_requirements(importlib_metadata.distribution(record.distribution), ()):
-            return record
-        loaded = load_class(entry.load(), replace(record, state="ready"))
+        loaded = load_class(entry.load(), there)
     except (Exception, SystemExit):  # noqa: BLE001 - what is missing may be what its import needs
         return record
     return loaded if loaded.kernel is not None else record
@@ -206,13 +205,17 @@ def _clash(names: Sequence[str]) -> str:
 def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelRecord:
     try:
         if entry.dist and (lacking := missing_requirements(entry.dist, entry.extras)):
-            extras = f"[{','.join(entry.extras)}]" if entry.extras else ""
-            remedy = f'pip install "{record.distribution}{extras}"'
-            return replace(record, state="missing", reason=f"needs {', '.join(lacking)}: {remedy}")
+            state: State = "missing" if missing_requirements(entry.dist, ()) else "not installed"
+            remedy = f'pip install "{_with_extras(record, entry)}"'
+            return replace(record, state=state, reason=f"needs {', '.join(lacking)}: {remedy}")
         return load_class(entry.load(), record)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's import may raise anything, or exit
         reason = f"{type(error).__name__}: {error}"
         return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
+
+
+def _with_extras(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> str:
+    return f"{record.distribution}[{','.join(entry.extras)}]" if entry.extras else record.distribution
 
 
 def _normal(distribution: str) -> str:

@@ -203,8 +203,8 @@ def _kernel(machine: Machine, record: KernelRecord) -> Row:
 
 
 def _loading(record: KernelRecord) -> tuple[State, str, str]:
-    """Why there is no kernel: what the user turned off, or asked for in vain, is not the installation's fault."""
-    chosen = record.state in ("off", "not allowed")
+    """Why there is no kernel: what the user turned off, left out or wants in vain is not the installation's fault."""
+    chosen = record.state in ("off", "not allowed", "not installed")
     state: State = "ok" if chosen else "fail" if record.distribution else "warn"
     remedy = "`fuseplug list -v` shows the traceback" if record.traceback else ""
     return state, f"{record.state}: {record.reason}", remedy

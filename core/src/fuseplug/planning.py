@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .asking import Question
-from .discovery import KernelRecord
+from .discovery import KernelRecord, elsewhere
 from .errors import DiscoveryError, PatchError
 from .hookspecs import BaseKernel
 from .patching import Accepts, Mark, Patch, calls, class_method, describe, is_original, lookup, our_parts, replacement
@@ -81,7 +81,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
         model_class=type(model).__name__,
         mode=rules.mode,
         entries=[entry for entry, _ in decisions],
-        records=rules.installed,
+        records=[record for record in rules.installed if _concerns(record, places)],
         idle=planner.idle(places),
         notes=notes(model, decisions, rules.installed),
         seconds=time.perf_counter() - start - planner.compile_seconds,
@@ -279,6 +279,12 @@ def _scripted(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule)
 
 
+def _concerns(record: KernelRecord, places: Sequence[Place]) -> bool:
+    """Whether *record* is worth a word: nobody wants to hear of extras for devices that the model is not on."""
+    kernel = elsewhere(record).kernel if record.state == "not installed" else None
+    return kernel is None or any(kernel.runs_on(place.device_type) for place in places)
+
+
 def _kernel(record: KernelRecord) -> BaseKernel:
     if record.kernel is None:
         raise DiscoveryError(f"kernel {record.name} is {record.state}: {record.reason}", record=record)
@@ -339,12 +345,10 @@ def patch_of(
 
 def notes(model: nn.Module, decisions: Sequence[_Decision], records: Sequence[KernelRecord]) -> list[str]:
     """What a person should know beyond the answers for each site."""
+    found = []
     used = {entry.kernel_id for entry, _ in decisions}
-    found = [
-        f"the machine that it is planned for must have what is missing here: {record.kernel_id} {record.reason}"
-        for record in records
-        if record.state == "ready" and record.reason and record.kernel_id in used
-    ]
+    if lacking := sorted({f'"{r.reason}"' for r in records if r.state == "ready" and r.reason and r.kernel_id in used}):
+        found.append(f"the machine that this is planned for needs: pip install {' '.join(lacking)}")
     if any(entry.check == "pending" for entry, _ in decisions):
         found.append("kernel check pending: call apply_all again once the model is on its device")
     if getattr(model, "_use_kernels", False):
