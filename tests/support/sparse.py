@@ -42,11 +42,14 @@ NEXT = {
     "layer_types": ["linear_attention", "full_attention"],
     "decoder_sparse_step": 1,
 }
+SECTIONS = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}
+SEEING = {"rope_scaling": SECTIONS, "rope_parameters": SECTIONS, "decoder_sparse_step": 1, "mlp_only_layers": []}
 # model type, its config, the variants in transformers 5 and 4.57; None where its blocks are left alone
 MODELS = [
     ("mixtral", {}, "silu", "silu renormalised"),
     ("qwen2_moe", {"shared_expert_intermediate_size": 16}, "silu", "silu norm_topk_prob gated shared"),
     ("qwen3_moe", HEAD, "silu", "silu norm_topk_prob"),
+    ("qwen3_vl_moe_text", HEAD | SEEING, "silu", None),
     ("qwen3_next", NEXT, "silu", "silu norm_topk_prob gated shared"),
     ("olmoe", {}, "silu", "silu norm_topk_prob"),
     ("deepseek_v2", MLA, "silu", "silu"),
