@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fuseplug import KernelManager
 from fuseplug.words import Rejection, Site
-from fuseplug_moe import specimens
+from fuseplug_moe import inductor, specimens
 from fuseplug_moe.kernels import InductorMoEKernel
 from fuseplug_moe.sites import match
 
@@ -377,3 +377,39 @@ def test_undone_it_is_what_it_was(manager):
     before = module(X)[0]
     manager.apply_all(module).undo()
     assert torch.equal(module(X)[0], before)
+
+
+class TwoFaced(specimens.EveryExpertInEval):
+    """Computes something else in eval mode, where no gradient is wanted."""
+
+    def forward(self, hidden_states, router_indices, routing_weights):
+        y = super().forward(hidden_states, router_indices, routing_weights)
+        return y if self.training or torch.is_grad_enabled() else 2 * y
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_experts_that_compute_all_in_eval_are_left_to_it_where_gradients_are_wanted(manager, monkeypatch, training):
+    module = filled(specimens.EveryExpertInEval(4, 10, 6)).train(training)
+    x, index = torch.randn(1, 6, 10), torch.tensor([[0, 1], [2, 1], [0, 2], [1, 0], [2, 0], [1, 2]])
+    weights = torch.zeros(6, 4).scatter(1, index, torch.rand(6, 2)).requires_grad_()
+    expected = module(x, index, weights)
+    (gradient,) = torch.autograd.grad(expected.sum(), weights)
+    (entry,) = manager.apply_all(module).report.fused
+    assert entry.kernel_id == "inductor_fused_moe"
+    calls, compute = [], inductor._compute
+    monkeypatch.setattr(inductor, "_compute", lambda *args: calls.append(args) or compute(*args))
+    found = module(x, index, weights)
+    (again,) = torch.autograd.grad(found.sum(), weights)
+    assert len(calls) == training
+    with torch.no_grad():
+        without = module(x, index, weights)
+    assert len(calls) == training + 1
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(without, expected)
+    torch.testing.assert_close(again, gradient)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_is_computed_without_gradients_must_be_the_same(manager, training):
+    (entry,) = manager.plan(TwoFaced(4, 10, 6).train(training)).report.entries
+    assert (entry.fused, entry.rejections[0][1].kind) == (False, "unlike")

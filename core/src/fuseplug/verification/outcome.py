@@ -95,7 +95,8 @@ def run(
         example: Inputs and parameters; copied, never changed.
         device: Where to run.
         dtype: If given, every floating-point tensor is cast to it first.
-        gradients: Whether to run backward, with a fixed random gradient for each differentiable output.
+        gradients: Whether to run backward, with a fixed random gradient for each differentiable output. If not, it is
+            run as under ``no_grad``.
         training: If given, the training flag that the twin runs with.
         handing: How arguments and gradients lie in memory, and which gradients are wanted.
     """
@@ -122,7 +123,8 @@ def run(
             named[name] = parameter.requires_grad_(parameter.requires_grad and handing.wants(name))
         call = (double, *args)
     seed(device.type)
-    result = function(*call)
+    with torch.set_grad_enabled(gradients):
+        result = function(*call)
     outputs = [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
     values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
     if gradients:

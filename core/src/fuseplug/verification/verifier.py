@@ -120,12 +120,16 @@ def _find_variant(kernel: BaseKernel, proposal: Proposal, subject: Subject) -> S
         return _raised("preparing its examples", error)
     unanswered = ""
     answered: list[Example] = []
-    # The first mix is tried with the other training flag too: a module may be planned in one and run in the other.
-    flags = [None] if subject.module is None else [None, not subject.module.training]
+    # The first mix is tried with the other training flag too, and without gradients: a module may be planned in one
+    # way and run in another.
+    flags: list[bool | None] = [None]
+    if subject.module is not None:
+        flags.append(not examples[0].attributes.get("training", subject.module.training))
+    ways = [(training, gradients) for gradients in (True, False) for training in flags]
     for number, example in enumerate(examples):
-        for training in flags if number == 0 else flags[:1]:
+        for training, gradients in ways if number == 0 else ways[:1]:
             try:
-                expected = run(subject, subject.original, example, training=training)
+                expected = run(subject, subject.original, example, training=training, gradients=gradients)
             except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
                 unanswered = f"{type(error).__name__}: {error}"
                 continue
@@ -133,7 +137,7 @@ def _find_variant(kernel: BaseKernel, proposal: Proposal, subject: Subject) -> S
             survivors = []
             failures = []
             for adapter, function in candidates:
-                if why := _unlike(subject, proposal, function, example, expected, training):
+                if why := _unlike(subject, proposal, function, example, expected, training, gradients):
                     failures.append(f"{adapter.variant}: {why}")
                 else:
                     survivors.append((adapter, function))
@@ -155,12 +159,13 @@ def _unlike(
     example: Example,
     expected: Outcome,
     training: bool | None,
+    gradients: bool,
 ) -> str:
     try:
-        found = run(subject, function, example, training=training)
+        found = run(subject, function, example, training=training, gradients=gradients)
         if proposal.exact:
             return difference(found, expected)
-        truth = run(subject, function, example, dtype=torch.float64, training=training)
+        truth = run(subject, function, example, dtype=torch.float64, training=training, gradients=gradients)
         return departure(expected, found, truth, Tolerance.of(proposal))
     except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
         return f"its reference raises {type(error).__name__}: {error}"

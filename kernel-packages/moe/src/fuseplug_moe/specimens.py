@@ -24,6 +24,7 @@ def specimens() -> list[nn.Module]:
         ActivationClampedExperts(3, 12, 5),
         InterleavedExperts(4, 10, 6),
         DenselyWeightedExperts(4, 10, 6),
+        EveryExpertInEval(4, 10, 6),
         UngatedExperts(4, 11, 7),
         OwnGateExperts(4, 12, 6),
         NormedExperts(4, 12, 7),
@@ -157,6 +158,17 @@ class DenselyWeightedExperts(InterleavedExperts):
             out = self.expert(rows[token], expert) * routing_weights[token, expert, None]
             y = y.index_add(0, token, out.to(y.dtype))
         return y.view(hidden_states.shape)
+
+
+class EveryExpertInEval(DenselyWeightedExperts):
+    """In eval mode every expert computes every token, and a weight of zero has a gradient too."""
+
+    def forward(self, hidden_states: Tensor, router_indices: Tensor, routing_weights: Tensor) -> Tensor:
+        if self.training:
+            return super().forward(hidden_states, router_indices, routing_weights)
+        rows = hidden_states.reshape(-1, hidden_states.shape[-1])
+        each = [self.expert(rows, expert) * routing_weights[:, expert, None] for expert in range(self.num_experts)]
+        return torch.stack(each).sum(0).to(rows.dtype).view(hidden_states.shape)
 
 
 class SquaredReLU(nn.Module):

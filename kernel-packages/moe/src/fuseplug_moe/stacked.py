@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +82,8 @@ class StackedAdapter(Adapter):
         layout: How gate and up share the first projection.
         limit: Name of the number at which the gate clamps.
         alpha: Name of the slope of its sigmoid.
+        keeps_eval: Whether the module itself is called in eval mode with gradients: if it computes every expert for
+            every token then, weights of zero have gradients too.
     """
 
     variant: str
@@ -90,6 +92,7 @@ class StackedAdapter(Adapter):
     layout: Layout
     limit: str | None
     alpha: str | None
+    keeps_eval: bool = False
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, hidden_states, top_k_index, top_k_weights)``, in the order of the module."""
@@ -103,6 +106,7 @@ class StackedAdapter(Adapter):
                 type(gate_up) not in PLAIN
                 or type(down) not in PLAIN
                 or hidden_states.dim() != (3 if parts.dense else 2)
+                or (how.keeps_eval and not module.training and torch.is_grad_enabled())
             ):
                 return type(module).forward(module, hidden_states, index, weights)
             if parts.weights_first:
@@ -155,6 +159,8 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return found
     dtype = getattr(module, found.gate_up).dtype
     adapters = tuple(_adapters(module, found))
+    if found.dense:
+        adapters += tuple(replace(each, keeps_eval=True) for each in adapters)
     if not adapters:
         return Rejection(f"{type(module).__name__} has neither a gate of its own nor an activation to call")
     return [
@@ -342,7 +348,8 @@ def _example(
         (x[None] if parts.dense else x, *((weights, index) if parts.weights_first else (index, weights))),
         {name: value.to(mix.experts) for name, value in parameters.items()},
         {} if parts.post is None or post is None else {parts.post: small.module(post, mix.experts)},
-        small.attributes(module),
+        # What computes every expert may do so in eval mode alone: then it is in training that a kernel is called.
+        {**small.attributes(module), **({"training": True} if parts.dense else {})},
     )
 
 
