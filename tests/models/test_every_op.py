@@ -28,7 +28,7 @@ def manager():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_norm_gate_rotation_and_expert_is_fused(manager, name):
-    report = manager.plan(build(name)).report
+    report = manager.plan(build(name), verify=False).report
     left_alone = {(entry.op, entry.class_name) for entry in report.left_alone if not entry.covered_by}
     assert left_alone == UNLIKE.get(name, set()), report
 
@@ -42,8 +42,8 @@ def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtyp
 @pytest.fixture
 def everything_is_large(manager, monkeypatch):
     """Kernels compile what they would compute eagerly for inputs as small as these."""
-    for record in manager.kernels():
-        module = importlib.import_module(record.kernel.function.partition(":")[0])
+    for kernel in filter(None, (record.kernel for record in manager.kernels())):
+        module = importlib.import_module(kernel.function.partition(":")[0])
         thresholds = [name for name in vars(module) if name.startswith("_LARGE")]
         assert thresholds
         for name in thresholds:
