@@ -58,6 +58,13 @@ class TestNumbers:
         out = torch.empty(3, device="npu")
         assert torch.mm(ones, ones, out=out) is out
         assert out.tolist() == [[2, 2], [2, 2]]
+
+    def test_nothing_is_written_after_an_op_has_returned(self, host_npu):
+        ones = torch.ones(2, 2, device="npu")
+        for _ in range(300):
+            out = torch.empty(3, device="npu")
+            torch.mm(ones, ones, out=out)  # its memory is made larger, and what it held copied there
+            assert out.tolist() == [[2, 2], [2, 2]]
         whole = torch.zeros(2, 4, device="npu")
         torch.add(ones, 1, out=whole[:, ::2])
         assert whole.tolist() == [[2, 0, 2, 0]] * 2

@@ -23,7 +23,7 @@ def load() -> None:
     """Put the stand-in for CANN into this process and import torch_npu on it; once is enough.
 
     Best before torch is imported: then torch's own loading of torch_npu works. Where torch was imported first, that
-    must have been with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, or it has failed.
+    must have been with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, or it has failed. It sets ``TASK_QUEUE_ENABLE=0``.
 
     Raises:
         HostNPUUnavailable: If something is missing, or if the real CANN is here: it is never stood in for.
@@ -96,6 +96,8 @@ def _libraries(package: Path, version: str) -> list[Path]:
 
 
 def _import() -> None:
+    # Or torch_npu copies in a thread of its own, and what it copies may come after what is computed here.
+    os.environ["TASK_QUEUE_ENABLE"] = "0"
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):  # it prints that ASCEND_HOME_PATH is not set, which is as it should be
