@@ -19,6 +19,7 @@ DISTRIBUTIONS = (
     *sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")),
 )
 TRANSFORMERS = ("5.23.0", "4.57.6")
+OPS = ("rmsnorm", "swiglu", "rope", "moe")
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
 MODELS_ON_NPU = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/npu/test_*models.py"))
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
@@ -56,6 +57,14 @@ def tests_npu_releases(session: nox.Session, torch_npu: str) -> None:
     session.run(
         "python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, "tests/npu", "-k", "fake_npu", *session.posargs
     )
+
+
+@nox.session(default=False)
+def conformance(session: nox.Session) -> None:
+    """Check every kernel on every specimen; the tests do so on a quarter of them."""
+    install(session, "torch_npu", *FOR_TESTS)
+    chosen = [f"--fuseplug-kernel={how}_fused_{op}" for how in ("inductor", "npu") for op in OPS]
+    session.run("python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, *chosen, *session.posargs)
 
 
 @nox.session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,7 +124,8 @@ def run(
             named[name] = parameter.requires_grad_(parameter.requires_grad and handing.wants(name))
         call = (double, *args)
     seed(device.type)
-    with torch.set_grad_enabled(gradients):
+    # Nothing around a call with gradients: it would put back what a kernel leaves turned off, and that must be seen.
+    with contextlib.nullcontext() if gradients else torch.no_grad():
         result = function(*call)
     outputs = [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
     values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}

@@ -1,0 +1,16 @@
+"""Every kernel that is run on the CPU passes the conformance kit."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from support.conformance import check_some
+
+from fuseplug.inductor.kernel import cpp_compiler
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("op", ["rmsnorm", "swiglu", "rope", "moe"])
+def test_the_kernel_passes(op):
+    assert check_some(f"inductor_fused_{op}").device == ("cpu" if cpp_compiler(os.environ) else None)
