@@ -98,18 +98,12 @@ class BaseKernel(abc.ABC):
     @final
     def lacks(self, device_type: str) -> str | None:
         """What `unavailable` says, or what it raises: that too is something the machine lacks."""
-        try:
-            return self.unavailable(device_type)
-        except Exception as error:  # noqa: BLE001 - a stranger's check may raise anything
-            return f"{type(error).__name__}: {error} (raised by its unavailable())"
+        return _asked(self, "unavailable", device_type)
 
     @final
     def refuses(self, adapter: Adapter) -> str | None:
         """What `unsupported` says, or what it raises."""
-        try:
-            return self.unsupported(adapter)
-        except Exception as error:  # noqa: BLE001 - a stranger's check may raise anything
-            return f"{type(error).__name__}: {error} (raised by its unsupported())"
+        return _asked(self, "unsupported", adapter)
 
     @final
     def load(self) -> Compute:
@@ -142,6 +136,15 @@ class BaseKernel(abc.ABC):
             reason = f"{type(error).__name__} while matching: {error} ({where.filename}:{where.lineno})"
             return Answer(self.kernel_id, rejection=Rejection(reason, kind="error"))
         return Answer(self.kernel_id, proposals) if proposals else None
+
+
+def _asked(kernel: BaseKernel, question: str, subject: Any) -> str | None:
+    """What a method of *kernel* says of *subject*, or what it raises."""
+    try:
+        said: str | None = getattr(kernel, question)(subject)
+        return said
+    except Exception as error:  # noqa: BLE001 - a stranger's check may raise anything
+        return f"{type(error).__name__}: {error} (raised by its {question}())"
 
 
 def _faults_of_answer(answer: Any) -> list[str]:
