@@ -11,7 +11,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"  # the same installer everywhere, whatever else is on the machine
-nox.options.sessions = ["tests", "tests-npu", "lint", "wheels"]
+nox.options.sessions = ["tests", "tests-npu", "tests-triton", "lint", "wheels"]
 
 ROOT = Path(__file__).parent
 DISTRIBUTIONS = (
@@ -22,6 +22,7 @@ TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe")
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
 MODELS_ON_NPU = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/npu/test_*models.py"))
+NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu")
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 WORKERS = ("-n", "logical", "--maxprocesses", "4")  # each holds a torch of its own
 BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe", "model")
@@ -33,9 +34,7 @@ def tests(session: nox.Session, transformers: str) -> None:
     """Run the tests; on the older transformers, those that build its models."""
     newest = transformers == TRANSFORMERS[0]
     install(session, *FOR_TESTS, "peft", transformers=transformers)
-    session.run(
-        "python", "-m", "pytest", *WORKERS, *(["--ignore=tests/npu"] if newest else ["tests/models"]), *session.posargs
-    )
+    session.run("python", "-m", "pytest", *WORKERS, *(NO_DEVICES if newest else ["tests/models"]), *session.posargs)
 
 
 @nox.session(name="tests-npu")
@@ -47,6 +46,17 @@ def tests_npu(session: nox.Session, transformers: str) -> None:
     install(session, "torch_npu", *FOR_TESTS, transformers=transformers)
     chosen = ["tests/npu"] if transformers == TRANSFORMERS[0] else MODELS_ON_NPU
     session.run("python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, *chosen, *session.posargs)
+
+
+@nox.session(name="tests-triton")
+def tests_triton(session: nox.Session) -> None:
+    """Run the tests of the Triton kernels: in Triton's interpreter, and compiled for a GPU that need not be here."""
+    if sys.platform != "linux":
+        session.skip("triton has wheels for Linux only")
+    install(session, "triton", *FOR_TESTS)
+    for folder, interpret in (("numbers", "1"), ("programs", None)):
+        session.env["TRITON_INTERPRET"] = interpret
+        session.run("python", "-m", "pytest", *WORKERS, f"tests/gpu/{folder}", *session.posargs)
 
 
 @nox.session(name="tests-npu-releases", default=False)

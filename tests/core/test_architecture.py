@@ -12,6 +12,7 @@ import fuseplug
 import fuseplug.inductor
 import fuseplug.npu
 import fuseplug.testing
+import fuseplug.triton
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "fuseplug"
@@ -21,8 +22,8 @@ KERNELS = ROOT / "kernel-packages"
 LAYERS = (
     {"errors"},
     {"words"},
-    {"hookspecs"},
-    {"inductor", "npu"},
+    {"hookspecs", "differentiating"},
+    {"inductor", "npu", "triton"},
     {"discovery"},
     {"collecting", "devices", "report", "rebind"},
     {"verification"},
@@ -42,6 +43,7 @@ PUBLIC = {
     "fuseplug.inductor": fuseplug.inductor.__all__,
     "fuseplug.npu": fuseplug.npu.__all__,
     "fuseplug.testing": fuseplug.testing.__all__,
+    "fuseplug.triton": fuseplug.triton.__all__,
 }
 
 

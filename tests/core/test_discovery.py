@@ -219,6 +219,11 @@ class TestRequirements:
         assert self.installed(package, tmp_path, requirement).state == "ready"
         assert self.imported.exists()
 
+    @pytest.mark.parametrize(("version", "state"), [("3.7.1+rocm", "ready"), ("3.1", "not installed")])
+    def test_triton_by_the_name_it_has_for_another_device(self, distribution, package, tmp_path, version, state):
+        distribution("triton-rocm", version=version)
+        assert self.installed(package, tmp_path, "triton>=3.6; extra == 'cuda'", extras="[cuda]").state == state
+
     def test_planned_for_another_machine(self, package, tmp_path):
         """What an extra names is a matter of the machine; what the distribution itself needs is not."""
         here = self.installed(package, tmp_path, "no-such-thing>=2; extra == 'npu'")

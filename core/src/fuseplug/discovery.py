@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import traceback
@@ -143,13 +144,24 @@ def missing_requirements(distribution: importlib_metadata.Distribution | Any, ex
         if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in wanted):
             continue
         try:
-            version = importlib_metadata.version(requirement.name)
+            version = _version(requirement.name)
         except importlib_metadata.PackageNotFoundError:
             lacking.append(f"{requirement.name}{requirement.specifier} (not installed)")
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             lacking.append(f"{requirement.name}{requirement.specifier} (installed: {version})")
     return lacking
+
+
+_ALSO = {"triton": ("triton-rocm", "pytorch-triton-rocm", "triton-xpu", "pytorch-triton-xpu", "pytorch-triton")}
+"""Names under which torch's wheels for other devices bring what has this name on the package index."""
+
+
+def _version(name: str) -> str:
+    for other in _ALSO.get(_normal(name), ()):
+        with contextlib.suppress(importlib_metadata.PackageNotFoundError):
+            return importlib_metadata.version(other)
+    return importlib_metadata.version(name)
 
 
 def _installed() -> Iterator[_Claim]:

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import SUPPORTED_NODES
 
+from ..differentiating import vjp
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
@@ -109,7 +111,8 @@ class _Differentiable(torch.autograd.Function):
         tensors = ctx.saved_tensors
         # A backward records operations only for create_graph=True, and a program has no derivative of its own.
         if torch.is_grad_enabled() or not plain(grad, *tensors):
-            found = _eager_vjp(ctx.compiled.formula, ctx.constants, needs, grad, *tensors)
+            constants = (False,) * len(ctx.constants)
+            found = vjp(ctx.compiled.formula, (*tensors, *ctx.constants), (*needs, *constants), (grad,))[: len(tensors)]
         else:
             found = ctx.compiled.backward(ctx.constants, needs, grad, *tensors)
         return (None, None, *found)
@@ -187,19 +190,6 @@ def named(function: Callable[..., Any], formula: Formula) -> Program:
     return types.FunctionType(
         function.__code__.replace(co_name=name), function.__globals__, name, closure=function.__closure__
     )
-
-
-def _eager_vjp(
-    formula: Formula, constants: Constants, needs: Sequence[bool], grad: Tensor, *tensors: Tensor | None
-) -> list[Tensor | None]:
-    """What `Compiled.backward` computes, by operations that can be differentiated again."""
-    with torch.enable_grad():
-        # Views, or a tensor that another one was computed from would be given that one's gradient as well.
-        views = [t if t is None else t.view_as(t) for t in tensors]
-        result = formula(*views, *constants)
-        wanted = [t for t, need in zip(views, needs, strict=True) if t is not None and need]
-        found = iter(torch.autograd.grad(result, wanted, grad, create_graph=True))
-    return [next(found) if need else None for need in needs]
 
 
 def _restricted(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental import _config as symbolic_shapes
 
+from ..differentiating import vjp
 from .compiled import ambient, named, plain, standard_state
 
 if TYPE_CHECKING:
@@ -290,15 +291,8 @@ def _eager_vjp(
     tables: Sequence[Tensor],
 ) -> list[Tensor | None]:
     """The gradients that *needs* names, by operations that can be differentiated again."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Views, or a tensor that another one was computed from would be given that one's gradient as well.
-        views = [
-            t.view_as(t) if t.requires_grad else t.detach().requires_grad_(need)
-            for t, need in zip((*xs, *tables), needs, strict=True)
-        ]
-        of_xs, of_tables = views[: len(xs)], views[len(xs) :]
-        results = [formula(x, *of_tables, *own) for x, own in zip(of_xs, constants, strict=True)]
-        wanted = [t for t, need in zip(views, needs, strict=True) if need]
-        found = iter(torch.autograd.grad(results, wanted, grads, create_graph=create_graph))
-    return [next(found) if need else None for need in needs]
+
+    def of_all(*tensors: Tensor) -> list[Tensor]:
+        return [formula(x, *tensors[len(xs) :], *own) for x, own in zip(tensors[: len(xs)], constants, strict=True)]
+
+    return vjp(of_all, (*xs, *tables), needs, grads, create_graph=torch.is_grad_enabled())

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..differentiating import vjp
+
 
 def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make *op* differentiable.
@@ -35,13 +37,9 @@ def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Cal
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
             again = torch.is_grad_enabled()  # a second derivative is wanted, and flows through the formula
-            with torch.enable_grad():
-                # Views, because one tensor may be two arguments, each with a gradient of its own.
-                saved = (each.view_as(each) for each in ctx.saved_tensors)
-                arguments = [next(saved) if other is None else other[0] for other in ctx.others]
-                wanted = [each for each, needed in zip(arguments, ctx.needs_input_grad, strict=True) if needed]
-                found = iter(torch.autograd.grad(formula(*arguments), wanted, grad, create_graph=again))
-            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
+            saved = iter(ctx.saved_tensors)
+            arguments = [next(saved) if other is None else other[0] for other in ctx.others]
+            return tuple(vjp(formula, arguments, ctx.needs_input_grad, (grad,), create_graph=again))
 
     def differentiable(*arguments: Any) -> Tensor:
         records = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in arguments)

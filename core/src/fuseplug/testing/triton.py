@@ -1,0 +1,112 @@
+"""What Triton makes of kernels for a GPU that is not here: registers, spills and shared memory.
+
+>>> from fuseplug.testing.triton import compile_only
+>>> with compile_only(90) as programs:  # doctest: +SKIP
+...     rms_norm(torch.randn(4, 4096, dtype=torch.bfloat16), torch.ones(4096))
+>>> programs[0].name, programs[0].registers, programs[0].spills  # doctest: +SKIP
+('_forward', 40, 0)
+
+Importing this imports no triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ..triton.kernel import interpreted
+
+_SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+"""Bytes of shared memory that a block may have, by compute capability: CUDA C++ Programming Guide, table 27."""
+
+_THREADS = 1024
+"""The most that a block may have."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One kernel, compiled for certain constants, types and alignments of its arguments.
+
+    Attributes:
+        name: That of its function.
+        registers: Of each thread.
+        spills: Bytes of each thread that did not fit into registers.
+        shared: Bytes of shared memory of each block.
+    """
+
+    name: str
+    registers: int
+    spills: int
+    shared: int
+
+
+@contextlib.contextmanager
+def compile_only(capability: int = 90) -> Iterator[list[Program]]:
+    """Have Triton compile what is launched within for an NVIDIA GPU, and compute nothing.
+
+    Arguments may be tensors of the CPU. All of the host's work is done but the call of the driver, so it can be timed.
+
+    Args:
+        capability: The compute capability of the GPU, 90 for 9.0.
+
+    Yields:
+        The programs that were needed so far, each once.
+
+    Raises:
+        RuntimeError: In Triton's interpreter, which compiles nothing.
+        triton.runtime.errors.OutOfResources: Inside, where a program wants more than the GPU has.
+    """
+    if interpreted():
+        raise RuntimeError("TRITON_INTERPRET is set, so Triton compiles nothing: unset it before triton is imported")
+    from triton.runtime import driver
+
+    programs: list[Program] = []
+    before = driver._active  # asking for .active would look for a GPU
+    driver.set_active(_driver(capability, programs))
+    try:
+        yield programs
+    finally:
+        driver._active = before
+
+
+def _driver(capability: int, programs: list[Program]) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    def load_binary(name: str, cubin: bytes, shared: int, _device: int) -> tuple[Any, ...]:
+        found = _resources(cubin)
+        program = Program(name, found["REG"], found["STACK"] + found["LOCAL"], shared)
+        programs.append(program)
+        return object(), None, program.registers, program.spills, _THREADS
+
+    return SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        get_current_device=lambda: -capability,  # Triton keeps what it compiled by device
+        get_current_stream=lambda _device: 0,
+        launcher_cls=lambda _source, _metadata: _launch_nothing,
+        utils=SimpleNamespace(
+            load_binary=load_binary, get_device_properties=lambda _device: {"max_shared_mem": _SHARED[capability]}
+        ),
+    )
+
+
+def _launch_nothing(*_: Any) -> None:
+    pass
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    """What ``cuobjdump``, which comes with Triton, says that a binary takes."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603 - Triton's own
+    return {name: int(number) for name, number in re.findall(r"(\w+):(\d+)", said.rpartition("Function")[2])}

@@ -1,0 +1,99 @@
+"""Launches of Triton kernels as operations of torch, which compilers, exporters and fake tensors know by their results.
+
+Eager calls do not go through the dispatcher, which costs as much host time as a launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+Results = Callable[..., Any]
+Launch = Callable[..., None]
+
+
+def operation(schema: str, results: Results) -> Callable[[Launch], Operation]:
+    """Make an `Operation` of the function below.
+
+    ```python
+    @operation("fuseplug_example::double(Tensor x) -> Tensor", torch.empty_like)
+    def double(y, x):
+        _double[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
+    ```
+
+    Args:
+        schema: ``"namespace::name(arguments) -> results"``, as `torch.library.Library.define` has it. No result may be
+            a view of an argument, and none is written to.
+        results: Takes the arguments and gives the results, not yet filled: a tensor or a tuple of them. It is the meta
+            function too, so it looks at shapes, strides and dtypes alone.
+    """
+
+    def make(launch: Launch) -> Operation:
+        return Operation(schema, results, launch)
+
+    return make
+
+
+class Operation:
+    """One operation of torch: results are made by one function, and filled by another.
+
+    Args:
+        schema: As for `operation`.
+        results: As for `operation`.
+        launch: Takes the results and the arguments, and starts the kernels that fill the results. The current device
+            is that of the first argument, which is a tensor.
+    """
+
+    def __init__(self, schema: str, results: Results, launch: Launch) -> None:
+        self.results, self.launch = results, launch
+        namespace, _, rest = schema.partition("::")
+        name = rest.partition("(")[0]
+        self._library = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+        self._library.define(rest, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        self._library.impl(name, self._run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        self._library.impl(name, results, "Meta")  # type: ignore[no-untyped-call]
+        self.op: torch._ops.OpOverload = getattr(getattr(torch.ops, namespace), name).default
+        self.__doc__ = launch.__doc__
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compute the results of *arguments*, all positional. Nothing is recorded for a backward."""
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            return self.op(*arguments)
+        return self._run(*arguments)
+
+    def _run(self, *arguments: Any) -> Any:
+        index = arguments[0].device.index
+        if index is None or index == torch.accelerator.current_device_index():
+            results = self.results(*arguments)
+            self.launch(results, *arguments)
+            return results
+        with torch.accelerator.device_index(index):
+            results = self.results(*arguments)
+            self.launch(results, *arguments)
+            return results
+
+
+def transparent(*tensors: Tensor | None) -> bool:
+    """Whether an `Operation` may be put between *tensors* and their gradients, here and now.
+
+    Kernels read the memory of plain tensors of one device. ``torch.jit.trace``, functorch transforms and forward-mode
+    differentiation want to see what is computed; subclasses such as DTensor bring operations of their own. For those a
+    caller takes its reference.
+    """
+    first = next(t for t in tensors if t is not None)
+    if torch.compiler.is_compiling():
+        return all(t is None or t.device == first.device for t in tensors)
+    return (
+        torch._C._get_tracing_state() is None
+        and all(t is None or (type(t) in _READABLE and t.device == first.device) for t in tensors)
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+    )
+
+
+_READABLE = (Tensor, torch.nn.Parameter, torch.nn.Buffer, torch._subclasses.FakeTensor)
+"""A fake tensor is one that an operation never reads."""
