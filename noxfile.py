@@ -128,7 +128,11 @@ def install(
     lines = (ROOT / "constraints.txt").read_text().replace(TRANSFORMERS[0], transformers).splitlines()
     pinned = Path(session.create_tmp()) / "constraints.txt"
     pinned.write_text("\n".join(line for line in lines if line.partition("==")[0] not in free))
-    session.install("-c", str(pinned), "torch", "transformers", *packages, *(f"./{path}" for path in DISTRIBUTIONS))
+    # Of what is installed a run imports a part, which Python compiles as it comes: half of the time goes into the rest.
+    session.env["PIP_NO_COMPILE"] = "1"
+    session.install("-c", str(pinned), "torch", "transformers", "hatchling", *packages)
+    session.install("--no-build-isolation", "--no-deps", *(f"./{path}" for path in DISTRIBUTIONS))
+    session.run("python", "-m", "pip", "check", silent=True)
 
 
 def clean(session: nox.Session) -> None:
