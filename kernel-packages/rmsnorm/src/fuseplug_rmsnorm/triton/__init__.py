@@ -51,20 +51,17 @@ def rms_norm(
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float = 1e-6, *, variant: str = "llama"
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, variant: str = "llama"
 ) -> tuple[Tensor, Tensor]:
-    """`fuseplug_rmsnorm.add_rms_norm` on a GPU: the same arguments, results and errors.
+    """`fuseplug_rmsnorm.reference.add_rms_norm` on a GPU, in one launch: the same arguments, results and errors.
 
     Where `rms_norm` would be the reference, and where *residual* has another dtype than *x*, it is the addition and
     `rms_norm`.
     """
-    how = reference.check(x, weight, variant, None, None)
-    if residual.shape != x.shape:
-        raise ValueError(f"residual must have the shape of x, {(*x.shape,)}; it has {(*residual.shape,)}")
+    how = reference.check_sum(x, residual, weight, variant)
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
     if autocast or residual.dtype is not x.dtype or not _serves(x.shape[-1], x, residual, weight):
-        total = x + residual
-        return rms_norm(total, weight, eps, variant=variant), total
+        return reference.add_rms_norm(x, residual, weight, eps, variant=variant, norm=rms_norm)
     if _recorded(x, residual, weight):
         y, total = _AddRMSNorm.apply(x, residual, weight, eps, variant)  # type: ignore[no-untyped-call]
     else:

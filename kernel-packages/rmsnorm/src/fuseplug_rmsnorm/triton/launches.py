@@ -20,7 +20,7 @@ WIDEST = 1 << 14
 _PER_LANE = 16
 """Elements of a tile that a lane holds: of a half type two loads of 16 bytes, which is enough to have in flight."""
 
-_FEWEST_WARPS, _MOST_WARPS = 4, 16
+_FEWEST_WARPS, _MOST_WARPS = 4, 32
 """Of a program. Below, rows share a program; above, a lane holds more."""
 
 _WARPS_PER_PROCESSOR = 16
@@ -220,7 +220,7 @@ def backward(
     tiles, groups = -(-rstd.shape[0] // tile.rows), hidden // tile.width
     parts, partial = tiles, dweight
     if dweight is not None:
-        parts = min(tiles, max(1, _processors(x.device) * _WARPS_PER_PROCESSOR // (warps * groups)))
+        parts = min(tiles, max(1, _processors(x.device) * max(1, _WARPS_PER_PROCESSOR // warps) // groups))
         if parts > 1:
             partial = dweight.new_empty((parts, hidden), dtype=torch.float32)
     dy, dy_stride = _rows(dy, dense)
