@@ -1,4 +1,4 @@
-"""RMSNorm for tensors, on whatever device they are: by the first of the kernels here that this machine can run there."""
+"""RMSNorm for tensors on whatever device: by the first of the kernels here that this machine can run there."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def rms_norm(
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
     if autocast or not _serves(x, weight, grouped=group_size is not None):
         return reference.compute(how, x, weight, eps, gate, group_size)
-    dtype = x.dtype if weight is None or how.gate == "after" else reference.result_dtype(x, weight, how)
+    dtype = reference.result_dtype(x, weight, how)
     if _widens(x, weight, dtype, how, gated=gate is not None, grouped=group_size is not None):
         x, gate = x.float(), None if gate is None else gate.float()
     gamma = None if weight is None else _gamma(weight, how)

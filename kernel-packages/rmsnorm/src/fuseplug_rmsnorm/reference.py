@@ -235,9 +235,9 @@ def wide_dtype(x: Tensor, how: Semantics) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32) if how.upcast else x.dtype
 
 
-def result_dtype(x: Tensor, weight: Tensor, how: Semantics) -> torch.dtype:
-    """The dtype that an ungated variant returns."""
-    if how.weight in ("before-cast", "input"):
+def result_dtype(x: Tensor, weight: Tensor | None, how: Semantics) -> torch.dtype:
+    """The dtype that the variant returns."""
+    if weight is None or how.gate == "after" or how.weight in ("before-cast", "input"):
         return x.dtype
     if how.weight == "half-cast" and weight.dtype in _HALF:
         return weight.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -89,7 +90,7 @@ def _rows(tensor: Tensor, dense: Tensor) -> tuple[Tensor, int]:
     leading = [dim for dim in leading if tensor.shape[dim] > 1]
     regular = all(
         tensor.stride(outer) == tensor.stride(inner) * tensor.shape[inner]
-        for outer, inner in zip(leading, leading[1:], strict=False)
+        for outer, inner in itertools.pairwise(leading)
     )
     if regular and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
         return tensor, tensor.stride(leading[-1]) if leading else tensor.shape[-1]
@@ -104,15 +105,13 @@ def _forward_results(
     x: Tensor,
     residual: Tensor | None,
     weight: Tensor | None,
-    gate: Tensor | None,
+    _gate: Tensor | None,
     _eps: float,
     variant: str,
     group_size: int | None,
     keep: bool,
 ) -> list[Tensor]:
-    how = reference.VARIANTS[variant]
-    plain = weight is None or how.gate == "after"
-    found = [_like(x, x.dtype if plain else reference.result_dtype(x, weight, how))]
+    found = [_like(x, reference.result_dtype(x, weight, reference.VARIANTS[variant]))]
     if residual is not None:
         found.append(_like(x, x.dtype))
     if keep:
