@@ -36,9 +36,11 @@ def rms_norm(
     """`fuseplug_rmsnorm.reference.rms_norm` on a GPU: the same arguments, result and errors.
 
     The result is the reference's up to rounding: a row is computed in float32 and rounded once. Rows that lie a stride
-    apart are read where they are. What is not of float16, bfloat16 or float32, is empty or has more than 2¹⁴ elements in
-    a row or group, what tracers and functorch transforms look at, and variants that autocast changes, are computed by
-    the reference, for that call; so is a backward that is to be differentiated again.
+    apart are read where they are.
+
+    For that call it is the reference: of other dtypes than float16, bfloat16 and float32; of empty tensors; of more
+    than 2¹⁴ elements in a row or group; to tracers, functorch transforms and subclasses; and where autocast changes the
+    variant. So is a backward that is to be differentiated again.
     """
     how = reference.check(x, weight, variant, gate, group_size)
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)

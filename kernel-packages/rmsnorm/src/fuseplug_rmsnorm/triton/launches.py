@@ -101,6 +101,19 @@ def _rows_or_none(tensor: Tensor | None, dense: Tensor) -> tuple[Tensor | None, 
     return (None, 0) if tensor is None else _rows(tensor, dense)
 
 
+def _per_row(dense: Tensor, groups: int, known: Tensor | None = None) -> Tensor:
+    """Memory for a number of each row, or of each group in it, in the order of the rows of *dense*.
+
+    It is that of *known*, numbers that were found before, unless a hook on saved tensors has given them another layout.
+    """
+    hidden = dense.shape[-1]
+    strides = (*(stride // hidden * groups for stride in dense.stride()[:-1]), 1)
+    if known is not None and known.stride() == strides:
+        return known
+    new = torch.empty_strided((*dense.shape[:-1], groups), strides, dtype=torch.float32, device=dense.device)
+    return new if known is None else new.copy_(known)
+
+
 def _forward_results(
     x: Tensor,
     residual: Tensor | None,
@@ -115,8 +128,7 @@ def _forward_results(
     if residual is not None:
         found.append(_like(x, x.dtype))
     if keep:
-        groups = 1 if group_size is None else x.shape[-1] // group_size
-        found.append(x.new_empty((x.numel() // x.shape[-1], groups), dtype=torch.float32))
+        found.append(_per_row(found[0], 1 if group_size is None else x.shape[-1] // group_size))
     return found
 
 
@@ -210,16 +222,17 @@ def backward(
     """
     found = iter(results)
     dx, dweight, dgate = (next(found) if need else None for need in wanted)
-    # Of nothing but its layout, which is that of the rows of rstd.
     dense = next((each for each in (dx, dgate) if each is not None), None)
     if dense is None:
-        dense = _like(x, x.dtype)
+        dense = _like(x, x.dtype)  # not to be written to: only its layout matters
     hidden = x.shape[-1]
+    tokens = x.numel() // hidden
     tile, warps = _tile(group_size or hidden)
-    tiles, groups = -(-rstd.shape[0] // tile.rows), hidden // tile.width
-    parts, partial = tiles, dweight
+    groups = hidden // tile.width
+    parts, partial = -(-tokens // tile.rows), dweight
     if dweight is not None:
-        parts = min(tiles, max(1, _processors(x.device) * max(1, _WARPS_PER_PROCESSOR // warps) // groups))
+        most = _processors(x.device) * max(1, _WARPS_PER_PROCESSOR // warps)
+        parts = min(parts, max(1, most // groups))
         if parts > 1:
             partial = dweight.new_empty((parts, hidden), dtype=torch.float32)
     dy, dy_stride = _rows(dy, dense)
@@ -235,12 +248,12 @@ def backward(
         x,
         None if weight is None else weight.contiguous(),
         gate,
-        rstd,
+        _per_row(dense, groups, rstd),
         dy_stride,
         dtotal_stride,
         x_stride,
         gate_stride,
-        rstd.shape[0],
+        tokens,
         *tile,
         *_form(variant),
         num_warps=warps,
