@@ -36,8 +36,8 @@ _ACTIVATIONS: dict[str, tuple[str, float | None]] = {
 _TILE = 1024
 """Elements of the gate for each program: 8 for each thread, one load of 16 bytes of a half type.
 
-What is on its way from memory then suffices: with 12 programs, of 40 registers a thread, a multiprocessor of an H100
-asks for 48 KiB of gate and up at once, where 3.35 TB/s and a latency of 700 ns come to 18. And rows of the widths that
+What is on its way from memory then suffices: with 16 programs, of 32 registers a thread, a multiprocessor of an H100
+asks for 64 KiB of gate and up at once, where 3.35 TB/s and a latency of 700 ns come to 18. And rows of the widths that
 models have are cut evenly: 3072, 11008 and 14336 are 3, 10.75 and 14 tiles.
 """
 
