@@ -1,4 +1,4 @@
-"""What Triton makes of kernels for a GPU that is not here: registers, spills and shared memory.
+"""Triton without a GPU: what it compiles for one takes, and an interpreter that rounds as one does.
 
 >>> from fuseplug.testing.triton import compile_only
 >>> with compile_only(90) as programs:  # doctest: +SKIP
@@ -12,6 +12,7 @@ Importing this imports no triton.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import re
 import subprocess
@@ -78,6 +79,35 @@ def compile_only(capability: int = 90) -> Iterator[list[Program]]:
         yield programs
     finally:
         driver._active = before
+
+
+@contextlib.contextmanager
+def rounding_to_nearest() -> Iterator[None]:
+    """Have Triton's interpreter round float32 to bfloat16 as GPUs do; without it there is nothing to do.
+
+    By itself it cuts off what does not fit. In a sum over rows, such as the gradient of a weight, that adds up.
+    """
+    if not interpreted() or importlib.util.find_spec("triton") is None:
+        yield
+        return
+    import numpy as np
+    import torch
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    cut_off = interpreter._convert_float
+
+    def convert(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return cut_off(data, source, target, mode)
+        rounded = torch.from_numpy(np.ascontiguousarray(data)).to(torch.bfloat16)
+        return rounded.view(torch.int16).numpy().view(np.uint16).reshape(data.shape)
+
+    interpreter._convert_float = convert
+    try:
+        yield
+    finally:
+        interpreter._convert_float = cut_off
 
 
 def _driver(capability: int, programs: list[Program]) -> Any:
