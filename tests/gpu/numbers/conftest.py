@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fuseplug.testing.triton import rounding_to_nearest
 from fuseplug.triton.kernel import interpreted
 
 
@@ -15,6 +16,12 @@ def device() -> str:
     if not interpreted():
         pytest.exit("there is no GPU here: set TRITON_INTERPRET=1", returncode=4)
     return "cpu"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _rounding_as_gpus_do():
+    with rounding_to_nearest():
+        yield
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -47,6 +49,24 @@ def test_an_eager_call_launches(device, poisoned):
     x = torch.randn(100, device=device)
     assert torch.equal(double(x), 2 * x)
     assert launched == [100]
+
+
+def test_threads_launch_at_once(device):
+    given = [torch.randn(640, device=device) for _ in range(4)]
+    found = {}
+    threads = [threading.Thread(target=lambda n=n: found.update({n: double(given[n])})) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[n], 2 * given[n]) for n in range(4))
+
+
+def test_results_are_rounded_to_the_nearest(device):
+    x = torch.cat([torch.randn(1000), torch.tensor([0.0, 1e-40, 3.4e38, math.inf, -math.inf, math.nan])]).to(device)
+    y = torch.empty_like(x, dtype=torch.bfloat16)
+    double.launch(y, x)
+    assert torch.equal(y.nan_to_num(nan=7.0), (2 * x).bfloat16().nan_to_num(nan=7.0))
 
 
 def test_the_operation_of_torch_computes_the_same(device):

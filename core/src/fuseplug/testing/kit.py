@@ -13,6 +13,7 @@ from ..verification import neutral
 from .checks import CHECKS, Check
 from .results import Conformance, ConformanceError, Finding
 from .subjects import Examined, Specimen, raised
+from .triton import rounding_to_nearest
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Step:
             return [Finding("", skipped=why)]
         findings: list[Finding] = []
         try:
-            with neutral(self.examined.device_type if self.examined.device else "cpu"):
+            with rounding_to_nearest(), neutral(self.examined.device_type if self.examined.device else "cpu"):
                 findings.extend(self._ask())
         except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
             findings.append(Finding("", fault=f"raises {raised(error)}"))

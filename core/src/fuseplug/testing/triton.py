@@ -1,4 +1,4 @@
-"""What Triton makes of kernels for a GPU that is not here: registers, spills and shared memory.
+"""Triton without a GPU: what it compiles for one takes, and an interpreter that rounds as one does.
 
 >>> from fuseplug.testing.triton import compile_only
 >>> with compile_only(90) as programs:  # doctest: +SKIP
@@ -12,6 +12,8 @@ Importing this imports no triton.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import itertools
 import re
 import subprocess
 import tempfile
@@ -28,6 +30,9 @@ _SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 <<
 
 _THREADS = 1024
 """The most that a block may have."""
+
+_absent = itertools.count(1 << 20)
+"""Numbers for devices that are not here. Triton keeps what it compiled by device: for a new one nothing is kept yet."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def compile_only(capability: int = 90) -> Iterator[list[Program]]:
         capability: The compute capability of the GPU, 90 for 9.0.
 
     Yields:
-        The programs that were needed so far, each once.
+        The programs that were needed within so far, each once.
 
     Raises:
         RuntimeError: In Triton's interpreter, which compiles nothing.
@@ -76,8 +81,39 @@ def compile_only(capability: int = 90) -> Iterator[list[Program]]:
         driver._active = before
 
 
+@contextlib.contextmanager
+def rounding_to_nearest() -> Iterator[None]:
+    """Have Triton's interpreter round float32 to bfloat16 as GPUs do; without it there is nothing to do.
+
+    By itself it cuts off what does not fit. In a sum over rows, such as the gradient of a weight, that adds up.
+    """
+    if not interpreted() or importlib.util.find_spec("triton") is None:
+        yield
+        return
+    import numpy as np
+    import torch
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    cut_off = interpreter._convert_float
+
+    def convert(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return cut_off(data, source, target, mode)
+        rounded = torch.from_numpy(np.ascontiguousarray(data)).to(torch.bfloat16)
+        return rounded.view(torch.int16).numpy().view(np.uint16).reshape(data.shape)
+
+    interpreter._convert_float = convert
+    try:
+        yield
+    finally:
+        interpreter._convert_float = cut_off
+
+
 def _driver(capability: int, programs: list[Program]) -> Any:
     from triton.backends.compiler import GPUTarget
+
+    device = next(_absent)
 
     def load_binary(name: str, cubin: bytes, shared: int, _device: int) -> tuple[Any, ...]:
         found = _resources(cubin)
@@ -87,7 +123,7 @@ def _driver(capability: int, programs: list[Program]) -> Any:
 
     return SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
-        get_current_device=lambda: -capability,  # Triton keeps what it compiled by device
+        get_current_device=lambda: device,
         get_current_stream=lambda _device: 0,
         launcher_cls=lambda _source, _metadata: _launch_nothing,
         utils=SimpleNamespace(
