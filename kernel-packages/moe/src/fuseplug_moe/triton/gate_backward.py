@@ -14,7 +14,7 @@ from fuseplug.triton import operation
 from ..reference import GATES
 from . import tiles
 from .activations import gate_side, up_side
-from .gated import SCHEMA
+from .gated import SCHEMA, apart
 from .operands import matrices, matrix, product
 from .project import tile_rows
 
@@ -193,24 +193,62 @@ def _gate_backward(
         EVEN,
     )
     weight = tl.load(weights + slot).to(tl.float32)[:, None]
+    places = (of_before, weighted, before)
+    start = part * WIDTH
+    sums = tl.zeros((HEIGHT,), tl.float32)
+    # Piece by piece, for there are not registers enough for all that belongs to a wide tile.
+    if WIDTH <= _PIECE:
+        sums += _piece(places, inner, weight, row, end, start, width, limit, alpha, LAYOUT, NAME, CLAMP, OFFSET)
+    else:
+        tl.static_assert(WIDTH == 2 * _PIECE)
+        one, other = apart(inner, "concatenated", HEIGHT, WIDTH)
+        sums += _piece(places, one, weight, row, end, start, width, limit, alpha, LAYOUT, NAME, CLAMP, OFFSET)
+        start += _PIECE
+        sums += _piece(places, other, weight, row, end, start, width, limit, alpha, LAYOUT, NAME, CLAMP, OFFSET)
+    tl.store(parts + slot.to(tl.int64) * across + part, sums, mask=row < end)
+
+
+_PIECE = tl.constexpr(64)
+
+
+@triton.jit
+def _piece(
+    places,
+    inner,
+    weight,
+    row,
+    end,
+    start,
+    width,
+    limit,
+    alpha,
+    LAYOUT: tl.constexpr,
+    NAME: tl.constexpr,
+    CLAMP: tl.constexpr,
+    OFFSET: tl.constexpr,
+):
+    """Some columns: what is written to *places* from the gradient *inner*; and the sums of its rows for the weights."""
+    of_before, weighted, before = places
+    element = before.dtype.element_ty
+    HEIGHT: tl.constexpr = inner.shape[0]
+    WIDTH: tl.constexpr = inner.shape[1]
+    column = start + tl.arange(0, WIDTH)
     mask = (row < end)[:, None] & (column < width)[None, :]
     wide = row.to(tl.int64)[:, None]
-    element = before.dtype.element_ty
     if LAYOUT == "ungated":
         at = wide * width + column[None, :]
         value, slope = gate_side(tl.load(before + at, mask=mask, other=0.0).to(tl.float32), limit, alpha, NAME, CLAMP)
         tl.store(of_before + at, (weight * inner * slope).to(element), mask=mask)
     else:
+        at = wide * (2 * width) + column[None, :]
+        turn = 2 * start + tl.arange(0, 2 * WIDTH)
+        turns = wide * (2 * width) + turn[None, :]
+        here = (row < end)[:, None] & (turn < 2 * width)[None, :]
         if LAYOUT == "concatenated":
-            at = wide * (2 * width) + column[None, :]
             gate = tl.load(before + at, mask=mask, other=0.0).to(tl.float32)
             up = tl.load(before + at + width, mask=mask, other=0.0).to(tl.float32)
         else:
-            turn = part * (2 * WIDTH) + tl.arange(0, 2 * WIDTH)
-            at = wide * (2 * width) + turn[None, :]
-            turns = (row < end)[:, None] & (turn < 2 * width)[None, :]
-            both = tl.load(before + at, mask=turns, other=0.0).to(tl.float32)
-            gate, up = tl.reshape(both, (HEIGHT, WIDTH, 2)).split()
+            gate, up = apart(tl.load(before + turns, mask=here, other=0.0).to(tl.float32), LAYOUT, HEIGHT, 2 * WIDTH)
         activated, gate_slope = gate_side(gate, limit, alpha, NAME, CLAMP)
         factor, up_slope = up_side(up, limit, CLAMP, OFFSET)
         value = activated * factor
@@ -220,9 +258,9 @@ def _gate_backward(
             tl.store(of_before + at, of_gate, mask=mask)
             tl.store(of_before + at + width, of_up, mask=mask)
         else:
-            tl.store(of_before + at, tl.reshape(tl.join(of_gate, of_up), (HEIGHT, 2 * WIDTH)), mask=turns)
+            tl.store(of_before + turns, tl.reshape(tl.join(of_gate, of_up), (HEIGHT, 2 * WIDTH)), mask=here)
     tl.store(weighted + wide * width + column[None, :], (weight * value).to(element), mask=mask)
-    tl.store(parts + slot.to(tl.int64) * across + part, tl.sum(tl.where(mask, inner * value, 0.0), 1), mask=row < end)
+    return tl.sum(tl.where(mask, inner * value, 0.0), 1)
 
 
 @triton.jit(do_not_specialize=["slots"])

@@ -93,5 +93,17 @@ def product(
         else:
             a = tl.load(left + at[None, :], mask=at[None, :] < depth, other=0.0)
             b = tl.load(right + at[:, None] * stride, mask=(at[:, None] < depth) & right_mask, other=0.0)
-        total = tl.dot(a, b, total, input_precision="ieee")  # never TF32
+        total = dot(a, b, total)
     return total
+
+
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def dot(a, b, total):
+    """Add a product of tiles, never in TF32."""
+    if _INTERPRETED:
+        # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision="ieee")

@@ -9,6 +9,7 @@ from torch import Tensor
 from fuseplug.triton import operation
 
 from . import tiles
+from .operands import dot
 
 
 def _results(
@@ -98,7 +99,7 @@ def _weight_gradient(
             mask=here if EVEN else here & (other < width)[None, :],
             other=0.0,
         )
-        total = tl.dot(tl.trans(a), b, total, input_precision="ieee")
+        total = dot(tl.trans(a), b, total)
     to = (expert.to(tl.int64) * height + column)[:, None] * width + other[None, :]
     tl.store(
         out + to, total.to(out.dtype.element_ty), mask=(column < height)[:, None] & (other < width)[None, :]
