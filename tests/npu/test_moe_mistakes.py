@@ -8,8 +8,8 @@ from support.mixtures import arguments
 from torch import Tensor
 
 from fuseplug.testing.npu import ContractError
+from fuseplug_moe.arrival import Arrival
 from fuseplug_moe.npu import gmm, mixture, routing
-from fuseplug_moe.npu.arrival import Arrival
 
 from .mixtures import EVERY_WAY, assert_parameters_right, assert_right, on_npu
 

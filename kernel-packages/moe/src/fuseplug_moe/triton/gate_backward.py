@@ -41,8 +41,8 @@ def _backward_results(
 
 
 @operation(
-    "fuseplug_moe::gate_backward(Tensor grad, Tensor before, Tensor weights, Tensor index, Tensor route, Tensor[] down, Tensor?"
-    f" down_bias, SymInt experts, bool transposed, {SCHEMA}) -> (Tensor, Tensor, Tensor)",
+    "fuseplug_moe::gate_backward(Tensor grad, Tensor before, Tensor weights, Tensor index, Tensor route, Tensor[] down,"
+    f" Tensor? down_bias, SymInt experts, bool transposed, {SCHEMA}) -> (Tensor, Tensor, Tensor)",
     _backward_results,
 )
 def gate_backward(
@@ -63,8 +63,8 @@ def gate_backward(
 ) -> None:
     """From the gradient of the weighted sum to that of what the gate and up were.
 
-    What the second projection gave is not needed: its product with the gradient, which is the gradient of the weight, is
-    also that of what went into it with the gradient times the transposed matrix. So neither is kept.
+    What the second projection gave is not needed: its product with the gradient, which is the gradient of the weight,
+    is also that of what went into it with the gradient times the transposed matrix. So neither is kept.
 
     Args:
         results: The gradient of *before*; what went into the second projection times the weight, ``(slots, inner)``,
@@ -105,7 +105,6 @@ def gate_backward(
         right.data,
         slots,
         experts,
-        k,
         depth,
         width,
         right.expert,
@@ -113,6 +112,7 @@ def gate_backward(
         right.column,
         limit,
         alpha,
+        K=k,
         ALIGNMENT=right.alignment,
         LAYOUT=layout,
         NAME=activation,
@@ -134,9 +134,9 @@ def gate_backward(
         down_bias,
         slots,
         experts,
-        k,
         depth,
         across,
+        K=k,
         BLOCK=block,
         PARTS=tiles.power_of_two(across),
         DEPTH=min(256, tiles.power_of_two(depth)),
@@ -155,7 +155,6 @@ def _gate_backward(
     down,
     slots,
     experts,
-    k,
     depth,
     width,
     stride_expert,
@@ -163,6 +162,7 @@ def _gate_backward(
     stride_column,
     limit,
     alpha,
+    K: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     LAYOUT: tl.constexpr,
     NAME: tl.constexpr,
@@ -183,7 +183,7 @@ def _gate_backward(
     slot = tl.load(route + row, mask=row < end, other=0)
     inner = product(
         tl.zeros((HEIGHT, WIDTH), tl.float32),
-        grad + (slot // k).to(tl.int64)[:, None] * depth,
+        grad + (slot // K).to(tl.int64)[:, None] * depth,
         matrix(down, expert, stride_expert, grad, ALIGNMENT) + column[None, :].to(tl.int64) * stride_column,
         depth,
         depth,
@@ -272,9 +272,9 @@ def _weights_backward(
     bias,
     slots,
     experts,
-    k,
     depth,
     across,
+    K: tl.constexpr,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -289,7 +289,7 @@ def _weights_backward(
         for first in range(0, depth, DEPTH):
             column = first + tl.arange(0, DEPTH)[None, :]
             mask = here[:, None] & (column < depth)
-            upstream = tl.load(grad + (slot // k).to(tl.int64)[:, None] * depth + column, mask=mask, other=0.0)
+            upstream = tl.load(grad + (slot // K).to(tl.int64)[:, None] * depth + column, mask=mask, other=0.0)
             added = tl.load(bias + expert.to(tl.int64)[:, None] * depth + column, mask=mask, other=0.0)
             total += tl.sum(upstream.to(tl.float32) * added.to(tl.float32), 1)
     tl.store(of_weights + slot, total.to(of_weights.dtype.element_ty), mask=slot < slots)

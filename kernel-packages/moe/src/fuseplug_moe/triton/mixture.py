@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,14 +11,18 @@ from torch import Tensor
 from fuseplug.triton import transparent, vjp
 
 from .. import reference
+from ..arrival import Arrival
 from ..reference import Experts, Layout, Projection, Rows
+from . import steps
 from .combine import combine
 from .gate_backward import gate_backward
 from .gated import project_gated
 from .project import project
 from .routing import sort
+from .steps import by_matrix, of_busy
 from .weight_gradient import bias_gradient, weight_gradient
 
+_T = TypeVar("_T")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -79,8 +83,6 @@ def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool
         x.dtype in _DTYPES
         and weights.dtype in _DTYPES
         and experts.dtype in _DTYPES
-        and isinstance(experts.activation, str)
-        and experts.post is None
         and all(tensor.dtype == experts.dtype for tensor in (*matrices, *biases))
         and all(matrix.is_contiguous() for matrix in matrices if matrix.dim() == 2 or experts.up is not None)
         and min(index.numel(), *x.shape, reference.first(experts.down).numel()) > 0
@@ -112,7 +114,6 @@ class _How(NamedTuple):
     activation: str
     limit: float
     alpha: float
-    idle: Literal["zero", "none"]
 
     @classmethod
     def of(cls, experts: Experts) -> _How:
@@ -125,7 +126,6 @@ class _How(NamedTuple):
             str(experts.activation),
             0.0 if experts.limit is None else experts.limit,
             experts.alpha,
-            experts.idle,
         )
 
     @property
@@ -133,40 +133,49 @@ class _How(NamedTuple):
         """What `project_gated` and `gate_backward` ask for."""
         return self.layout, self.activation, self.limit, self.alpha
 
-    def split(self, matrices: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-        """Those of gate and up, of up where it is apart, and of down."""
+    def split(self, matrices: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:
+        """What there is for each matrix: those of gate and up, of up where it is apart, and of down."""
         apart = self.first + self.apart
         return matrices[: self.first], matrices[self.first : apart], matrices[apart:]
 
 
 def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    index = index.contiguous()
+    if not isinstance(experts.activation, str) or experts.post is not None:
+        return steps.compute(experts, x, index, weights)
     how, matrices = _How.of(experts), _flat(experts)
-    tensors = (x, index.contiguous(), weights, experts.gate_up_bias, experts.down_bias, *matrices)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        result: Tensor = _Mixture.apply(how, *tensors)  # type: ignore[no-untyped-call]
+    tensors: tuple[Any, ...] = (x, index, weights, experts.gate_up_bias, experts.down_bias, *matrices)
+    route = sort(index, experts.number)
+    if steps.recording(*tensors):
+        arrival = steps.arrival_of(experts, route, index)
+        result: Tensor = _Mixture.apply(how, arrival, route, *tensors)
         return result
-    return _forward(how, *tensors, keep=False)[0]
+    return _forward(how, route, False, *tensors)[0]
 
 
 def _forward(
     how: _How,
+    route: Tensor,
+    keep: bool,
     x: Tensor,
     index: Tensor,
     weights: Tensor,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
     *matrices: Tensor,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, what the gate and up were if it is to *keep* them, and the route."""
+) -> tuple[Tensor, Tensor]:
+    """The result; and what the gate and up were, if it is to *keep* them."""
     gate_up, up, down = how.split(matrices)
     rows = x.to(matrices[0].dtype).contiguous()
-    route = sort(index, how.experts)
     inner, before = project_gated(
         rows, route, gate_up, up, gate_up_bias, how.experts, how.transposed, index.shape[1], *how.gate, keep
     )
     out = project(inner, route, down, (), down_bias, how.experts, how.transposed, 0, True, False)
-    return combine(out, index, weights.contiguous(), how.experts, x.dtype), before, route
+    return combine(out, index, weights.contiguous(), how.experts, x.dtype), before
+
+
+_OTHERS = 5
+"""How many tensors come before the matrices."""
 
 
 class _Mixture(torch.autograd.Function):
@@ -177,28 +186,30 @@ class _Mixture(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, how: _How, *tensors: Tensor) -> Tensor:
-        result, before, route = _forward(how, *tensors, keep=True)
-        ctx.how = how
-        ctx.save_for_backward(before, route, *tensors)
+    def forward(ctx: Any, how: _How, arrival: Arrival | None, route: Tensor, *tensors: Tensor) -> Tensor:
+        result, before = _forward(how, route, True, *tensors)
+        ctx.how, ctx.arrival = how, arrival
+        ctx.save_for_backward(route, before, *tensors)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         how: _How = ctx.how
-        before, route, *tensors = ctx.saved_tensors
-        needs = ctx.needs_input_grad[1:]
+        route, before, *tensors = ctx.saved_tensors
+        needs = ctx.needs_input_grad[3:]
         if torch.is_grad_enabled():
-            return None, *vjp(_formula, (how, *tensors), (False, *needs), (grad,))[1:]
-        return None, *_backward(how, needs, grad, before, route, *tensors)
+            found = vjp(_formula, (how, *tensors), (False, *needs), (grad,))[1:]
+        else:
+            found = _backward(how, needs, grad, route, before, *tensors)
+        return None, None, None, *found[:_OTHERS], *of_busy(found[_OTHERS:], ctx.arrival)
 
 
 def _backward(
     how: _How,
     needs: Sequence[bool],
     grad: Tensor,
-    before: Tensor,
     route: Tensor,
+    before: Tensor,
     x: Tensor,
     index: Tensor,
     weights: Tensor,
@@ -209,7 +220,7 @@ def _backward(
     """The gradients of the arguments that need one."""
     del gate_up_bias
     gate_up, up, down = how.split(matrices)
-    needs_gate_up, needs_up, needs_down = how.split(needs[5:])
+    needs_gate_up, needs_up, needs_down = how.split(needs[_OTHERS:])
     rows = x.to(matrices[0].dtype).contiguous()
     grad = grad.to(matrices[0].dtype).contiguous()
     weights = weights.contiguous()
@@ -230,25 +241,22 @@ def _backward(
         both = _outer(how, of_before, 0, rows, k, route, slots)
         if up:
             halves = both.chunk(2, dim=2 if how.transposed else 1)
-            of_gate_up = [*_like(gate_up, needs_gate_up, halves[0]), *_like(up, needs_up, halves[1])]
+            of_gate_up = [*by_matrix(halves[0], gate_up, needs_gate_up), *by_matrix(halves[1], up, needs_up)]
         else:
-            of_gate_up = _like(gate_up, needs_gate_up, both)
+            of_gate_up = by_matrix(both, gate_up, needs_gate_up)
     of_down: Sequence[Tensor | None] = [None] * len(down)
     if any(needs_down):
-        of_down = _like(down, needs_down, _outer(how, grad, k, weighted, 0, route, slots))
+        of_down = by_matrix(_outer(how, grad, k, weighted, 0, route, slots), down, needs_down)
     return [of_x, None, of_weights if needs[2] else None, of_gate_up_bias, of_down_bias, *of_gate_up, *of_down]
 
 
 def _outer(how: _How, out: Tensor, out_k: int, into: Tensor, into_k: int, route: Tensor, slots: int) -> Tensor:
     """The gradient of all matrices that took *into* to what has the gradient *out*."""
-    if how.transposed:
-        return weight_gradient(into, out, route, slots, how.experts, into_k, out_k)
-    return weight_gradient(out, into, route, slots, how.experts, out_k, into_k)
-
-
-def _like(matrices: Sequence[Tensor], needs: Sequence[bool], stacked: Tensor) -> list[Tensor | None]:
-    each = (stacked,) if matrices[0].dim() == 3 else stacked.unbind()
-    return [gradient if need else None for gradient, need in zip(each, needs, strict=True)]
+    sides = (into, out, route, slots, how.experts, into_k, out_k)
+    if not how.transposed:
+        sides = (out, into, route, slots, how.experts, out_k, into_k)
+    gradient: Tensor = weight_gradient(*sides)
+    return gradient
 
 
 def _formula(
@@ -261,15 +269,12 @@ def _formula(
     *matrices: Tensor,
 ) -> Tensor:
     """What is computed, in operations that can be differentiated again."""
-    gate_up, up, down = (
-        None if not each else each[0] if each[0].dim() == 3 else each for each in how.split(matrices)
-    )
-    assert gate_up is not None and down is not None
+    gate_up, up, down = how.split(matrices)
     experts = Experts(
         how.experts,
-        gate_up,
-        up,
-        down,
+        _projection(gate_up),
+        _projection(up) if up else None,
+        _projection(down),
         gate_up_bias,
         down_bias,
         how.transposed,
@@ -277,7 +282,11 @@ def _formula(
         how.activation,
         how.limit,
         how.alpha,
-        None,
-        "zero",
+        post=None,
+        idle="zero",
     )
     return reference.compute(experts, x, index, weights)
+
+
+def _projection(matrices: Sequence[Tensor]) -> Projection:
+    return matrices[0] if matrices[0].dim() == 3 else matrices

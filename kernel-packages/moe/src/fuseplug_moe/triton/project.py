@@ -31,8 +31,8 @@ def _results(
 
 
 @operation(
-    "fuseplug_moe::project(Tensor rows, Tensor route, Tensor[] weights, Tensor[] more, Tensor? bias, SymInt experts, bool transposed,"
-    " SymInt k, bool by_slot, bool fill) -> Tensor",
+    "fuseplug_moe::project(Tensor rows, Tensor route, Tensor[] weights, Tensor[] more, Tensor? bias, SymInt experts,"
+    " bool transposed, SymInt k, bool by_slot, bool fill) -> Tensor",
     _results,
 )
 def project(
@@ -56,7 +56,7 @@ def project(
             and read by the slots of each.
         route: Of `sort`.
         weights: ``(experts, out, in)``, or that many matrices.
-        more: ``(experts, out, in)``, or that many matrices, for the second half of rows that are twice as long; or none.
+        more: ``(experts, out, in)``, or that many matrices, for the other half of longer rows; or none.
         bias: ``(experts, out)``.
         experts: How many there are.
         transposed: The last two dimensions of *weights* are the other way round.
@@ -81,7 +81,6 @@ def project(
         bias,
         slots,
         experts,
-        k,
         depth,
         width,
         right.expert,
@@ -89,7 +88,7 @@ def project(
         right.column,
         ALIGNMENT=min(right.alignment, other.alignment),
         MORE=bool(more),
-        GATHER=k > 0,
+        K=k,
         BY_SLOT=by_slot,
         FILL=fill,
         HEIGHT=shape.height,
@@ -111,7 +110,6 @@ def _project(
     bias,
     slots,
     experts,
-    k,
     depth,
     width,
     stride_expert,
@@ -119,7 +117,7 @@ def _project(
     stride_column,
     ALIGNMENT: tl.constexpr,
     MORE: tl.constexpr,
-    GATHER: tl.constexpr,
+    K: tl.constexpr,
     BY_SLOT: tl.constexpr,
     FILL: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -135,7 +133,7 @@ def _project(
     row = first + tl.arange(0, HEIGHT)
     slot = tl.load(route + row, mask=row < end, other=0)
     expert_or_last = tl.minimum(expert, experts - 1)
-    source = slot // k if GATHER else tl.where(row < end, row, first)
+    source = slot // K if K else tl.where(row < end, row, first)
     left = rows + source.to(tl.int64)[:, None] * (2 * depth if MORE else depth)
     terms = tl.where(expert < experts, depth, 0)
     here = column[None, :] < width

@@ -85,3 +85,9 @@ def _sort(route, index, slots, tiles, experts, HEIGHT: tl.constexpr, BLOCK: tl.c
 def _chosen(index, at, slots, experts):
     chosen = tl.load(index + at, mask=at < slots, other=0)
     return tl.where((chosen >= 0) & (chosen < experts), chosen, experts).to(tl.int32)
+
+
+def counts(route: Tensor, index: Tensor, experts: int) -> Tensor:
+    """How many rows each expert has, ``(experts,)``, by the *route* of *index*."""
+    ends = route[index.numel() :][:experts]
+    return torch.diff(ends, prepend=ends.new_zeros(1))

@@ -1,4 +1,4 @@
-"""How large the tiles of the products are: one table, chosen by reasoning about an H100, for a session with one to tune.
+"""How large the tiles of the products are: one table, from reasoning about an H100, for who has one to tune.
 
 A grouped product reads the matrix of each expert once for every tile of its rows. Below some 150 rows an expert it is
 bound by these reads (990 TFLOP/s of bfloat16 over 3.35 TB/s is 295 operations a byte, and a row makes two of each

@@ -12,9 +12,7 @@ from . import tiles
 from .operands import dot
 
 
-def _results(
-    left: Tensor, right: Tensor, route: Tensor, slots: int, experts: int, left_k: int, right_k: int
-) -> Tensor:
+def _results(left: Tensor, right: Tensor, route: Tensor, slots: int, experts: int, left_k: int, right_k: int) -> Tensor:
     del route, slots, left_k, right_k
     return left.new_empty(experts, left.shape[1], right.shape[1])
 
@@ -52,8 +50,8 @@ def weight_gradient(
         slots,
         height,
         width,
-        left_k,
-        right_k,
+        LEFT_K=left_k,
+        RIGHT_K=right_k,
         HEIGHT=shape.height,
         WIDTH=shape.width,
         DEPTH=shape.depth,
@@ -72,8 +70,8 @@ def _weight_gradient(
     slots,
     height,
     width,
-    left_k,
-    right_k,
+    LEFT_K: tl.constexpr,
+    RIGHT_K: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -90,20 +88,18 @@ def _weight_gradient(
         row = start + tl.arange(0, DEPTH)
         here = (row < end)[:, None]
         a = tl.load(
-            left + source(route, row, end, left_k)[:, None] * height + column[None, :],
+            left + source(route, row, end, LEFT_K)[:, None] * height + column[None, :],
             mask=here if EVEN else here & (column < height)[None, :],
             other=0.0,
         )
         b = tl.load(
-            right + source(route, row, end, right_k)[:, None] * width + other[None, :],
+            right + source(route, row, end, RIGHT_K)[:, None] * width + other[None, :],
             mask=here if EVEN else here & (other < width)[None, :],
             other=0.0,
         )
         total = dot(tl.trans(a), b, total)
     to = (expert.to(tl.int64) * height + column)[:, None] * width + other[None, :]
-    tl.store(
-        out + to, total.to(out.dtype.element_ty), mask=(column < height)[:, None] & (other < width)[None, :]
-    )
+    tl.store(out + to, total.to(out.dtype.element_ty), mask=(column < height)[:, None] & (other < width)[None, :])
 
 
 def _bias_results(rows: Tensor, weights: Tensor | None, route: Tensor, slots: int, experts: int, k: int) -> Tensor:
@@ -134,20 +130,18 @@ def bias_gradient(
     if not out.numel():
         return
     block = min(128, max(16, tiles.power_of_two(width)))
-    _bias_gradient[(experts, -(-width // block))](
-        out, rows, weights, route, slots, width, k, BLOCK=block, DEPTH=32
-    )
+    _bias_gradient[(experts, -(-width // block))](out, rows, weights, route, slots, width, K=k, BLOCK=block, DEPTH=32)
 
 
 @triton.jit(do_not_specialize=["slots"])
-def _bias_gradient(out, rows, weights, route, slots, width, k, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
+def _bias_gradient(out, rows, weights, route, slots, width, K: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
     expert = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     first, end = rows_of(route, slots, expert)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(first, end, DEPTH):
         row = start + tl.arange(0, DEPTH)
-        at = source(route, row, end, k)[:, None] * width + column[None, :]
+        at = source(route, row, end, K)[:, None] * width + column[None, :]
         read = tl.load(rows + at, mask=(row < end)[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
         if weights is not None:
             slot = tl.load(route + row, mask=row < end, other=0)
@@ -164,10 +158,7 @@ def rows_of(route, slots, expert):
 
 
 @triton.jit
-def source(route, row, end, k):
-    """Which row is read for a sorted *row*: that of its token if a token has *k* slots, else itself."""
-    if k == 0:
-        found = tl.where(row < end, row, 0)
-    else:
-        found = tl.load(route + row, mask=row < end, other=0) // k
+def source(route, row, end, K: tl.constexpr):
+    """Which row is read for a sorted *row*: that of its token if a token has *K* slots, else itself."""
+    found = tl.load(route + row, mask=row < end, other=0) // K if K else tl.where(row < end, row, 0)
     return found.to(tl.int64)
