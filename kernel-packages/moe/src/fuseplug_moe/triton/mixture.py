@@ -225,26 +225,24 @@ def _backward(
     grad = grad.to(matrices[0].dtype).contiguous()
     weights = weights.contiguous()
     experts, (slots, k) = how.experts, (index.numel(), index.shape[1])
-    of_x = of_gate_up_bias = of_down_bias = None
-    of_before, weighted, of_weights = gate_backward(
-        grad, before, weights, index, route, down, down_bias, experts, how.transposed, *how.gate
-    )
+    of_x = of_weights = of_gate_up_bias = of_down_bias = None
+    of_gate_up: Sequence[Tensor | None] = [None] * (how.first + how.apart)
+    of_down: Sequence[Tensor | None] = [None] * len(down)
+    if needs[4]:
+        of_down_bias = bias_gradient(grad, weights, route, slots, experts, k)
+    if any((*needs[:4], *needs[_OTHERS:])):
+        of_before, weighted, of_weights = gate_backward(
+            grad, before, weights, index, route, down, down_bias, experts, how.transposed, *how.gate
+        )
     if needs[0]:
         of_rows = project(of_before, route, gate_up, up, None, experts, not how.transposed, 0, True, False)
         of_x = combine(of_rows, index, None, experts, x.dtype)
     if needs[3]:
         of_gate_up_bias = bias_gradient(of_before, None, route, slots, experts, 0)
-    if needs[4]:
-        of_down_bias = bias_gradient(grad, weights, route, slots, experts, k)
-    of_gate_up: Sequence[Tensor | None] = [None] * (len(gate_up) + len(up))
-    if any(needs_gate_up) or any(needs_up):
+    if any((*needs_gate_up, *needs_up)):
         both = _outer(how, of_before, 0, rows, k, route, slots)
-        if up:
-            halves = both.chunk(2, dim=2 if how.transposed else 1)
-            of_gate_up = [*by_matrix(halves[0], gate_up, needs_gate_up), *by_matrix(halves[1], up, needs_up)]
-        else:
-            of_gate_up = by_matrix(both, gate_up, needs_gate_up)
-    of_down: Sequence[Tensor | None] = [None] * len(down)
+        halves = both.chunk(2, dim=2 if how.transposed else 1) if up else (both, both)
+        of_gate_up = [*by_matrix(halves[0], gate_up, needs_gate_up), *by_matrix(halves[1], up, needs_up)]
     if any(needs_down):
         of_down = by_matrix(_outer(how, grad, k, weighted, 0, route, slots), down, needs_down)
     return [of_x, None, of_weights if needs[2] else None, of_gate_up_bias, of_down_bias, *of_gate_up, *of_down]

@@ -61,6 +61,8 @@ def arrival_of(experts: Experts, route: Tensor, index: Tensor) -> Arrival | None
 
 def by_matrix(stacked: Tensor, matrices: Sequence[Tensor], needs: Sequence[bool]) -> Sequence[Tensor | None]:
     """The gradients of *matrices* that are wanted, views into *stacked*, which has those of all."""
+    if not matrices:
+        return []
     each = (stacked,) if matrices[0].dim() == 3 else stacked.unbind()
     return [gradient if need else None for gradient, need in zip(each, needs, strict=True)]
 
