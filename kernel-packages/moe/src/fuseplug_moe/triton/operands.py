@@ -55,9 +55,11 @@ def _addresses(pointers: tuple[int, ...], device: torch.device) -> tuple[Tensor,
 @triton.jit
 def matrix(data, expert, stride, like, ALIGNMENT: tl.constexpr):
     """Where the matrix of *expert* starts; its elements are of the dtype of those that *like* points to."""
-    if ALIGNMENT:
-        return tl.multiple_of(tl.load(data + expert).to(like.dtype), ALIGNMENT)
-    return data + expert.to(tl.int64) * stride
+    if ALIGNMENT > 0:
+        start = tl.multiple_of(tl.load(data + expert).to(like.dtype), ALIGNMENT)
+    else:
+        start = data + expert.to(tl.int64) * stride
+    return start
 
 
 @triton.jit

@@ -46,7 +46,7 @@ def tiles(slots: int, experts: int, rows: int) -> int:
 def product(rows: int, columns: int, itemsize: int) -> Shape:
     """The tile of rows times matrices that have *columns* columns."""
     if itemsize == 4:
-        return Shape(rows, _at_most(64, columns), 32, 4, 2)
+        return Shape(rows, _at_most(64, columns), 32, 4 if rows <= 64 else 8, 2)
     width, depth, warps, stages = {16: (64, 128, 4, 4), 32: (64, 128, 4, 4), 64: (128, 64, 4, 4), 128: (256, 64, 8, 3)}[
         rows
     ]
@@ -58,7 +58,8 @@ def gradient(rows: int, columns: int, itemsize: int) -> Shape:
     """The tile of the gradient of matrices ``(rows, columns)``; its depth is along the rows of an expert."""
     if itemsize == 4:
         return Shape(_at_most(64, rows), _at_most(64, columns), 16, 4, 2)
-    return Shape(_at_most(128, rows), _at_most(128, columns), 64, 8, 3)
+    # Which rows are read is read a stage before they are.
+    return Shape(_at_most(128, rows), _at_most(128, columns), 64, 8, 4)
 
 
 def _at_most(size: int, columns: int) -> int:
