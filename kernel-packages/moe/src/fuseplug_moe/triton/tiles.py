@@ -58,8 +58,8 @@ def gradient(rows: int, columns: int, itemsize: int) -> Shape:
     """The tile of the gradient of matrices ``(rows, columns)``; its depth is along the rows of an expert."""
     if itemsize == 4:
         return Shape(_at_most(64, rows), _at_most(64, columns), 16, 4, 2)
-    # Which rows are read is read a stage before they are.
-    return Shape(_at_most(128, rows), _at_most(128, columns), 64, 8, 4)
+    # Which rows are read is read itself, which takes two of the stages: three are left for the rows.
+    return Shape(_at_most(128, rows), _at_most(128, columns), 64, 8, 5)
 
 
 def _at_most(size: int, columns: int) -> int:
