@@ -84,6 +84,13 @@ class TestValues:
         named = arguments(hidden=70, inner=67, layout=layout, **TINY)
         assert_right(on_device(named, device), named, torch.float32)
 
+    def test_up_may_be_apart_and_the_gate_biased(self, device, poisoned):
+        named = arguments(layout="ungated", **TINY)
+        named |= {"up": named["gate_up"].detach().flip(0).requires_grad_(), "layout": "concatenated"}
+        assert_right(on_device(named, device), named, torch.float32)
+        named["gate_up_bias"] = torch.randn(3, 6, generator=torch.manual_seed(0)).requires_grad_()
+        assert_right(on_device(named, device), named, torch.float32)
+
     @pytest.mark.parametrize("layout", ["concatenated", "interleaved"])
     def test_a_wide_tile_in_pieces(self, device, poisoned, layout):
         named = arguments(tokens=33, experts=1, k=1, hidden=4, inner=67, layout=layout, dtype=torch.bfloat16)
@@ -302,6 +309,13 @@ class TestLimits:
     def test_listed_matrices_that_are_strided_are_the_reference_s(self, device, launched):
         named = on(device, arguments(listed=True, **TINY))
         named["down"] = [matrix.detach().mT.contiguous().mT for matrix in named["down"]]
+        with torch.no_grad():
+            assert torch.equal(moe(**named), reference.moe(**named))
+        assert not launched
+
+    def test_a_list_beside_a_stack_is_the_reference_s(self, device, launched):
+        named = on(device, arguments(listed=True, **TINY))
+        named["up"] = torch.stack(named["up"]).detach()
         with torch.no_grad():
             assert torch.equal(moe(**named), reference.moe(**named))
         assert not launched

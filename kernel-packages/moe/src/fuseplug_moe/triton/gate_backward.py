@@ -184,7 +184,7 @@ def _gate_backward(
     inner = product(
         tl.zeros((HEIGHT, WIDTH), tl.float32),
         grad + (slot // K).to(tl.int64)[:, None] * depth,
-        matrix(down, expert, stride_expert, grad, ALIGNMENT) + column[None, :].to(tl.int64) * stride_column,
+        matrix(down, expert, stride_expert, grad, ALIGNMENT) + column[None, :] * stride_column,
         depth,
         depth,
         stride_row,

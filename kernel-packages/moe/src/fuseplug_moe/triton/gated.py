@@ -167,9 +167,9 @@ def _project_gated(
     row = first + tl.arange(0, HEIGHT)
     slot = tl.load(route + row, mask=row < end, other=0)
     right = matrix(gate_up, expert, stride_expert, x, ALIGNMENT)
-    right += column[None, :].to(tl.int64) * stride_column
+    right += column[None, :] * stride_column
     if APART:
-        other = matrix(up, expert, stride_expert, x, ALIGNMENT) + (column - width)[None, :].to(tl.int64) * stride_column
+        other = matrix(up, expert, stride_expert, x, ALIGNMENT) + (column - width)[None, :] * stride_column
         right = tl.where(column[None, :] < width, right, other)
     total = product(
         tl.zeros((HEIGHT, WIDTH), tl.float32),

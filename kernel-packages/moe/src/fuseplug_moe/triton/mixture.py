@@ -77,6 +77,7 @@ def moe(
 
 
 def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:
+    """Whether the kernels are for such arguments: inside one matrix they count in 32 bits."""
     matrices = _flat(experts)
     biases = [bias for bias in (experts.gate_up_bias, experts.down_bias) if bias is not None]
     return (
@@ -85,6 +86,8 @@ def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool
         and experts.dtype in _DTYPES
         and all(tensor.dtype == experts.dtype for tensor in (*matrices, *biases))
         and all(matrix.is_contiguous() for matrix in matrices if matrix.dim() == 2 or experts.up is not None)
+        and (experts.up is None or isinstance(experts.up, Tensor) == isinstance(experts.gate_up, Tensor))
+        and all(matrix.shape[-1] * matrix.shape[-2] < 1 << 31 for matrix in matrices)
         and min(index.numel(), *x.shape, reference.first(experts.down).numel()) > 0
         and transparent(x, index, weights, *biases, *matrices)
         # Which experts are idle is data, on which no graph can depend.
@@ -141,7 +144,8 @@ class _How(NamedTuple):
 
 def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     index = index.contiguous()
-    if not isinstance(experts.activation, str) or experts.post is not None:
+    apart_and_biased = experts.up is not None and experts.gate_up_bias is not None
+    if not isinstance(experts.activation, str) or experts.post is not None or apart_and_biased:
         return steps.compute(experts, x, index, weights)
     how, matrices = _How.of(experts), _flat(experts)
     tensors: tuple[Any, ...] = (x, index, weights, experts.gate_up_bias, experts.down_bias, *matrices)
