@@ -1,0 +1,140 @@
+"""What ``run.py`` does: its options, the order of things, and an end in time."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from benchmarks.record import RESULTS, VERSIONS, Table, gpu, machine, show, write
+
+from fuseplug.triton.kernel import interpreted
+
+from . import models, moe, rmsnorm, rope, swiglu
+from .budget import Budget
+from .ceilings import Ceilings, measure
+from .contest import BOTH, FORWARD, WORKS
+from .end_to_end import end_to_end
+from .overhead import overhead
+from .race import Clock, Out, Result, race
+from .roofline import draw
+from .timing import DeviceClock, host_clock
+from .verdict import every_time, left_out, verdicts
+
+OPS = {op.name: op for op in (rmsnorm.OP, swiglu.OP, rope.OP, moe.OP)}
+OVERHEAD, END_TO_END = "overhead", "end-to-end"
+CALLS = "the host's time for a call at one token, no CUDA graph"
+PARTS = {**dict.fromkeys(OPS, 1.0), "moe": 1.5, OVERHEAD: 0.5, END_TO_END: 2.0}
+"""And their weights in the time there is."""
+
+PACKAGES = (*VERSIONS, "triton", "liger-kernel", "quack-kernels", "nvidia-cutlass-dsl")
+NO_GPU = "There is no CUDA GPU here, so nothing was measured; tests/benchmarks/host.py measures what needs none."
+CHECKED = "The benchmark checked itself: these times mean nothing and were not written."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; what is returned is not 0 if there is no GPU, or if somebody who takes part is wrong or fails."""
+    options = parse(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print(NO_GPU)
+        return 2
+    if options.device == "cpu" and not interpreted():
+        print("On the CPU the benchmark checks itself, in Triton's interpreter: set TRITON_INTERPRET=1.")
+        return 2
+    run = Run(options)
+    try:
+        run.everything()
+    finally:
+        run.end()
+    return int(any(out.fault for out in run.out))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure the kernels on this GPU against their peers.")
+    parser.add_argument("--minutes", type=float, default=9.0, help="when to end (default: 9)")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts alone")
+    parser.add_argument("--quick", action="store_true", help="two shapes of each op, and no backward alone")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--shapes", choices=("full", "tiny"), default="full", help="tiny: for --device cpu")
+    return parser.parse_args(arguments)
+
+
+Step = Callable[[], tuple[list[Result], list[Out]]]
+
+
+class Run:
+    """One run of the benchmark, with what came of it so far."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._device = torch.device(options.device)
+        self._measuring = options.device == "cuda"
+        self._ceilings: Ceilings | None = None
+        self._timed: list[Result] = []
+        self._calls: list[Result] = []
+        self._not_measured = Table("not measured", ("what", "why"))
+        self.out: list[Out] = []
+
+    def everything(self) -> None:
+        """All parts, each as long as its time lasts."""
+        chosen = {part: weight for part, weight in PARTS.items() if part in self._options.only}
+        budget = Budget(self._options.minutes, chosen)
+        clock = whole = host_clock
+        if self._measuring:
+            clock, whole = (DeviceClock(self._device, ahead=ahead) for ahead in (True, False))
+            self._ceilings = measure(self._device, clock)
+        for part in chosen:
+            budget.begin(part)
+            for what, step in self._steps(part, clock, whole):
+                if budget.over:
+                    self._not_measured.add(what, "out of time")
+                else:
+                    self._take(part, what, step)
+
+    def _take(self, part: str, what: str, step: Step) -> None:
+        try:
+            timed, out = step()
+        except torch.OutOfMemoryError:
+            self._not_measured.add(what, "out of memory")
+        else:
+            (self._calls if part == OVERHEAD else self._timed).extend(timed)
+            self.out += out
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _steps(self, part: str, clock: Clock, whole: Clock) -> Iterator[tuple[str, Step]]:
+        tiny, quick = self._options.shapes == "tiny", self._options.quick
+        if part == OVERHEAD:
+            repeats = 30 if self._measuring else 2
+            for op in OPS.values():
+                yield (
+                    f"a call of {op.name}",
+                    partial(overhead, op, op.tiny[0] if tiny else op.single, self._device, repeats),
+                )
+        elif part == END_TO_END:
+            for blocks in models.TINY if tiny else models.FULL:
+                yield blocks.name, partial(end_to_end, blocks, self._device, whole)
+        else:
+            op = OPS[part]
+            shapes = op.tiny if tiny else op.shapes[:2] if quick else op.shapes
+            for shape in shapes:
+                works = (FORWARD, BOTH) if quick else WORKS
+                yield f"{op.name} {(*shape,)}", partial(race, op, shape, self._device, clock, works)
+
+    def end(self) -> None:
+        """Say what came of it, and write it if it means anything."""
+        aims = {(op.name, work): aim for op in OPS.values() for work, aim in op.aims.items()}
+        seen = [verdicts(self._timed, self._ceilings, aims), verdicts(self._calls, None, {}, CALLS)]
+        seen += [left_out(self.out), self._not_measured]
+        unseen = [every_time((*self._timed, *self._calls), self._ceilings)]
+        if not self._measuring:
+            show(seen)
+            print(CHECKED)
+            return
+        about = gpu() | {"versions": machine(PACKAGES)["versions"]}
+        if self._ceilings is not None:
+            about["measured ceilings"] = self._ceilings._asdict()
+            draw(self._timed, self._ceilings, about, RESULTS / "gpu.png")
+        write("gpu", [table for table in seen if table.rows], about, unseen)

@@ -1,0 +1,24 @@
+"""What a call costs the host, at one token, where it is all that counts. No CUDA graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .contest import BOTH, FORWARD, Op
+from .race import Out, Result, admitted, results
+from .timing import asking
+
+
+def overhead(op: Op, shape: Any, device: torch.device, repeats: int) -> tuple[list[Result], list[Out]]:
+    """The host's time of each contender of *op*, ours also as a model calls it."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    problem = op.problem(shape, device)
+    entries, out = admitted(op.name, problem, (*op.contenders, op.applied))
+    timed: list[Result] = []
+    for work in (FORWARD, BOTH):
+        samples = asking({entry.name: entry.turn(work) for entry in entries}, repeats)
+        timed += results(op.name, problem.shape, work, samples)
+    return timed, out

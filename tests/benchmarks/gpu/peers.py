@@ -1,0 +1,48 @@
+"""Ways to make contenders of what may not be installed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .contest import Contender, Function
+
+Make = Callable[[Sequence[Tensor]], Function]
+
+
+def imported(target: str) -> Any:
+    """What ``"module:name"`` stands for. Raises ImportError."""
+    module, _, name = target.partition(":")
+    found = getattr(importlib.import_module(module), name, None)
+    if found is None:
+        raise ImportError(f"{module} has no {name}")
+    return found
+
+
+def of(target: str, call: Callable[..., Any]) -> Make:
+    """Make ``call(what is imported, *arguments)``."""
+
+    def make(_: Sequence[Tensor]) -> Function:
+        function = imported(target)
+        return lambda *arguments: call(function, *arguments)
+
+    return make
+
+
+def compiled(eager: Make) -> list[Contender]:
+    """``torch.compile`` of *eager*, as it comes and when it looks for longer."""
+
+    def mode(name: str | None) -> Make:
+        def make(arguments: Sequence[Tensor]) -> Function:
+            if not arguments[0].is_cuda:
+                return torch.compile(eager(arguments), backend="aot_eager")  # what it is given is what is checked there
+            return torch.compile(eager(arguments), mode=name, dynamic=False)
+
+        return make
+
+    searching = "max-autotune-no-cudagraphs"
+    return [Contender("torch.compile", mode(None)), Contender(f"torch.compile, {searching}", mode(searching))]
