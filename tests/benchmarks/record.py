@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-WIDTH = 120
 VERSIONS = ("fuseplug", "torch", "transformers", "pluggy", "importlib-metadata")
 
 
@@ -139,7 +138,7 @@ def write(
 
 def show(tables: Sequence[Table]) -> None:
     """Print *tables*."""
-    console = Console(width=WIDTH)
+    console = Console(width=120)
     for table in tables:
         console.print(table.show())
 

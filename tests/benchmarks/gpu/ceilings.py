@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
-from .contest import Least, normal
+from .contest import Kind, Least, normal
 from .timing import DeviceClock
 from .turns import Turn
 
 _SIZES = (4096, 8192, 16384)
+_PATIENCE = 1.0
+"""Seconds for each."""
 
 
 class Ceilings(NamedTuple):
@@ -25,21 +28,22 @@ class Ceilings(NamedTuple):
         return max(least.bytes / self.bandwidth, least.flops / self.rate)
 
 
-def measure(device: torch.device, clock: DeviceClock) -> Ceilings:
-    """The medians of copies of a sixteenth of the memory, and of the best size of square matrices."""
-    source = torch.randn(torch.cuda.get_device_properties(device).total_memory // 64, device=device)
+def measure(kind: Kind, clock: DeviceClock) -> Ceilings:
+    """The medians of a copy of a sixteenth of the memory, and of the best size of square matrices."""
+    return Ceilings(_bandwidth(kind, clock), max(_rate(size, kind, clock) for size in _SIZES))
+
+
+def _bandwidth(kind: Kind, clock: DeviceClock) -> float:
+    size = torch.cuda.get_device_properties(kind.device).total_memory // 16
+    source = normal(kind, size // kind.dtype.itemsize)
     target = torch.empty_like(source)
-    copied = statistics.median(clock({"copy": _turn(lambda: target.copy_(source))}, 1.0)["copy"])
-    moved = 2 * source.numel() * source.element_size()
-    del source, target
-    return Ceilings(moved / copied * 1e6, max(_rate(size, device, clock) for size in _SIZES))
+    return 2 * size / _seconds(lambda: target.copy_(source), clock)
 
 
-def _rate(size: int, device: torch.device, clock: DeviceClock) -> float:
-    a, b = normal(device, size, size), normal(device, size, size)
-    took = statistics.median(clock({"matmul": _turn(lambda: a @ b)}, 1.0)["matmul"])
-    return 2 * size**3 / took * 1e6
+def _rate(size: int, kind: Kind, clock: DeviceClock) -> float:
+    a, b = normal(kind, size, size), normal(kind, size, size)
+    return 2 * size**3 / _seconds(lambda: a @ b, clock)
 
 
-def _turn(run: object) -> Turn:
-    return Turn(lambda: None, lambda _: run())
+def _seconds(run: Callable[[], object], clock: DeviceClock) -> float:
+    return 1e-6 * statistics.median(clock({"": Turn(lambda: None, lambda _: run())}, _PATIENCE)[""])

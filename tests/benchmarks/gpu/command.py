@@ -15,8 +15,9 @@ from fuseplug.triton.kernel import interpreted
 from . import models, moe, rmsnorm, rope, swiglu
 from .budget import Budget
 from .ceilings import Ceilings, measure
-from .contest import BOTH, FORWARD, WORKS
+from .contest import BOTH, FORWARD, WORKS, Kind
 from .end_to_end import end_to_end
+from .interpreting import let_peers_in
 from .overhead import overhead
 from .race import Clock, Out, Result, race
 from .roofline import draw
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cpu" and not interpreted():
         print("On the CPU the benchmark checks itself, in Triton's interpreter: set TRITON_INTERPRET=1.")
         return 2
+    if options.device == "cpu":
+        let_peers_in()
     run = Run(options)
     try:
         run.everything()
@@ -69,8 +72,9 @@ class Run:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._device = torch.device(options.device)
         self._measuring = options.device == "cuda"
+        # In the interpreter bfloat16 is not what a GPU makes of it, and in float32 fewer mistakes hide behind rounding.
+        self._kind = Kind(torch.device(options.device), torch.bfloat16 if self._measuring else torch.float32)
         self._ceilings: Ceilings | None = None
         self._timed: list[Result] = []
         self._calls: list[Result] = []
@@ -83,8 +87,8 @@ class Run:
         budget = Budget(self._options.minutes, chosen)
         clock = whole = host_clock
         if self._measuring:
-            clock, whole = (DeviceClock(self._device, ahead=ahead) for ahead in (True, False))
-            self._ceilings = measure(self._device, clock)
+            clock, whole = (DeviceClock(self._kind.device, ahead=ahead) for ahead in (True, False))
+            self._ceilings = measure(self._kind, clock)
         for part in chosen:
             budget.begin(part)
             for what, step in self._steps(part, clock, whole):
@@ -109,19 +113,20 @@ class Run:
         if part == OVERHEAD:
             repeats = 30 if self._measuring else 2
             for op in OPS.values():
+                shape = op.tiny[0] if tiny else op.single
                 yield (
                     f"a call of {op.name}",
-                    partial(overhead, op, op.tiny[0] if tiny else op.single, self._device, repeats),
+                    partial(overhead, op, shape, self._kind, repeats),
                 )
         elif part == END_TO_END:
             for blocks in models.TINY if tiny else models.FULL:
-                yield blocks.name, partial(end_to_end, blocks, self._device, whole)
+                yield blocks.name, partial(end_to_end, blocks, self._kind, whole)
         else:
             op = OPS[part]
             shapes = op.tiny if tiny else op.shapes[:2] if quick else op.shapes
             for shape in shapes:
                 works = (FORWARD, BOTH) if quick else WORKS
-                yield f"{op.name} {(*shape,)}", partial(race, op, shape, self._device, clock, works)
+                yield f"{op.name} {(*shape,)}", partial(race, op, shape, self._kind, clock, works)
 
     def end(self) -> None:
         """Say what came of it, and write it if it means anything."""

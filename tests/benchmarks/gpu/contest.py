@@ -9,13 +9,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-FORWARD, BACKWARD, BOTH = "forward", "backward", "forward and backward"
+FORWARD, BACKWARD, BOTH = "forward", "backward", "both"
 WORKS = (FORWARD, BACKWARD, BOTH)
 
 OURS, LIGER, EAGER = "fuseplug", "Liger-Kernel", "eager"
 
 Function = Callable[..., Any]
 """Takes the arguments of a problem; gives a tensor or a tuple of them."""
+
+
+class Kind(NamedTuple):
+    """Where tensors are, and of what dtype."""
+
+    device: torch.device
+    dtype: torch.dtype
 
 
 class Least(NamedTuple):
@@ -31,11 +38,13 @@ class Problem:
 
     Attributes:
         shape: In words.
-        arguments: In bfloat16, as a model has them; those with gradients require them.
+        arguments: As a model has them; those with gradients require them.
         upstream: The gradients of the results.
         exact: The op in plain PyTorch, for arguments of any dtype.
         least: By work.
         wide: The dtype in which *exact* is the truth.
+        by_row: Whether each row is judged by its own magnitude, or all by that of the tensor: where results are sums of
+            parts, the parts of a row may all but cancel.
     """
 
     shape: str
@@ -44,6 +53,7 @@ class Problem:
     exact: Function
     least: Mapping[str, Least]
     wide: torch.dtype = torch.float64
+    by_row: bool = True
 
     def widened(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Arguments and upstream gradients in the dtype of the truth."""
@@ -89,7 +99,7 @@ class Op:
     """One op: its shapes, the most telling ones first, and who takes part.
 
     Attributes:
-        problem: Makes the `Problem` of one of the shapes on a device.
+        problem: Makes the `Problem` of one of the shapes.
         shapes: What is measured.
         single: The shape with one token.
         tiny: Shapes on which the benchmark itself is checked, without a GPU.
@@ -99,7 +109,7 @@ class Op:
     """
 
     name: str
-    problem: Callable[[Any, torch.device], Problem]
+    problem: Callable[[Any, Kind], Problem]
     shapes: Sequence[Any]
     single: Any
     tiny: Sequence[Any]
@@ -132,6 +142,6 @@ def both(function: Function, arguments: Sequence[Tensor], upstream: Sequence[Ten
     return (*(y.detach() for y in out), *backward(out, arguments, upstream))
 
 
-def normal(device: torch.device, *shape: int) -> Tensor:
-    """Normally distributed bfloat16: of zeros a GPU multiplies more in the same time."""
-    return torch.randn(shape, device=device, dtype=torch.bfloat16)
+def normal(where: Kind, *shape: int) -> Tensor:
+    """Normally distributed numbers: of zeros a GPU multiplies more in the same time."""
+    return torch.randn(shape, device=where.device, dtype=where.dtype)

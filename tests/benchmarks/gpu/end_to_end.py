@@ -11,7 +11,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from .contest import normal
+from .contest import Kind, normal
 from .gates import ROUNDINGS
 from .models import CONTENDERS, Blocks, Run, eager, shared
 from .race import Clock, Out, Result, results, why_not
@@ -22,11 +22,11 @@ PREFILL, TRAINING = "prefill", "training step"
 _SECONDS = 3.0
 
 
-def end_to_end(blocks: Blocks, device: torch.device, clock: Clock) -> tuple[list[Result], list[Out]]:
+def end_to_end(blocks: Blocks, kind: Kind, clock: Clock) -> tuple[list[Result], list[Out]]:
     """Time who gives the right hidden states and gradients."""
     torch.manual_seed(0)
     torch.compiler.reset()
-    bench = _Bench(blocks, device)
+    bench = _Bench(blocks, kind)
     runs: dict[str, Run] = {}
     out: list[Out] = []
     for name, make in CONTENDERS.items():
@@ -48,19 +48,20 @@ def end_to_end(blocks: Blocks, device: torch.device, clock: Clock) -> tuple[list
 
 
 class _Bench:
-    """A model, what goes in, and the truth of what comes out, in float32."""
+    """A model, what goes in, and the truth of what comes out, in a wider dtype."""
 
-    def __init__(self, blocks: Blocks, device: torch.device) -> None:
+    def __init__(self, blocks: Blocks, kind: Kind) -> None:
         self.shape = f"{blocks.config['num_hidden_layers']} layers, {blocks.batch} × {blocks.sequence} tokens"
-        self.model = blocks.make(device)
-        self._ids = torch.randint(blocks.config["vocab_size"], (blocks.batch, blocks.sequence), device=device)
-        self._upstream = normal(device, blocks.batch, blocks.sequence, blocks.config["hidden_size"])
+        self.model = blocks.make(kind)
+        self._ids = torch.randint(blocks.config["vocab_size"], (blocks.batch, blocks.sequence), device=kind.device)
+        self._upstream = normal(kind, blocks.batch, blocks.sequence, blocks.config["hidden_size"])
         self._adamw = torch.optim.AdamW(self.model.parameters(), lr=0.0, weight_decay=0.0, fused=True)
-        wide = copy.deepcopy(self.model).float()
-        self._truth = _outcome(eager(wide), wide, self._ids, self._upstream.float())
+        finer = torch.float32 if kind.dtype is torch.bfloat16 else torch.float64
+        wide = copy.deepcopy(self.model).to(finer)
+        self._truth = _outcome(eager(wide), wide, self._ids, self._upstream.to(finer))
         del wide
         self._allowed = {
-            name: max(2 * error, ROUNDINGS * torch.finfo(torch.bfloat16).eps)
+            name: max(2 * error, ROUNDINGS * torch.finfo(kind.dtype).eps)
             for name, error in self._errors(eager(self.model)).items()
         }
 

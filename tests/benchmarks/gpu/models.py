@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel
 
 from fuseplug import manager
 
-from .contest import EAGER, LIGER, OURS
+from .contest import EAGER, LIGER, OURS, Kind
 from .peers import imported
 
 Run = Callable[[Tensor], Tensor]
@@ -29,11 +29,11 @@ class Blocks(NamedTuple):
     batch: int
     sequence: int
 
-    def make(self, device: torch.device) -> nn.Module:
-        """The layers between embedding and head, in bfloat16."""
+    def make(self, kind: Kind) -> nn.Module:
+        """The layers between embedding and head."""
         config = AutoConfig.for_model(self.model_type, **self.config)
-        with device:
-            return AutoModel.from_config(config, dtype=torch.bfloat16)
+        with kind.device:
+            return AutoModel.from_config(config, dtype=kind.dtype)
 
 
 _LAYERS = {"vocab_size": 8192, "num_hidden_layers": 2, "head_dim": 128, "num_attention_heads": 32}
@@ -74,7 +74,7 @@ def fused(model: nn.Module) -> Run:
 
 
 def compiled(run: Run, device: torch.device) -> Run:
-    return torch.compile(run, dynamic=False, backend="inductor" if device.type == "cuda" else "aot_eager")
+    return torch.compile(run, dynamic=False, backend="inductor" if device.type == "cuda" else "eager")
 
 
 def liger(model: nn.Module) -> Run:

@@ -23,6 +23,7 @@ from .contest import (
     Aim,
     Contender,
     Function,
+    Kind,
     Least,
     LeftOut,
     Op,
@@ -46,28 +47,29 @@ class Shape(NamedTuple):
     inner: int
 
 
-def problem(shape: Shape, device: torch.device) -> Problem:
+def problem(shape: Shape, kind: Kind) -> Problem:
     tokens, experts, k, hidden, inner = shape
-    x, grad = (normal(device, tokens, hidden) for _ in range(2))
-    scores, index = torch.rand(tokens, experts, device=device).topk(k)
-    routing = (scores / scores.sum(-1, keepdim=True)).bfloat16()
-    gate_up = normal(device, experts, 2 * inner, hidden).mul_(hidden**-0.5)
-    down = normal(device, experts, hidden, inner).mul_(inner**-0.5)
+    x, grad = (normal(kind, tokens, hidden) for _ in range(2))
+    scores, index = torch.rand(tokens, experts, device=kind.device).topk(k)
+    routing = (scores / scores.sum(-1, keepdim=True)).to(kind.dtype)
+    gate_up = normal(kind, experts, 2 * inner, hidden).mul_(hidden**-0.5)
+    down = normal(kind, experts, hidden, inner).mul_(inner**-0.5)
     return Problem(
-        f"{tokens} tokens, {experts} experts, {k} each, {hidden} × {inner}",
+        f"{tokens}, E={experts} K={k} H={hidden} I={inner}",
         (x.requires_grad_(), nn.Parameter(gate_up), nn.Parameter(down), index, routing.requires_grad_()),
         (grad,),
         lambda x, gate_up, down, index, routing: reference(x, index, routing, gate_up, down),
-        _least(shape, len(index.unique())),
+        _least(shape, len(index.unique()), kind.dtype.itemsize),
         # Three orders of magnitude finer than bfloat16; in float64 most GPUs would be at it for minutes.
-        wide=torch.float32,
+        wide=torch.float32 if kind.dtype is torch.bfloat16 else torch.float64,
+        by_row=False,
     )
 
 
-def _least(shape: Shape, touched: int) -> dict[str, Least]:
+def _least(shape: Shape, touched: int, itemsize: int) -> dict[str, Least]:
     """Weights of experts with tokens are read once each way; the gradients of all weights are written."""
     tokens, experts, k, hidden, inner = shape
-    matrices, rows = 2 * 3 * hidden * inner, 2 * tokens * hidden
+    matrices, rows = itemsize * 3 * hidden * inner, itemsize * tokens * hidden
     forward = Least(touched * matrices + 2 * rows, 2 * 3 * tokens * k * hidden * inner)
     backward = Least((touched + experts) * matrices + 3 * rows, 2 * forward.flops)
     return {FORWARD: forward, BACKWARD: backward, BOTH: Least(*map(sum, zip(forward, backward, strict=True)))}

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from .contest import BOTH, FORWARD, Op
+from .contest import BOTH, FORWARD, Kind, Op
 from .race import Out, Result, admitted, results
 from .timing import asking
 
 
-def overhead(op: Op, shape: Any, device: torch.device, repeats: int) -> tuple[list[Result], list[Out]]:
+def overhead(op: Op, shape: Any, kind: Kind, repeats: int) -> tuple[list[Result], list[Out]]:
     """The host's time of each contender of *op*, ours also as a model calls it."""
     torch.manual_seed(0)
     torch.compiler.reset()
-    problem = op.problem(shape, device)
+    problem = op.problem(shape, kind)
     entries, out = admitted(op.name, problem, (*op.contenders, op.applied))
     timed: list[Result] = []
     for work in (FORWARD, BOTH):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from benchmarks.record import spread
 
-from .contest import EAGER, Contender, Least, LeftOut, Op, Problem
+from .contest import EAGER, Contender, Kind, Least, LeftOut, Op, Problem
 from .gates import Gate
 from .timing import Samples
 from .turns import Entry, Turn
@@ -47,9 +47,7 @@ class Out:
     fault: bool = False
 
 
-def race(
-    op: Op, shape: Any, device: torch.device, clock: Clock, works: Sequence[str]
-) -> tuple[list[Result], list[Out]]:
+def race(op: Op, shape: Any, kind: Kind, clock: Clock, works: Sequence[str]) -> tuple[list[Result], list[Out]]:
     """Time who is right on *op* at *shape*.
 
     Raises:
@@ -57,7 +55,7 @@ def race(
     """
     torch.manual_seed(0)
     torch.compiler.reset()
-    problem = op.problem(shape, device)
+    problem = op.problem(shape, kind)
     entries, out = admitted(op.name, problem, op.contenders)
     timed = []
     for work in works:

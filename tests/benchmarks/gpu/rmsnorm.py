@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -13,7 +12,22 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from fuseplug import manager
 from fuseplug_rmsnorm.reference import rms_norm as reference
 
-from .contest import BACKWARD, BOTH, EAGER, FORWARD, LIGER, OURS, Aim, Contender, Function, Least, Op, Problem, normal
+from .contest import (
+    BACKWARD,
+    BOTH,
+    EAGER,
+    FORWARD,
+    LIGER,
+    OURS,
+    Aim,
+    Contender,
+    Function,
+    Kind,
+    Least,
+    Op,
+    Problem,
+    normal,
+)
 from .peers import compiled, of
 
 EPS = 1e-6
@@ -24,8 +38,8 @@ class Shape(NamedTuple):
     hidden: int
 
 
-def problem(shape: Shape, device: torch.device) -> Problem:
-    x, weight, grad = normal(device, *shape), normal(device, shape.hidden), normal(device, *shape)
+def problem(shape: Shape, kind: Kind) -> Problem:
+    x, weight, grad = normal(kind, *shape), normal(kind, shape.hidden), normal(kind, *shape)
     row = x.numel() * x.element_size()
     return Problem(
         f"{shape.rows} × {shape.hidden}",

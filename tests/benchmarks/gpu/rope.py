@@ -12,7 +12,22 @@ from transformers.models.qwen3 import modeling_qwen3
 from fuseplug import manager
 from fuseplug_rope.reference import rope as reference
 
-from .contest import BACKWARD, BOTH, EAGER, FORWARD, LIGER, OURS, Aim, Contender, Function, Least, Op, Problem, normal
+from .contest import (
+    BACKWARD,
+    BOTH,
+    EAGER,
+    FORWARD,
+    LIGER,
+    OURS,
+    Aim,
+    Contender,
+    Function,
+    Kind,
+    Least,
+    Op,
+    Problem,
+    normal,
+)
 from .peers import compiled, of
 
 apply_rotary_pos_emb = modeling_qwen3.apply_rotary_pos_emb
@@ -26,17 +41,17 @@ class Shape(NamedTuple):
     head_dim: int = 128
 
 
-def problem(shape: Shape, device: torch.device) -> Problem:
+def problem(shape: Shape, kind: Kind) -> Problem:
     batch, sequence, heads, key_heads, head_dim = shape
 
     def rows(count: int) -> Tensor:
         """As projections leave them in memory."""
-        return normal(device, batch, sequence, count, head_dim).transpose(1, 2)
+        return normal(kind, batch, sequence, count, head_dim).transpose(1, 2)
 
-    frequencies = torch.logspace(0, -6, head_dim // 2, device=device)
-    angles = torch.outer(torch.arange(sequence, device=device), frequencies).repeat(1, 2)[None]
-    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
-    moved = 2 * 2 * batch * sequence * (heads + key_heads) * head_dim
+    frequencies = torch.logspace(0, -6, head_dim // 2, device=kind.device)
+    angles = torch.outer(torch.arange(sequence, device=kind.device), frequencies).repeat(1, 2)[None]
+    cos, sin = angles.cos().to(kind.dtype), angles.sin().to(kind.dtype)
+    moved = 2 * kind.dtype.itemsize * batch * sequence * (heads + key_heads) * head_dim
     return Problem(
         f"{batch} × {sequence}",
         (rows(heads).requires_grad_(), rows(key_heads).requires_grad_(), cos, sin),
@@ -48,16 +63,16 @@ def problem(shape: Shape, device: torch.device) -> Problem:
 
 def on_heads(function: Callable[..., tuple[Tensor, ...]]) -> Function:
     """With tables that are the same for all heads, as `apply_rotary_pos_emb` makes them."""
-    return lambda q, k, cos, sin: function(q, k, cos[:, None], sin[:, None])
+    return lambda q, k, cos, sin: function(q, k, cos.unsqueeze(1), sin.unsqueeze(1))
 
 
 def eager(_: Sequence[Tensor]) -> Function:
     return apply_rotary_pos_emb
 
 
-def applied(_: Sequence[Tensor]) -> Function:
+def applied(arguments: Sequence[Tensor]) -> Function:
     module = Rotates()
-    assert manager.apply_all(module, device=_[0].device).report.fused, "nothing was fused"
+    assert manager.apply_all(module, device=arguments[0].device).report.fused, "nothing was fused"
     return module
 
 

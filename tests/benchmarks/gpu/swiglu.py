@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
@@ -14,7 +13,22 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from fuseplug import manager
 from fuseplug_swiglu.reference import swiglu as reference
 
-from .contest import BACKWARD, BOTH, EAGER, FORWARD, LIGER, OURS, Aim, Contender, Function, Least, Op, Problem, normal
+from .contest import (
+    BACKWARD,
+    BOTH,
+    EAGER,
+    FORWARD,
+    LIGER,
+    OURS,
+    Aim,
+    Contender,
+    Function,
+    Kind,
+    Least,
+    Op,
+    Problem,
+    normal,
+)
 from .peers import compiled, of
 
 
@@ -23,8 +37,8 @@ class Shape(NamedTuple):
     inner: int
 
 
-def problem(shape: Shape, device: torch.device) -> Problem:
-    gate, up, grad = (normal(device, *shape) for _ in range(3))
+def problem(shape: Shape, kind: Kind) -> Problem:
+    gate, up, grad = (normal(kind, *shape) for _ in range(3))
     size = gate.numel() * gate.element_size()
     return Problem(
         f"{shape.tokens} × {shape.inner}",
@@ -42,10 +56,8 @@ def eager(_: Sequence[Tensor]) -> Function:
 
 def applied(arguments: Sequence[Tensor]) -> Function:
     """The MLP of transformers, its projections replaced by what they would give."""
-    gate, up = arguments
-    width = gate.shape[-1]
-    config = Qwen3Config(hidden_size=64, intermediate_size=width, hidden_act="silu")
-    mlp = Qwen3MLP(config).to(gate)
+    gate = arguments[0]
+    mlp = Qwen3MLP(Qwen3Config(hidden_size=64, intermediate_size=gate.shape[-1])).to(gate)
     assert manager.apply_all(mlp).report.fused, "nothing was fused"
     held: list[Tensor] = []
     mlp.gate_proj.forward = lambda _: held[0]

@@ -18,7 +18,7 @@ Aims = Mapping[tuple[str, str], Aim]
 """By op and work."""
 
 
-TITLE = f"{OURS} against its peers; × is how many times longer they take"
+TITLE = f"{OURS} against its peers; × is how many times longer they take, share that of what the device reached"
 
 
 def verdicts(timed: Sequence[Result], ceilings: Ceilings | None, aims: Aims, title: str = TITLE) -> Table:
@@ -36,7 +36,7 @@ def verdicts(timed: Sequence[Result], ceilings: Ceilings | None, aims: Aims, tit
         share = share_of_ceiling(ours, ceilings)
         times = (_times(results.get(name), ours) for name in (LIGER, EAGER))
         verdict = _verdict(aims.get((op, work)), best.median / ours.median, share, ours, ceilings)
-        cells = (ours.median, best.contender, best.median, best.median / ours.median, *times)
+        cells = (ours.median, best.contender, best.median, _times(best, ours), *times)
         table.add(op, shape, work, *cells, "" if share is None else f"{share:.0%}", verdict)
     return table
 
@@ -48,8 +48,8 @@ def share_of_ceiling(result: Result, ceilings: Ceilings | None) -> float | None:
     return 1e6 * ceilings.least_seconds(result.least) / result.median
 
 
-def _times(peer: Result | None, ours: Result) -> float | str:
-    return "" if peer is None else peer.median / ours.median
+def _times(peer: Result | None, ours: Result) -> str:
+    return "" if peer is None else f"{peer.median / ours.median:.2f}"
 
 
 def _verdict(aim: Aim | None, ratio: float, share: float | None, ours: Result, ceilings: Ceilings | None) -> str:
