@@ -21,7 +21,7 @@ from .interpreting import let_peers_in
 from .overhead import overhead
 from .race import Clock, Out, Result, race
 from .roofline import draw
-from .timing import DeviceClock, host_clock
+from .timing import DeviceClock, asking_clock, host_clock
 from .verdict import every_time, left_out, verdicts
 
 OPS = {op.name: op for op in (rmsnorm.OP, swiglu.OP, rope.OP, moe.OP)}
@@ -111,13 +111,10 @@ class Run:
     def _steps(self, part: str, clock: Clock, whole: Clock) -> Iterator[tuple[str, Step]]:
         tiny, quick = self._options.shapes == "tiny", self._options.quick
         if part == OVERHEAD:
-            repeats = 30 if self._measuring else 2
+            asking = asking_clock if self._measuring else host_clock
             for op in OPS.values():
                 shape = op.tiny[0] if tiny else op.single
-                yield (
-                    f"a call of {op.name}",
-                    partial(overhead, op, shape, self._kind, repeats),
-                )
+                yield f"a call of {op.name}", partial(overhead, op, shape, self._kind, asking)
         elif part == END_TO_END:
             for blocks in models.TINY if tiny else models.FULL:
                 yield blocks.name, partial(end_to_end, blocks, self._kind, whole)

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 
 from .contest import BOTH, FORWARD, Kind, Op
-from .race import Out, Result, admitted, results
-from .timing import asking
+from .race import Clock, Out, Result, admitted, results
 
 
-def overhead(op: Op, shape: Any, kind: Kind, repeats: int) -> tuple[list[Result], list[Out]]:
+def overhead(op: Op, shape: Any, kind: Kind, clock: Clock) -> tuple[list[Result], list[Out]]:
     """The host's time of each contender of *op*, ours also as a model calls it."""
     torch.manual_seed(0)
     torch.compiler.reset()
@@ -19,6 +18,6 @@ def overhead(op: Op, shape: Any, kind: Kind, repeats: int) -> tuple[list[Result]
     entries, out = admitted(op.name, problem, (*op.contenders, op.applied))
     timed: list[Result] = []
     for work in (FORWARD, BOTH):
-        samples = asking({entry.name: entry.turn(work) for entry in entries}, repeats)
+        samples = clock({entry.name: entry.turn(work) for entry in entries}, 0.0)
         timed += results(op.name, problem.shape, work, samples)
     return timed, out
