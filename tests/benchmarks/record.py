@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
+WIDTH = 150
 VERSIONS = ("fuseplug", "torch", "transformers", "pluggy", "importlib-metadata")
 
 
@@ -114,33 +115,29 @@ def gpu(index: int = 0) -> dict[str, Any]:
     }
 
 
-def write(
-    name: str,
-    tables: Sequence[Table],
-    about: Mapping[str, Any] | None = None,
-    unseen: Sequence[Table] = (),
-    folder: Path = RESULTS,
-) -> None:
-    """Print *tables* and write them as ``docs/results/<name>.json``.
-
-    *about* is said beside what `machine` says; *unseen* tables are written only.
-    """
-    facts = machine() | dict(about or {})
+def write(name: str, tables: Sequence[Table], about: Mapping[str, Any] | None = None) -> None:
+    """Print *tables*, and `save` them."""
     show(tables)
+    facts = save(name, tables, about)
     print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['versions']['torch']}")
-    folder.mkdir(parents=True, exist_ok=True)
-    content = [
-        {"title": t.title, "rows": [dict(zip(t.columns, row, strict=True)) for row in t.rows]}
-        for t in (*tables, *unseen)
-    ]
-    (folder / f"{name}.json").write_text(json.dumps({"machine": facts, "tables": content}, indent=1) + "\n")
 
 
 def show(tables: Sequence[Table]) -> None:
     """Print *tables*."""
-    console = Console(width=120)
+    console = Console(width=WIDTH)
     for table in tables:
         console.print(table.show())
+
+
+def save(
+    name: str, tables: Sequence[Table], about: Mapping[str, Any] | None = None, folder: Path = RESULTS
+) -> dict[str, Any]:
+    """Write *tables* as ``<folder>/<name>.json``, with what `machine` says and with *about*. Gives these two."""
+    facts = machine() | dict(about or {})
+    folder.mkdir(parents=True, exist_ok=True)
+    content = [{"title": t.title, "rows": [dict(zip(t.columns, row, strict=True)) for row in t.rows]} for t in tables]
+    (folder / f"{name}.json").write_text(json.dumps({"machine": facts, "tables": content}, indent=1) + "\n")
+    return facts
 
 
 def _nvidia_smi(index: int, fields: Sequence[str]) -> dict[str, str]:

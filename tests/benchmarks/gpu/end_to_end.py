@@ -11,7 +11,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from .contest import Kind, normal
+from .budget import Budget
+from .contest import Kind, LeftOut, normal
 from .gates import ROUNDINGS
 from .models import CONTENDERS, Blocks, Run, eager, shared
 from .race import Clock, Out, Result, results, why_not
@@ -22,7 +23,7 @@ PREFILL, TRAINING = "prefill", "training step"
 _SECONDS = 3.0
 
 
-def end_to_end(blocks: Blocks, kind: Kind, clock: Clock) -> tuple[list[Result], list[Out]]:
+def end_to_end(blocks: Blocks, kind: Kind, clock: Clock, budget: Budget) -> tuple[list[Result], list[Out]]:
     """Time who gives the right hidden states and gradients."""
     torch.manual_seed(0)
     torch.compiler.reset()
@@ -31,6 +32,8 @@ def end_to_end(blocks: Blocks, kind: Kind, clock: Clock) -> tuple[list[Result], 
     out: list[Out] = []
     for name, make in CONTENDERS.items():
         try:
+            if budget.over:
+                raise LeftOut("out of time")
             run = make(shared(bench.model))
             fault = bench.fault(run)
         except Exception as error:  # a peer may raise anything

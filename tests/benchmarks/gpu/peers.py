@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .contest import Contender, Function
+from .contest import Contender, Function, LeftOut
 
 Make = Callable[[Sequence[Tensor]], Function]
 
@@ -33,8 +33,11 @@ def of(target: str, call: Callable[..., Any]) -> Make:
     return make
 
 
-def compiled(eager: Make) -> list[Contender]:
-    """``torch.compile`` of *eager*, as it comes and when it looks for longer."""
+def compiled(eager: Make, searched: Callable[[Sequence[Tensor]], bool]) -> list[Contender]:
+    """``torch.compile`` of *eager*, as it comes, and for the arguments that are *searched* when it looks for longer.
+
+    That takes it from ten seconds to a minute, which there are not for all shapes.
+    """
 
     def mode(name: str | None) -> Make:
         def make(arguments: Sequence[Tensor]) -> Function:
@@ -44,5 +47,9 @@ def compiled(eager: Make) -> list[Contender]:
 
         return make
 
-    searching = mode("max-autotune-no-cudagraphs")
+    def searching(arguments: Sequence[Tensor]) -> Function:
+        if arguments[0].is_cuda and not searched(arguments):
+            raise LeftOut("looked for at one or two shapes only, to save time")
+        return mode("max-autotune-no-cudagraphs")(arguments)
+
     return [Contender("torch.compile", mode(None)), Contender("torch.compile, max-autotune", searching)]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, FAINT = "#22262b", "#7b818a"
+TITLES = {FORWARD: "Forward", BOTH: "Forward and backward"}
 MARKS = {
     EAGER: ("#7b818a", "s", 26),
     "torch.compile": ("#1971c2", "D", 26),
@@ -59,9 +60,9 @@ def draw(timed: Sequence[Result], ceilings: Ceilings, about: Mapping[str, Any], 
                 _draw(panel, [r for r in results if r.work == work], labels, scale, amount)
                 panel.axvline(scale * ceiling, color=INK, linewidth=1.2, linestyle="--")
                 panel.text(scale * ceiling, -0.8, f"{name} ", ha="right", va="center", fontsize=8.5)
-                panel.set_xlim(0, 1.06 * scale * ceiling)
+                panel.set_xlim(0, 1.04 * max(panel.get_xlim()[1], scale * ceiling))
                 panel.set_xlabel(unit)
-                panel.set_title(work.capitalize())
+                panel.set_title(TITLES[work])
             axes[1].set_yticklabels([])
         handles = {h.get_label(): h for panel in grid.flat for h in panel.collections}
         figure.legend(handles=list(handles.values())[::-1], loc="outside upper right", ncols=len(MARKS), frameon=False)
