@@ -20,6 +20,9 @@ UNLIKE = {"cohere": {("rmsnorm", "CohereLayerNorm")}}
 ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
 """How far a result may be from where it should be, as a share of its size: so many roundings."""
 
+# The models share their widths, so one process compiles for all of them what another would compile again.
+DTYPES = [pytest.param(dtype, id=str(dtype), marks=pytest.mark.xdist_group(str(dtype))) for dtype in ROUNDINGS]
+
 
 @pytest.fixture(scope="module")
 def manager():
@@ -34,7 +37,7 @@ def test_every_norm_gate_rotation_and_expert_is_fused(manager, name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtype):
     assert_parity(manager, name, dtype)
 
@@ -50,7 +53,7 @@ def everything_is_large(manager, monkeypatch):
             monkeypatch.setattr(module, name, 1)
 
 
-@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_they_are_with_everything_compiled(manager, everything_is_large, dtype):
     assert_parity(manager, "deepseek_v3", dtype)
 

@@ -9,10 +9,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+# Heads of 16 throughout: what is compiled for one width serves all models.
 BASE: dict[str, Any] = {
     "vocab_size": 64,
-    "hidden_size": 48,
-    "intermediate_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -49,7 +50,7 @@ VISION = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_heads": 2,
-    "out_hidden_size": 48,
+    "out_hidden_size": 64,
     "patch_size": 4,
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
@@ -57,7 +58,7 @@ VISION = {
     "fullatt_block_indexes": [1],
     "in_channels": 3,
 }
-SECTIONS = {"type": "default", "rope_type": "default", "mrope_section": [2, 2, 2]}
+SECTIONS = {"type": "default", "rope_type": "default", "mrope_section": [4, 2, 2]}
 
 TINY: dict[str, Mapping[str, Any]] = {
     "llama": BASE,

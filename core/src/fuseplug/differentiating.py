@@ -1,4 +1,4 @@
-"""The gradients of a formula of plain PyTorch, in the backward of what computes the same faster."""
+"""When gradients are recorded, and those of a formula of plain PyTorch, in the backward of what computes it faster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def recording(*tensors: Tensor | None) -> bool:
+    """Whether a gradient of one of *tensors* is recorded, here and now."""
+    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+
+
+def differentiated_again() -> bool:
+    """Whether the backward that asks is run with ``create_graph=True``, so that its own derivative may be wanted.
+
+    Then gradients are recorded in it. Dynamo traces every backward so, and what it makes of one has no derivative.
+    """
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def vjp(
@@ -19,8 +32,7 @@ def vjp(
 ) -> list[Tensor | None]:
     """Run *formula* and differentiate it.
 
-    What has no second derivative of its own gets it from here: a backward with ``create_graph=True``, which is one in
-    which gradients are recorded, runs this instead.
+    What has no second derivative of its own gets it from here: a backward that is `differentiated_again` runs this.
 
     Args:
         formula: Takes *arguments*, and gives one tensor or several.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch._subclasses import FakeTensorMode
 
-from fuseplug.triton import TritonKernel, operation, transparent
+from fuseplug.triton import Operation, TritonKernel, operation, transparent
 
 launched = []
 
@@ -91,6 +94,27 @@ def test_fake_tensors_are_not_read(device):
         x = torch.randn(100, 3, device=device)
         y = double(x)
     assert (y.shape, y.device.type, launched) == (x.shape, device, [])
+
+
+@pytest.mark.parametrize(("index", "switched"), [(None, []), (0, []), (1, [1])])
+def test_the_current_device_is_that_of_the_first_tensor(monkeypatch, index, switched):
+    """As far as one device tells: what is asked of torch where a tensor is on another one than the current."""
+    seen = []
+
+    @contextlib.contextmanager
+    def device_index(number):
+        seen.append(number)
+        yield
+        seen.append(None)
+
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "device_index", device_index)
+    on_it = SimpleNamespace(device=SimpleNamespace(index=index))
+    launch = Operation(
+        f"fuseplug_tests::guarded_{index}(Tensor x) -> Tensor", lambda x: "result", lambda y, x: seen.append(y)
+    )
+    assert launch(on_it) == "result"
+    assert seen == [*switched, "result", *(None for _ in switched)]
 
 
 def test_meta_tensors_are_not_read():
