@@ -1,7 +1,7 @@
 """Fused RMSNorm, in every form that Hugging Face models write it.
 
-`rms_norm` is the functional door; the kernels that Fuseplug finds are in `fuseplug_rmsnorm.kernels`. Importing this
-package imports no torch.
+`rms_norm` and `add_rms_norm` are the functional door, on every device; the kernels that Fuseplug finds are in
+`fuseplug_rmsnorm.kernels`. Importing this package imports no torch.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .inductor import rms_norm
+    from .functional import add_rms_norm, rms_norm
 
-__all__ = ["rms_norm"]
+__all__ = ["add_rms_norm", "rms_norm"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "rms_norm":
-        from .inductor import rms_norm
+    if name in __all__:
+        from . import functional
 
-        return rms_norm
+        return getattr(functional, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

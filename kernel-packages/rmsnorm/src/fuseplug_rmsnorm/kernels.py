@@ -8,6 +8,7 @@ from typing import ClassVar
 from fuseplug import BaseKernel, Proposal, Rejection, Site
 from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
+from fuseplug.triton import TritonKernel
 
 
 class RMSNormKernel(BaseKernel):
@@ -33,6 +34,13 @@ class NpuRMSNormKernel(NpuKernel, RMSNormKernel):
     kernel_id: ClassVar[str] = "npu_fused_rmsnorm"
     function: ClassVar[str] = "fuseplug_rmsnorm.npu:rms_norm"
     ops: ClassVar[tuple[str, ...]] = ("npu_rms_norm",)
+
+
+class TritonRMSNormKernel(TritonKernel, RMSNormKernel):
+    """RMSNorm by Triton, for GPUs."""
+
+    kernel_id: ClassVar[str] = "triton_fused_rmsnorm"
+    function: ClassVar[str] = "fuseplug_rmsnorm.triton:rms_norm"
 
 
 class InductorRMSNormKernel(InductorKernel, RMSNormKernel):

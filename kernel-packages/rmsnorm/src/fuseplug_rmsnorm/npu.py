@@ -59,7 +59,7 @@ def rms_norm(
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
     if autocast or not _serves(x, weight, grouped=group_size is not None):
         return reference.compute(how, x, weight, eps, gate, group_size)
-    dtype = x.dtype if weight is None or how.gate == "after" else reference.result_dtype(x, weight, how)
+    dtype = reference.result_dtype(x, weight, how)
     if _widens(x, weight, dtype, how, gated=gate is not None, grouped=group_size is not None):
         x, gate = x.float(), None if gate is None else gate.float()
     gamma = None if weight is None else _gamma(weight, how)
@@ -119,31 +119,17 @@ def _norm_groups(x: Tensor, gamma: Tensor | None, eps: float, group_size: int) -
     return y if gamma is None else y * gamma
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """Add, and normalise the sum: what stands before each block of a transformer, in one launch.
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, variant: str = "llama"
+) -> tuple[Tensor, Tensor]:
+    """`fuseplug_rmsnorm.reference.add_rms_norm` on an NPU, in one launch: the same arguments, results and errors.
 
-    torch_npu's operation raises in a backward; this one has gradients. Beyond the limits of the operation it is the
-    addition and `rms_norm`.
-
-    Args:
-        x: ``(..., hidden)``, floating.
-        residual: Like *x*.
-        weight: ``(hidden,)``, floating.
-        eps: Added to the mean square before the root.
-
-    Returns:
-        ``rms_norm(x + residual, weight, eps)`` and ``x + residual``, both ``(..., hidden)`` in the dtype of *x*. Their
-        gradients cannot be differentiated again.
-
-    Raises:
-        ValueError: If a shape does not fit that of *x*.
+    torch_npu's operation raises in a backward; this one has gradients, which cannot be differentiated again. Beyond the
+    limits of the operation, and in other variants than ``"llama"``, it is the addition and `rms_norm`.
     """
-    reference.check(x, weight, "llama", None, None)
-    if residual.shape != x.shape:
-        raise ValueError(f"residual must have the shape of x, {(*x.shape,)}; it has {(*residual.shape,)}")
-    if not _serves_sums(x, residual, weight):
-        total = x + residual
-        return rms_norm(total, weight, eps), total
+    reference.check_sum(x, residual, weight, variant)
+    if weight is None or variant != "llama" or not _serves_sums(x, residual, weight):
+        return reference.add_rms_norm(x, residual, weight, eps, variant=variant, norm=rms_norm)
     y, total = _AddRMSNorm.apply(x, residual, weight, eps)  # type: ignore[no-untyped-call]
     return y, total
 

@@ -125,6 +125,45 @@ def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, g
     return how
 
 
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    variant: str = "llama",
+    norm: Callable[..., Tensor] = rms_norm,
+) -> tuple[Tensor, Tensor]:
+    """Add, and normalise the sum.
+
+    Args:
+        x: ``(..., hidden)``, floating.
+        residual: Like *x*.
+        weight: ``(hidden,)``, floating; ``None`` for a norm without one.
+        eps: Added to the mean square before the root; may be 0.
+        variant: A key of `VARIANTS`.
+        norm: Computes `rms_norm`.
+
+    Returns:
+        ``rms_norm(x + residual, weight, eps, variant=variant)`` and ``x + residual``, both ``(..., hidden)``. The sum
+        is in ``promote(x.dtype, residual.dtype)``; what is normalised is the sum as it was rounded to that.
+
+    Raises:
+        ValueError: If the variant is unknown, or a shape does not fit that of *x*.
+    """
+    check_sum(x, residual, weight, variant)
+    total = x + residual
+    return norm(total, weight, eps, variant=variant), total
+
+
+def check_sum(x: Tensor, residual: Tensor, weight: Tensor | None, variant: str) -> Semantics:
+    """Return the semantics of *variant*, or raise the `ValueError` that says what does not fit `add_rms_norm`."""
+    how = check(x, weight, variant, None, None)
+    if residual.shape != x.shape:
+        raise ValueError(f"residual must have the shape of x, {(*x.shape,)}; it has {(*residual.shape,)}")
+    return how
+
+
 def in_groups(tensor: Tensor, group_size: int | None) -> Tensor:
     """Cut the last dimension of *tensor* into ``(groups, group_size)``."""
     return tensor if group_size is None else tensor.reshape(*tensor.shape[:-1], -1, group_size)
@@ -196,9 +235,9 @@ def wide_dtype(x: Tensor, how: Semantics) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32) if how.upcast else x.dtype
 
 
-def result_dtype(x: Tensor, weight: Tensor, how: Semantics) -> torch.dtype:
-    """The dtype that an ungated variant returns."""
-    if how.weight in ("before-cast", "input"):
+def result_dtype(x: Tensor, weight: Tensor | None, how: Semantics) -> torch.dtype:
+    """The dtype that the variant returns."""
+    if weight is None or how.gate == "after" or how.weight in ("before-cast", "input"):
         return x.dtype
     if how.weight == "half-cast" and weight.dtype in _HALF:
         return weight.dtype

@@ -1,0 +1,90 @@
+"""What Triton compiles for RMSNorm: all in registers, and nothing anew for another number of tokens."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from fuseplug.testing.triton import compile_only
+from fuseplug_rmsnorm import triton as kernel
+from fuseplug_rmsnorm.triton import launches, programs
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def processors(monkeypatch):
+    """Those of an H100, of which Triton need not know."""
+    monkeypatch.setattr(launches, "_processors", lambda _: 132)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    """Of what earlier tests needed, so that each sees what it needs itself."""
+    for program in (programs.forward, programs.backward, programs.add_up):
+        program.device_caches.clear()
+
+
+def norm(x, weight, **options):
+    y = kernel.rms_norm(x, weight, **options)
+    return torch.autograd.grad(y, (x, weight), torch.empty_like(y))
+
+
+def sum_and_norm(x, weight):
+    results = kernel.add_rms_norm(x, x.detach(), weight)
+    return torch.autograd.grad(results, (x, weight), [torch.empty_like(each) for each in results])
+
+
+def leaves(tokens, width, dtype=BF16):
+    return (torch.empty(shape, dtype=dtype, requires_grad=True) for shape in ((tokens, width), (width,)))
+
+
+@pytest.mark.parametrize("run", [norm, sum_and_norm])
+@pytest.mark.parametrize("width", [128, 1024, 2048, 4096, 8192, 16384])
+def test_nothing_is_spilled(width, run):
+    with compile_only(90) as compiled:
+        run(*leaves(1 << 15, width))
+    assert [program.name for program in compiled] == ["forward", "backward", "add_up"]
+    assert not any(program.spills for program in compiled)
+    assert compiled[0].registers <= 48  # so that 40 warps of them fit a multiprocessor
+
+
+@pytest.mark.parametrize("variant", ["gated-silu", "gate-first"])
+@pytest.mark.parametrize("width", [64, 128, 1024, 4096, 8192])
+def test_nothing_is_spilled_with_a_gate(width, variant):
+    x, weight = leaves(1 << 15, width)
+    with compile_only(90) as compiled:
+        norm(x, weight, variant=variant, gate=torch.empty_like(x))
+    assert not any(program.spills for program in compiled)
+
+
+@pytest.mark.parametrize("width", [128, 4096, 8192])
+def test_nothing_is_spilled_in_float32(width):
+    with compile_only(90) as compiled:
+        norm(*leaves(1 << 15, width, torch.float32))
+    assert not any(program.spills for program in compiled)
+
+
+@pytest.mark.parametrize("run", [norm, sum_and_norm])
+def test_another_number_of_tokens_compiles_nothing(run):
+    with compile_only(90) as compiled:
+        run(*leaves(1 << 12, 4096))
+        known = len(compiled)
+        for tokens in (1, 2, 16, 17, 1000, 4097):
+            run(*leaves(tokens, 4096))
+    # One row has the gradient of the weight itself, in the weight's dtype; there is nothing to add up.
+    assert [program.name for program in compiled[known:]] == ["backward"]
+
+
+@pytest.mark.parametrize("width", [1024, 4096, 16384])
+def test_rows_are_moved_by_16_bytes(width):
+    with compile_only(90):
+        norm(*leaves(64, width))
+    for program in (programs.forward, programs.backward):
+        ((kernels, *_),) = program.device_caches.values()
+        (kernel,) = kernels.values()
+        moves = set(re.findall(r"(?:ld|st)\.global\S*?((?:\.v\d)?\.b\d+)", kernel.asm["ptx"]))
+        assert ".v4.b32" in moves
+        assert not moves & {".b16", ".v2.b16", ".v4.b16", ".v2.b32"}
