@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -47,6 +48,17 @@ def test_an_eager_call_launches(device, poisoned):
     x = torch.randn(100, device=device)
     assert torch.equal(double(x), 2 * x)
     assert launched == [100]
+
+
+def test_threads_launch_at_once(device):
+    given = [torch.randn(640, device=device) for _ in range(4)]
+    found = {}
+    threads = [threading.Thread(target=lambda n=n: found.update({n: double(given[n])})) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[n], 2 * given[n]) for n in range(4))
 
 
 def test_the_operation_of_torch_computes_the_same(device):

@@ -43,6 +43,14 @@ def test_a_launch_compiles_and_writes_nothing():
     assert not y.any()
 
 
+def test_what_is_needed_within_is_told_though_it_was_compiled_before():
+    x = torch.ones(64)
+    for _ in range(2):
+        with compile_only(90) as programs:
+            _copy[(1,)](x, x, BLOCK=64)
+        assert len(programs) == 1
+
+
 def test_spills_are_seen():
     x = torch.ones(1 << 11)
     with compile_only(90) as programs:

@@ -12,6 +12,7 @@ Importing this imports no triton.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import subprocess
 import tempfile
@@ -28,6 +29,9 @@ _SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 <<
 
 _THREADS = 1024
 """The most that a block may have."""
+
+_absent = itertools.count(1 << 20)
+"""Numbers for devices that are not here. Triton keeps what it compiled by device: for a new one nothing is kept yet."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def compile_only(capability: int = 90) -> Iterator[list[Program]]:
         capability: The compute capability of the GPU, 90 for 9.0.
 
     Yields:
-        The programs that were needed so far, each once.
+        The programs that were needed within so far, each once.
 
     Raises:
         RuntimeError: In Triton's interpreter, which compiles nothing.
@@ -79,6 +83,8 @@ def compile_only(capability: int = 90) -> Iterator[list[Program]]:
 def _driver(capability: int, programs: list[Program]) -> Any:
     from triton.backends.compiler import GPUTarget
 
+    device = next(_absent)
+
     def load_binary(name: str, cubin: bytes, shared: int, _device: int) -> tuple[Any, ...]:
         found = _resources(cubin)
         program = Program(name, found["REG"], found["STACK"] + found["LOCAL"], shared)
@@ -87,7 +93,7 @@ def _driver(capability: int, programs: list[Program]) -> Any:
 
     return SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
-        get_current_device=lambda: -capability,  # Triton keeps what it compiled by device
+        get_current_device=lambda: device,
         get_current_stream=lambda _device: 0,
         launcher_cls=lambda _source, _metadata: _launch_nothing,
         utils=SimpleNamespace(

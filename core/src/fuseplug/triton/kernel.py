@@ -26,6 +26,8 @@ class TritonKernel(BaseKernel):
     """
 
     device_types: ClassVar[tuple[str, ...]] = ("cuda", "xpu", *(("cpu",) if interpreted() else ()))
+    # The interpreter takes milliseconds for each program, and a large check has thousands.
+    check_sizes: ClassVar[tuple[int, ...]] = (512,) if interpreted() else BaseKernel.check_sizes
 
     def unavailable(self, device_type: str) -> str | None:
         """Triton must be importable, and an NVIDIA GPU of a generation that it compiles for."""

@@ -5,12 +5,16 @@ Eager calls do not go through the dispatcher, which costs as much host time as a
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from .kernel import interpreted
 
 Results = Callable[..., Any]
 Launch = Callable[..., None]
@@ -49,7 +53,8 @@ class Operation:
     """
 
     def __init__(self, schema: str, results: Results, launch: Launch) -> None:
-        self.results, self.launch = results, launch
+        self.results = results
+        self.launch = _in_turn(launch) if interpreted() else launch
         namespace, _, rest = schema.partition("::")
         name = rest.partition("(")[0]
         self._library = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -75,6 +80,20 @@ class Operation:
             results = self.results(*arguments)
             self.launch(results, *arguments)
             return results
+
+
+_interpreting = threading.RLock()
+
+
+def _in_turn(launch: Launch) -> Launch:
+    """*launch* in one thread at a time: the interpreter keeps in globals which program it runs."""
+
+    @functools.wraps(launch)
+    def alone(*arguments: Any) -> None:
+        with _interpreting:
+            launch(*arguments)
+
+    return alone
 
 
 def transparent(*tensors: Tensor | None) -> bool:

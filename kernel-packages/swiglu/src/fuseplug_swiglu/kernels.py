@@ -8,6 +8,7 @@ from typing import ClassVar
 from fuseplug import Adapter, BaseKernel, Proposal, Rejection, Site
 from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
+from fuseplug.triton import TritonKernel
 
 
 class SwiGLUKernel(BaseKernel):
@@ -43,6 +44,13 @@ class NpuSwiGluKernel(NpuKernel, SwiGLUKernel):
         if not isinstance(adapter, GatedAdapter):
             return None
         return unsupported(adapter.activation, adapter.form, steep="beta" in dict(adapter.numbers))
+
+
+class TritonSwiGLUKernel(TritonKernel, SwiGLUKernel):
+    """What lies between the projections as one Triton kernel, for GPUs."""
+
+    kernel_id: ClassVar[str] = "triton_fused_swiglu"
+    function: ClassVar[str] = "fuseplug_swiglu.triton:swiglu"
 
 
 class InductorSwiGLUKernel(InductorKernel, SwiGLUKernel):

@@ -1,0 +1,180 @@
+"""The programs on the GPU: each gates one tile of one row, in float32, forward or backward.
+
+Of an element of the gate and one of up, clamped or offset where the variant says so, with ``a`` the activated gate and
+``f`` the factor that up gives:
+
+    a = activation(scale · gate)
+    y = a · f
+    dgate = dy · f · a′,  dup = dy · a
+
+where a′ is the derivative of ``a`` by the gate, recomputed. Rows of results are adjacent.
+"""
+# ruff: noqa: ANN001, ANN201, ANN202, N803 - arguments are pointers and what is compiled in; Triton infers their types
+# ruff: noqa: RET505 - what follows a return is compiled as well, unless it is in a branch
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def forward(
+    y,
+    gate,
+    up,
+    width,
+    gate_stride,
+    up_stride,
+    limit,
+    scale,
+    beta,
+    ACTIVATION: tl.constexpr,
+    CLAMP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write y, reading gate and up once."""
+    row, first = _place(width, BLOCK)
+    g, u = _read(gate, up, row, first, width, gate_stride, up_stride, LAYOUT, BLOCK)
+    activated, _, factor, _ = _gate(g, u, limit, scale, beta, ACTIVATION, CLAMP, OFFSET)
+    at = first + tl.arange(0, BLOCK)
+    tl.store(y + row * width + at, activated * factor, mask=at < width)
+
+
+@triton.jit
+def backward(
+    dgate,
+    dup,
+    dy,
+    gate,
+    up,
+    width,
+    gate_stride,
+    up_stride,
+    limit,
+    scale,
+    beta,
+    ACTIVATION: tl.constexpr,
+    CLAMP: tl.constexpr,
+    OFFSET: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write the gradients of gate and up that are wanted, reading gate, up and dy once."""
+    row, first = _place(width, BLOCK)
+    g, u = _read(gate, up, row, first, width, gate_stride, up_stride, LAYOUT, BLOCK)
+    at = first + tl.arange(0, BLOCK)
+    grad = tl.load(dy + row * width + at, mask=at < width).to(tl.float32)
+    activated, slope, factor, passes = _gate(g, u, limit, scale, beta, ACTIVATION, CLAMP, OFFSET)
+    # Where nothing passes, nothing does, though infinity came from above: as with torch's relu and clamp.
+    of_gate = tl.where(slope == 0.0, 0.0, grad * factor * slope)
+    of_up = tl.where(passes, grad * activated, 0.0)
+    _write(dgate, dup, of_gate, of_up, row, first, width, LAYOUT, BLOCK)
+
+
+@triton.jit
+def _place(width, BLOCK: tl.constexpr):
+    """The row of this program, and the first column of its tile."""
+    tiles = tl.cdiv(width, BLOCK)
+    # One row times its stride may exceed 2³¹ elements.
+    return (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles * BLOCK
+
+
+@triton.jit
+def _read(gate, up, row, first, width, gate_stride, up_stride, LAYOUT: tl.constexpr, BLOCK: tl.constexpr):
+    """Gate and up of a tile, in float32."""
+    gate += row * gate_stride
+    if LAYOUT == "interleaved":
+        # Both at once, in adjacent memory, and parted in registers: by twos the loads would be of two bytes each.
+        at = 2 * first + tl.arange(0, 2 * BLOCK)
+        both = tl.load(gate + at, mask=at < 2 * width).to(tl.float32)
+        return tl.split(tl.reshape(both, (BLOCK, 2)))
+    else:
+        if LAYOUT == "separate":
+            up += row * up_stride
+        elif LAYOUT == "gate-first":
+            up = gate + width
+        else:
+            up = gate
+            gate += width
+        at = first + tl.arange(0, BLOCK)
+        mask = at < width
+        return tl.load(gate + at, mask=mask).to(tl.float32), tl.load(up + at, mask=mask).to(tl.float32)
+
+
+@triton.jit
+def _write(dgate, dup, of_gate, of_up, row, first, width, LAYOUT: tl.constexpr, BLOCK: tl.constexpr):
+    """Gradients of a tile, where gate and up were read from if that was one tensor; what is ``None`` is not wanted."""
+    if LAYOUT == "interleaved":
+        at = 2 * first + tl.arange(0, 2 * BLOCK)
+        tl.store(dgate + 2 * row * width + at, tl.interleave(of_gate, of_up), mask=at < 2 * width)
+    else:
+        at = first + tl.arange(0, BLOCK)
+        mask = at < width
+        if LAYOUT == "separate":
+            if dgate is not None:
+                tl.store(dgate + row * width + at, of_gate, mask=mask)
+            if dup is not None:
+                tl.store(dup + row * width + at, of_up, mask=mask)
+        else:
+            dgate += 2 * row * width
+            tl.store(dgate + at, of_gate if LAYOUT == "gate-first" else of_up, mask=mask)
+            tl.store(dgate + width + at, of_up if LAYOUT == "gate-first" else of_gate, mask=mask)
+
+
+@triton.jit
+def _gate(gate, up, limit, scale, beta, ACTIVATION: tl.constexpr, CLAMP: tl.constexpr, OFFSET: tl.constexpr):
+    """The activated gate and its slope; what it is multiplied by, and whether a gradient of that passes to up.
+
+    As in torch a limit itself is still inside, and NaN stays NaN, of which a clamp lets no gradient through.
+    """
+    x = gate * scale
+    if CLAMP == "before":
+        activated, slope = _activate(tl.where(x > limit, limit, x), beta, ACTIVATION)
+        slope = tl.where(x <= limit, slope, 0.0)
+    else:
+        activated, slope = _activate(x, beta, ACTIVATION)
+    if CLAMP == "after":
+        slope = tl.where(activated <= limit, slope, 0.0 * slope)
+        activated = tl.where(activated > limit, limit, activated)
+    passes = tl.full(up.shape, True, tl.int1)
+    if CLAMP is not None:
+        passes = (up >= -limit) & (up <= limit)
+        up = tl.where(up < -limit, -limit, up)
+        up = tl.where(up > limit, limit, up)
+    if OFFSET:
+        up += 1.0
+    return activated, slope * scale, up, passes
+
+
+@triton.jit
+def _activate(x, beta, ACTIVATION: tl.constexpr):
+    """An activation and its derivative; at a kink that is torch's."""
+    if ACTIVATION == "swish":  # x · σ(βx)
+        share = tl.sigmoid(beta * x)
+        value = x * share
+        return value, share + beta * value * (1.0 - share)
+    elif ACTIVATION == "gelu":  # x · Φ(x)
+        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+        density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
+        return x * share, share + x * density
+    elif ACTIVATION == "gelu_tanh":
+        # ½(1 + tanh u) is σ(2u), which neither cancels nor overflows.
+        square = x * x
+        share = tl.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
+        value = x * share
+        rest = value * (1.0 - share)
+        steep = 1.5957691216057308 * (1.0 + 0.134145 * square)  # infinite where there is no rest
+        return value, share + tl.where(rest == 0.0, 0.0, rest * steep)
+    elif ACTIVATION == "relu":
+        return tl.where(x < 0.0, 0.0, x), tl.where(x <= 0.0, 0.0, 1.0)
+    elif ACTIVATION == "relu2":
+        positive = tl.where(x < 0.0, 0.0, x)
+        return positive * positive, 2.0 * positive
+    else:
+        tl.static_assert(ACTIVATION == "sigmoid")
+        share = tl.sigmoid(x)
+        return share, share * (1.0 - share)
