@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.mixtures import HALF, arguments, assert_close, run
+from support.mixtures import EVERY_WAY, FEW, HALF, arguments, assert_close, assert_right, on, run, wide
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fuseplug_moe import reference
+from fuseplug_moe.arrival import Arrival
 from fuseplug_moe.npu import gmm, mixture, moe
-from fuseplug_moe.npu.arrival import Arrival
 
-from .mixtures import EVERY_WAY, FEW, FUSED, assert_parameters_right, assert_right, npu_ops, on, on_npu, wide
+from .mixtures import FUSED, assert_parameters_right, npu_ops, on_npu
 
 
 class TestValues:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.mixtures import HALF, assert_close, leaves
+from support.mixtures import HALF, assert_close, leaves, on
 
 from fuseplug_moe.npu import GmmFunction, HybridGmmFunction, gmm
-
-from .mixtures import on
 
 COUNTS = {"some idle": [2, 0, 3, 1], "one group": [6], "a tail": [2, 1, 0], "one row": [0, 1], "all in one": [0, 6]}
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.mixtures import arguments
+from support.mixtures import EVERY_WAY, arguments, assert_right
 from torch import Tensor
 
 from fuseplug.testing.npu import ContractError
+from fuseplug_moe.arrival import Arrival
 from fuseplug_moe.npu import gmm, mixture, routing
-from fuseplug_moe.npu.arrival import Arrival
 
-from .mixtures import EVERY_WAY, assert_parameters_right, assert_right, on_npu
+from .mixtures import assert_parameters_right, on_npu
 
 
 def planted(owner, name, change=None, /, **arguments):

@@ -8,6 +8,7 @@ from typing import ClassVar
 from fuseplug import BaseKernel, Proposal, Rejection, Site
 from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
+from fuseplug.triton import TritonKernel
 
 
 class MoEKernel(BaseKernel):
@@ -50,3 +51,11 @@ class NpuFusedMoEKernel(NpuKernel, MoEKernel):
         "npu_swiglu",
         "npu_geglu",
     )
+
+
+class TritonMoEKernel(TritonKernel, MoEKernel):
+    """A mixture of experts in Triton: what is gathered, gated and weighed is so where it is multiplied."""
+
+    kernel_id: ClassVar[str] = "triton_fused_moe"
+    function: ClassVar[str] = "fuseplug_moe.triton:moe"
+    check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 15)  # the lowest tiles, and the highest

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import reference
+from ..arrival import Arrival
 from ..reference import Experts, Layout, Projection, Rows, first
 from . import gmm, routing
-from .arrival import Arrival
 from .gate import apply_gate
 from .gmm import GmmFunction, HybridGmmFunction
 from .routing import Route

@@ -17,6 +17,10 @@ class Arrival:
     """
 
     def __init__(self, counts: Tensor) -> None:
+        self._event = None
+        if counts.device.type == "cpu":
+            self._counts = counts
+            return
         # From pageable memory the host would wait for the copy.
         self._counts = torch.empty(counts.shape, dtype=counts.dtype, device="cpu", pin_memory=True)
         self._counts.copy_(counts, non_blocking=True)
@@ -25,5 +29,6 @@ class Arrival:
 
     def arrived(self) -> list[bool]:
         """Whether each count is more than zero."""
-        self._event.synchronize()
+        if self._event is not None:
+            self._event.synchronize()
         return [count > 0 for count in self._counts.tolist()]

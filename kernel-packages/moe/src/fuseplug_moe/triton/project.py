@@ -1,0 +1,158 @@
+"""Rows times the matrix of their expert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fuseplug.triton import operation
+
+from . import tiles
+from .operands import matrices, matrix, product
+
+
+def _results(
+    rows: Tensor,
+    route: Tensor,
+    weights: Sequence[Tensor],
+    more: Sequence[Tensor],
+    bias: Tensor | None,
+    experts: int,
+    transposed: bool,
+    k: int,
+    by_slot: bool,
+    fill: bool,
+) -> Tensor:
+    del route, more, bias, experts, by_slot, fill
+    return rows.new_empty(rows.shape[0] * (k or 1), weights[0].shape[-1 if transposed else -2])
+
+
+@operation(
+    "fuseplug_moe::project(Tensor rows, Tensor route, Tensor[] weights, Tensor[] more, Tensor? bias, SymInt experts,"
+    " bool transposed, SymInt k, bool by_slot, bool fill) -> Tensor",
+    _results,
+)
+def project(
+    out: Tensor,
+    rows: Tensor,
+    route: Tensor,
+    weights: Sequence[Tensor],
+    more: Sequence[Tensor],
+    bias: Tensor | None,
+    experts: int,
+    transposed: bool,
+    k: int,
+    by_slot: bool,
+    fill: bool,
+) -> None:
+    """Multiply each row by the matrix of its expert, and add the bias of that.
+
+    Args:
+        out: ``(slots, out)``, the result: in the order of the experts, or if *by_slot* in that of the slots.
+        rows: ``(slots, in)`` in the order of the experts, contiguous. For *k* other than 0 they are ``(tokens, in)``,
+            and read by the slots of each.
+        route: Of `sort`.
+        weights: ``(experts, out, in)``, or that many matrices.
+        more: ``(experts, out, in)``, or that many matrices, for the other half of longer rows; or none.
+        bias: ``(experts, out)``.
+        experts: How many there are.
+        transposed: The last two dimensions of *weights* are the other way round.
+        k: How many slots a token has, if rows are tokens.
+        by_slot: See *out*.
+        fill: Whether rows of experts elsewhere are zero, or as the memory was.
+    """
+    slots, width = out.shape
+    if not slots:
+        return
+    depth = rows.shape[1] // (2 if more else 1)
+    shape = tiles.product(tiles.height(slots, experts), width, rows.element_size())
+    right = matrices(weights, transposed=not transposed)
+    other = matrices(more, transposed=not transposed) if more else right
+    grid = tiles.tiles(slots, experts, shape.height) * -(-width // shape.width)
+    _project[(grid,)](
+        out,
+        rows,
+        route,
+        right.data,
+        other.data,
+        bias,
+        slots,
+        experts,
+        depth,
+        width,
+        right.expert,
+        right.row,
+        right.column,
+        ALIGNMENT=min(right.alignment, other.alignment),
+        MORE=bool(more),
+        K=k,
+        BY_SLOT=by_slot,
+        FILL=fill,
+        HEIGHT=shape.height,
+        WIDTH=shape.width,
+        DEPTH=shape.depth,
+        EVEN=depth % shape.depth == 0 and width % shape.width == 0,
+        num_warps=shape.warps,
+        num_stages=shape.stages,
+    )
+
+
+@triton.jit(do_not_specialize=["slots"])
+def _project(
+    out,
+    rows,
+    route,
+    weights,
+    more,
+    bias,
+    slots,
+    experts,
+    depth,
+    width,
+    stride_expert,
+    stride_row,
+    stride_column,
+    ALIGNMENT: tl.constexpr,
+    MORE: tl.constexpr,
+    K: tl.constexpr,
+    BY_SLOT: tl.constexpr,
+    FILL: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    across = tl.cdiv(width, WIDTH)
+    expert, first, end = tile_rows(route, slots, experts, tl.program_id(0) // across)
+    if (first >= end) | ((expert == experts) & (not FILL)):
+        return
+    column = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
+    row = first + tl.arange(0, HEIGHT)
+    slot = tl.load(route + row, mask=row < end, other=0)
+    expert_or_last = tl.minimum(expert, experts - 1)
+    source = slot // K if K else tl.where(row < end, row, first)
+    left = rows + source.to(tl.int64)[:, None] * (2 * depth if MORE else depth)
+    terms = tl.where(expert < experts, depth, 0)
+    here = column[None, :] < width
+    at = column[None, :] * stride_column
+    right = matrix(weights, expert_or_last, stride_expert, rows, ALIGNMENT) + at
+    total = tl.zeros((HEIGHT, WIDTH), tl.float32)
+    total = product(total, left, right, terms, depth, stride_row, here, DEPTH, EVEN)
+    if MORE:
+        right = matrix(more, expert_or_last, stride_expert, rows, ALIGNMENT) + at
+        total = product(total, left + depth, right, terms, depth, stride_row, here, DEPTH, EVEN)
+    if bias is not None:
+        at = bias + expert.to(tl.int64) * width + column
+        total += tl.load(at, mask=(column < width) & (expert < experts), other=0.0).to(tl.float32)[None, :]
+    to = (slot if BY_SLOT else row).to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(out + to, total.to(out.dtype.element_ty), mask=(row < end)[:, None] & (column < width)[None, :])
+
+
+@triton.jit
+def tile_rows(route, slots, experts, tile):
+    """The expert of a tile, its first row, and where the rows of that expert end."""
+    entry = route + slots + experts + 3 * tile
+    return tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
