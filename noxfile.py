@@ -54,7 +54,7 @@ def tests_triton(session: nox.Session) -> None:
     """Run the tests of the Triton kernels: in Triton's interpreter, and compiled for a GPU that need not be here."""
     if sys.platform != "linux":
         session.skip("triton has wheels for Linux only")
-    install(session, "triton", *FOR_TESTS)
+    install(session, "triton", "liger-kernel", "matplotlib", *FOR_TESTS)
     for folder, interpret in (("numbers", "1"), ("programs", None)):
         session.env["TRITON_INTERPRET"] = interpret
         session.run("python", "-m", "pytest", *WORKERS, f"tests/gpu/{folder}", *session.posargs)
@@ -119,6 +119,18 @@ def bench(session: nox.Session, transformers: str) -> None:
     # These two depend on how transformers builds its models.
     for script in BENCHMARKS if transformers == TRANSFORMERS[0] else ("planning", "parity"):
         session.run("python", f"tests/benchmarks/{script}.py", *session.posargs)
+
+
+@nox.session(name="bench-gpu", default=False)
+def bench_gpu(session: nox.Session) -> None:
+    """Measure the Triton kernels against their peers: what a call costs the host, then, on a GPU, everything."""
+    install(session, "triton", "liger-kernel", "matplotlib")
+    # A peer that has no wheels for every machine. One that is absent is left out, and the tables say so.
+    session.run(
+        *("python", "-m", "pip", "install", "-q", "-c", "constraints.txt", "quack-kernels"), success_codes=range(256)
+    )
+    session.run("python", "tests/benchmarks/host.py")
+    session.run("python", "tests/benchmarks/gpu/run.py", *session.posargs)
 
 
 def install(

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
+WIDTH = 150
 VERSIONS = ("fuseplug", "torch", "transformers", "pluggy", "importlib-metadata")
 
 
@@ -42,8 +44,13 @@ class Table:
         return table
 
 
-def by_turns(contenders: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """The microseconds that each contender took at each of its turns; the first turns are not counted."""
+def by_turns(
+    contenders: Mapping[str, Callable[[], Any]], repeats: int, settle: Callable[[], Any] | None = None
+) -> dict[str, list[float]]:
+    """The microseconds that each contender took at each of its turns; the first turns are not counted.
+
+    *settle* is called before each turn, for what is still under way from the one before.
+    """
     first = next(iter(contenders.values()))
     first()
     start = time.perf_counter()
@@ -53,6 +60,8 @@ def by_turns(contenders: Mapping[str, Callable[[], Any]], repeats: int) -> dict[
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(-3, repeats):
         for name, run in contenders.items():
+            if settle is not None:
+                settle()
             start = time.perf_counter()
             for _ in range(inner):
                 run()
@@ -73,7 +82,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def machine() -> dict[str, Any]:
+def machine(packages: Sequence[str] = VERSIONS) -> dict[str, Any]:
     """The machine and what runs on it, without anything that names where it stands."""
     model = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
@@ -85,22 +94,60 @@ def machine() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "system": platform.system(),
         "date": datetime.date.today().isoformat(),
-        "versions": {name: _version(name) for name in VERSIONS},
+        "versions": {name: _version(name) for name in packages},
     }
 
 
-def write(name: str, tables: Sequence[Table]) -> None:
-    """Print *tables* and write them as ``docs/results/<name>.json``."""
-    facts = machine()
-    console = Console(width=120)
+def gpu(index: int = 0) -> dict[str, Any]:
+    """The GPU, what drives it, and what limits it."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    said = _nvidia_smi(index, ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.memory"))
+    return {
+        "gpu": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "l2_mib": properties.L2_cache_size / 2**20,
+        "cuda": torch.version.cuda,
+        **said,
+    }
+
+
+def write(name: str, tables: Sequence[Table], about: Mapping[str, Any] | None = None) -> None:
+    """Print *tables*, and `save` them."""
+    show(tables)
+    facts = save(name, tables, about)
+    print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['versions']['torch']}")
+
+
+def show(tables: Sequence[Table]) -> None:
+    """Print *tables*."""
+    console = Console(width=WIDTH)
     for table in tables:
         console.print(table.show())
-    console.print(
-        f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['versions']['torch']}"
-    )
-    RESULTS.mkdir(parents=True, exist_ok=True)
+
+
+def save(
+    name: str, tables: Sequence[Table], about: Mapping[str, Any] | None = None, folder: Path = RESULTS
+) -> dict[str, Any]:
+    """Write *tables* as ``<folder>/<name>.json``, with what `machine` says and with *about*. Gives these two."""
+    facts = machine() | dict(about or {})
+    folder.mkdir(parents=True, exist_ok=True)
     content = [{"title": t.title, "rows": [dict(zip(t.columns, row, strict=True)) for row in t.rows]} for t in tables]
-    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": facts, "tables": content}, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps({"machine": facts, "tables": content}, indent=1) + "\n")
+    return facts
+
+
+def _nvidia_smi(index: int, fields: Sequence[str]) -> dict[str, str]:
+    """What it says, if it is there: a container may be without it."""
+    command = ["nvidia-smi", f"--id={index}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return dict.fromkeys(fields, "unknown")
+    return dict(zip(fields, map(str.strip, said.split(",")), strict=True))
 
 
 def _show(cell: Any) -> str:

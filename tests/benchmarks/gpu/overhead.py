@@ -1,0 +1,23 @@
+"""What a call costs the host, at one token, where it is all that counts. No CUDA graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .contest import BOTH, FORWARD, Kind, Op
+from .race import Clock, Out, Result, admitted, results
+
+
+def overhead(op: Op, shape: Any, kind: Kind, clock: Clock) -> tuple[list[Result], list[Out]]:
+    """The host's time of each contender of *op*, ours also as a model calls it."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    problem = op.problem(shape, kind)
+    entries, out = admitted(op.name, problem, (*op.contenders, op.applied))
+    timed: list[Result] = []
+    for work in (FORWARD, BOTH):
+        samples = clock({entry.name: entry.turn(work) for entry in entries}, 0.0)
+        timed += results(op.name, problem.shape, work, samples)
+    return timed, out

@@ -1,0 +1,99 @@
+"""One problem: who may take part, and how long each takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from benchmarks.record import spread
+
+from .contest import EAGER, Contender, Kind, Least, LeftOut, Op, Problem
+from .gates import Gate
+from .timing import Samples
+from .turns import Entry, Turn
+
+Clock = Callable[[Mapping[str, Turn], float], Samples]
+
+_SECONDS = 0.6
+"""For all contenders of one work together, above the fewest turns."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one contender: microseconds, as `spread` gives them."""
+
+    op: str
+    shape: str
+    work: str
+    contender: str
+    microseconds: Mapping[str, float]
+    least: Least | None = None
+
+    @property
+    def median(self) -> float:
+        return self.microseconds["median"]
+
+
+@dataclass(frozen=True)
+class Out:
+    """A contender that was not timed, and whether it is to blame: it was there, and was wrong, or failed."""
+
+    op: str
+    shape: str
+    contender: str
+    why: str
+    fault: bool = False
+
+
+def race(op: Op, shape: Any, kind: Kind, clock: Clock, works: Sequence[str]) -> tuple[list[Result], list[Out]]:
+    """Time who is right on *op* at *shape*.
+
+    Raises:
+        torch.OutOfMemoryError: If the truth does not fit into memory.
+    """
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    problem = op.problem(shape, kind)
+    entries, out = admitted(op.name, problem, op.contenders)
+    timed = []
+    for work in works:
+        samples = clock({entry.name: entry.turn(work) for entry in entries}, _SECONDS)
+        timed += results(op.name, problem.shape, work, samples, problem.least[work])
+    return timed, out
+
+
+def admitted(op: str, problem: Problem, contenders: Iterable[Contender]) -> tuple[list[Entry], list[Out]]:
+    """Those who are there and right, and the others."""
+    everybody = list(contenders)
+    gate = Gate(problem, Entry(next(c for c in everybody if c.name == EAGER), problem))
+    entries, out = [], []
+    for contender in everybody:
+        try:
+            entry = Entry(contender, problem)
+            fault = gate.fault(entry)
+        except Exception as error:  # a peer may raise anything
+            out.append(why_not(op, problem.shape, contender.name, error))
+        else:
+            if fault:
+                out.append(Out(op, problem.shape, contender.name, f"wrong: {fault}", fault=True))
+            else:
+                entries.append(entry)
+    return entries, out
+
+
+def why_not(op: str, shape: str, contender: str, error: Exception) -> Out:
+    """A contender that raised *error* on its way to the start."""
+    if isinstance(error, ImportError):
+        return Out(op, shape, contender, f"absent: {error}")
+    if isinstance(error, LeftOut):
+        return Out(op, shape, contender, str(error))
+    if isinstance(error, torch.OutOfMemoryError):
+        return Out(op, shape, contender, "out of memory")
+    said = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return Out(op, shape, contender, f"fails: {said[:200]}", fault=True)
+
+
+def results(op: str, shape: str, work: str, samples: Samples, least: Least | None = None) -> list[Result]:
+    return [Result(op, shape, work, name, spread(times), least) for name, times in samples.items()]

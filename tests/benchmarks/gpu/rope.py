@@ -1,0 +1,101 @@
+"""RoPE of 32 query and 8 key heads of 128: what is rotated is read and written once, each way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.models.qwen3 import modeling_qwen3
+
+from fuseplug import manager
+from fuseplug_rope.reference import rope as reference
+
+from .contest import (
+    BACKWARD,
+    BOTH,
+    EAGER,
+    FORWARD,
+    LIGER,
+    OURS,
+    Aim,
+    Contender,
+    Function,
+    Kind,
+    Least,
+    Op,
+    Problem,
+    normal,
+)
+from .peers import compiled, of
+
+apply_rotary_pos_emb = modeling_qwen3.apply_rotary_pos_emb
+
+
+class Shape(NamedTuple):
+    batch: int
+    sequence: int
+    heads: int = 32
+    key_heads: int = 8
+    head_dim: int = 128
+
+
+def problem(shape: Shape, kind: Kind) -> Problem:
+    batch, sequence, heads, key_heads, head_dim = shape
+
+    def rows(count: int) -> Tensor:
+        """As projections leave them in memory."""
+        return normal(kind, batch, sequence, count, head_dim).transpose(1, 2)
+
+    frequencies = torch.logspace(0, -6, head_dim // 2, device=kind.device)
+    angles = torch.outer(torch.arange(sequence, device=kind.device), frequencies).repeat(1, 2)[None]
+    cos, sin = angles.cos().to(kind.dtype), angles.sin().to(kind.dtype)
+    moved = 2 * kind.dtype.itemsize * batch * sequence * (heads + key_heads) * head_dim
+    return Problem(
+        f"{batch} × {sequence}",
+        (rows(heads).requires_grad_(), rows(key_heads).requires_grad_(), cos, sin),
+        (rows(heads), rows(key_heads)),
+        on_heads(reference),
+        {FORWARD: Least(moved), BACKWARD: Least(moved), BOTH: Least(2 * moved)},
+    )
+
+
+def on_heads(function: Callable[..., tuple[Tensor, ...]]) -> Function:
+    """With tables that are the same for all heads, as `apply_rotary_pos_emb` makes them."""
+    return lambda q, k, cos, sin: function(q, k, cos.unsqueeze(1), sin.unsqueeze(1))
+
+
+def eager(_: Sequence[Tensor]) -> Function:
+    return apply_rotary_pos_emb
+
+
+def applied(arguments: Sequence[Tensor]) -> Function:
+    module = Rotates()
+    assert manager.apply_all(module, device=arguments[0].device).report.fused, "nothing was fused"
+    return module
+
+
+class Rotates(nn.Module):
+    """Looks the function up as an attention does."""
+
+    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return apply_rotary_pos_emb(q, k, cos, sin)
+
+
+OP = Op(
+    "rope",
+    problem,
+    shapes=(Shape(1, 32768), Shape(8, 2048), Shape(1, 2048), Shape(4, 8192), Shape(8, 32768)),
+    single=Shape(1, 1),
+    tiny=(Shape(2, 3, 4, 2, 16),),
+    contenders=(
+        Contender(OURS, of("fuseplug_rope.triton:rope", lambda f, *a: on_heads(f)(*a))),
+        Contender(EAGER, eager),
+        *compiled(eager, lambda arguments: arguments[0].shape[2] == 32768),
+        # Both ways it writes over what it rotates.
+        Contender(LIGER, of("liger_kernel.ops:LigerRopeFunction", lambda f, *a: f.apply(*a)), writes=True),
+    ),
+    applied=Contender(f"{OURS}, applied", applied),
+    aims={FORWARD: Aim(1.0, 0.85), BOTH: Aim(1.0, 0.85)},
+)

@@ -1,0 +1,93 @@
+"""How long the device takes, by its own clock and with a cold cache; and how long the host takes to ask."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from benchmarks.record import by_turns
+
+from .turns import Turn
+
+Samples = dict[str, list[float]]
+"""Microseconds, by contender."""
+
+FEWEST, MOST = 7, 60
+"""Turns of each contender."""
+
+_WARM_UP = 3
+_FILLS = 200
+
+
+class DeviceClock:
+    """Times by CUDA events, contenders in turn, the L2 cache cold.
+
+    Args:
+        device: A CUDA device.
+        ahead: Before each call a buffer of twice the L2 cache is overwritten; with this as often as it takes the host
+            to have the whole call queued by then, so that the host's time is not in the device's.
+    """
+
+    def __init__(self, device: torch.device, *, ahead: bool) -> None:
+        self._ahead = ahead
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        self._cold = torch.empty(max(2 * cache, 64 << 20), dtype=torch.int8, device=device)
+        self._fill = statistics.median(self._microseconds(self._cold.zero_) for _ in range(10))
+
+    def __call__(self, turns: Mapping[str, Turn], seconds: float) -> Samples:
+        """Time *turns* until *seconds* are over, each `FEWEST` to `MOST` times."""
+        fills = {name: self._warm_up(turn) for name, turn in turns.items()}
+        samples: Samples = {name: [] for name in turns}
+        end = time.monotonic() + seconds
+        for number in range(MOST):
+            if number >= FEWEST and time.monotonic() > end:
+                break
+            for name, turn in turns.items():
+                state = turn.prepare()
+                samples[name].append(self._microseconds(lambda turn=turn, state=state: turn.run(state), fills[name]))
+        return samples
+
+    def _warm_up(self, turn: Turn) -> int:
+        for _ in range(_WARM_UP):
+            state = turn.prepare()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            turn.run(state)
+            queued = 1e6 * (time.perf_counter() - start)
+        return min(_FILLS, 1 + int(1.5 * queued / self._fill)) if self._ahead else 1
+
+    def _microseconds(self, run: Callable[[], object], fills: int = 0) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(fills):
+            self._cold.zero_()
+        start.record()
+        kept = run()
+        end.record()
+        end.synchronize()
+        del kept  # not freed while it is timed
+        return 1e3 * start.elapsed_time(end)
+
+
+def host_clock(turns: Mapping[str, Turn], _seconds: float) -> Samples:
+    """Run each turn once. For the benchmark's check of itself: these times mean nothing."""
+    samples: Samples = {}
+    for name, turn in turns.items():
+        state = turn.prepare()
+        start = time.perf_counter()
+        turn.run(state)
+        samples[name] = 2 * [1e6 * (time.perf_counter() - start)]  # a spread is of two at least
+    return samples
+
+
+def asking_clock(turns: Mapping[str, Turn], _seconds: float) -> Samples:
+    """The time of the host until a call is queued, the device not waited for.
+
+    Nothing is prepared between the calls: for sizes at which overwritten arguments change no time.
+    """
+    calls: dict[str, Callable[[], object]] = {}
+    for name, turn in turns.items():
+        state = turn.prepare()
+        calls[name] = lambda turn=turn, state=state: turn.run(state)
+    return by_turns(calls, MOST, torch.cuda.synchronize)

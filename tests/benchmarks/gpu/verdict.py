@@ -1,0 +1,81 @@
+"""What the times say: against the best peer, against Liger, against what the device can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from benchmarks.record import Table
+
+from .ceilings import Ceilings
+from .contest import EAGER, LIGER, OURS, Aim
+from .race import Out, Result
+
+_LATENCY = 20e-6
+"""Seconds; of what can be done in less, a launch's own few microseconds take too large a part to ask for a share."""
+
+Aims = Mapping[tuple[str, str], Aim]
+"""By op and work."""
+
+
+TITLE = f"{OURS} against its peers; × is how many times longer they take, share that of what the device reached"
+
+
+def verdicts(timed: Sequence[Result], ceilings: Ceilings | None, aims: Aims, title: str = TITLE) -> Table:
+    """A row for each work at each shape; ours first, and how many times longer the others take."""
+    columns = ("op", "shape", "work", "ours, µs", "best peer", "its µs", "× best", "× Liger", "× eager", "share", "aim")
+    table = Table(title, columns)
+    for (op, shape, work), group in groupby(timed, lambda r: (r.op, r.shape, r.work)):
+        results = {result.contender: result for result in group}
+        ours = results.get(OURS)
+        peers = [result for name, result in results.items() if not name.startswith(OURS)]
+        if ours is None or not peers:
+            table.add(op, shape, work, "not timed", *[""] * 7)
+            continue
+        best = min(peers, key=lambda result: result.median)
+        share = share_of_ceiling(ours, ceilings)
+        times = (_times(results.get(name), ours) for name in (LIGER, EAGER))
+        verdict = _verdict(aims.get((op, work)), best.median / ours.median, share, ours, ceilings)
+        cells = (ours.median, best.contender, best.median, _times(best, ours), *times)
+        table.add(op, shape, work, *cells, "" if share is None else f"{share:.0%}", verdict)
+    return table
+
+
+def share_of_ceiling(result: Result, ceilings: Ceilings | None) -> float | None:
+    """The least time that the device needs, as a part of the time that was taken."""
+    if ceilings is None or result.least is None:
+        return None
+    return 1e6 * ceilings.least_seconds(result.least) / result.median
+
+
+def _times(peer: Result | None, ours: Result) -> str:
+    return "" if peer is None else f"{peer.median / ours.median:.2f}"
+
+
+def _verdict(aim: Aim | None, ratio: float, share: float | None, ours: Result, ceilings: Ceilings | None) -> str:
+    if aim is None:
+        return ""
+    missed = [f"< {aim.of_best_peer:g} × best"] if ratio < aim.of_best_peer else []
+    if share is not None and share < aim.of_ceiling and ceilings.least_seconds(ours.least) > _LATENCY:
+        missed.append(f"< {aim.of_ceiling:.0%}")
+    return "missed: " + ", ".join(missed) if missed else "met"
+
+
+def every_time(timed: Sequence[Result], ceilings: Ceilings | None) -> Table:
+    """All there is."""
+    table = Table("every contender, in µs", ("op", "shape", "work", "contender", "µs", "share"))
+    for result in timed:
+        share = share_of_ceiling(result, ceilings)
+        table.add(result.op, result.shape, result.work, result.contender, dict(result.microseconds), share)
+    return table
+
+
+def left_out(out: Iterable[Out]) -> Table:
+    """Who was not timed, and why: once for all shapes where the reason is the same."""
+    table = Table("not timed", ("op", "contender", "why", "shapes"))
+    shapes: dict[tuple[str, str, str], list[str]] = {}
+    for one in out:
+        shapes.setdefault((one.op, one.contender, one.why), []).append(one.shape)
+    for key, found in shapes.items():
+        table.add(*key, found[0] if len(found) == 1 else f"{len(found)} shapes")
+    return table

@@ -1,0 +1,67 @@
+"""What a call of each Triton kernel costs the host, at one token, where it is all that counts. Needs no GPU.
+
+Triton compiles for a GPU that is not here; of its launches everything is done but the call of the driver. What is
+torch's own is computed, on the CPU, and the backward runs on the calling thread. Contenders take turns.
+
+    python tests/benchmarks/host.py [--repeats N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ["LIGER_FUSED_MOE_AUTOTUNE"] = "0"  # which takes a GPU
+
+from benchmarks.gpu import moe, rmsnorm, rope, swiglu
+from benchmarks.gpu.contest import BOTH, FORWARD, LIGER, OURS, Kind, Op
+from benchmarks.gpu.turns import Entry
+from benchmarks.record import VERSIONS, Table, by_turns, machine, spread, write
+
+from fuseplug.testing.triton import compile_only
+
+CAPABILITY = 90
+WAITS = {moe.OP.name: "not timed: in each call it waits for a number that the GPU computes"}
+"""Ops for which Liger-Kernel cannot be timed without a GPU."""
+PACKAGES = (*VERSIONS, "triton", "liger-kernel")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=200)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with compile_only(CAPABILITY):
+        tables = [measure(op, options.repeats) for op in (rmsnorm.OP, swiglu.OP, rope.OP, moe.OP)]
+    about = {
+        "gpu": f"none: compiled for compute capability {CAPABILITY / 10}, nothing was launched",
+        "versions": machine(PACKAGES)["versions"],
+    }
+    write("host-overhead", tables, about)
+
+
+def measure(op: Op, repeats: int) -> Table:
+    """The microseconds of the host for each contender that Triton compiles."""
+    torch.manual_seed(0)
+    problem = op.problem(op.single, Kind(torch.device("cpu"), torch.bfloat16))
+    title = f"{op.name}, {problem.shape}, bfloat16: the host's µs for a call, without the driver's"
+    table = Table(title, ("work", "contender", "µs", f"× {LIGER}, turn by turn"))
+    names = (OURS,) if op.name in WAITS else (OURS, LIGER)
+    entries = [Entry(contender, problem) for contender in op.contenders if contender.name in names]
+    for work in (FORWARD, BOTH):
+        turns = {entry.name: entry.turn(work) for entry in entries}
+        samples = by_turns({name: lambda turn=turn: turn.run(None) for name, turn in turns.items()}, repeats)
+        for name, microseconds in samples.items():
+            ratios = [peer / own for peer, own in zip(samples.get(LIGER, ()), microseconds, strict=False)]
+            table.add(work, name, spread(microseconds), statistics.median(ratios) if ratios else WAITS[op.name])
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""The benchmark of the GPU, without one: everybody in it is called as they must be, and nobody wrong is timed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from benchmarks.gpu import command, end_to_end, models, rmsnorm
+from benchmarks.gpu.budget import Budget
+from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.contest import BOTH, EAGER, FORWARD, LIGER, OURS, WORKS, Aim, Contender, Kind, Least, LeftOut
+from benchmarks.gpu.interpreting import let_peers_in
+from benchmarks.gpu.overhead import overhead
+from benchmarks.gpu.race import Out, Result, race
+from benchmarks.gpu.roofline import draw
+from benchmarks.gpu.timing import FEWEST, DeviceClock, host_clock
+from benchmarks.gpu.turns import Turn
+from benchmarks.gpu.verdict import every_time, left_out, verdicts
+from benchmarks.record import RESULTS, save, show, spread
+from triton.language.extra import libdevice
+from triton.runtime import interpreter
+
+RUN = Path(__file__).parents[2] / "benchmarks" / "gpu" / "run.py"
+KIND = Kind(torch.device("cpu"), torch.float32)
+ABOUT = {"gpu": "a sample", "versions": dict.fromkeys(("torch", "triton", "liger-kernel"), "0")}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_fails(capsys):
+    assert command.main([]) == 2
+    assert capsys.readouterr().out.strip() == command.NO_GPU
+
+
+def test_its_check_of_itself_finds_everybody_right_and_writes_no_times():
+    before = {path: path.stat().st_mtime for path in RESULTS.iterdir()}
+    options = ("--device", "cpu", "--shapes", "tiny", "--only", *command.OPS)
+    environ = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, str(RUN), *options], env=environ, capture_output=True, text=True, check=False
+    )
+    said = done.stdout
+    assert done.returncode == 0, said + done.stderr
+    assert said.strip().endswith(command.CHECKED)
+    missing = [line for line in said.splitlines() if "absent" in line]
+    assert ["quack" in line for line in missing] == [True] * len(missing), said
+    assert "out of time" not in said
+    assert {path: path.stat().st_mtime for path in RESULTS.iterdir()} == before
+
+
+@pytest.mark.parametrize("op", command.OPS.values(), ids=lambda op: op.name)
+def test_what_a_model_calls_is_right(op):
+    op = replace(op, contenders=[contender for contender in op.contenders if contender.name == EAGER])
+    timed, out = overhead(op, op.tiny[0], KIND, host_clock)
+    assert out == []
+    assert [(result.contender, result.work) for result in timed] == [
+        (name, work) for work in (FORWARD, BOTH) for name in (EAGER, op.applied.name)
+    ]
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    monkeypatch.setattr(interpreter, "_implicit_cvt", interpreter._implicit_cvt)
+    monkeypatch.setattr(libdevice, "rsqrt", libdevice.rsqrt)
+    monkeypatch.setenv("LIGER_FUSED_MOE_AUTOTUNE", "0")
+    let_peers_in()
+
+
+@pytest.mark.parametrize("blocks", models.TINY, ids=lambda blocks: blocks.name)
+def test_models_are_right_however_they_are_fused(peers, monkeypatch, blocks):
+    if "moe" in blocks.model_type:  # to the compiler they are what dense ones are
+        few = {name: make for name, make in models.CONTENDERS.items() if "compile" not in name}
+        monkeypatch.setattr(end_to_end, "CONTENDERS", few)
+    timed, out = end_to_end.end_to_end(blocks, KIND, host_clock, Budget(9, {}))
+    assert out == []
+    assert [result.contender for result in timed] == 2 * list(end_to_end.CONTENDERS)
+
+
+class TestTheGate:
+    def timed(self, contender):
+        op = replace(rmsnorm.OP, contenders=(Contender(EAGER, rmsnorm.eager), contender))
+        timed, out = race(op, op.tiny[0], KIND, host_clock, WORKS)
+        assert {result.contender for result in timed} <= {EAGER, contender.name}
+        return [result for result in timed if result.contender == contender.name], out
+
+    def test_who_is_right_is_timed_in_all_works(self):
+        timed, out = self.timed(Contender("right", rmsnorm.torch_own))
+        assert [result.work for result in timed] == [*WORKS]
+        assert out == []
+
+    @pytest.mark.parametrize(
+        ("wrong", "why"),
+        [
+            (lambda x, w: 1.001 * rmsnorm.torch_own(())(x, w), "result 0 is"),
+            (lambda x, w: rmsnorm.torch_own(())(x.detach(), w) + 0 * x, "the gradient of argument 0 is"),
+            (lambda x, w: rmsnorm.torch_own(())(x, w.detach()) + 0 * w, "the gradient of argument 1 is"),
+            (lambda x, w: rmsnorm.torch_own(())(x, w).half(), "result 0 is torch.float16"),
+            (lambda x, w: torch.nan * x * w, "result 0 is inf off"),
+        ],
+    )
+    def test_who_is_wrong_is_not_timed(self, wrong, why):
+        timed, out = self.timed(Contender("wrong", lambda _: wrong))
+        assert not timed
+        assert out[0].fault
+        assert out[0].why.startswith(f"wrong: {why}")
+
+    def test_who_overwrites_what_others_are_given_is_not_timed(self):
+        def overwriting(x, w):
+            y = rmsnorm.torch_own(())(x, w)
+            x.data.zero_()
+            return y
+
+        timed, out = self.timed(Contender("overwriting", lambda _: overwriting))
+        assert not timed
+        assert out[0].fault
+
+    def test_who_must_overwrite_gets_copies(self):
+        def make(arguments):
+            def overwriting(x, w):
+                y = rmsnorm.torch_own(())(x.clone(), w.clone())
+                x.data.zero_()
+                return y
+
+            return overwriting
+
+        timed, out = self.timed(Contender("overwriting", make, writes=True))
+        assert len(timed) == len(WORKS)
+        assert not out
+
+    def test_who_is_not_there_is_not_to_blame(self):
+        def absent(_):
+            import nobody_has_this  # noqa: F401
+
+        def left_out(_):
+            raise LeftOut("too slow")
+
+        def broken(_):
+            raise RuntimeError("broken\nat length")
+
+        for make, why, fault in (
+            (absent, "absent: No module named 'nobody_has_this'", False),
+            (left_out, "too slow", False),
+            (broken, "fails: RuntimeError: broken", True),
+        ):
+            timed, out = self.timed(Contender("other", make))
+            assert not timed
+            assert [(o.contender, o.why, o.fault) for o in out] == [("other", why, fault)]
+
+
+def test_a_model_that_is_wrong_is_not_timed(monkeypatch):
+    def wrong(model):
+        model.layers[0].input_layernorm.variance_epsilon = 0.1
+        return models.eager(model)
+
+    monkeypatch.setattr(end_to_end, "CONTENDERS", {EAGER: models.eager, "wrong": wrong})
+    timed, out = end_to_end.end_to_end(models.TINY[0], KIND, host_clock, Budget(1, {}))
+    assert {result.contender for result in timed} == {EAGER}
+    assert [(o.contender, o.fault) for o in out] == [("wrong", True)]
+
+
+class TestTheClock:
+    """With a stand-in for the device that does at once what it is asked."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.at = time.perf_counter()
+
+            def synchronize(self):
+                pass
+
+            def elapsed_time(self, other):
+                return 1e3 * (other.at - self.at)
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        properties = SimpleNamespace(L2_cache_size=1 << 20)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        return DeviceClock(torch.device("cpu"), ahead=True)
+
+    def test_what_is_prepared_is_not_timed_and_is_handed_on(self, clock):
+        def prepare():
+            time.sleep(0.01)
+            return "prepared"
+
+        seen = []
+        samples = clock({"a": Turn(prepare, seen.append), "b": Turn(lambda: None, seen.append)}, 0.0)
+        assert [len(times) for times in samples.values()] == [FEWEST] * 2
+        assert seen[-2:] == ["prepared", None]
+        assert max(samples["a"]) < 5e3
+
+    def test_the_cache_is_cold_and_the_host_ahead(self, clock, monkeypatch):
+        events = []
+        monkeypatch.setattr(clock, "_cold", SimpleNamespace(zero_=lambda: events.append("fill")))
+        monkeypatch.setattr(clock, "_fill", 1e3)
+        clock({"a": Turn(lambda: events.append("prepare"), lambda _: (time.sleep(0.004), events.append("run")))}, 0.0)
+        last = len(events) - 1 - events[::-1].index("prepare")
+        between = events[last + 1 : -1]
+        assert set(between) == {"fill"}
+        assert 4 <= len(between) <= 40
+        assert events[-1] == "run"
+
+
+def sample():
+    """Of two ops, one bound by bytes and one by multiplications; ours wins one, and Liger the other."""
+
+    def result(op, work, contender, microseconds, least):
+        return Result(op, "a shape", work, contender, spread([microseconds] * 3), least)
+
+    copied, multiplied = Least(1e9), Least(1e6, 1e12)
+    return [
+        *(
+            result("rmsnorm", work, name, us, copied)
+            for work in (FORWARD, BOTH)
+            for name, us in ((OURS, 500.0), (LIGER, 750.0), (EAGER, 2000.0), ("torch.compile", 600.0))
+        ),
+        *(
+            result("moe", work, name, us, multiplied)
+            for work in (FORWARD, BOTH)
+            for name, us in ((OURS, 4000.0), (LIGER, 2000.0), (EAGER, 9000.0))
+        ),
+    ]
+
+
+CEILINGS = Ceilings(bandwidth=2.5e12, rate=500e12)
+
+
+def test_verdicts():
+    aims = {(op, FORWARD): Aim(1.0, 0.9) for op in ("rmsnorm", "moe")}
+    rows = {row[:3]: row[3:] for row in verdicts(sample(), CEILINGS, aims).rows}
+    ours = rows["rmsnorm", "a shape", FORWARD]
+    assert ours == (500.0, "torch.compile", 600.0, "1.20", "1.50", "4.00", "80%", "missed: < 90%")
+    assert rows["moe", "a shape", FORWARD][-1] == "missed: < 1 × best, < 90%"
+    assert rows["rmsnorm", "a shape", BOTH][-1] == ""
+    aims = {("rmsnorm", FORWARD): Aim(1.0, 0.8)}
+    assert verdicts(sample()[:1], CEILINGS, aims).rows[0][3] == "not timed"  # nobody to compare it with
+    assert verdicts(sample()[:2], CEILINGS, aims).rows[0][-1] == "met"
+
+
+def test_table_json_and_picture_are_written(tmp_path, capsys):
+    out = [Out("rmsnorm", shape, "quack", "absent: no") for shape in ("one", "another")]
+    tables = [verdicts(sample(), CEILINGS, {}), left_out(out)]
+    show(tables)
+    save("gpu", [*tables, every_time(sample(), CEILINGS)], ABOUT, tmp_path)
+    draw(sample(), CEILINGS, ABOUT, tmp_path / "gpu.png")
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    assert written["machine"]["gpu"] == "a sample"
+    assert "cpu" in written["machine"]
+    assert [len(table["rows"]) for table in written["tables"]] == [4, 1, 14]
+    assert written["tables"][1]["rows"][0]["shapes"] == "2 shapes"
+    printed = capsys.readouterr().out
+    assert "not timed" in printed
+    assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "gpu.png").stat().st_size > 10_000
+
+
+def test_time_is_divided_by_weight_and_what_is_left_goes_on(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    budget = Budget(10, {"first": 1.0, "second": 3.0, "third": 1.0})
+    budget.begin("first")
+    now = 119.0
+    assert not budget.over
+    now = 121.0
+    assert budget.over
+    budget.begin("second")
+    now = 121.0 + 0.74 * 479
+    assert not budget.over
+    now = 121.0 + 0.76 * 479
+    assert budget.over
+    budget.begin("third")
+    now = 599.0
+    assert not budget.over
+    now = 601.0
+    assert budget.over
+
+
+def test_what_there_is_no_time_or_memory_for_is_said(monkeypatch):
+    run = command.Run(command.parse(["--device", "cpu", "--shapes", "tiny", "--only", "rmsnorm", "rope", "swiglu"]))
+    monkeypatch.setattr(command, "host_clock", None)
+
+    def measured(op, *_):
+        raise torch.OutOfMemoryError if op.name == "rope" else RuntimeError("broken")
+
+    monkeypatch.setattr(command, "race", measured)
+    monkeypatch.setattr(Budget, "over", property(lambda budget: "swiglu" in budget._parts and len(budget._parts) == 2))
+    shown = []
+    monkeypatch.setattr(command, "show", shown.extend)
+    run.everything()
+    run.end()
+    assert [table.rows for table in shown if table.title == "not measured"] == [
+        [
+            ("rmsnorm (3, 64)", "out of time"),
+            ("swiglu (3, 48)", "RuntimeError: broken"),
+            ("rope (2, 3, 4, 2, 16)", "out of memory"),
+        ]
+    ]
+    assert run.faults == 1
