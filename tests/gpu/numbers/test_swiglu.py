@@ -267,17 +267,19 @@ class TestGradients:
     @pytest.mark.parametrize("variant", ["plain", "clamp-before-offset"])
     @pytest.mark.parametrize("needs", [(True, False), (False, True)])
     def test_only_those_that_are_needed(self, device, monkeypatch, needs, variant):
-        made = []
-        results = launches.gated_backward.results
-        monkeypatch.setattr(
-            launches.gated_backward, "results", lambda *given: made.extend(found := results(*given)) or found
-        )
+        program, written = launches.programs.backward, []
+
+        class Recording:
+            def __getitem__(self, grid):
+                return lambda *given, **constants: written.append(given[:2]) or program[grid](*given, **constants)
+
+        monkeypatch.setattr(launches.programs, "backward", Recording())
         given = [t.to(device).requires_grad_(need) for t, need in zip(tensors().values(), needs, strict=True)]
         wanted = given[needs.index(True)]
         how = options("gelu", variant)
         (found,) = torch.autograd.grad(swiglu(*given, **how).sum(), wanted)
         torch.testing.assert_close(found, torch.autograd.grad(reference.swiglu(*given, **how).sum(), wanted)[0])
-        assert len(made) == 1
+        assert [[t is not None for t in each] for each in written] == [list(needs)]
 
     def test_of_gate_and_up_in_one_is_one_tensor(self, device, monkeypatch):
         made = []
@@ -385,6 +387,14 @@ class TestWhereTheFormulaRuns:
             ours, theirs = (function(**given, activation=activation) for function in (swiglu, reference.swiglu))
         assert ours.dtype is theirs.dtype
         assert launched == ([] if ACTIVATIONS[activation].autocast else ["forward"])
+
+    def test_subclasses_keep_their_own(self, device, launched):
+        class Own(torch.Tensor):
+            pass
+
+        gate, up = (t.to(device).as_subclass(Own) for t in tensors().values())
+        assert type(swiglu(gate, up)) is Own
+        assert launched == []
 
     def test_transforms_see_the_operations_themselves(self, device, launched):
         gate, up = (t.to(device) for t in tensors().values())

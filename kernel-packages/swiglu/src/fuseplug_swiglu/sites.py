@@ -63,8 +63,9 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             adapters=adapters,
             example=functools.partial(make_example, parts),
             mixes=tuple(_mixes(dtype, found)),
-            # Six: the activation, the product, what is done on the way down, and what the three projections give.
-            roundings=6.0,
+            # Six: the activation, the product, what is done on the way down, and what the three projections give; and
+            # what each other child gives.
+            roundings=6.0 + len(called),
             working_roundings=_working_roundings(parts),
             covers=tuple(leaf for leaf in found.leaves if leaf not in called),
         )
