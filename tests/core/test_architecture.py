@@ -23,7 +23,7 @@ LAYERS = (
     {"errors"},
     {"words"},
     {"hookspecs", "differentiating"},
-    {"inductor", "npu", "triton"},
+    {"functional", "inductor", "npu", "triton"},
     {"discovery"},
     {"collecting", "devices", "report", "rebind"},
     {"verification"},
@@ -40,6 +40,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 VENDORS = {"transformers", "triton", "torch_npu"}
 PUBLIC = {
     **dict.fromkeys(("fuseplug", "fuseplug.errors", "fuseplug.hookspecs", "fuseplug.words"), fuseplug.__all__),
+    "fuseplug.functional": ("module_for",),
     "fuseplug.inductor": fuseplug.inductor.__all__,
     "fuseplug.npu": fuseplug.npu.__all__,
     "fuseplug.testing": fuseplug.testing.__all__,

@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 import fuseplug_rmsnorm
 from fuseplug import KernelManager
 from fuseplug.verification import Tolerance, excess
-from fuseplug_rmsnorm import functional, kernels, reference
+from fuseplug_rmsnorm import functional, reference
 from fuseplug_rmsnorm import triton as kernel
 from fuseplug_rmsnorm.reference import VARIANTS
 from fuseplug_rmsnorm.specimens import CastLast, GatedSilu, GateFirst, Llama
@@ -576,29 +576,8 @@ class TestTheFunctionalDoor:
         fuseplug_rmsnorm.add_rms_norm(x, x)
         assert launched == Counter(forward=2)
 
-    @pytest.mark.parametrize(
-        ("device_type", "lacking", "module"),
-        [
-            ("cuda", (), "triton"),
-            ("xpu", (), "triton"),
-            ("npu", (), "npu"),
-            ("mps", (), "inductor"),
-            ("cuda", ("Triton",), "inductor"),
-            ("npu", ("Npu",), "inductor"),
-            ("cuda", ("Triton", "Inductor"), "reference"),
-        ],
-    )
-    def test_chooses_by_the_device_and_what_can_run_there(self, monkeypatch, device_type, lacking, module):
-        for name in ("Npu", "Triton", "Inductor"):
-            why = "it is not installed" if name in lacking else None
-            each = getattr(kernels, f"{name}RMSNormKernel")
-            monkeypatch.setattr(each, "unavailable", lambda self, device_type, why=why: why)
-        functional._choose.cache_clear()
-        assert functional._module(device_type).__name__ == f"fuseplug_rmsnorm.{module}"
-        functional._choose.cache_clear()
-
     def test_is_the_addition_and_the_norm_where_nothing_fuses_them(self, monkeypatch):
-        monkeypatch.setattr(functional, "_choose", lambda _: "fuseplug_rmsnorm.reference")
+        monkeypatch.setattr(functional, "module_for", lambda *_: reference)
         given = summands()
         found, expected = (f(**given, variant="gemma") for f in (functional.add_rms_norm, reference.add_rms_norm))
         assert all(map(torch.equal, found, expected))
@@ -609,7 +588,6 @@ class TestTheFunctionalDoor:
             return fuseplug_rmsnorm.rms_norm(y, weight, variant="gemma") + total
 
         torch.compiler.reset()
-        functional._choose.cache_clear()
         given = on(device, summands())
         found = torch.compile(block, backend="aot_eager", fullgraph=True)(**given)
         torch.testing.assert_close(found, block(**given))

@@ -1,17 +1,15 @@
-"""RMSNorm for tensors on whatever device: by the first of the kernels here that this machine can run there."""
+"""RMSNorm for tensors on whatever device: by the first kernel here that can run there."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import sys
-from types import ModuleType
-
-import torch
 from torch import Tensor
+
+from fuseplug.functional import module_for
 
 from . import reference
 from .kernels import InductorRMSNormKernel, NpuRMSNormKernel, TritonRMSNormKernel
+
+_KERNELS = (NpuRMSNormKernel, TritonRMSNormKernel, InductorRMSNormKernel)
 
 
 def rms_norm(
@@ -28,7 +26,7 @@ def rms_norm(
     On an NPU it is `fuseplug_rmsnorm.npu.rms_norm`; on a GPU `fuseplug_rmsnorm.triton.rms_norm`; elsewhere, or where
     these cannot run, `fuseplug_rmsnorm.inductor.rms_norm`; and without a compiler for that the reference.
     """
-    compute = _module(x.device.type).rms_norm
+    compute = module_for(x.device.type, _KERNELS).rms_norm
     return compute(x, weight, eps, variant=variant, gate=gate, group_size=group_size)  # type: ignore[no-any-return]
 
 
@@ -39,27 +37,7 @@ def add_rms_norm(
 
     On GPUs it is one launch, and on NPUs for the variant ``"llama"``. Elsewhere it is the addition and `rms_norm`.
     """
-    module = _module(x.device.type)
+    module = module_for(x.device.type, _KERNELS)
     if hasattr(module, "add_rms_norm"):
         return module.add_rms_norm(x, residual, weight, eps, variant=variant)  # type: ignore[no-any-return]
     return reference.add_rms_norm(x, residual, weight, eps, variant=variant, norm=module.rms_norm)
-
-
-def _module(device_type: str) -> ModuleType:
-    """What computes on this type of device."""
-    return sys.modules[_name(device_type)]
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _name(device_type: str) -> str:
-    """That of the `_module`, which is loaded; Dynamo does not look into how it is chosen."""
-    return _choose(device_type)
-
-
-@functools.lru_cache(maxsize=32)
-def _choose(device_type: str) -> str:
-    for kernel in (NpuRMSNormKernel(), TritonRMSNormKernel(), InductorRMSNormKernel()):
-        served = not kernel.device_types or device_type in kernel.device_types
-        if served and kernel.unavailable(device_type) is None:
-            return importlib.import_module(kernel.function.partition(":")[0]).__name__
-    return reference.__name__

@@ -14,7 +14,7 @@ activated gate, 1 where there is none:
 A program has ROWS rows of WIDTH elements in the BLOCK columns of a tile. The second axis of the grid is that of the
 groups, so a program needs one stretch of the weight only. Rows of results lie WIDTH × groups apart.
 """
-# ruff: noqa: ANN001, ANN201, ANN202, C901, N803 - Triton infers types; most branches are decided when it compiles
+# ruff: noqa: C901 - Triton infers types; most branches are decided when it compiles
 # mypy: disable-error-code="no-untyped-def, misc, untyped-decorator"
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Of an element of the gate and one of up, clamped or offset where the variant say
 
 where a′ is the derivative of ``a`` by the gate, recomputed. Rows of results are adjacent.
 """
-# ruff: noqa: ANN001, ANN201, ANN202, N803 - arguments are pointers and what is compiled in; Triton infers their types
+
 # ruff: noqa: RET505 - what follows a return is compiled as well, unless it is in a branch
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 

@@ -1,0 +1,68 @@
+"""The functions of the packages choose by device which of their kernels computes."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from fuseplug import functional
+
+PACKAGES = ("rmsnorm", "swiglu", "rope", "moe")
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    functional._choose.cache_clear()
+    yield
+    functional._choose.cache_clear()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize(
+    ("device_type", "lacking", "module"),
+    [
+        ("cuda", (), "triton"),
+        ("xpu", (), "triton"),
+        ("npu", (), "npu"),
+        ("mps", (), "inductor"),
+        ("cuda", ("Triton",), "inductor"),
+        ("npu", ("Npu",), "inductor"),
+        ("cuda", ("Triton", "Inductor"), "reference"),
+    ],
+)
+def test_chooses_by_the_device_and_what_can_run_there(monkeypatch, package, device_type, lacking, module):
+    kernels = importlib.import_module(f"fuseplug_{package}.functional")._KERNELS
+    assert [kernel.__name__.startswith(("Npu", "Triton", "Inductor")[at]) for at, kernel in enumerate(kernels)] == [
+        True
+    ] * 3
+    for kernel in kernels:
+        why = "it is not installed" if kernel.__name__.startswith(lacking) else None
+        monkeypatch.setattr(kernel, "unavailable", lambda self, device_type, why=why: why)
+    assert functional.module_for(device_type, kernels).__name__.startswith(f"fuseplug_{package}.{module}")
+
+
+CALLS = {
+    "swiglu": lambda f, x: f(x, x),
+    "rope": lambda f, x: f(x, x, x[:1].cos(), x[:1].sin())[0],
+    "moe": lambda f, x: f(
+        x, x.new_zeros(len(x), 1).long(), x[:, :1].sigmoid(), x.new_ones(2, 8, 4), x.new_ones(2, 4, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("package", CALLS)
+def test_computes_what_the_kernel_of_the_device_does(device, package):
+    door = getattr(importlib.import_module(f"fuseplug_{package}"), package)
+    kernel = getattr(importlib.import_module(f"fuseplug_{package}.triton"), package)
+    x = torch.randn(3, 4, device=device)
+    assert torch.equal(CALLS[package](door, x), CALLS[package](kernel, x))
+
+
+def test_is_one_graph(device):
+    from fuseplug_swiglu import swiglu
+
+    torch.compiler.reset()
+    x = torch.randn(3, 4, device=device)
+    torch.testing.assert_close(torch.compile(swiglu, backend="aot_eager", fullgraph=True)(x, x), swiglu(x, x))
