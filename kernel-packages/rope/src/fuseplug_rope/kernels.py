@@ -8,6 +8,7 @@ from typing import ClassVar
 from fuseplug import BaseKernel, Proposal, Rejection, Site
 from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
+from fuseplug.triton import TritonKernel
 
 
 class RoPEKernel(BaseKernel):
@@ -33,6 +34,13 @@ class NpuRoPEKernel(NpuKernel, RoPEKernel):
     kernel_id: ClassVar[str] = "npu_fused_rope"
     function: ClassVar[str] = "fuseplug_rope.npu:rope"
     ops: ClassVar[tuple[str, ...]] = ("npu_rotary_mul",)
+
+
+class TritonRoPEKernel(TritonKernel, RoPEKernel):
+    """RoPE by one launch for q and k, forward and backward, in every variant."""
+
+    kernel_id: ClassVar[str] = "triton_fused_rope"
+    function: ClassVar[str] = "fuseplug_rope.triton:rope"
 
 
 class InductorRoPEKernel(InductorKernel, RoPEKernel):

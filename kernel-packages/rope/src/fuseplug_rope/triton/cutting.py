@@ -1,0 +1,162 @@
+"""How a call is cut into programs: each takes some positions, for which it reads the tables once, and some heads.
+
+q, k and the tables are seen with three dimensions before the last. One of them, along which the tables have a single
+row, is that of the heads; positions go along the other two. Strides are whatever they are, so nothing is copied.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .. import reference
+from .program import Rotation
+
+_MOST_ELEMENTS = 4096
+"""Of q in one program: 8 KiB of a half type for 128 threads, in about 64 registers each with what else there is. Then 8
+programs fit on a processor of an H100, with 64 KiB on their way; a bandwidth of 25 GB/s per processor, 700 ns to
+the memory and back, take about 20."""
+
+_ENOUGH_ELEMENTS = 2048
+"""Of q, below which a program takes more positions: 16 for each of 128 threads."""
+
+_PER_THREAD = 16
+"""Elements of q: a vector of 16 bytes of a half type from each half of a row."""
+
+_MOST_WARPS = 4
+
+_VECTOR = 16
+"""Elements: addresses that are multiples of it are good for the widest loads, of any dtype."""
+
+Sizes = Sequence[int]
+
+
+class Memory(NamedTuple):
+    """Sizes and strides of one tensor."""
+
+    shape: Sizes
+    stride: Sizes
+
+
+class Cut(NamedTuple):
+    """One launch of `program.rotate`.
+
+    Attributes:
+        grid: How many programs there are, along positions and along heads.
+        numbers: The arguments that follow the pointers.
+        constants: What the program is compiled for.
+    """
+
+    grid: tuple[int, int]
+    numbers: tuple[int, ...]
+    constants: dict[str, Any]
+
+
+def shared_dims(q: Sizes, k: Sizes, cos: Sizes, sin: Sizes) -> list[int]:
+    """Find the dimensions that can be that of the heads.
+
+    Args:
+        q: The shape of q.
+        k: That of k, or of q once more.
+        cos: That of cos.
+        sin: That of sin.
+
+    Returns:
+        Of the three dimensions before the last those along which the tables have one row; if q and k differ in one of
+        them, that one. None if one launch does not do.
+    """
+    if not len(cos) <= len(q) == len(k) <= 4 or cos != sin or 0 in (*q, *k, *cos):
+        return []
+    leading, other, table = _leading(q, 1), _leading(k, 1), _leading(cos, 1)
+    if any(own not in (1, size) for x in (leading, other) for own, size in zip(table, x, strict=True)):
+        return []
+    differing = [dim for dim in range(3) if leading[dim] != other[dim]]
+    if len(differing) > 1:
+        return []
+    return differing or [dim for dim in range(3) if table[dim] == 1]
+
+
+@functools.lru_cache(maxsize=1024)
+def cut(
+    variant: str, transposed: bool, q: Memory, k: Memory | None, q_out: Memory, k_out: Memory | None, table: Memory
+) -> Cut:
+    """Cut a call that has `shared_dims`, and whose rows of q and k are one piece of memory each.
+
+    Args:
+        variant: A key of `reference.VARIANTS`.
+        transposed: Whether it is gradients that are rotated, back to those of the inputs.
+        q: What is rotated.
+        k: What else is.
+        q_out: Where the result goes.
+        k_out: Where the other one goes.
+        table: Both tables.
+    """
+    q_sizes, q_strides = _leading(q.shape, 1), _leading(q.stride, 0)
+    shared = shared_dims(q.shape, (k or q).shape, table.shape, table.shape)
+    heads = min([dim for dim in shared if q_sizes[dim] > 1], key=q_strides.__getitem__, default=shared[0])
+    dims = [*sorted({0, 1, 2} - {heads}, key=q_strides.__getitem__, reverse=True), heads]
+    positions, inner = q_sizes[dims[0]] * q_sizes[dims[1]], q_sizes[dims[1]]
+
+    strides = [stride for x in (q, k, q_out, k_out) for stride in _strides(x, dims)]
+    table_strides = _strides(table, dims)[:2]
+    unit, table_unit = math.gcd(_VECTOR, *strides), math.gcd(_VECTOR, *table_strides)
+
+    q_heads, k_heads = q_sizes[heads], _leading(k.shape, 1)[heads] if k else 0
+    row = _power_of_2(max(q.shape[-1], k.shape[-1] if k else 0))
+    along_heads = -(-max(q_heads, k_heads) // max(1, _MOST_ELEMENTS // row))
+    block, k_block = _power_of_2(-(-q_heads // along_heads)), _power_of_2(-(-k_heads // along_heads))
+    elements = row * max(block, k_block)
+    at_once = max(1, _ENOUGH_ELEMENTS // elements)
+    return Cut(
+        grid=(-(-positions // at_once), along_heads),
+        numbers=(
+            *(positions, inner, q_heads, k_heads),
+            *(stride // unit for stride in strides),
+            *(stride // table_unit for stride in table_strides),
+        ),
+        constants={
+            "ROTATION": _rotation(variant, transposed, table.shape[-1]),
+            "UNIT": unit,
+            "TABLE_UNIT": table_unit,
+            "ANGLE_STRIDE": table.stride[-1],
+            "Q_WIDTH": q.shape[-1],
+            "K_WIDTH": k.shape[-1] if k else 0,
+            "POSITIONS": at_once,
+            "Q_HEADS": block,
+            "K_HEADS": k_block,
+            "num_warps": min(_MOST_WARPS, max(1, at_once * elements // (32 * _PER_THREAD))),
+        },
+    )
+
+
+def _rotation(variant: str, transposed: bool, angles: int) -> Rotation:
+    how = reference.VARIANTS[variant]
+    return Rotation(
+        reads=how.writes if transposed else how.reads,
+        writes=how.reads if transposed else how.writes,
+        table=how.writes if how.table == "full" else "first",
+        planes=angles if how.table == "half" else angles // 2,
+        trailing=how.width == "trailing",
+        negated=how.negated,
+        transposed=transposed,
+    )
+
+
+def _leading(sizes: Sizes, missing: int) -> Sizes:
+    """What is before the last of one to four numbers, as three."""
+    return (*[missing] * (4 - len(sizes)), *sizes[:-1])
+
+
+def _strides(x: Memory | None, dims: Sequence[int]) -> list[int]:
+    """The strides along *dims*; none where there is no second step to take."""
+    if x is None:
+        return [0] * len(dims)
+    sizes, strides = _leading(x.shape, 1), _leading(x.stride, 0)
+    return [strides[dim] if sizes[dim] > 1 else 0 for dim in dims]
+
+
+def _power_of_2(number: int) -> int:
+    """The next one, or 0 for none."""
+    return 1 << (number - 1).bit_length() if number else 0
