@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import reference
-from .program import Rotation
+from .program import Block
 
 _MOST_ELEMENTS = 4096
 """Of q in one program: 8 KiB of a half type for 128 threads, in about 64 registers each with what else there is. Then 8
@@ -31,13 +31,8 @@ _VECTOR = 16
 """Elements: addresses that are multiples of it are good for the widest loads, of any dtype."""
 
 Sizes = Sequence[int]
-
-
-class Memory(NamedTuple):
-    """Sizes and strides of one tensor."""
-
-    shape: Sizes
-    stride: Sizes
+Memory = tuple[Sizes, Sizes]
+"""Shape and strides of a tensor."""
 
 
 class Cut(NamedTuple):
@@ -45,13 +40,17 @@ class Cut(NamedTuple):
 
     Attributes:
         grid: How many programs there are, along positions and along heads.
-        numbers: The arguments that follow the pointers.
-        constants: What the program is compiled for.
+        numbers: The arguments that follow the pointers: how many positions there are, how many along the inner
+            dimension, heads of q, heads of k; and strides along the outer dimension, the inner one and that of the
+            heads, of q, of k, of their results, and the first two of the tables.
+        block: What the program is compiled for.
+        warps: How many warps run it.
     """
 
     grid: tuple[int, int]
     numbers: tuple[int, ...]
-    constants: dict[str, Any]
+    block: Block
+    warps: int
 
 
 def shared_dims(q: Sizes, k: Sizes, cos: Sizes, sin: Sizes) -> list[int]:
@@ -93,68 +92,67 @@ def cut(
         k_out: Where the other one goes.
         table: Both tables.
     """
-    q_sizes, q_strides = _leading(q.shape, 1), _leading(q.stride, 0)
-    shared = shared_dims(q.shape, (k or q).shape, table.shape, table.shape)
-    heads = min([dim for dim in shared if q_sizes[dim] > 1], key=q_strides.__getitem__, default=shared[0])
-    dims = [*sorted({0, 1, 2} - {heads}, key=q_strides.__getitem__, reverse=True), heads]
-    positions, inner = q_sizes[dims[0]] * q_sizes[dims[1]], q_sizes[dims[1]]
-
+    (q_shape, q_stride), (k_shape, _), (table_shape, table_stride) = q, k or q, table
+    dims = _dims(q_shape, q_stride, shared_dims(q_shape, k_shape, table_shape, table_shape))
+    outer, inner, q_heads = (_leading(q_shape, 1)[dim] for dim in dims)
+    k_heads = _leading(k_shape, 1)[dims[-1]] if k else 0
     strides = [stride for x in (q, k, q_out, k_out) for stride in _strides(x, dims)]
-    table_strides = _strides(table, dims)[:2]
+    table_strides = _strides(table, dims[:2])
     unit, table_unit = math.gcd(_VECTOR, *strides), math.gcd(_VECTOR, *table_strides)
 
-    q_heads, k_heads = q_sizes[heads], _leading(k.shape, 1)[heads] if k else 0
-    row = _power_of_2(max(q.shape[-1], k.shape[-1] if k else 0))
+    row = _power_of_2(max(q_shape[-1], k_shape[-1]))
     along_heads = -(-max(q_heads, k_heads) // max(1, _MOST_ELEMENTS // row))
-    block, k_block = _power_of_2(-(-q_heads // along_heads)), _power_of_2(-(-k_heads // along_heads))
-    elements = row * max(block, k_block)
-    at_once = max(1, _ENOUGH_ELEMENTS // elements)
+    q_block, k_block = (_power_of_2(-(-heads // along_heads)) for heads in (q_heads, k_heads))
+    elements = row * max(q_block, k_block)
+    positions = max(1, _ENOUGH_ELEMENTS // elements)
+
+    how = reference.VARIANTS[variant]
     return Cut(
-        grid=(-(-positions // at_once), along_heads),
+        grid=(-(-outer * inner // positions), along_heads),
         numbers=(
-            *(positions, inner, q_heads, k_heads),
+            *(outer * inner, inner, q_heads, k_heads),
             *(stride // unit for stride in strides),
             *(stride // table_unit for stride in table_strides),
         ),
-        constants={
-            "ROTATION": _rotation(variant, transposed, table.shape[-1]),
-            "UNIT": unit,
-            "TABLE_UNIT": table_unit,
-            "ANGLE_STRIDE": table.stride[-1],
-            "Q_WIDTH": q.shape[-1],
-            "K_WIDTH": k.shape[-1] if k else 0,
-            "POSITIONS": at_once,
-            "Q_HEADS": block,
-            "K_HEADS": k_block,
-            "num_warps": min(_MOST_WARPS, max(1, at_once * elements // (32 * _PER_THREAD))),
-        },
+        block=Block(
+            reads=how.writes if transposed else how.reads,
+            writes=how.reads if transposed else how.writes,
+            table=how.writes if how.table == "full" else "first",
+            planes=table_shape[-1] if how.table == "half" else table_shape[-1] // 2,
+            trailing=how.width == "trailing",
+            negated=how.negated,
+            transposed=transposed,
+            q_width=q_shape[-1],
+            k_width=k_shape[-1],
+            unit=unit,
+            table_unit=table_unit,
+            angle_stride=table_stride[-1],
+            positions=positions,
+            q_heads=q_block,
+            k_heads=k_block,
+        ),
+        warps=min(_MOST_WARPS, max(1, positions * elements // (32 * _PER_THREAD))),
     )
 
 
-def _rotation(variant: str, transposed: bool, angles: int) -> Rotation:
-    how = reference.VARIANTS[variant]
-    return Rotation(
-        reads=how.writes if transposed else how.reads,
-        writes=how.reads if transposed else how.writes,
-        table=how.writes if how.table == "full" else "first",
-        planes=angles if how.table == "half" else angles // 2,
-        trailing=how.width == "trailing",
-        negated=how.negated,
-        transposed=transposed,
-    )
+def _dims(shape: Sizes, stride: Sizes, shared: Sizes) -> list[int]:
+    """The outer and the inner dimension of positions, and that of the heads: the innermost in memory that can be."""
+    sizes, strides = _leading(shape, 1), _leading(stride, 0)
+    heads = min([dim for dim in shared if sizes[dim] > 1], key=strides.__getitem__, default=shared[0])
+    return [*sorted({0, 1, 2} - {heads}, key=strides.__getitem__, reverse=True), heads]
+
+
+def _strides(x: Memory | None, dims: Sizes) -> list[int]:
+    """The strides along *dims*; none where there is no second step to take."""
+    if x is None:
+        return [0] * len(dims)
+    sizes, strides = _leading(x[0], 1), _leading(x[1], 0)
+    return [strides[dim] if sizes[dim] > 1 else 0 for dim in dims]
 
 
 def _leading(sizes: Sizes, missing: int) -> Sizes:
     """What is before the last of one to four numbers, as three."""
     return (*[missing] * (4 - len(sizes)), *sizes[:-1])
-
-
-def _strides(x: Memory | None, dims: Sequence[int]) -> list[int]:
-    """The strides along *dims*; none where there is no second step to take."""
-    if x is None:
-        return [0] * len(dims)
-    sizes, strides = _leading(x.shape, 1), _leading(x.stride, 0)
-    return [strides[dim] if sizes[dim] > 1 else 0 for dim in dims]
 
 
 def _power_of_2(number: int) -> int:

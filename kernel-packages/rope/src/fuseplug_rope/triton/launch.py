@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from fuseplug.triton import operation
 
-from .cutting import Memory, cut
+from .cutting import cut
 from .program import rotate as program
+
+if TYPE_CHECKING:
+    from .cutting import Memory
 
 
 def _results(
@@ -45,7 +50,7 @@ def rotate(
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
     found = cut(variant, transposed, _memory(q), _memory(k), _memory(q_out), _memory(k_out), _memory(cos))
-    program[found.grid](q, k, q_out, k_out, cos, sin, *found.numbers, **found.constants)
+    program[found.grid](q, k, q_out, k_out, cos, sin, *found.numbers, found.block, num_warps=found.warps)
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -54,4 +59,4 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _memory(x: Tensor | None) -> Memory | None:
-    return None if x is None else Memory(x.shape, x.stride())
+    return None if x is None else (x.shape, x.stride())

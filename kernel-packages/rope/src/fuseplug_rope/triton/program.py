@@ -14,8 +14,8 @@ import triton.language as tl
 Order = Literal["halves", "pairs"]
 
 
-class Rotation(NamedTuple):
-    """What the program is compiled for, besides the sizes of its blocks.
+class Block(NamedTuple):
+    """What the program is compiled for, in one constant because each argument of a launch takes host time.
 
     Attributes:
         reads: Which elements of the input are the two coordinates of a plane, as in `reference.Semantics`.
@@ -26,6 +26,14 @@ class Rotation(NamedTuple):
         trailing: Whether what is not rotated comes before what is.
         negated: Whether the angles are.
         transposed: Whether it is the transposed matrices that are multiplied with, as in a backward.
+        q_width: The last dimension of q.
+        k_width: That of k.
+        unit: What the strides of q, k and the results are multiples of, in elements; they are given in it.
+        table_unit: What those of the tables are multiples of.
+        angle_stride: That of the tables' last dimension, in elements.
+        positions: For how many positions a program rotates, a power of two.
+        q_heads: How many heads of q, a power of two.
+        k_heads: How many of k, a power of two, or 0.
     """
 
     reads: Order
@@ -35,10 +43,18 @@ class Rotation(NamedTuple):
     trailing: bool
     negated: bool
     transposed: bool
+    q_width: int
+    k_width: int
+    unit: int
+    table_unit: int
+    angle_stride: int
+    positions: int
+    q_heads: int
+    k_heads: int
 
 
-# These change with the number of tokens, which must not compile anything. How far the addresses are aligned, the
-# compiler learns from UNIT and TABLE_UNIT, which the strides are multiples of.
+# These change with the number of tokens, which must not compile anything. How far addresses are aligned, the compiler
+# learns from the units of the strides.
 _VARYING = (
     *("positions", "inner_size", "q_heads", "k_heads"),
     *("q_outer", "q_inner", "q_head", "q_out_outer", "q_out_inner", "q_out_head"),
@@ -73,90 +89,82 @@ def rotate(
     k_out_head,
     table_outer,
     table_inner,
-    ROTATION: tl.constexpr,
-    UNIT: tl.constexpr,
-    TABLE_UNIT: tl.constexpr,
-    ANGLE_STRIDE: tl.constexpr,
-    Q_WIDTH: tl.constexpr,
-    K_WIDTH: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    Q_HEADS: tl.constexpr,
-    K_HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Tiles are ``[positions, heads, elements]``; strides are in units of UNIT elements, and of TABLE_UNIT."""
-    position = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)[:, None, None]
+    """Tiles are ``[positions, heads, elements]``; the numbers are those of `cutting.Cut`."""
+    position = tl.program_id(0) * BLOCK.positions + tl.arange(0, BLOCK.positions)[:, None, None]
     outer, inner = (position // inner_size).to(tl.int64), (position % inner_size).to(tl.int64)
     exists = position < positions
 
-    row = (outer * table_outer + inner * table_inner) * TABLE_UNIT
-    cos_a, cos_b = _angles(cos + row, exists, ROTATION, ANGLE_STRIDE)
-    sin_a, sin_b = _angles(sin + row, exists, ROTATION, ANGLE_STRIDE)
-    if ROTATION.transposed:
+    row = (outer * table_outer + inner * table_inner) * BLOCK.table_unit
+    cos_a, cos_b = _angles(cos + row, exists, BLOCK)
+    sin_a, sin_b = _angles(sin + row, exists, BLOCK)
+    if BLOCK.transposed:
         sin_a, sin_b = -sin_b, -sin_a
-    if ROTATION.negated:
+    if BLOCK.negated:
         sin_a, sin_b = -sin_a, -sin_b
 
-    head = tl.program_id(1) * Q_HEADS + tl.arange(0, Q_HEADS)[None, :, None]
+    head = tl.program_id(1) * BLOCK.q_heads + tl.arange(0, BLOCK.q_heads)[None, :, None]
     q_exists = exists & (head < q_heads)
-    q += (outer * q_outer + inner * q_inner + head.to(tl.int64) * q_head) * UNIT
-    q_out += (outer * q_out_outer + inner * q_out_inner + head.to(tl.int64) * q_out_head) * UNIT
-    q_a, q_b = _rotated_planes(q, q_exists, ROTATION, Q_WIDTH)
-    if K_HEADS > 0:
-        head = tl.program_id(1) * K_HEADS + tl.arange(0, K_HEADS)[None, :, None]
+    q += (outer * q_outer + inner * q_inner + head.to(tl.int64) * q_head) * BLOCK.unit
+    q_out += (outer * q_out_outer + inner * q_out_inner + head.to(tl.int64) * q_out_head) * BLOCK.unit
+    q_a, q_b = _rotated_planes(q, q_exists, BLOCK, BLOCK.q_width)
+    if BLOCK.k_heads > 0:
+        head = tl.program_id(1) * BLOCK.k_heads + tl.arange(0, BLOCK.k_heads)[None, :, None]
         k_exists = exists & (head < k_heads)
-        k += (outer * k_outer + inner * k_inner + head.to(tl.int64) * k_head) * UNIT
-        k_out += (outer * k_out_outer + inner * k_out_inner + head.to(tl.int64) * k_out_head) * UNIT
+        k += (outer * k_outer + inner * k_inner + head.to(tl.int64) * k_head) * BLOCK.unit
+        k_out += (outer * k_out_outer + inner * k_out_inner + head.to(tl.int64) * k_out_head) * BLOCK.unit
         # Read before q is written, or it would wait for q to arrive.
-        k_a, k_b = _rotated_planes(k, k_exists, ROTATION, K_WIDTH)
-        _store(k_out, k_exists, k_a * cos_a - k_b * sin_a, k_b * cos_b + k_a * sin_b, ROTATION, K_WIDTH)
-        _copy_rest(k_out, k, k_exists, ROTATION, K_WIDTH)
-    _store(q_out, q_exists, q_a * cos_a - q_b * sin_a, q_b * cos_b + q_a * sin_b, ROTATION, Q_WIDTH)
-    _copy_rest(q_out, q, q_exists, ROTATION, Q_WIDTH)
+        k_a, k_b = _rotated_planes(k, k_exists, BLOCK, BLOCK.k_width)
+        _store(k_out, k_exists, k_a * cos_a - k_b * sin_a, k_b * cos_b + k_a * sin_b, BLOCK, BLOCK.k_width)
+        _copy_rest(k_out, k, k_exists, BLOCK, BLOCK.k_width)
+    _store(q_out, q_exists, q_a * cos_a - q_b * sin_a, q_b * cos_b + q_a * sin_b, BLOCK, BLOCK.q_width)
+    _copy_rest(q_out, q, q_exists, BLOCK, BLOCK.q_width)
 
 
 @triton.jit
-def _angles(row, exists, ROTATION: tl.constexpr, STRIDE: tl.constexpr):
+def _angles(row, exists, BLOCK: tl.constexpr):
     """What the first coordinate of each plane finds in a table, and what the second."""
-    if ROTATION.table == "first":
-        plane = tl.arange(0, triton.next_power_of_2(ROTATION.planes))[None, None, :]
-        angle = tl.load(row + plane * STRIDE, exists & (plane < ROTATION.planes)).to(tl.float32)
+    if BLOCK.table == "first":
+        plane = tl.arange(0, triton.next_power_of_2(BLOCK.planes))[None, None, :]
+        angle = tl.load(row + plane * BLOCK.angle_stride, exists & (plane < BLOCK.planes)).to(tl.float32)
         return angle, angle
-    return _planes(row, exists, ROTATION.table, ROTATION.planes, STRIDE)
+    return _planes(row, exists, BLOCK.table, BLOCK.planes, BLOCK.angle_stride)
 
 
 @triton.jit
-def _rotated_planes(rows, exists, ROTATION: tl.constexpr, WIDTH: tl.constexpr):
-    return _planes(rows + _start(ROTATION, WIDTH), exists, ROTATION.reads, ROTATION.planes, 1)
+def _rotated_planes(rows, exists, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    return _planes(rows + _start(BLOCK, WIDTH), exists, BLOCK.reads, BLOCK.planes, 1)
 
 
 @triton.constexpr_function
-def _start(rotation, width):
+def _start(block, width):
     """Where the elements that are rotated begin."""
-    return width - 2 * rotation.planes if rotation.trailing else 0
+    return width - 2 * block.planes if block.trailing else 0
 
 
 @triton.jit
-def _copy_rest(target, source, exists, ROTATION: tl.constexpr, WIDTH: tl.constexpr):
+def _copy_rest(target, source, exists, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """Copy the elements that are not rotated."""
-    REST: tl.constexpr = WIDTH - 2 * ROTATION.planes
+    REST: tl.constexpr = WIDTH - 2 * BLOCK.planes
     if REST > 0:
         element = tl.arange(0, triton.next_power_of_2(REST))[None, None, :]
         inside = exists & (element < REST)
-        if not ROTATION.trailing:
-            element += 2 * ROTATION.planes
+        if not BLOCK.trailing:
+            element += 2 * BLOCK.planes
         tl.store(target + element, tl.load(source + element, inside), inside)
 
 
 @triton.jit
 def _planes(rows, exists, ORDER: tl.constexpr, PLANES: tl.constexpr, STRIDE: tl.constexpr):
     """The two coordinates of every plane, in float32."""
-    BLOCK: tl.constexpr = triton.next_power_of_2(PLANES)
+    PADDED: tl.constexpr = triton.next_power_of_2(PLANES)
     if ORDER == "pairs":
         # Together, and parted in registers: loads that leave out every other element take twice as many.
-        element = tl.arange(0, 2 * BLOCK)[None, None, :]
+        element = tl.arange(0, 2 * PADDED)[None, None, :]
         both = tl.load(rows + element * STRIDE, exists & (element < 2 * PLANES)).to(tl.float32)
-        return tl.split(tl.reshape(both, [both.shape[0], both.shape[1], BLOCK, 2]))
-    plane = tl.arange(0, BLOCK)[None, None, :]
+        return tl.split(tl.reshape(both, [both.shape[0], both.shape[1], PADDED, 2]))
+    plane = tl.arange(0, PADDED)[None, None, :]
     inside = exists & (plane < PLANES)
     first = tl.load(rows + plane * STRIDE, inside).to(tl.float32)
     second = tl.load(rows + (PLANES + plane) * STRIDE, inside).to(tl.float32)
@@ -164,17 +172,17 @@ def _planes(rows, exists, ORDER: tl.constexpr, PLANES: tl.constexpr, STRIDE: tl.
 
 
 @triton.jit
-def _store(rows, exists, first, second, ROTATION: tl.constexpr, WIDTH: tl.constexpr):
+def _store(rows, exists, first, second, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """Write the two coordinates of every plane, rounded here and nowhere else."""
-    PLANES: tl.constexpr = ROTATION.planes
-    BLOCK: tl.constexpr = first.shape[2]
-    rows += _start(ROTATION, WIDTH)
-    if ROTATION.writes == "pairs":
-        element = tl.arange(0, 2 * BLOCK)[None, None, :]
-        both = tl.reshape(tl.join(first, second), [first.shape[0], first.shape[1], 2 * BLOCK])
+    PLANES: tl.constexpr = BLOCK.planes
+    PADDED: tl.constexpr = first.shape[2]
+    rows += _start(BLOCK, WIDTH)
+    if BLOCK.writes == "pairs":
+        element = tl.arange(0, 2 * PADDED)[None, None, :]
+        both = tl.reshape(tl.join(first, second), [first.shape[0], first.shape[1], 2 * PADDED])
         tl.store(rows + element, both, exists & (element < 2 * PLANES))
     else:
-        plane = tl.arange(0, BLOCK)[None, None, :]
+        plane = tl.arange(0, PADDED)[None, None, :]
         inside = exists & (plane < PLANES)
         tl.store(rows + plane, first, inside)
         tl.store(rows + PLANES + plane, second, inside)
