@@ -82,18 +82,20 @@ def transparent(*tensors: Tensor | None) -> bool:
 
     Kernels read the memory of plain tensors of one device. ``torch.jit.trace``, functorch transforms and forward-mode
     differentiation want to see what is computed; subclasses such as DTensor bring operations of their own. For those a
-    caller takes its reference.
+    caller takes its reference. So it does for a batch of gradients, as ``is_grads_batched=True`` makes it.
     """
     first = next(t for t in tensors if t is not None)
     if torch.compiler.is_compiling():
         return all(t is None or t.device == first.device for t in tensors)
     return (
         torch._C._get_tracing_state() is None
-        and all(t is None or (type(t) in _READABLE and t.device == first.device) for t in tensors)
+        and all(t is None or (type(t) in _READABLE and t.device == first.device and not _is_batch(t)) for t in tensors)
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
     )
 
+
+_is_batch = torch._C._functorch.is_legacy_batchedtensor
 
 _READABLE = (Tensor, torch.nn.Parameter, torch.nn.Buffer, torch._subclasses.FakeTensor)
 """A fake tensor is one that an operation never reads."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fuseplug.triton import transparent, vjp
+from fuseplug.triton import differentiated_again, recording, transparent, vjp
 
 from .. import reference
 from .cutting import shared_dims
@@ -38,7 +38,7 @@ def rope(
     how = reference.check(q, k, cos, variant)
     if not _is_served(how, q, k, cos, sin):
         return reference.compute(how, q, k, cos, sin)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, cos, sin)):
+    if recording(q, k, cos, sin):
         found = _Rotation.apply(variant, q, k, cos, sin)  # type: ignore[no-untyped-call]
     else:
         found = _rotated(variant, q, k, cos, sin)
@@ -63,8 +63,7 @@ class _Rotation(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin, *_ = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
-        # Gradients are recorded for create_graph=True alone, and the launch has no derivative of its own.
-        if torch.is_grad_enabled() or not transparent(cos, sin, *grads):
+        if differentiated_again() or not transparent(cos, sin, *grads):
             return None, *_by_formula(ctx, needs, grads)
         found: list[Tensor | None] = [None] * 4
         wanted = [number for number in range(len(grads)) if needs[number]]
@@ -94,7 +93,7 @@ def _by_formula(ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor]) -> lis
     cos, sin, *xs = ctx.saved_tensors
     if not xs:
         # What was rotated makes no difference to the gradient of what is linear in it.
-        xs = [torch.zeros_like(grad, dtype=dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
+        xs = [cos.new_zeros(grad.shape, dtype=dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
     q, k = xs if len(xs) == 2 else (*xs, None)
 
     def formula(*tensors: Any) -> list[Tensor]:
@@ -102,7 +101,7 @@ def _by_formula(ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor]) -> lis
         return [y for y, used in zip(found, ctx.used, strict=False) if used and y is not None]
 
     given = [grad for grad, used in zip(grads, ctx.used, strict=True) if used]
-    return vjp(formula, (q, k, cos, sin), needs, given, create_graph=torch.is_grad_enabled())
+    return vjp(formula, (q, k, cos, sin), needs, given, create_graph=differentiated_again())
 
 
 def _is_served(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
