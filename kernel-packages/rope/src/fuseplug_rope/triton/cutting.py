@@ -98,7 +98,9 @@ def cut(
     k_heads = _leading(k_shape, 1)[dims[-1]] if k else 0
     strides = [stride for x in (q, k, q_out, k_out) for stride in _strides(x, dims)]
     table_strides = _strides(table, dims[:2])
-    unit, table_unit = math.gcd(_VECTOR, *strides), math.gcd(_VECTOR, *table_strides)
+    # With the widths: one token has no strides, and what they will be should be compiled for once.
+    unit = math.gcd(_VECTOR, q_shape[-1], k_shape[-1], *strides)
+    table_unit = math.gcd(_VECTOR, table_shape[-1], *table_strides)
 
     row = _power_of_2(max(q_shape[-1], k_shape[-1]))
     along_heads = -(-max(q_heads, k_heads) // max(1, _MOST_ELEMENTS // row))

@@ -38,11 +38,8 @@ def rope(
     how = reference.check(q, k, cos, variant)
     if not _is_served(how, q, k, cos, sin):
         return reference.compute(how, q, k, cos, sin)
-    if recording(q, k, cos, sin):
-        found = _Rotation.apply(variant, q, k, cos, sin)  # type: ignore[no-untyped-call]
-    else:
-        found = _rotated(variant, q, k, cos, sin)
-    q_out, *k_out = found
+    run = _Rotation.apply if recording(q, k, cos, sin) else _rotated
+    q_out, *k_out = run(variant, q, k, cos, sin)
     return q_out, k_out[0] if k_out else None
 
 
