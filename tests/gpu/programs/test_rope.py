@@ -85,15 +85,12 @@ def test_rows_that_are_no_multiple_of_16_elements_are_read_in_vectors_too():
     assert min(widths("ld")) >= 8  # a half of 36 elements begins at a multiple of 8 bytes
 
 
+SIZES = [(1, 1, (32, 8)), (1, 16, (32, 8)), (2, 7, (31, 7)), (3, 4096, (32, 8)), (16, 1, (32, 8))]
+
+
 @pytest.mark.parametrize("width", [72, 128])
 def test_one_program_for_all_lengths_and_batches(width):
     with compile_only(90) as programs:
-        for batch, length, heads in (
-            (1, 1, (32, 8)),
-            (1, 16, (32, 8)),
-            (2, 7, (31, 7)),
-            (3, 4096, (32, 8)),
-            (16, 1, (32, 8)),
-        ):
+        for batch, length, heads in SIZES:
             forward_and_backward(batch=batch, length=length, heads=heads, width=width)
     assert len(programs) == 2
