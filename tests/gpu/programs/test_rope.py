@@ -70,6 +70,14 @@ def test_nothing_spills(case, x):
         assert program.shared <= 16 << 10
 
 
+def test_one_tensor_alone_takes_no_more():
+    q, _, cos, sin = arguments()
+    with compile_only(90) as programs, torch.no_grad():
+        rope(q, None, cos, sin)
+        rope(*arguments())
+    assert programs[0].registers <= programs[1].registers
+
+
 @pytest.mark.parametrize("variant", [HALF, "interleaved"])
 def test_q_is_read_and_written_in_vectors_of_16_bytes(variant):
     with compile_only(90), torch.no_grad():

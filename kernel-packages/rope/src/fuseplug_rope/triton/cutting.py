@@ -14,13 +14,15 @@ from typing import NamedTuple
 from .. import reference
 from .program import Block
 
+# These come from counting, for an H100, and were not measured.
+
 _MOST_ELEMENTS = 4096
-"""Of q in one program: 8 KiB of a half type for 128 threads, in about 64 registers each with what else there is. Then 8
-programs fit on a processor of an H100, with 64 KiB on their way; a bandwidth of 25 GB/s per processor, 700 ns to
-the memory and back, take about 20."""
+"""Of q in one program: 8 KiB of a half type, which take 128 threads of 72 registers. 7 such programs fit on a processor
+and have 56 KiB on their way; its share of the bandwidth, 25 bytes per ns, with 700 ns to the memory and back, takes 18.
+"""
 
 _ENOUGH_ELEMENTS = 2048
-"""Of q, below which a program takes more positions: 16 for each of 128 threads."""
+"""Of q: with fewer of them a program takes more positions, so that each of 128 threads has something to read."""
 
 _PER_THREAD = 16
 """Elements of q: a vector of 16 bytes of a half type from each half of a row."""
@@ -28,7 +30,7 @@ _PER_THREAD = 16
 _MOST_WARPS = 4
 
 _VECTOR = 16
-"""Elements: addresses that are multiples of it are good for the widest loads, of any dtype."""
+"""Elements: multiples of it are addresses for the widest loads, of any dtype."""
 
 Sizes = Sequence[int]
 Memory = tuple[Sizes, Sizes]

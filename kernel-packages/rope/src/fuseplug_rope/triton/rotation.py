@@ -102,13 +102,13 @@ def _by_formula(ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor]) -> lis
 
 
 def _is_served(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
-    # One token is generated in less time than it takes to find this out.
-    shared = shared_dims if torch.compiler.is_compiling() else _remembered
+    # One token is generated in less time than it takes to find the dimensions.
+    dims = shared_dims if torch.compiler.is_compiling() else _remembered
     return (
-        (q.dtype in _DTYPES and cos.dtype in _DTYPES and sin.dtype in _DTYPES and (k is None or k.dtype in _DTYPES))
+        transparent(q, k, cos, sin)
+        and (q.dtype in _DTYPES and cos.dtype in _DTYPES and sin.dtype in _DTYPES and (k is None or k.dtype in _DTYPES))
         and (how.table == "half" or cos.shape[-1] % 2 == 0)
-        and bool(shared(q.shape, q.shape if k is None else k.shape, cos.shape, sin.shape))
-        and transparent(q, k, cos, sin)
+        and bool(dims(q.shape, q.shape if k is None else k.shape, cos.shape, sin.shape))
         # Of all forms autocast changes the one that takes a sum.
         and not (how.form == "matrix" and torch.is_autocast_enabled(q.device.type))
     )
