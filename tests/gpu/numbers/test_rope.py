@@ -156,6 +156,7 @@ LAYOUTS = {
     "part of wider rows": (lambda x: heads_first(torch.cat((x, x), -1)[..., :DIM]), lambda t: t, {}),
     "some heads of a wider projection": (lambda x: heads_first(torch.cat((x, x), 2))[:, 1:-1], lambda t: t, {}),
     "elements apart": (lambda x: heads_first(torch.stack((x, -x), -1)[..., 0]), lambda t: t, {}),
+    "tokens within elements": (lambda x: heads_first(x).mT.contiguous().mT, lambda t: t, {}),
     "elements apart in the tables": (heads_first, lambda t: torch.stack((t, -t), -1)[..., 0], {}),
     "repeated": (lambda x: heads_first(x[:, :, :1].expand(-1, -1, 3, -1)), lambda t: t, {}),
     "a vector": (lambda x: x[0, 0, 0], lambda t: t[0, 0, 0], {}),
