@@ -290,6 +290,11 @@ BEYOND = {
     "no batch": (PAIRS, as_attention, {"batch": 0}),
     "nothing to rotate": ("half-partial", as_attention, {"rest": DIM}),
     "tables that enlarge": (HALF, as_attention, {"batch": 1, "tables": 3}),
+    "tables that enlarge k": (
+        HALF,
+        lambda q, k, *tables: (heads_first(q), heads_first(k)[:1], *tables),
+        {"tables": 2, "heads": (3, 3)},
+    ),
     "a table of more dimensions": (HALF, seen(lambda x: heads_first(x)[0], lambda t: t), {}),
     "a row for every head of every token": (
         HALF,
