@@ -166,6 +166,14 @@ class TestTransparent:
         torch.jit.trace(look, (x,), check_trace=False)
         assert seen == [False] * 4
 
+    def test_a_batch_of_gradients_is_no_tensor_to_read(self):
+        seen = []
+        x = torch.randn(2, requires_grad=True)
+        y = x * 1
+        y.register_hook(lambda grad: seen.append(transparent(grad)))
+        torch.autograd.grad(y, x, torch.randn(3, 2), is_grads_batched=True)
+        assert seen == [False]
+
     def test_subclasses_keep_their_own(self):
         class Own(torch.Tensor):
             pass

@@ -156,6 +156,7 @@ LAYOUTS = {
     "part of wider rows": (lambda x: heads_first(torch.cat((x, x), -1)[..., :DIM]), lambda t: t, {}),
     "some heads of a wider projection": (lambda x: heads_first(torch.cat((x, x), 2))[:, 1:-1], lambda t: t, {}),
     "elements apart": (lambda x: heads_first(torch.stack((x, -x), -1)[..., 0]), lambda t: t, {}),
+    "tokens within elements": (lambda x: heads_first(x).mT.contiguous().mT, lambda t: t, {}),
     "elements apart in the tables": (heads_first, lambda t: torch.stack((t, -t), -1)[..., 0], {}),
     "repeated": (lambda x: heads_first(x[:, :, :1].expand(-1, -1, 3, -1)), lambda t: t, {}),
     "a vector": (lambda x: x[0, 0, 0], lambda t: t[0, 0, 0], {}),
@@ -289,6 +290,11 @@ BEYOND = {
     "no batch": (PAIRS, as_attention, {"batch": 0}),
     "nothing to rotate": ("half-partial", as_attention, {"rest": DIM}),
     "tables that enlarge": (HALF, as_attention, {"batch": 1, "tables": 3}),
+    "tables that enlarge k": (
+        HALF,
+        lambda q, k, *tables: (heads_first(q), heads_first(k)[:1], *tables),
+        {"tables": 2, "heads": (3, 3)},
+    ),
     "a table of more dimensions": (HALF, seen(lambda x: heads_first(x)[0], lambda t: t), {}),
     "a row for every head of every token": (
         HALF,

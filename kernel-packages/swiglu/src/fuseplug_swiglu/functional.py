@@ -29,7 +29,7 @@ def swiglu(
     cannot run, `fuseplug_swiglu.inductor.swiglu`; and without a compiler for that the reference.
     """
     compute = module_for(gate.device.type, _KERNELS).swiglu
-    return compute(
+    return compute(  # type: ignore[no-any-return]
         gate,
         up,
         activation=activation,
@@ -39,4 +39,4 @@ def swiglu(
         scale=scale,
         sparsity=sparsity,
         beta=beta,
-    )  # type: ignore[no-any-return]
+    )

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fuseplug.triton import transparent, vjp
+from fuseplug.triton import differentiated_again, recording, transparent, vjp
 
 from .. import reference
 from ..arrival import Arrival
@@ -150,7 +150,7 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
     how, matrices = _How.of(experts), _flat(experts)
     tensors: tuple[Any, ...] = (x, index, weights, experts.gate_up_bias, experts.down_bias, *matrices)
     route = sort(index, experts.number)
-    if steps.recording(*tensors):
+    if recording(*tensors):
         arrival = steps.arrival_of(experts, route, index)
         result: Tensor = _Mixture.apply(how, arrival, route, *tensors)
         return result
@@ -201,7 +201,7 @@ class _Mixture(torch.autograd.Function):
         how: _How = ctx.how
         route, before, *tensors = ctx.saved_tensors
         needs = ctx.needs_input_grad[3:]
-        if torch.is_grad_enabled():
+        if differentiated_again():
             found = vjp(_formula, (how, *tensors), (False, *needs), (grad,))[1:]
         else:
             found = _backward(how, needs, grad, route, before, *tensors)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fuseplug.triton import vjp
+from fuseplug.triton import differentiated_again, recording, vjp
 
 from .. import grouped, reference
 from ..arrival import Arrival
@@ -44,11 +44,6 @@ def compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tens
         return unrecorded
     result: Tensor = _Combine.apply(out, index, weights, experts.number, x.dtype)
     return result
-
-
-def recording(*tensors: Tensor | None) -> bool:
-    """Whether a gradient of one of them will be asked for."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def arrival_of(experts: Experts, route: Tensor, index: Tensor) -> Arrival | None:
@@ -120,7 +115,7 @@ class _Linear(torch.autograd.Function):
         needs_rows, needs_bias, *needs = ctx.needs_input_grad[4:]
         of_rows = of_bias = None
         of_each: Sequence[Tensor | None] = [None] * len(each)
-        if torch.is_grad_enabled():
+        if differentiated_again():
             wanted = (False, False, *ctx.needs_input_grad[4:])
             found = vjp(_formula, (how, index, rows, bias, *each), wanted, (grad,))[2:]
             of_rows, of_bias, *of_each = found
@@ -166,7 +161,7 @@ class _Combine(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, index, weights = ctx.saved_tensors
         needs = ctx.needs_input_grad
-        if torch.is_grad_enabled():
+        if differentiated_again():
             arguments = (rows, index, weights, ctx.experts, ctx.dtype)
             return tuple(vjp(_weighed, arguments, (needs[0], False, needs[2], False, False), (grad,)))
         of_rows, of_weights = combine_backward(grad.contiguous(), rows, index, weights.contiguous(), ctx.experts)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.triton import transparent, vjp
+from fuseplug.triton import differentiated_again, recording, transparent, vjp
 
 from .. import reference
 from .launches import WIDEST, backward, forward
@@ -46,7 +46,7 @@ def rms_norm(
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
     if autocast or not _serves(group_size or x.shape[-1], x, weight, gate):
         return reference.compute(how, x, weight, eps, gate, group_size)
-    if _recorded(x, weight, gate):
+    if recording(x, weight, gate):
         y: Tensor = _RMSNorm.apply(x, weight, gate, eps, variant, group_size)  # type: ignore[no-untyped-call]
         return y
     return forward(x, None, weight, gate, eps, variant, group_size, False)[0]  # type: ignore[no-any-return]
@@ -64,7 +64,7 @@ def add_rms_norm(
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
     if autocast or residual.dtype is not x.dtype or not _serves(x.shape[-1], x, residual, weight):
         return reference.add_rms_norm(x, residual, weight, eps, variant=variant, norm=rms_norm)
-    if _recorded(x, residual, weight):
+    if recording(x, residual, weight):
         y, total = _AddRMSNorm.apply(x, residual, weight, eps, variant)  # type: ignore[no-untyped-call]
     else:
         y, total = forward(x, residual, weight, None, eps, variant, None, False)
@@ -79,15 +79,6 @@ def _serves(width: int, x: Tensor, *others: Tensor | None) -> bool:
         and all(t is None or t.dtype in _DTYPES for t in (x, *others))
         and transparent(x, *others)
     )
-
-
-def _recorded(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def _differentiated_again() -> bool:
-    """Whether a backward is run with ``create_graph=True``. Dynamo traces one with gradients recorded in any case."""
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -111,7 +102,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, gate, rstd = ctx.saved_tensors
         eps, variant, group_size = ctx.constants
         wanted = ctx.needs_input_grad[:3]
-        if _differentiated_again() or not transparent(dy, x):
+        if differentiated_again() or not transparent(dy, x):
             how = reference.VARIANTS[variant]
             found = vjp(
                 lambda x, weight, gate: reference.compute(how, x, weight, eps, gate, group_size),
@@ -145,7 +136,7 @@ class _AddRMSNorm(torch.autograd.Function):
         wanted = (x_wanted or residual_wanted, weight_wanted, False)
         if dy is None:
             found = [dtotal, None]
-        elif _differentiated_again() or not transparent(dy, dtotal, total):
+        elif differentiated_again() or not transparent(dy, dtotal, total):
             how = reference.VARIANTS[variant]
             found = vjp(
                 lambda total, weight: (reference.compute(how, total, weight, eps, None, None), total),

@@ -1,6 +1,7 @@
 """What one program of the launch computes: the rotations of some heads of q and some of k, at some positions."""
 
 # The signatures here are read by Triton's compiler, which knows one annotation.
+# ruff: noqa: ANN001, ANN201, ANN202, N803, N806
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Block(NamedTuple):
     k_heads: int
 
 
-# These change with the number of tokens, which must not compile anything. How far addresses are aligned, the compiler
-# learns from the units of the strides.
+# These vary with the tokens, which must not compile anything. How far addresses are aligned, the compiler learns from
+# the units of the strides.
 _VARYING = (
     *("positions", "inner_size", "q_heads", "k_heads"),
     *("q_outer", "q_inner", "q_head", "q_out_outer", "q_out_inner", "q_out_head"),
@@ -105,20 +106,26 @@ def rotate(
 
     head = tl.program_id(1) * BLOCK.q_heads + tl.arange(0, BLOCK.q_heads)[None, :, None]
     q_exists = exists & (head < q_heads)
-    q += (outer * q_outer + inner * q_inner + head.to(tl.int64) * q_head) * BLOCK.unit
-    q_out += (outer * q_out_outer + inner * q_out_inner + head.to(tl.int64) * q_out_head) * BLOCK.unit
+    q = _rows(q, outer, inner, head, q_outer, q_inner, q_head, BLOCK)
+    q_out = _rows(q_out, outer, inner, head, q_out_outer, q_out_inner, q_out_head, BLOCK)
     q_a, q_b = _rotated_planes(q, q_exists, BLOCK, BLOCK.q_width)
     if BLOCK.k_heads > 0:
         head = tl.program_id(1) * BLOCK.k_heads + tl.arange(0, BLOCK.k_heads)[None, :, None]
         k_exists = exists & (head < k_heads)
-        k += (outer * k_outer + inner * k_inner + head.to(tl.int64) * k_head) * BLOCK.unit
-        k_out += (outer * k_out_outer + inner * k_out_inner + head.to(tl.int64) * k_out_head) * BLOCK.unit
+        k = _rows(k, outer, inner, head, k_outer, k_inner, k_head, BLOCK)
+        k_out = _rows(k_out, outer, inner, head, k_out_outer, k_out_inner, k_out_head, BLOCK)
         # Read before q is written, or it would wait for q to arrive.
         k_a, k_b = _rotated_planes(k, k_exists, BLOCK, BLOCK.k_width)
         _store(k_out, k_exists, k_a * cos_a - k_b * sin_a, k_b * cos_b + k_a * sin_b, BLOCK, BLOCK.k_width)
         _copy_rest(k_out, k, k_exists, BLOCK, BLOCK.k_width)
     _store(q_out, q_exists, q_a * cos_a - q_b * sin_a, q_b * cos_b + q_a * sin_b, BLOCK, BLOCK.q_width)
     _copy_rest(q_out, q, q_exists, BLOCK, BLOCK.q_width)
+
+
+@triton.jit
+def _rows(x, outer, inner, head, outer_stride, inner_stride, head_stride, BLOCK: tl.constexpr):
+    """Where the rows of a tile begin."""
+    return x + (outer * outer_stride + inner * inner_stride + head.to(tl.int64) * head_stride) * BLOCK.unit
 
 
 @triton.jit

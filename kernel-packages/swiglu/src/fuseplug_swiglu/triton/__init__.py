@@ -67,7 +67,7 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         of_gate, of_up, _ = ctx.needs_input_grad
-        if differentiated_again():
+        if differentiated_again() or not transparent(dy, gate):
             needs = (of_gate, of_up, *[False] * len(ctx.arguments))
             return (*vjp(_formula, (gate, up, *ctx.arguments), needs, (dy,))[:2], None)
         found = gated_backward(dy, gate, up, of_gate, of_up, *ctx.arguments)
