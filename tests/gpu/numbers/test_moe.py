@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.mixtures import EVERY_WAY, FEW, HALF, Scaled, arguments, assert_right, on, run, wide
+from support.sparse import build
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -143,9 +144,9 @@ class TestValues:
 class TestSort:
     @pytest.mark.parametrize(("slots", "experts"), [(1, 1), (30, 4), (300, 40), (5000, 3)])
     def test_is_stable_and_complete(self, device, poisoned, slots, experts):
-        index = torch.randint(experts + 2, (slots, 1), generator=torch.manual_seed(0))
+        index = torch.randint(-1, experts + 2, (slots, 1), generator=torch.manual_seed(0))
         route = routing.sort(index.to(device), experts).cpu()
-        chosen = index.flatten().clamp(max=experts)
+        chosen = index.flatten().masked_fill(index.flatten() < 0, experts).clamp(max=experts)
         assert route[:slots].tolist() == torch.argsort(chosen, stable=True).tolist()
         counts = torch.bincount(chosen, minlength=experts + 1)
         assert route[slots : slots + experts].tolist() == counts.cumsum(0)[:experts].tolist()
@@ -453,3 +454,16 @@ def test_a_module_computes_the_same_and_comes_back(device, manager, launched, na
     assert all(
         map(torch.equal, *((each if isinstance(each, tuple) else (each,)) for each in (module(*inputs), before)))
     )
+
+
+@pytest.mark.parametrize(("model_type", "config"), [("mixtral", {}), ("gpt_oss", {"head_dim": 8})])
+def test_a_model_of_transformers_computes_the_same(device, manager, launched, model_type, config, monkeypatch):
+    monkeypatch.setattr(TritonMoEKernel, "check_sizes", (1 << 7,))
+    model = build(model_type, config | {"num_hidden_layers": 1}).to(device)
+    tokens = torch.arange(1, 6)[None].to(device)
+    before = model(tokens).last_hidden_state
+    applied = manager.apply_all(model)
+    assert {entry.check for entry in applied.report.fused} == {"passed"}
+    launched.clear()
+    torch.testing.assert_close(model(tokens).last_hidden_state, before, rtol=1e-4, atol=1e-5)
+    assert launched == FUSED
