@@ -37,7 +37,7 @@ def step(tokens, experts, k, hidden, inner, *, dtype=torch.bfloat16, biased=Fals
     y.backward(torch.empty_like(y))
 
 
-@pytest.mark.parametrize("tokens", [1, 16, 8192])
+@pytest.mark.parametrize("tokens", [1, 8192])
 @pytest.mark.parametrize("model", MODELS)
 def test_nothing_spills_at_the_sizes_of_models(model, tokens):
     *sizes, options = MODELS[model]

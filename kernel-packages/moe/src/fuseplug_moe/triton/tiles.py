@@ -1,8 +1,8 @@
 """How large the tiles of the products are: one table, from reasoning about an H100, for who has one to tune.
 
-A grouped product reads the matrix of each expert once for every tile of its rows. Below some 150 rows an expert it is
-bound by these reads (990 TFLOP/s of bfloat16 over 3.35 TB/s is 295 operations a byte, and a row makes two of each
-element of two bytes), above by the tensor cores.
+A grouped product reads the matrix of each expert once for every tile of its rows. Below some 300 rows an expert it is
+bound by these reads (990 TFLOP/s of bfloat16 over 3.35 TB/s are 295 operations a byte, and a row makes one of each
+byte), above by the tensor cores.
 
 - *Few rows*: the least height that a tensor core takes, narrow tiles so that there is a program for every
   multiprocessor even when one token chooses eight experts (2 · 768 columns: 24 each), and deep ones, so that enough
