@@ -16,6 +16,7 @@ from fuseplug_moe.kernels import TritonMoEKernel
 from fuseplug_moe.triton import combine, gate_backward, gated, moe, project, routing, tiles, weight_gradient
 
 WAYS = {name: way for name, way in EVERY_WAY.items() if name not in ("large", "no token", "transposed, many")}
+WAYS["many experts"] = {"tokens": 9, "experts": 20, "k": 3}
 FUSED = ["sort", "project_gated", "project", "combine"]
 STEPS = ["sort", "project", "project"]
 TINY = {"tokens": 3, "experts": 3}
@@ -72,13 +73,10 @@ class TestValues:
         assert not torch.equal(found[0], found[0].bfloat16().float())
         assert_right(found, named, torch.bfloat16)
 
-    @pytest.mark.parametrize("slots", [14, 40, 80, 136], ids=lambda slots: f"{slots} slots of one expert")
+    @pytest.mark.parametrize("slots", [14, 17, 33, 65], ids="{} slots".format)
     def test_all_heights_of_tiles(self, device, poisoned, slots):
-        named = arguments(tokens=slots, experts=2, k=1, hidden=5, inner=3)
-        named["top_k_index"].fill_(1)
-        found = on_device(named, device)
-        assert_right(found, named, torch.float32)
-        assert not found[3][0].any()
+        named = arguments(tokens=slots, experts=1, k=1, hidden=5, inner=3)
+        assert_right(on_device(named, device), named, torch.float32)
 
     @pytest.mark.parametrize("layout", ["concatenated", "interleaved", "ungated"])
     def test_several_tiles_across(self, device, poisoned, layout):
@@ -166,7 +164,7 @@ class TestSort:
 
 
 class TestElsewhere:
-    @pytest.mark.parametrize("elsewhere", [1, 5, 14], ids=["one", "some", "all"])
+    @pytest.mark.parametrize("elsewhere", [5, 14], ids=["some", "all"])
     @pytest.mark.parametrize("way", FEW)
     def test_experts_add_nothing_to_results_and_gradients(self, device, poisoned, way, elsewhere):
         named = arguments(**FEW[way])
@@ -177,6 +175,7 @@ class TestElsewhere:
     def test_experts_add_nothing_to_the_gradients_of_a_function_of_rows(self, device, poisoned, where):
         named = arguments(**TINY)
         named["top_k_index"].view(-1)[:4] = 9
+        named["top_k_weights"].detach().view(-1)[:4] = float("inf")
         function = Scaled(12 if where == "post" else 6)
         (expected,) = torch.autograd.grad(reference.moe(**named, **{where: function}).sum(), function.weight)
         function.to(device)
