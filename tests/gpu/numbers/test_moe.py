@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.mixtures import EVERY_WAY, FEW, HALF, Scaled, arguments, assert_right, on, run, wide
+from support.sparse import build
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,6 +16,7 @@ from fuseplug_moe.kernels import TritonMoEKernel
 from fuseplug_moe.triton import combine, gate_backward, gated, moe, project, routing, tiles, weight_gradient
 
 WAYS = {name: way for name, way in EVERY_WAY.items() if name not in ("large", "no token", "transposed, many")}
+WAYS["many experts"] = {"tokens": 9, "experts": 20, "k": 3}
 FUSED = ["sort", "project_gated", "project", "combine"]
 STEPS = ["sort", "project", "project"]
 TINY = {"tokens": 3, "experts": 3}
@@ -71,13 +73,10 @@ class TestValues:
         assert not torch.equal(found[0], found[0].bfloat16().float())
         assert_right(found, named, torch.bfloat16)
 
-    @pytest.mark.parametrize("slots", [14, 40, 80, 136], ids=lambda slots: f"{slots} slots of one expert")
+    @pytest.mark.parametrize("slots", [14, 17, 33, 65], ids="{} slots".format)
     def test_all_heights_of_tiles(self, device, poisoned, slots):
-        named = arguments(tokens=slots, experts=2, k=1, hidden=5, inner=3)
-        named["top_k_index"].fill_(1)
-        found = on_device(named, device)
-        assert_right(found, named, torch.float32)
-        assert not found[3][0].any()
+        named = arguments(tokens=slots, experts=1, k=1, hidden=5, inner=3)
+        assert_right(on_device(named, device), named, torch.float32)
 
     @pytest.mark.parametrize("layout", ["concatenated", "interleaved", "ungated"])
     def test_several_tiles_across(self, device, poisoned, layout):
@@ -143,9 +142,9 @@ class TestValues:
 class TestSort:
     @pytest.mark.parametrize(("slots", "experts"), [(1, 1), (30, 4), (300, 40), (5000, 3)])
     def test_is_stable_and_complete(self, device, poisoned, slots, experts):
-        index = torch.randint(experts + 2, (slots, 1), generator=torch.manual_seed(0))
+        index = torch.randint(-1, experts + 2, (slots, 1), generator=torch.manual_seed(0))
         route = routing.sort(index.to(device), experts).cpu()
-        chosen = index.flatten().clamp(max=experts)
+        chosen = index.flatten().masked_fill(index.flatten() < 0, experts).clamp(max=experts)
         assert route[:slots].tolist() == torch.argsort(chosen, stable=True).tolist()
         counts = torch.bincount(chosen, minlength=experts + 1)
         assert route[slots : slots + experts].tolist() == counts.cumsum(0)[:experts].tolist()
@@ -165,7 +164,7 @@ class TestSort:
 
 
 class TestElsewhere:
-    @pytest.mark.parametrize("elsewhere", [1, 5, 14], ids=["one", "some", "all"])
+    @pytest.mark.parametrize("elsewhere", [5, 14], ids=["some", "all"])
     @pytest.mark.parametrize("way", FEW)
     def test_experts_add_nothing_to_results_and_gradients(self, device, poisoned, way, elsewhere):
         named = arguments(**FEW[way])
@@ -176,6 +175,7 @@ class TestElsewhere:
     def test_experts_add_nothing_to_the_gradients_of_a_function_of_rows(self, device, poisoned, where):
         named = arguments(**TINY)
         named["top_k_index"].view(-1)[:4] = 9
+        named["top_k_weights"].detach().view(-1)[:4] = float("inf")
         function = Scaled(12 if where == "post" else 6)
         (expected,) = torch.autograd.grad(reference.moe(**named, **{where: function}).sum(), function.weight)
         function.to(device)
@@ -453,3 +453,16 @@ def test_a_module_computes_the_same_and_comes_back(device, manager, launched, na
     assert all(
         map(torch.equal, *((each if isinstance(each, tuple) else (each,)) for each in (module(*inputs), before)))
     )
+
+
+@pytest.mark.parametrize(("model_type", "config"), [("mixtral", {}), ("gpt_oss", {"head_dim": 8})])
+def test_a_model_of_transformers_computes_the_same(device, manager, launched, model_type, config, monkeypatch):
+    monkeypatch.setattr(TritonMoEKernel, "check_sizes", (1 << 7,))
+    model = build(model_type, config | {"num_hidden_layers": 1}).to(device)
+    tokens = torch.arange(1, 6)[None].to(device)
+    before = model(tokens).last_hidden_state
+    applied = manager.apply_all(model)
+    assert {entry.check for entry in applied.report.fused} == {"passed"}
+    launched.clear()
+    torch.testing.assert_close(model(tokens).last_hidden_state, before, rtol=1e-4, atol=1e-5)
+    assert launched == FUSED

@@ -89,7 +89,7 @@ def gate_backward(
     if not slots:
         return
     depth = grad.shape[1]
-    shape = tiles.product(tiles.height(slots, experts), min(width, 128), grad.element_size())
+    shape = tiles.product(tiles.height(slots, experts), min(width, 128), grad.element_size(), grad.device)
     right = matrices(down, transposed=transposed)
     how = GATES[activation]
     across = -(-width // shape.width)

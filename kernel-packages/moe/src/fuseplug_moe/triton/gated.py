@@ -86,7 +86,7 @@ def project_gated(
     if not slots:
         return
     halves = 1 if layout == "ungated" else 2
-    shape = tiles.product(tiles.height(slots, experts), halves * width, x.element_size())
+    shape = tiles.product(tiles.height(slots, experts), halves * width, x.element_size(), x.device)
     left = matrices(gate_up, transposed=not transposed)
     right = matrices(up, transposed=not transposed) if up else left
     depth = x.shape[1]

@@ -68,7 +68,7 @@ def project(
     if not slots:
         return
     depth = rows.shape[1] // (2 if more else 1)
-    shape = tiles.product(tiles.height(slots, experts), width, rows.element_size())
+    shape = tiles.product(tiles.height(slots, experts), width, rows.element_size(), rows.device)
     right = matrices(weights, transposed=not transposed)
     other = matrices(more, transposed=not transposed) if more else right
     grid = tiles.tiles(slots, experts, shape.height) * -(-width // shape.width)

@@ -50,7 +50,8 @@ def sort(route: Tensor, index: Tensor, experts: int) -> None:
         _sort[(experts + 1,)](route, index, slots, most, experts, HEIGHT=height, BLOCK=block, BINS=bins)
         return
     blocks = -(-slots // _BLOCK)
-    counts, rows = index.new_empty(2, blocks, experts + 1, dtype=torch.int32).unbind()
+    counts = index.new_empty(blocks, experts + 1, dtype=torch.int32)
+    rows = torch.empty_like(counts)
     _count[(blocks,)](counts, index, slots, experts, BLOCK=_BLOCK, BINS=bins)
     together = max(1, _COUNTS // bins)
     _place[(experts + 1,)](

@@ -40,7 +40,7 @@ def weight_gradient(
     height, width = left.shape[1], right.shape[1]
     if not out.numel():
         return
-    shape = tiles.gradient(height, width, left.element_size())
+    shape = tiles.gradient(height, width, left.element_size(), left.device)
     down, across = -(-height // shape.height), -(-width // shape.width)
     _weight_gradient[(experts * down * across,)](
         out,
