@@ -106,6 +106,10 @@ class TestValuesAndGradients:
     def test_of_more_rows_than_programs(self, assert_right, variant, group_size):
         assert_right(*both(variant, group_size=group_size), tensors(variant, shape=(2, 150, WIDTH)))
 
+    def test_of_more_programs_than_are_added_up_at_once(self, assert_right, monkeypatch):
+        monkeypatch.setattr(launches, "_processors", lambda _: 132)
+        assert_right(*both(), tensors(shape=(70, 2048)))
+
     @pytest.mark.parametrize(
         "shape", [(1, WIDTH), (1, 1), (5, 1), (WIDTH,), (4, 33), (7, 129), (3, 3000), (1, 2, 1, 3, 40), (1, 16384)]
     )
@@ -207,6 +211,12 @@ class TestLayouts:
     def test_of_x_and_gate_in_different_layouts(self, assert_right):
         def seeing(function):
             return lambda x, weight, gate: function(x=x.transpose(0, 1), weight=weight, gate=gate.view(6, 2, WIDTH))
+
+        assert_right(*map(seeing, both("gated-silu")), tensors("gated-silu"))
+
+    def test_of_x_and_gate_at_different_strides(self, assert_right):
+        def seeing(function):
+            return lambda x, weight, gate: function(x=x, weight=weight, gate=torch.cat((gate, x), -1)[..., :WIDTH])
 
         assert_right(*map(seeing, both("gated-silu")), tensors("gated-silu"))
 
@@ -483,6 +493,14 @@ class TestTheNormOfASum:
         def seeing(function):
             return lambda x, residual, weight: function(
                 x=x.transpose(0, 1), residual=residual.view(6, 2, WIDTH), weight=weight
+            )
+
+        assert_right(*map(seeing, sums()), summands())
+
+    def test_at_different_strides(self, assert_right):
+        def seeing(function):
+            return lambda x, residual, weight: function(
+                x=x, residual=torch.cat((residual, x), -1)[..., :WIDTH], weight=weight
             )
 
         assert_right(*map(seeing, sums()), summands())
