@@ -15,7 +15,6 @@ A program has ROWS rows of WIDTH elements in the BLOCK columns of a tile. The se
 groups, so a program needs one stretch of the weight only. Rows of results lie WIDTH × groups apart.
 """
 # ruff: noqa: C901 - Triton infers types; most branches are decided when it compiles
-# mypy: disable-error-code="no-untyped-def, misc, untyped-decorator"
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """What one program of the launch computes: the rotations of some heads of q and some of k, at some positions."""
 
 # The signatures here are read by Triton's compiler, which knows one annotation.
-# ruff: noqa: ANN001, ANN201, ANN202, N803, N806
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 

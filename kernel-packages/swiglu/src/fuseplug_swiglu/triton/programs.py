@@ -11,7 +11,6 @@ where a′ is the derivative of ``a`` by the gate, recomputed. Rows of results a
 """
 
 # ruff: noqa: RET505 - what follows a return is compiled as well, unless it is in a branch
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
