@@ -144,10 +144,9 @@ class Run:
             )
 
     def _tables(self) -> list[Table]:
-        aims = {(op.name, work): aim for op in OPS.values() for work, aim in op.aims.items()}
         return [
-            verdicts(self._timed, self._ceilings, aims),
-            verdicts(self._calls, None, {}, CALLS),
+            verdicts(self._timed, self._ceilings),
+            verdicts(self._calls, None, CALLS),
             left_out(self._out),
             self._not_measured,
         ]

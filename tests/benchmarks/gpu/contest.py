@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 FORWARD, BACKWARD, BOTH = "forward", "backward", "both"
 WORKS = (FORWARD, BACKWARD, BOTH)
 
-OURS, LIGER, EAGER = "fuseplug", "Liger-Kernel", "eager"
+OURS, LIGER, EAGER, COMPILED = "fuseplug", "Liger-Kernel", "eager", "torch.compile"
 
 Function = Callable[..., Any]
 """Takes the arguments of a problem; gives a tensor or a tuple of them."""
@@ -87,13 +87,6 @@ class LeftOut(Exception):
     """A contender does not take part, for the reason that the message gives."""
 
 
-class Aim(NamedTuple):
-    """What ours must reach: so many times the speed of the best peer, and that share of what the device measured."""
-
-    of_best_peer: float
-    of_ceiling: float
-
-
 @dataclass(frozen=True)
 class Op:
     """One op: its shapes, the most telling ones first, and who takes part.
@@ -105,7 +98,7 @@ class Op:
         tiny: Shapes on which the benchmark itself is checked, without a GPU.
         contenders: `OURS` and `EAGER` are among them.
         applied: What `manager.apply_all` makes of the module; it is the same kernel, called as a model calls it.
-        aims: By work.
+        aim: What is asked of ours, by shape, work, and the least of that.
     """
 
     name: str
@@ -115,7 +108,7 @@ class Op:
     tiny: Sequence[Any]
     contenders: Sequence[Contender]
     applied: Contender
-    aims: Mapping[str, Aim] = field(default_factory=dict)
+    aim: Callable[[Any, str, Least], Any]
 
 
 def results(out: Any) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from .aims import LAYERS
 from .budget import Budget
 from .contest import Kind, LeftOut, normal
 from .gates import ROUNDINGS
@@ -46,7 +47,7 @@ def end_to_end(blocks: Blocks, kind: Kind, clock: Clock, budget: Budget) -> tupl
     timed: list[Result] = []
     for work, step in ((PREFILL, bench.prefill), (TRAINING, bench.train)):
         turns = {name: Turn(lambda: None, lambda _, run=run, step=step: step(run)) for name, run in runs.items()}
-        timed += results(blocks.name, bench.shape, work, clock(turns, _SECONDS))
+        timed += results(blocks.name, bench.shape, work, clock(turns, _SECONDS), aim=LAYERS)
     return timed, out
 
 

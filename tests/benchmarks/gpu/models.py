@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel
 
 from fuseplug import manager
 
-from .contest import EAGER, LIGER, OURS, Kind
+from .contest import COMPILED, EAGER, LIGER, OURS, Kind
 from .peers import imported
 
 Run = Callable[[Tensor], Tensor]
@@ -107,7 +107,7 @@ CONTENDERS: dict[str, Callable[[nn.Module], Run]] = {
     OURS: fused,
     EAGER: eager,
     LIGER: liger,
-    "torch.compile": lambda model: compiled(eager(model), model.device),
-    f"{OURS}, under torch.compile": lambda model: compiled(fused(model), model.device),
+    COMPILED: lambda model: compiled(eager(model), model.device),
+    f"{OURS}, under {COMPILED}": lambda model: compiled(fused(model), model.device),
 }
 """Those that take long to start come last, for when there is no time for them."""

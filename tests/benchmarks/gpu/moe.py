@@ -13,6 +13,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from fuseplug import manager
 from fuseplug_moe.reference import moe as reference
 
+from .aims import GROUPED, mixture
 from .contest import (
     BACKWARD,
     BOTH,
@@ -20,7 +21,6 @@ from .contest import (
     FORWARD,
     LIGER,
     OURS,
-    Aim,
     Contender,
     Function,
     Kind,
@@ -32,7 +32,6 @@ from .contest import (
 )
 from .peers import Make, compiled, of
 
-GROUPED = "grouped_mm"
 """What transformers takes if nothing else is asked for."""
 
 _BATCHED_BYTES = 16 << 30
@@ -133,5 +132,5 @@ OP = Op(
         ),
     ),
     applied=Contender(f"{OURS}, applied", applied),
-    aims={FORWARD: Aim(1.0, 0.0), BOTH: Aim(1.0, 0.0)},  # how even the routing is decides what can be reached
+    aim=mixture,
 )

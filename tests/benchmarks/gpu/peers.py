@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .contest import Contender, Function, LeftOut
+from .contest import COMPILED, Contender, Function, LeftOut
 
 Make = Callable[[Sequence[Tensor]], Function]
 
@@ -52,4 +52,4 @@ def compiled(eager: Make, searched: Callable[[Sequence[Tensor]], bool]) -> list[
             raise LeftOut("looked for at one or two shapes only, to save time")
         return mode("max-autotune-no-cudagraphs")(arguments)
 
-    return [Contender("torch.compile", mode(None)), Contender("torch.compile, max-autotune", searching)]
+    return [Contender(COMPILED, mode(None)), Contender(f"{COMPILED}, max-autotune", searching)]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from benchmarks.record import spread
 
+from .aims import Aim
 from .contest import EAGER, Contender, Kind, Least, LeftOut, Op, Problem
 from .gates import Gate
 from .timing import Samples
@@ -30,6 +31,7 @@ class Result:
     contender: str
     microseconds: Mapping[str, float]
     least: Least | None = None
+    aim: Aim | None = None
 
     @property
     def median(self) -> float:
@@ -60,7 +62,8 @@ def race(op: Op, shape: Any, kind: Kind, clock: Clock, works: Sequence[str]) -> 
     timed = []
     for work in works:
         samples = clock({entry.name: entry.turn(work) for entry in entries}, _SECONDS)
-        timed += results(op.name, problem.shape, work, samples, problem.least[work])
+        least = problem.least[work]
+        timed += results(op.name, problem.shape, work, samples, least, op.aim(shape, work, least))
     return timed, out
 
 
@@ -95,5 +98,7 @@ def why_not(op: str, shape: str, contender: str, error: Exception) -> Out:
     return Out(op, shape, contender, f"fails: {said[:200]}", fault=True)
 
 
-def results(op: str, shape: str, work: str, samples: Samples, least: Least | None = None) -> list[Result]:
-    return [Result(op, shape, work, name, spread(times), least) for name, times in samples.items()]
+def results(
+    op: str, shape: str, work: str, samples: Samples, least: Least | None = None, aim: Aim | None = None
+) -> list[Result]:
+    return [Result(op, shape, work, name, spread(times), least, aim) for name, times in samples.items()]

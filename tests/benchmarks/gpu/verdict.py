@@ -7,21 +7,15 @@ from itertools import groupby
 
 from benchmarks.record import Table
 
+from .aims import BEST, Aim
 from .ceilings import Ceilings
-from .contest import EAGER, LIGER, OURS, Aim
+from .contest import EAGER, LIGER, OURS
 from .race import Out, Result
-
-_LATENCY = 20e-6
-"""Seconds; of what can be done in less, a launch's own few microseconds take too large a part to ask for a share."""
-
-Aims = Mapping[tuple[str, str], Aim]
-"""By op and work."""
-
 
 TITLE = f"{OURS} against its peers; × is how many times longer they take, share that of what the device reached"
 
 
-def verdicts(timed: Sequence[Result], ceilings: Ceilings | None, aims: Aims, title: str = TITLE) -> Table:
+def verdicts(timed: Sequence[Result], ceilings: Ceilings | None, title: str = TITLE) -> Table:
     """A row for each work at each shape; ours first, and how many times longer the others take."""
     columns = ("op", "shape", "work", "ours, µs", "best peer", "its µs", "× best", "× Liger", "× eager", "share", "aim")
     table = Table(title, columns)
@@ -35,7 +29,7 @@ def verdicts(timed: Sequence[Result], ceilings: Ceilings | None, aims: Aims, tit
         best = min(peers, key=lambda result: result.median)
         share = share_of_ceiling(ours, ceilings)
         times = (_times(results.get(name), ours) for name in (LIGER, EAGER))
-        verdict = _verdict(aims.get((op, work)), best.median / ours.median, share, ours, ceilings)
+        verdict = "" if ours.aim is None else _verdict(ours.aim, ours, {**results, BEST: best}, share)
         cells = (ours.median, best.contender, best.median, _times(best, ours), *times)
         table.add(op, shape, work, *cells, "" if share is None else f"{share:.0%}", verdict)
     return table
@@ -52,12 +46,14 @@ def _times(peer: Result | None, ours: Result) -> str:
     return "" if peer is None else f"{peer.median / ours.median:.2f}"
 
 
-def _verdict(aim: Aim | None, ratio: float, share: float | None, ours: Result, ceilings: Ceilings | None) -> str:
-    if aim is None:
-        return ""
-    missed = [f"< {aim.of_best_peer:g} × best"] if ratio < aim.of_best_peer else []
-    if share is not None and share < aim.of_ceiling and ceilings.least_seconds(ours.least) > _LATENCY:
-        missed.append(f"< {aim.of_ceiling:.0%}")
+def _verdict(aim: Aim, ours: Result, others: Mapping[str, Result], share: float | None) -> str:
+    missed = [
+        f"< {wanted:g} × {peer}"
+        for peer, wanted in aim.speed.items()
+        if peer in others and others[peer].median < wanted * ours.median
+    ]
+    if share is not None and share < aim.share:
+        missed.append(f"< {aim.share:.0%}")
     return "missed: " + ", ".join(missed) if missed else "met"
 
 

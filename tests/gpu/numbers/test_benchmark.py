@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from benchmarks.gpu import command, end_to_end, models, rmsnorm
+from benchmarks.gpu.aims import BEST, GROUPED, Aim, mixture, moving_bytes
 from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.ceilings import Ceilings
-from benchmarks.gpu.contest import BOTH, EAGER, FORWARD, LIGER, OURS, WORKS, Aim, Contender, Kind, Least, LeftOut
+from benchmarks.gpu.contest import BOTH, EAGER, FORWARD, LIGER, OURS, WORKS, Contender, Kind, Least, LeftOut
 from benchmarks.gpu.interpreting import let_peers_in
 from benchmarks.gpu.overhead import overhead
 from benchmarks.gpu.race import Out, Result, race
@@ -238,21 +239,35 @@ def sample():
 CEILINGS = Ceilings(bandwidth=2.5e12, rate=500e12)
 
 
+def asked(aim):
+    return [replace(result, aim=aim) for result in sample()]
+
+
 def test_verdicts():
-    aims = {(op, FORWARD): Aim(1.0, 0.9) for op in ("rmsnorm", "moe")}
-    rows = {row[:3]: row[3:] for row in verdicts(sample(), CEILINGS, aims).rows}
+    rows = {row[:3]: row[3:] for row in verdicts(asked(Aim({BEST: 1.0, LIGER: 1.5}, 0.9)), CEILINGS).rows}
     ours = rows["rmsnorm", "a shape", FORWARD]
     assert ours == (500.0, "torch.compile", 600.0, "1.20", "1.50", "4.00", "80%", "missed: < 90%")
-    assert rows["moe", "a shape", FORWARD][-1] == "missed: < 1 × best, < 90%"
-    assert rows["rmsnorm", "a shape", BOTH][-1] == ""
-    aims = {("rmsnorm", FORWARD): Aim(1.0, 0.8)}
-    assert verdicts(sample()[:1], CEILINGS, aims).rows[0][3] == "not timed"  # nobody to compare it with
-    assert verdicts(sample()[:2], CEILINGS, aims).rows[0][-1] == "met"
+    assert rows["moe", "a shape", FORWARD][-1] == f"missed: < 1 × {BEST}, < 1.5 × {LIGER}, < 90%"
+    assert verdicts(sample(), CEILINGS).rows[0][-1] == ""
+    met = asked(Aim({BEST: 1.0, GROUPED: 9.0}, 0.8))  # nothing is asked against who did not take part
+    assert verdicts(met[:1], CEILINGS).rows[0][3] == "not timed"  # nobody to compare it with
+    assert verdicts(met[:2], CEILINGS).rows[0][-1] == "met"
+
+
+def test_what_is_asked():
+    shape = SimpleNamespace(hidden=4096, experts=128, tokens=32768)
+    of_norms = moving_bytes(lambda shape: shape.hidden <= 4096)
+    assert of_norms(shape, BOTH, Least(256e6)) == Aim({BEST: 1.0, LIGER: 1.5}, 0.85)
+    assert of_norms(shape, FORWARD, Least(255e6)) == Aim({BEST: 1.0}, 0.0)
+    assert of_norms(shape, "backward", Least(1e9)) is None
+    assert mixture(shape, BOTH, Least(1)) == Aim({GROUPED: 2.0, LIGER: 1.0}, 0.6)
+    shape.experts, shape.tokens = 8, 128
+    assert mixture(shape, BOTH, Least(1)) == Aim({GROUPED: 1.1, LIGER: 1.0}, 0.0)
 
 
 def test_table_json_and_picture_are_written(tmp_path, capsys):
     out = [Out("rmsnorm", shape, "quack", "absent: no") for shape in ("one", "another")]
-    tables = [verdicts(sample(), CEILINGS, {}), left_out(out)]
+    tables = [verdicts(sample(), CEILINGS), left_out(out)]
     show(tables)
     save("gpu", [*tables, every_time(sample(), CEILINGS)], ABOUT, tmp_path)
     draw(sample(), CEILINGS, ABOUT, tmp_path / "gpu.png")
