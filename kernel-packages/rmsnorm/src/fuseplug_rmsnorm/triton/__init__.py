@@ -85,12 +85,9 @@ def _recorded(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def _differentiated_again() -> bool:
-    """Whether a backward is run with ``create_graph=True``. Dynamo traces one with gradients recorded in any case."""
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
-
-
 class _RMSNorm(torch.autograd.Function):
+    """Gradients are recorded in a backward that is to be differentiated again; that one is the reference's."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -111,7 +108,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, gate, rstd = ctx.saved_tensors
         eps, variant, group_size = ctx.constants
         wanted = ctx.needs_input_grad[:3]
-        if _differentiated_again() or not transparent(dy, x):
+        if torch.is_grad_enabled() or not transparent(dy, x):
             how = reference.VARIANTS[variant]
             found = vjp(
                 lambda x, weight, gate: reference.compute(how, x, weight, eps, gate, group_size),
@@ -145,7 +142,7 @@ class _AddRMSNorm(torch.autograd.Function):
         wanted = (x_wanted or residual_wanted, weight_wanted, False)
         if dy is None:
             found = [dtotal, None]
-        elif _differentiated_again() or not transparent(dy, dtotal, total):
+        elif torch.is_grad_enabled() or not transparent(dy, dtotal, total):
             how = reference.VARIANTS[variant]
             found = vjp(
                 lambda total, weight: (reference.compute(how, total, weight, eps, None, None), total),
