@@ -17,9 +17,9 @@ def recording(*tensors: Tensor | None) -> bool:
 def differentiated_again() -> bool:
     """Whether the backward that asks is run with ``create_graph=True``, so that its own derivative may be wanted.
 
-    Then gradients are recorded in it. Dynamo traces every backward so, and what it makes of one has no derivative.
+    Gradients are recorded in such a backward, and in no other.
     """
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return torch.is_grad_enabled()
 
 
 def vjp(

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import SUPPORTED_NODES
 
-from ..differentiating import vjp
+from ..differentiating import differentiated_again, recording, vjp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -58,7 +58,7 @@ class Compiled:
             x: ``(..., hidden)``, at least two rows and ``hidden`` at least two: 0 and 1 are compiled for specially.
             others: The formula's other tensors, on the device of *x*.
         """
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *others)):
+        if recording(x, *others):
             result: Tensor = _Differentiable.apply(self, constants, x, *others)  # type: ignore[no-untyped-call]
             return result
         return self.forward(constants, x, *others)
@@ -109,8 +109,8 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         needs = ctx.needs_input_grad[2:]
         tensors = ctx.saved_tensors
-        # A backward records operations only for create_graph=True, and a program has no derivative of its own.
-        if torch.is_grad_enabled() or not plain(grad, *tensors):
+        # A program has no derivative of its own.
+        if differentiated_again() or not plain(grad, *tensors):
             constants = (False,) * len(ctx.constants)
             found = vjp(ctx.compiled.formula, (*tensors, *ctx.constants), (*needs, *constants), (grad,))[: len(tensors)]
         else:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental import _config as symbolic_shapes
 
-from ..differentiating import vjp
+from ..differentiating import differentiated_again, recording, vjp
 from .compiled import ambient, named, plain, standard_state
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class CompiledLinear:
         Returns:
             For each of *xs* the result, its dimensions in the order of memory that the first has.
         """
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (*xs, *tables)):
+        if recording(*xs, *tables):
             found: tuple[Tensor, ...] = _Differentiable.apply(self, tuple(constants), len(xs), *xs, *tables)  # type: ignore[no-untyped-call]
             return found
         return self.run(constants, xs, tables)
@@ -150,8 +150,8 @@ class _Differentiable(torch.autograd.Function):
         tables = saved[-(len(needs) - count) :]
         xs = saved[:count] if len(saved) == len(needs) else _stand_ins(grads, ctx.dtypes)
         found: list[Tensor | None] = [None] * len(needs)
-        # A backward records operations only for create_graph=True, and a program has no derivative of its own.
-        if torch.is_grad_enabled() or not plain(*grads, *tables):
+        # A program has no derivative of its own.
+        if differentiated_again() or not plain(*grads, *tables):
             found = _eager_vjp(ctx.compiled.formula, ctx.constants, needs, grads, xs, tables)
         else:
             wanted = [number for number in range(count) if needs[number]]
@@ -295,4 +295,4 @@ def _eager_vjp(
     def of_all(*tensors: Tensor) -> list[Tensor]:
         return [formula(x, *tensors[len(xs) :], *own) for x, own in zip(tensors[: len(xs)], constants, strict=True)]
 
-    return vjp(of_all, (*xs, *tables), needs, grads, create_graph=torch.is_grad_enabled())
+    return vjp(of_all, (*xs, *tables), needs, grads, create_graph=differentiated_again())

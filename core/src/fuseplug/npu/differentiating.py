@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..differentiating import differentiated_again
+
 
 def first_order(result: Tensor, op: str) -> Tensor:
     """Have a second derivative through *result* refused.
@@ -28,7 +30,7 @@ def first_order(result: Tensor, op: str) -> Tensor:
 
 
 def _refuse(op: str, _: Any) -> None:
-    if torch.is_grad_enabled():  # which it is in a backward with create_graph=True alone
+    if differentiated_again():
         raise RuntimeError(
             f"{op} of torch_npu has no second derivative: to differentiate twice, undo() its kernel, or leave it out"
         )

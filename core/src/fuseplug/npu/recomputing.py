@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..differentiating import vjp
+from ..differentiating import differentiated_again, vjp
 
 
 def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -36,10 +36,9 @@ def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Cal
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            again = torch.is_grad_enabled()  # a second derivative is wanted, and flows through the formula
             saved = iter(ctx.saved_tensors)
             arguments = [next(saved) if other is None else other[0] for other in ctx.others]
-            return tuple(vjp(formula, arguments, ctx.needs_input_grad, (grad,), create_graph=again))
+            return tuple(vjp(formula, arguments, ctx.needs_input_grad, (grad,), create_graph=differentiated_again()))
 
     def differentiable(*arguments: Any) -> Tensor:
         records = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in arguments)

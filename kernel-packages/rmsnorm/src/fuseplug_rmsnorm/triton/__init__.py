@@ -82,6 +82,8 @@ def _serves(width: int, x: Tensor, *others: Tensor | None) -> bool:
 
 
 class _RMSNorm(torch.autograd.Function):
+    """A backward that is to be differentiated again is the reference's."""
+
     @staticmethod
     def forward(
         ctx: Any,
