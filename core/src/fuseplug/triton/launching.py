@@ -103,12 +103,19 @@ def transparent(*tensors: Tensor | None) -> bool:
     differentiation want to see what is computed; subclasses such as DTensor bring operations of their own. For those a
     caller takes its reference. So it does for a batch of gradients, as ``is_grads_batched=True`` makes it.
     """
-    first = next(t for t in tensors if t is not None)
-    if torch.compiler.is_compiling():
-        return all(t is None or t.device == first.device for t in tensors)
-    return (
+    tracing = torch.compiler.is_compiling()
+    device = None
+    for tensor in tensors:  # without a generator, which takes the host longer than the rest
+        if tensor is None:
+            continue
+        if not (tracing or (type(tensor) in _READABLE and not _is_batch(tensor))):
+            return False
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
+            return False
+    return tracing or (
         torch._C._get_tracing_state() is None
-        and all(t is None or (type(t) in _READABLE and t.device == first.device and not _is_batch(t)) for t in tensors)
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
     )

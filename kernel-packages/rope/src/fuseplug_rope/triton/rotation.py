@@ -53,7 +53,8 @@ class _Rotation(torch.autograd.Function):
         ctx.variant, ctx.dtypes = variant, [x.dtype for x in (q, k) if x is not None]
         ctx.save_for_backward(cos, sin, *((q, k) if any(needs[2:]) else ()))
         ctx.used = [any(needs[2:]) or need for need in needs[: len(found)]]
-        ctx.mark_non_differentiable(*[y for y, used in zip(found, ctx.used, strict=True) if not used])
+        if not all(ctx.used):
+            ctx.mark_non_differentiable(*[y for y, used in zip(found, ctx.used, strict=True) if not used])
         return found
 
     @staticmethod
