@@ -73,9 +73,11 @@ def tests_npu_releases(session: nox.Session, torch_npu: str) -> None:
 @nox.session(default=False)
 def conformance(session: nox.Session) -> None:
     """Check every kernel on every specimen; the tests do so on a quarter of them."""
-    install(session, "torch_npu", *FOR_TESTS)
-    chosen = [f"--fuseplug-kernel={how}_fused_{op}" for how in ("inductor", "npu") for op in OPS]
-    session.run("python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, *chosen, *session.posargs)
+    install(session, "torch_npu", "triton", *FOR_TESTS)
+    for interpret, hows in ((None, ("inductor", "npu")), ("1", ("triton",))):
+        session.env["TRITON_INTERPRET"] = interpret
+        chosen = [f"--fuseplug-kernel={how}_fused_{op}" for how in hows for op in OPS]
+        session.run("python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, *chosen, *session.posargs)
 
 
 @nox.session

@@ -59,10 +59,11 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin, *_ = ctx.saved_tensors
+        # Looked at once: under activation checkpointing they are computed for that, and then forgotten.
+        cos, sin, *xs = ctx.saved_tensors
         needs = ctx.needs_input_grad[1:]
         if differentiated_again() or not transparent(cos, sin, *grads):
-            return None, *_by_formula(ctx, needs, grads)
+            return None, *_by_formula(ctx, needs, grads, cos, sin, xs)
         found: list[Tensor | None] = [None] * 4
         wanted = [number for number in range(len(grads)) if needs[number]]
         if wanted:
@@ -74,7 +75,7 @@ class _Rotation(torch.autograd.Function):
             for number, result in zip(wanted, results, strict=True):
                 found[number] = result
         if any(needs[2:]):
-            found[2:] = _by_formula(ctx, (False, False, *needs[2:]), grads)[2:]
+            found[2:] = _by_formula(ctx, (False, False, *needs[2:]), grads, cos, sin, xs)[2:]
         return None, *found
 
 
@@ -86,9 +87,10 @@ def _rotated(variant: str, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor
     return found
 
 
-def _by_formula(ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor]) -> list[Tensor | None]:
+def _by_formula(
+    ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor], cos: Tensor, sin: Tensor, xs: Sequence[Tensor]
+) -> list[Tensor | None]:
     """The gradients of q, k, cos and sin that *needs* names, by the reference."""
-    cos, sin, *xs = ctx.saved_tensors
     if not xs:
         # What was rotated makes no difference to the gradient of what is linear in it.
         xs = [cos.new_zeros(grad.shape, dtype=dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
@@ -110,6 +112,8 @@ def _is_served(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Te
         and (q.dtype in _DTYPES and cos.dtype in _DTYPES and sin.dtype in _DTYPES and (k is None or k.dtype in _DTYPES))
         and (how.table == "half" or cos.shape[-1] % 2 == 0)
         and bool(dims(q.shape, q.shape if k is None else k.shape, cos.shape, sin.shape))
+        # What takes a formula's gradients in the backward cannot be traced.
+        and not (torch.compiler.is_compiling() and recording(cos, sin))
         # Of all forms autocast changes the one that takes a sum.
         and not (how.form == "matrix" and torch.is_autocast_enabled(q.device.type))
     )
