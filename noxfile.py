@@ -146,8 +146,7 @@ def install(
     # Of what is installed a run imports a part, which Python compiles as it comes: half of the time goes into the rest.
     session.env["PIP_NO_COMPILE"] = "1"
     session.install("-c", str(pinned), "torch", "transformers", "hatchling", *packages)
-    session.install("--no-build-isolation", "--no-deps", *(f"./{path}" for path in DISTRIBUTIONS))
-    session.run("python", "-m", "pip", "check", silent=True)
+    session.install("-c", str(pinned), "--no-build-isolation", *(f"./{path}" for path in DISTRIBUTIONS))
 
 
 def clean(session: nox.Session) -> None:

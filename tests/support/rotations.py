@@ -1,0 +1,69 @@
+"""Rotations to try on a device, and how what comes of them is judged."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from fuseplug_rope.reference import VARIANTS
+from fuseplug_rope.reference import rope as reference
+
+DIM = 16
+DTYPES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.float32),
+    (torch.float32, torch.bfloat16),
+]
+HALF, PAIRS = "half", "interleaved"
+
+
+def tensors(variant=HALF, x=torch.float32, table=None, batch=2, length=5, heads=(3, 2), tables=1, dim=DIM, rest=4):
+    """Leaves: q and k as projections give them, ``(batch, sequence, heads, head_dim)``, and the tables."""
+    how = VARIANTS[variant]
+    generator = torch.Generator().manual_seed(0)
+    rotated = dim if how.width == "whole" else dim - rest
+    angles = rotated // 2 if how.table == "half" else rotated
+    made = [torch.randn(batch, length, h, dim, generator=generator).to(x) for h in heads]
+    table = torch.float32 if how.form == "complex" else table or x
+    made += [torch.randn(tables, 1, length, angles, generator=generator).to(table) for _ in range(2)]
+    return [t.requires_grad_(number < 2) for number, t in enumerate(made)]
+
+
+def heads_first(x):
+    return x.transpose(1, 2)
+
+
+def seen(of_x, of_table):
+    return lambda q, k, cos, sin: (of_x(q), of_x(k), of_table(cos), of_table(sin))
+
+
+as_attention = seen(heads_first, lambda table: table)
+
+
+def on(device, leaves, dtype=None):
+    return [t.detach().to(device, dtype).requires_grad_(t.requires_grad) for t in leaves]
+
+
+def outcome(function, leaves, see):
+    out = [y for y in function(*see(*leaves)) if y is not None]
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randn(y.shape, generator=generator).to(y.device, y.dtype) for y in out]
+    wanted = [t for t in leaves if t.requires_grad]
+    given = [(y, grad) for y, grad in zip(out, grads, strict=True) if y.requires_grad]
+    found = torch.autograd.grad([y for y, _ in given], wanted, [grad for _, grad in given]) if wanted else []
+    return [*(y.detach().cpu() for y in out), *(t.cpu() for t in found)]
+
+
+def assert_right(rope, device, leaves, see=as_attention, variant=HALF, roundings=4.0, share_of_theirs=2.0):
+    """The tolerance is that of `fuseplug.verification`: by the error of the original, or by counted roundings."""
+    ours = outcome(functools.partial(rope, variant=variant), on(device, leaves), see)
+    original = functools.partial(reference, variant=variant)
+    theirs, truth = (outcome(original, on("cpu", leaves, dtype), see) for dtype in (None, torch.float64))
+    for found, expected, exact in zip(ours, theirs, truth, strict=True):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        error, allowed = ((t.double() - exact).abs().amax(-1) for t in (found, expected))
+        share = roundings * torch.finfo(found.dtype).eps + 16 * torch.finfo(torch.float32).eps
+        assert (error <= torch.maximum(share_of_theirs * allowed, share * exact.abs().amax(-1))).all()
