@@ -59,7 +59,8 @@ for kernel_id, kernel in ready.items():
     specimen = resolve(kernel.specimens)()[0]
     report = manager.plan(specimen).report
     assert lacking or kernel_id in [entry.kernel_id for entry in report.fused], report
-elsewhere = manager.plan(model.to("meta"), device="npu").report
-assert {entry.kernel_id for entry in elsewhere.fused} == {"npu_fused_rmsnorm", "npu_fused_swiglu"}, elsewhere
-assert any("fuseplug-rmsnorm[npu]" in note for note in elsewhere.notes), elsewhere
+for device, how, extra in (("npu", "npu", "npu"), ("cuda", "triton", "cuda")):
+    elsewhere = manager.plan(model.to("meta"), device=device).report
+    assert {entry.kernel_id for entry in elsewhere.fused} == {f"{how}_fused_rmsnorm", f"{how}_fused_swiglu"}, elsewhere
+    assert any(f"fuseplug-rmsnorm[{extra}]" in note for note in elsewhere.notes), elsewhere
 print("the wheels work")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,12 +16,12 @@ from torch import nn
 from .asking import Question
 from .discovery import KernelRecord, elsewhere
 from .errors import DiscoveryError, PatchError
-from .hookspecs import BaseKernel
+from .hookspecs import BaseKernel, resolve
 from .patching import Accepts, Mark, Patch, calls, class_method, describe, is_original, lookup, our_parts, replacement
 from .report import Check, Entry, Report
 from .verification import Semantics, Subject, Verifier
 from .walking import Place, upwards
-from .words import Answer, Mode, Proposal, Rejection, Site, Target
+from .words import Answer, Compute, Mode, Proposal, Rejection, Site, Target
 
 Ask = Callable[[Sequence[Question]], Sequence[Sequence[Answer]]]
 """Puts questions to kernels, and gives their answers."""
@@ -199,7 +201,7 @@ class _Planner:
                 rejections.append((record.kernel_id, _blaming(record, verdict)))
                 continue
             semantics, check = verdict
-            patch = patch_of(place, target, _kernel(record), semantics, subject)
+            patch = patch_of(place, target, _kernel(record), _compute_of(record), semantics, subject)
             if isinstance(patch, Rejection):
                 rejections.append((record.kernel_id, _blaming(record, patch)))
                 continue
@@ -225,7 +227,7 @@ class _Planner:
             return semantics
         if why := kernel.refuses(semantics.adapter):
             return Rejection(f"it computes {semantics.adapter.variant}: {why}")
-        if why := _load_failure(kernel):
+        if not _runs_elsewhere(record) and (why := _load_failure(kernel)):
             return Rejection(why, kind="error")
         if place.device is None:
             return semantics, "pending"
@@ -298,6 +300,24 @@ def _blaming(record: KernelRecord, rejection: Rejection) -> Rejection:
     return replace(rejection, reason=f"{rejection.reason} [{record.distribution} {record.version}]".replace(" ]", "]"))
 
 
+def _runs_elsewhere(record: KernelRecord) -> bool:
+    """Whether what *record* needs is not installed here, where its function may not even be importable."""
+    return bool(record.reason)
+
+
+def _compute_of(record: KernelRecord) -> Compute:
+    kernel = _kernel(record)
+    return _loaded_when_called(kernel.function) if _runs_elsewhere(record) else kernel.load()
+
+
+@functools.lru_cache(maxsize=256)
+def _loaded_when_called(function: str) -> Compute:
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        return resolve(function)(*args, **kwargs)
+
+    return compute
+
+
 def _load_failure(kernel: BaseKernel) -> str:
     try:
         kernel.load()
@@ -329,13 +349,13 @@ def subject_of(place: Place, target: Target) -> Subject | Rejection:
 
 
 def patch_of(
-    place: Place, target: Target, kernel: BaseKernel, semantics: Semantics, subject: Subject
+    place: Place, target: Target, kernel: BaseKernel, compute: Compute, semantics: Semantics, subject: Subject
 ) -> Patch | Rejection:
     """The replacement of *target*, decided and not yet on; or what its adapter raises."""
     mark = Mark(kernel.kernel_id, semantics.adapter.variant, target, place.device_type)
     accepts = Accepts(semantics.dtypes, semantics.arities)
     try:
-        function = replacement(subject.original, semantics.adapter, kernel.load(), mark, accepts)
+        function = replacement(subject.original, semantics.adapter, compute, mark, accepts)
     except Exception as error:  # noqa: BLE001 - a stranger's bind may raise anything
         return Rejection(f"{type(error).__name__} while binding its adapter: {error}", kind="error")
     return Patch(

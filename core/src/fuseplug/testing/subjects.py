@@ -264,7 +264,8 @@ class Case:
     @functools.cached_property
     def patch(self) -> Patch:
         """The replacement as it is put on, guard included."""
-        patch = patch_of(self.place, self.proposal.target, self.examined.sound, self.semantics, self.subject)
+        kernel = self.examined.sound
+        patch = patch_of(self.place, self.proposal.target, kernel, kernel.load(), self.semantics, self.subject)
         if isinstance(patch, Rejection):
             raise TypeError(patch.reason)
         return patch
