@@ -72,7 +72,7 @@ def tests_npu_releases(session: nox.Session, torch_npu: str) -> None:
 
 @nox.session(default=False)
 def conformance(session: nox.Session) -> None:
-    """Check every kernel on every specimen; the tests do so on a quarter of them."""
+    """Check every kernel on every specimen; the tests do so on some of them."""
     install(session, "torch_npu", "triton", *FOR_TESTS)
     for interpret, hows in ((None, ("inductor", "npu")), ("1", ("triton",))):
         session.env["TRITON_INTERPRET"] = interpret

@@ -141,7 +141,9 @@ class TestPlan:
         assert "model.layers.*.mlp.act_fn" in out
         assert "norms are [not] for us" in out
 
-    @pytest.mark.parametrize("function", ["", '    function = "no_such_vendor:silu"\n'], ids=["", "not even importable"])
+    @pytest.mark.parametrize(
+        "function", ["", '    function = "no_such_vendor:silu"\n'], ids=["", "not even importable"]
+    )
     def test_for_a_machine_that_has_what_is_missing_here(self, run, package, config, function):
         needs = {"extras": "[npu]", "requires": ["no-such-vendor>=2; extra == 'npu'"]}
         package("x-act", "silu", source=ACTIVATION + '    device_types = ("npu",)\n' + function, **needs)

@@ -22,7 +22,7 @@ T5 = {
 NEXT = {
     **SMALL,
     **MOE,
-    "head_dim": 12,
+    "head_dim": 16,
     "shared_expert_intermediate_size": 32,
     "linear_num_value_heads": 4,
     "linear_num_key_heads": 2,
@@ -42,15 +42,15 @@ MAMBA2 = {
 # model type, its config, the variant that each class of norm must be found to have
 MODELS = [
     ("llama", SMALL, {"LlamaRMSNorm": "llama"}),
-    ("qwen3", SMALL | {"head_dim": 12}, {"Qwen3RMSNorm": "llama"}),
-    ("gemma2", SMALL | {"head_dim": 12}, {"Gemma2RMSNorm": "gemma"}),
+    ("qwen3", SMALL | {"head_dim": 16}, {"Qwen3RMSNorm": "llama"}),
+    ("gemma2", SMALL | {"head_dim": 16}, {"Gemma2RMSNorm": "gemma"}),
     ("olmo2", SMALL, {"Olmo2RMSNorm": "cast-last"}),
     ("t5", T5, {"T5LayerNorm": "t5"}),
-    ("qwen3_moe", SMALL | MOE | {"head_dim": 12}, {"Qwen3MoeRMSNorm": "llama"}),
-    ("gpt_oss", SMALL | MOE | {"head_dim": 12}, {"GptOssRMSNorm": "cast-last"}),
+    ("qwen3_moe", SMALL | MOE | {"head_dim": 16}, {"Qwen3MoeRMSNorm": "llama"}),
+    ("gpt_oss", SMALL | MOE | {"head_dim": 16}, {"GptOssRMSNorm": "cast-last"}),
     ("qwen3_next", NEXT, {"Qwen3NextRMSNorm": "gemma", "Qwen3NextRMSNormGated": "gated-silu"}),
     ("mamba2", MAMBA2, {"Mamba2RMSNorm": "llama", "MambaRMSNormGated": "gate-first"}),
-    ("helium", SMALL | {"head_dim": 12}, {"HeliumRMSNorm": "cast-last"}),
+    ("helium", SMALL | {"head_dim": 16}, {"HeliumRMSNorm": "cast-last"}),
 ]
 
 

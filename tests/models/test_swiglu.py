@@ -17,18 +17,18 @@ from fuseplug_swiglu.kernels import SwiGLUKernel
 T5 = {"vocab_size": 64, "d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4}
 MODELS = [
     ("llama", SMALL, {"LlamaMLP": {"silu"}}),
-    ("gemma2", SMALL | {"head_dim": 12}, {"Gemma2MLP": {"gelu_tanh"}}),
+    ("gemma2", SMALL | {"head_dim": 16}, {"Gemma2MLP": {"gelu_tanh"}}),
     ("phi3", SMALL, {"Phi3MLP": {"silu gate-first"}}),
-    ("qwen3", SMALL | {"head_dim": 12, "hidden_act": "relu"}, {"Qwen3MLP": {"relu"}}),
+    ("qwen3", SMALL | {"head_dim": 16, "hidden_act": "relu"}, {"Qwen3MLP": {"relu"}}),
     (
         "t5",
         T5 | {"feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
         {"T5DenseGatedActDense": {"gelu_new"}},
     ),
     ("modernbert", SMALL | {"global_attn_every_n_layers": 1}, {"ModernBertMLP": {"gelu gate-first"}}),
-    ("seed_oss", SMALL | {"head_dim": 12, "residual_dropout": 0.2}, {"SeedOssMLP": {"silu"}}),
+    ("seed_oss", SMALL | {"head_dim": 16, "residual_dropout": 0.2}, {"SeedOssMLP": {"silu"}}),
     ("bert", SMALL, {}),
-    ("nemotron", SMALL | {"head_dim": 12}, {}),
+    ("nemotron", SMALL | {"head_dim": 16}, {}),
 ]
 
 CONFIG = {
@@ -39,7 +39,7 @@ CONFIG = {
     "d_model": 48,
     "d_ff": 64,
     "ffn_dim": 128,
-    "dim_ff": 64,
+    "dim_ff": 96,
     "dropout_rate": 0.1,
     "dense_act_fn": "gelu_new",
     "activation": "swish",
