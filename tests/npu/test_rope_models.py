@@ -23,7 +23,7 @@ MODELS = {
     "gpt_oss": (TINY["gpt_oss"], {"half-size"}),
     "nanochat": (BASE, {"half-negated"}),
     "cohere": (BASE, {"interleaved-wide"}),
-    "helium": (BASE | {"head_dim": 12}, {"interleaved-first-half"}),
+    "helium": (BASE | {"head_dim": 16}, {"interleaved-first-half"}),
     "glm4": (TINY["glm4"], {"interleaved-first-half-partial"}),
     "ernie4_5": (TINY["qwen3"], {"interleaved-first-half-wide"}),
     "gptj": (GPTJ, {"interleaved-repeated"}),
