@@ -78,10 +78,7 @@ def moe(
     )
     tensors = (gate_up, up, down, gate_up_bias, down_bias)
     stacked = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
-    if torch.is_autocast_enabled(x.device.type):
-        with torch.autocast(x.device.type, enabled=False):
-            return _compute(experts, x, top_k_index, top_k_weights, stacked)
-    return _compute(experts, x, top_k_index, top_k_weights, stacked)
+    return reference.outside_autocast(_compute, experts, x, top_k_index, top_k_weights, stacked)
 
 
 def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor, stacked: Sequence[Tensor]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -166,6 +166,14 @@ def moe(
         top_k_weights,
     )
     return compute(experts, x, top_k_index, top_k_weights)
+
+
+def outside_autocast(compute: Callable[..., Tensor], experts: Experts, x: Tensor, *others: Any) -> Tensor:
+    """``compute(experts, x, *others)``, in the dtype of the experts whatever the ambient autocast."""
+    if torch.is_autocast_enabled(x.device.type):
+        with torch.autocast(x.device.type, enabled=False):
+            return compute(experts, x, *others)
+    return compute(experts, x, *others)
 
 
 def first(projection: Projection) -> Tensor:

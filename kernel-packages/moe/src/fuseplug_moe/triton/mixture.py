@@ -70,10 +70,7 @@ def moe(
         top_k_weights,
     )
     compute = _compute if _serves(experts, x, top_k_index, top_k_weights) else reference.compute
-    if torch.is_autocast_enabled(x.device.type):
-        with torch.autocast(x.device.type, enabled=False):
-            return compute(experts, x, top_k_index, top_k_weights)
-    return compute(experts, x, top_k_index, top_k_weights)
+    return reference.outside_autocast(compute, experts, x, top_k_index, top_k_weights)
 
 
 def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:
