@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from .kernel import InductorKernel
 
 if TYPE_CHECKING:
+    from ..differentiating import recording
     from .compiled import Compiled, plain
     from .linear import CompiledLinear
 
-__all__ = ["Compiled", "CompiledLinear", "InductorKernel", "plain"]
+__all__ = ["Compiled", "CompiledLinear", "InductorKernel", "plain", "recording"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +19,10 @@ def __getattr__(name: str) -> Any:
         from . import compiled
 
         return getattr(compiled, name)
+    if name == "recording":
+        from ..differentiating import recording
+
+        return recording
     if name == "CompiledLinear":
         from .linear import CompiledLinear
 

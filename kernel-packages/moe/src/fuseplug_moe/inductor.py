@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fuseplug.inductor import Compiled, plain
+from fuseplug.inductor import Compiled, plain, recording
 
 from . import reference
 from .matmul import at_once, grouped, matmul
@@ -112,7 +112,7 @@ def _is_small_step(experts: Experts, order: _Order, x: Tensor, *others: Tensor) 
         and isinstance(experts.down, Tensor)
         and x.device.type == "cpu"
         and {x.dtype, experts.dtype, experts.down.dtype} == {torch.bfloat16}
-        and _recording(x, *others)
+        and recording(x, *others)
         and at_once(experts.gate_up)
         and at_once(experts.down)
     )
@@ -236,13 +236,9 @@ def _pieces(rows: Tensor, order: _Order) -> tuple[Tensor, ...]:
     return pieces
 
 
-def _recording(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
 def _dispatch(x: Tensor, order: _Order) -> Tensor:
     """``(pairs, hidden)``, the row of its token for each pair."""
-    if _recording(x):
+    if recording(x):
         result: Tensor = _Dispatch.apply(x, order)  # type: ignore[no-untyped-call]
         return result
     return x.index_select(0, order.tokens)
@@ -265,7 +261,7 @@ class _Dispatch(torch.autograd.Function):
 
 def _collect(out: Tensor, order: _Order) -> Tensor:
     """``(slots, hidden)``, every row in its slot, and zero where there is none."""
-    if _recording(out):
+    if recording(out):
         result: Tensor = _Collect.apply(out, order)  # type: ignore[no-untyped-call]
         return result
     return _in_slots(out, order)
@@ -291,7 +287,7 @@ def _in_slots(rows: Tensor, order: _Order) -> Tensor:
 def _linear(rows: Tensor, projection: Projection, bias: Tensor | None, order: _Order, experts: Experts) -> Tensor:
     """``(pairs, out)``, each expert's rows times its matrix."""
     each = (projection,) if isinstance(projection, Tensor) else tuple(projection)
-    if _recording(rows, bias, *each):
+    if recording(rows, bias, *each):
         result: Tensor = _Linear.apply(order, experts, rows, bias, *each)  # type: ignore[no-untyped-call]
         return result
     return _multiply(rows, each, bias, order, transposed=experts.transposed)
