@@ -1,0 +1,114 @@
+"""Every model type of the installed transformers: what is fused in it, and whether it computes what it did.
+
+    python -m survey.run [model types] [--jobs 2] [--fresh] [--keep]
+
+A record is kept for each model type as soon as it is there, so that a run which was stopped goes on where it was. What
+was recorded with other code is done again, unless ``--keep`` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import rich.progress
+import torch
+import transformers
+
+from fuseplug import KernelManager
+
+from . import pool
+from .census import Census
+from .checking import check
+from .compiled import compile_everything
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / ".nox" / "coverage"
+LIMIT = 300.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model_types", nargs="*", help="all, unless some are named")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--fresh", action="store_true", help="forget what was recorded")
+    parser.add_argument("--keep", action="store_true", help="keep what was recorded with other code")
+    given = parser.parse_args()
+    kept = Kept(KEPT / transformers.__version__, any_code=given.keep)
+    if given.fresh:
+        shutil.rmtree(kept.folder, ignore_errors=True)
+    survey(given.model_types or model_types(), kept, given.jobs)
+
+
+def model_types() -> list[str]:
+    """All that transformers has a config for."""
+    return sorted(transformers.CONFIG_MAPPING.keys())
+
+
+class Kept:
+    """The records of one release, a file each."""
+
+    def __init__(self, folder: Path, any_code: bool = False) -> None:
+        self.folder = folder
+        self._any_code = any_code
+        self._code = _code()
+
+    def get(self, model_type: str) -> dict[str, Any] | None:
+        """The record of *model_type*, if it was made with this code."""
+        path = self._path(model_type)
+        if not path.exists():
+            return None
+        record = json.loads(path.read_text())
+        return record if self._any_code or record["code"] == self._code else None
+
+    def put(self, model_type: str, record: dict[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._path(model_type).write_text(json.dumps(record | {"code": self._code}, indent=1))
+
+    def _path(self, model_type: str) -> Path:
+        return self.folder / f"{model_type.replace('/', '-')}.json"
+
+
+def survey(wanted: Iterable[str], kept: Kept, jobs: int) -> None:
+    """Record those of *wanted* that have no record yet."""
+    tasks = [model_type for model_type in wanted if kept.get(model_type) is None]
+    columns = (*rich.progress.Progress.get_default_columns(), rich.progress.TextColumn("{task.fields[now]}"))
+    with rich.progress.Progress(*columns) as progress:
+        bar = progress.add_task(f"transformers {transformers.__version__}", total=len(tasks), now="")
+
+        def done(model_type: str, record: dict[str, Any]) -> None:
+            kept.put(model_type, {"model_type": model_type} | record)
+            progress.update(bar, advance=1, now=f"{model_type}: {record['status']}")
+
+        pool.run(tasks, worker, done, jobs, LIMIT)
+
+
+def worker() -> Callable[[str], dict[str, Any]]:
+    """What checks a model type in a process of its own."""
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    manager, census = KernelManager(environ={}), Census.of()
+    compile_everything(manager)
+    return lambda model_type: check(manager, census, model_type)
+
+
+def _code() -> str:
+    """A fingerprint of everything that a record depends on."""
+    files = [*ROOT.glob("core/src/**/*.py"), *ROOT.glob("kernel-packages/*/src/**/*.py")]
+    files += [*Path(__file__).parent.glob("*.py"), Path(__file__).with_name("classes.json"), ROOT / "constraints.txt"]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    main()
