@@ -8,12 +8,13 @@ and below ``rope_calls`` the classes that call them.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import transformers
 from torch import nn
+from transformers import PretrainedConfig
 
 from fuseplug import Report
 
@@ -46,7 +47,9 @@ class Census:
         for folder, functions in found["rope_calls"].items():
             for function, callers in functions.items():
                 for caller in callers:
-                    calls.setdefault((folder, caller), set()).add(function)
+                    # A method is named with its class where it is defined.
+                    name = function.replace("self.", f"{caller}.")
+                    calls.setdefault((folder, caller), set()).add(name)
         return cls(classes, {caller: frozenset(functions) for caller, functions in calls.items()})
 
     def ops_of(self, module: nn.Module) -> set[str]:
@@ -54,6 +57,25 @@ class Census:
         where = located(type(module))
         ops = {op for op in OPS if op != "rope" and where in self.classes[op]}
         return ops | ({"rope"} if where in self.calls else set())
+
+    def keys(self, site: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+        """What of the census the record of a site speaks of: op, folder, and name of the class or function."""
+        op, folder, name = site["op"], site["folder"], site["class"]
+        if op == "rope":
+            method, _, function = site["target"].partition(":")
+            names = {function, f"{name}.{method}", *site.get("calls", ())}
+            names |= set() if site["target"] else self.calls.get((folder, name), set())
+        else:
+            names = {name}
+        yield from ((op, folder, each) for each in sorted(names) if (folder, each) in self.classes[op])
+
+    def concerns(self, config_class: type[PretrainedConfig]) -> bool:
+        """Whether what is built from *config_class*, or from a config within it, is written where an op is computed."""
+        folders = {folder for op in OPS for folder, _ in self.classes[op]}
+        within = (each for each in config_class.sub_configs.values() if each is not config_class)
+        return located(config_class)[0] in folders or any(
+            issubclass(each, PretrainedConfig) and self.concerns(each) for each in within
+        )
 
     def unanswered(self, model: nn.Module, report: Report) -> list[dict[str, str]]:
         """The classes in *model* that compute an op and about which *report* says nothing, each once."""
@@ -63,7 +85,7 @@ class Census:
             for op in self.ops_of(module):
                 if (path, op) not in answered:
                     where = located(type(module))
-                    silent[op, where] = {"op": op, "module": where[0], "class": where[1], "path": path}
+                    silent[op, where] = {"op": op, "folder": where[0], "class": where[1], "target": "", "path": path}
         return list(silent.values())
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import CONFIG_MAPPING
 
-from fuseplug import KernelManager, Report
+from fuseplug import KernelManager, Report, Target
 
 from .build import NoModel, build
-from .census import Census
+from .census import Census, located
 from .feeding import Inputs, inputs_for, step
 from .jitter import one_rounding
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+Site = dict[str, Any]
 
 ROUNDINGS = 16
 """What a tensor of a fused model may be from its unfused value, as a share of its size: so many roundings, and"""
@@ -25,7 +32,11 @@ TIMES = 4
 
 
 def check(manager: KernelManager, census: Census, model_type: str) -> dict[str, Any]:
-    """The record of *model_type*: plain data."""
+    """The record of *model_type*: plain data.
+
+    Its status is ``"checked"``; ``"mismatch"``; ``"not compared"``, where a step raised; ``"not run"``, where none was
+    found; ``"nothing fused"``; ``"nothing to fuse"``; ``"not built"``; or ``"no model"``.
+    """
     record: dict[str, Any] = {"model_type": model_type}
     start = time.perf_counter()
     try:
@@ -33,60 +44,78 @@ def check(manager: KernelManager, census: Census, model_type: str) -> dict[str, 
     except NoModel as error:
         return record | {"status": "no model", "why": str(error)}
     except Exception as error:
-        return record | {"status": "not built", "why": _said(error)}
-    report = manager.plan(model).report
-    record |= {
-        "class": type(model).__name__,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "planning": report.seconds,
-        "sites": sites(model, report),
-        "unanswered": census.unanswered(model, report),
-    }
-    if not (record["sites"] or record["unanswered"]):
-        return record | {"status": "nothing to fuse"}
-    record |= compared(manager, model, report)
+        concerned = census.concerns(CONFIG_MAPPING[model_type])
+        return record | {"status": "not built", "why": _said(error), "concerned": concerned}
+    record |= {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
+    record |= _planned_and_compared(manager, census, model)
     return record | {"seconds": time.perf_counter() - start}
 
 
-def sites(model: nn.Module, report: Report) -> list[dict[str, Any]]:
-    """The answers of *report*, those of alike sites counted together."""
-    found: Counter[tuple[str, ...]] = Counter()
-    for entry in report.entries:
-        module = model.get_submodule(entry.paths[0])
-        answer = f"{entry.kernel_id} {entry.variant}" if entry.fused else entry.why_not
-        found[
-            entry.op, type(module).__module__, type(module).__name__, str(entry.target or ""), answer, str(entry.fused)
-        ] += 1
-    keys = ("op", "module", "class", "target", "answer")
-    return [
-        dict(zip(keys, row, strict=False)) | {"fused": row[-1] == "True", "count": count}
-        for row, count in found.items()
-    ]
-
-
-def compared(manager: KernelManager, model: nn.Module, report: Report) -> dict[str, Any]:
-    """How *model* compares with itself, unfused and fused, in float32 and in bfloat16."""
-    fused = {entry.paths[0] for entry in report.fused}
-    if not fused:
-        return {"status": "nothing fused"}
+def _planned_and_compared(manager: KernelManager, census: Census, model: nn.Module) -> dict[str, Any]:
+    report = manager.plan(model, verify=False).report
+    unanswered = census.unanswered(model, report)
+    if not (report.entries or unanswered):
+        return {"status": "nothing to fuse"}
     try:
         inputs = inputs_for(model)
     except RuntimeError as error:
-        return {"status": "not run", "why": str(error)}
-    record: dict[str, Any] = {"inputs": list(inputs), "exercised": [len(called(model, inputs, fused)), len(fused)]}
-    for dtype in (torch.float32, torch.bfloat16):
+        report = manager.plan(model).report
+        found = {"planning": report.seconds, "sites": sites(model, report), "unanswered": unanswered}
+        return found | {"status": "not run", "why": str(error)}
+    found = {"unanswered": unanswered, "inputs": list(inputs)}
+    for dtype in DTYPES:
         name = str(dtype).removeprefix("torch.")
         try:
-            record[name] = comparison(manager, model.to(dtype), inputs)
+            report, found[name] = comparison(manager, model.to(dtype), inputs)
         except Exception as error:
-            record[name] = {"error": _said(error)}
-    failed = [n for n in ("float32", "bfloat16") if record[n].get("wrong") or record[n].get("undo") is False]
-    unknown = [n for n in ("float32", "bfloat16") if "error" in record[n]]
-    return record | {"status": "mismatch" if failed else "not compared" if unknown else "checked"}
+            found[name] = {"error": _said(error)}
+        if dtype is DTYPES[0]:
+            if "error" in found[name]:
+                report = manager.plan(model).report
+            paths = {path for entry in report.entries for path in entry.paths}
+            found |= {"planning": report.seconds, "sites": sites(model, report, called(model, inputs, paths))}
+    return found | {"status": _status(found)}
 
 
-def comparison(manager: KernelManager, model: nn.Module, inputs: Inputs) -> dict[str, Any]:
-    """The largest distance of any tensor, as a share of what is allowed, and every tensor that is beyond it."""
+def _status(found: Mapping[str, Any]) -> str:
+    compared = [found[str(dtype).removeprefix("torch.")] for dtype in DTYPES]
+    if not any(site["fused"] for site in found["sites"]):
+        return "nothing fused"
+    if any(each.get("wrong") or each.get("undo") is False for each in compared):
+        return "mismatch"
+    return "not compared" if any("error" in each for each in compared) else "checked"
+
+
+def sites(model: nn.Module, report: Report, called: Collection[str] = ()) -> list[Site]:
+    """The answers of *report*, those of alike sites counted together; *called* are the paths that a step calls."""
+    found: Counter[tuple[tuple[str, Any], ...]] = Counter()
+    calls: Counter[tuple[tuple[str, Any], ...]] = Counter()
+    for entry in report.entries:
+        cls = type(model.get_submodule(entry.paths[0]))
+        folder, name = located(cls)
+        site: Site = {"op": entry.op, "folder": folder, "class": name, "target": str(entry.target or "")}
+        if entry.fused or entry.covered_by:
+            site |= {"fused": True, "variant": entry.variant or "part of what is fused"}
+        else:
+            site |= {"fused": False, "why": entry.why_not}
+        if helpers := _called_by(cls, entry.target):
+            site["calls"] = helpers
+        found[tuple(site.items())] += 1
+        calls[tuple(site.items())] += any(path in called for path in entry.paths)
+    return [dict(site) | {"count": count, "called": calls[site]} for site, count in found.items()]
+
+
+def _called_by(cls: type, target: Target | None) -> tuple[str, ...]:
+    """What the function that *target* names calls of its own file: a rotation may be written in two functions."""
+    if target is None or target.function is None:
+        return ()
+    names = vars(sys.modules[cls.__module__])
+    code = getattr(inspect.unwrap(names[target.function]), "__code__", None)
+    return tuple(name for name in (code.co_names if code else ()) if inspect.isfunction(names.get(name)))
+
+
+def comparison(manager: KernelManager, model: nn.Module, inputs: Inputs) -> tuple[Report, dict[str, Any]]:
+    """What is fused, and the largest distance of any tensor, as a share of what is allowed, and every tensor that is beyond it."""
     before = step(model, inputs)
     again = step(model, inputs)
     with manager.apply_all(model) as applied:
@@ -98,7 +127,7 @@ def comparison(manager: KernelManager, model: nn.Module, inputs: Inputs) -> dict
     shares = {name: _share(fused.get(name), value, moved.get(name)) for name, value in before.items()}
     shares |= {name: float("inf") for name in fused.keys() - before.keys()}
     worst = max(shares, key=shares.__getitem__)
-    return {
+    return applied.report, {
         "tensors": len(before),
         "worst": shares[worst],
         "where": worst,

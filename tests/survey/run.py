@@ -9,25 +9,34 @@ was recorded with other code is done again, unless ``--keep`` is given.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import hashlib
 import json
 import os
 import shutil
+import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import rich.progress
 import torch
 import transformers
+from packaging.version import Version
 
 from fuseplug import KernelManager
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from record import machine
+
 from . import pool
 from .census import Census
-from .checking import check
+from .checking import ROUNDINGS, TIMES, check
+from .collect import answers, summary
 from .compiled import compile_everything
+from .page import to_json, to_markdown
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / ".nox" / "coverage"
@@ -44,7 +53,10 @@ def main() -> None:
     kept = Kept(KEPT / transformers.__version__, any_code=given.keep)
     if given.fresh:
         shutil.rmtree(kept.folder, ignore_errors=True)
-    survey(given.model_types or model_types(), kept, given.jobs)
+    wanted = given.model_types or model_types()
+    survey(wanted, kept, given.jobs)
+    if not given.model_types:
+        publish(transformers.__version__, [record for each in wanted if (record := kept.get(each)) is not None])
 
 
 def model_types() -> list[str]:
@@ -86,8 +98,24 @@ def survey(wanted: Iterable[str], kept: Kept, jobs: int) -> None:
         def done(model_type: str, record: dict[str, Any]) -> None:
             kept.put(model_type, {"model_type": model_type} | record)
             progress.update(bar, advance=1, now=f"{model_type}: {record['status']}")
+            if not progress.console.is_terminal:
+                print(f"{model_type}: {record['status']}", flush=True)
 
         pool.run(tasks, worker, done, jobs, LIMIT)
+
+
+def publish(release: str, records: Sequence[dict[str, Any]], folder: Path = ROOT / "docs") -> None:
+    """Write coverage.json and coverage.md, with *records* in the place of what they say of *release*."""
+    census, about = Census.of(release), machine()
+    found = json.loads(path.read_text())["releases"] if (path := folder / "coverage.json").exists() else {}
+    found[release] = {
+        "summary": summary(census, records),
+        "answers": [dataclasses.asdict(answer) for answer in answers(census, records)],
+        "records": records,
+    }
+    newest_first = dict(sorted(found.items(), key=lambda item: Version(item[0]), reverse=True))
+    path.write_text(to_json(newest_first, about))
+    (folder / "coverage.md").write_text(to_markdown(newest_first, about, ROUNDINGS, TIMES))
 
 
 def worker() -> Callable[[str], dict[str, Any]]:
@@ -97,7 +125,7 @@ def worker() -> Callable[[str], dict[str, Any]]:
     torch.set_num_threads(1)
     manager, census = KernelManager(environ={}), Census.of()
     compile_everything(manager)
-    return lambda model_type: check(manager, census, model_type)
+    return functools.partial(check, manager, census)
 
 
 def _code() -> str:

@@ -1,0 +1,151 @@
+"""The records as docs/coverage.json, and docs/coverage.md for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from .census import OPS
+
+_NAMES = {"rmsnorm": "norms", "swiglu": "gated MLPs", "rope": "rotary functions", "moe": "experts"}
+_HEAD = """\
+# Coverage
+
+Every model type of transformers, built small from its config on the CPU, fused by the four Inductor kernels, and
+compared with itself unfused: outputs and the gradient of every parameter, in float32 and in bfloat16, then undone and
+compared bit by bit. What is small would be computed eagerly; here everything is compiled. Made by `nox -s coverage`;
+the tests hold a random sample of it. All records are in [coverage.json](coverage.json).
+
+* A **class** counts as fused if a kernel was chosen for it in a model, or by itself, after it was found to compute one
+  of the known variants. For rotations the functions that classes call are counted.
+* **Compared**: it was called in a model, or by itself, whose results were those of the unfused one.
+* A tensor may be as far from its unfused value as {roundings} roundings of its size, and {times} times what it moves
+  by if every fused result is another by one rounding. The columns *float32* and *bfloat16* give the largest share of
+  that which any tensor of the model took; a mismatch would be more than 1.
+"""
+
+
+def to_json(releases: Mapping[str, Mapping[str, Any]], about: Mapping[str, Any]) -> str:
+    """One record to a line, so that two of them can be compared."""
+    lines = ["{", f' "machine": {json.dumps(about)},', ' "releases": {']
+    for number, (release, content) in enumerate(releases.items()):
+        lines += [f'  "{release}": {{', f'   "summary": {json.dumps(content["summary"])},']
+        for key in ("answers", "records"):
+            rows = ",\n".join(f"    {json.dumps(row)}" for row in content[key])
+            lines.append(f'   "{key}": [\n{rows}\n   ]' + ("," if key == "answers" else ""))
+        lines.append("  }" + ("," if number < len(releases) - 1 else ""))
+    return "\n".join([*lines, " }", "}", ""])
+
+
+def to_markdown(releases: Mapping[str, Mapping[str, Any]], about: Mapping[str, Any], roundings: int, times: int) -> str:
+    """The summary, what is left alone and why, then each model type."""
+    parts = [_HEAD.format(roundings=roundings, times=times), _machine(about), "## Summary\n", *_summary(releases)]
+    for release, content in releases.items():
+        parts += ["", f"## Left alone on transformers {release}", "", *_left_alone(content["answers"])]
+        parts += ["", f"## Not compared on transformers {release}", "", *_not_compared(content["records"])]
+        parts += ["", f"## Model types of transformers {release}", "", *_models(content["records"])]
+    return "\n".join(parts) + "\n"
+
+
+def _machine(about: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items() if name == "torch")
+    return f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, {versions}; {about['date']}.\n"
+
+
+def _summary(releases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    summaries = {release: content["summary"] for release, content in releases.items()}
+    rows: dict[str, list[str]] = {}
+    for each in summaries.values():
+        for op in OPS:
+            numbers = each["ops"][op]
+            rows.setdefault(f"{_NAMES[op]}: fused", []).append(f"**{numbers['fused']}** of {numbers['of']}")
+            rows.setdefault(f"{_NAMES[op]}: compared", []).append(f"{numbers['compared']}")
+        types = each["model types"]
+        concerned = types["with any of the ops"]
+        rows.setdefault("model types", []).append(str(types["registered"]))
+        rows.setdefault("… with any of the ops", []).append(str(concerned))
+        rows.setdefault("… compared", []).append(
+            f"**{types.get('checked', 0)}** ({_percent(types.get('checked', 0), concerned)})"
+        )
+        rows.setdefault("mismatches", []).append(f"**{len(each['mismatches'])}**")
+        rows.setdefault("sites in their models", []).append(str(each["sites"]))
+        rows.setdefault("… fused", []).append(f"{each['sites fused']} ({_percent(each['sites fused'], each['sites'])})")
+        rows.setdefault("… without an answer", []).append(f"**{each['sites without an answer']}**")
+        planning = each["planning"]
+        rows.setdefault("planning a small model, median", []).append(f"{planning['median']:.2f} s")
+        rows.setdefault("planning a small model, worst", []).append(
+            f"{planning['worst']:.2f} s ({planning['worst in']})"
+        )
+    yield from _table(("transformers", *summaries), ([name, *cells] for name, cells in rows.items()))
+
+
+def _left_alone(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = [
+        (_NAMES[each["op"]], f"{each['folder']}: {each['name']}", "; ".join(each["variants"]) or each["how"])
+        for each in answers
+        if each["how"] != "fused"
+    ]
+    yield from _table(("op", "class", "why"), rows)
+
+
+def _not_compared(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = [
+        (record["model_type"], record["status"], record.get("why") or "; ".join(_errors(record)))
+        for record in records
+        if "model_type" in record and _concerned(record) and record["status"] not in ("checked", "nothing fused")
+    ]
+    yield from _table(("model type", "status", "why"), rows)
+
+
+def _errors(record: Mapping[str, Any]) -> Iterator[str]:
+    for dtype in ("float32", "bfloat16"):
+        if "error" in record.get(dtype, {}):
+            yield f"{dtype}: {record[dtype]['error']}"
+
+
+def _models(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = []
+    rest = []
+    for record in records:
+        if "model_type" not in record:
+            continue
+        if not _concerned(record):
+            rest.append(record["model_type"])
+        elif record.get("sites"):
+            ops = [_of_op(record, op) for op in OPS]
+            shares = [
+                f"{record[d]['worst']:.2f}" if "worst" in record.get(d, {}) else "" for d in ("float32", "bfloat16")
+            ]
+            rows.append((record["model_type"], *ops, record["status"], *shares, f"{record['planning']:.2f} s"))
+    columns = ("model type", *(_NAMES[op] for op in OPS), "status", "float32", "bfloat16", "planning")
+    yield from _table(columns, rows)
+    yield from ("", f"None of the four ops in {len(rest)} others: {', '.join(rest)}.")
+
+
+def _of_op(record: Mapping[str, Any], op: str) -> str:
+    found: dict[str, int] = {}
+    for site in record["sites"]:
+        if site["op"] == op:
+            name = site["variant"] if site["fused"] else "left alone"
+            found[name] = found.get(name, 0) + site["count"]
+    return ", ".join(f"{count} {name}" for name, count in found.items())
+
+
+def _concerned(record: Mapping[str, Any]) -> bool:
+    return bool(record.get("sites") or record.get("unanswered") or record.get("concerned"))
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "none"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'---|' * len(columns)}"
+    for row in rows:
+        yield f"| {' | '.join(_cell(cell) for cell in row)} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
