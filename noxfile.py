@@ -22,9 +22,10 @@ TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe")
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
 MODELS_ON_NPU = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/npu/test_*models.py"))
-OLDER_MODELS = ("tests/models", "-k", "not (test_every_op and bfloat16) and not everything_compiled")
+OLDER_MODELS = ("tests/models", "tests/survey", "-k", "not (test_every_op and bfloat16) and not everything_compiled")
 NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu")
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
+FOR_SURVEY = ("pytest", "scipy")  # what some models import
 WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # each holds a torch of its own
 BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe", "model")
 
@@ -104,6 +105,14 @@ def wheels(session: nox.Session) -> None:
     with tempfile.TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
         session.run("fuseplug", "list")
         session.run("python", "-P" if session_python(session) >= (3, 11) else "-I", str(script), str(ROOT))
+
+
+@nox.session(default=False)
+@nox.parametrize("transformers", TRANSFORMERS)
+def coverage(session: nox.Session, transformers: str) -> None:
+    """Check every model type of transformers, fused against unfused. Writes docs/coverage.md; goes on where it was."""
+    install(session, *FOR_SURVEY, transformers=transformers)
+    session.run("python", "-m", "survey.run", *session.posargs, env={"PYTHONPATH": str(ROOT / "tests")})
 
 
 @nox.session(default=False)

@@ -69,9 +69,9 @@ def model_classes(model_type: str, config_class: type[PretrainedConfig]) -> Iter
             if found is not None:
                 yield found
     for found in vars(module).values():
-        if inspect.isclass(found) and issubclass(found, PreTrainedModel) and found.__module__ == module.__name__:
-            if getattr(found, "config_class", None) is config_class or found.config_class is None:
-                yield found
+        own = inspect.isclass(found) and issubclass(found, PreTrainedModel) and found.__module__ == module.__name__
+        if own and found.config_class in (config_class, None):
+            yield found
 
 
 def _give_values(model: nn.Module) -> None:

@@ -20,11 +20,9 @@ from .census import Census, located
 from .feeding import Inputs, inputs_for, step
 from .jitter import one_rounding
 
-DTYPES = (torch.float32, torch.bfloat16)
-
 Site = dict[str, Any]
 
-ROUNDINGS = 16
+ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
 """What a tensor of a fused model may be from its unfused value, as a share of its size: so many roundings, and"""
 
 TIMES = 4
@@ -63,13 +61,13 @@ def _planned_and_compared(manager: KernelManager, census: Census, model: nn.Modu
         found = {"planning": report.seconds, "sites": sites(model, report), "unanswered": unanswered}
         return found | {"status": "not run", "why": str(error)}
     found = {"unanswered": unanswered, "inputs": list(inputs)}
-    for dtype in DTYPES:
+    for dtype in ROUNDINGS:
         name = str(dtype).removeprefix("torch.")
         try:
             report, found[name] = comparison(manager, model.to(dtype), inputs)
         except Exception as error:
             found[name] = {"error": _said(error)}
-        if dtype is DTYPES[0]:
+        if dtype is torch.float32:
             if "error" in found[name]:
                 report = manager.plan(model).report
             paths = {path for entry in report.entries for path in entry.paths}
@@ -78,7 +76,7 @@ def _planned_and_compared(manager: KernelManager, census: Census, model: nn.Modu
 
 
 def _status(found: Mapping[str, Any]) -> str:
-    compared = [found[str(dtype).removeprefix("torch.")] for dtype in DTYPES]
+    compared = [found[str(dtype).removeprefix("torch.")] for dtype in ROUNDINGS]
     if not any(site["fused"] for site in found["sites"]):
         return "nothing fused"
     if any(each.get("wrong") or each.get("undo") is False for each in compared):
@@ -115,7 +113,10 @@ def _called_by(cls: type, target: Target | None) -> tuple[str, ...]:
 
 
 def comparison(manager: KernelManager, model: nn.Module, inputs: Inputs) -> tuple[Report, dict[str, Any]]:
-    """What is fused, and the largest distance of any tensor, as a share of what is allowed, and every tensor that is beyond it."""
+    """What is fused, and how far that moves the results of a step.
+
+    Given are the largest share that any tensor took of what it is allowed, and the names of those that took more.
+    """
     before = step(model, inputs)
     again = step(model, inputs)
     with manager.apply_all(model) as applied:
@@ -132,8 +133,8 @@ def comparison(manager: KernelManager, model: nn.Module, inputs: Inputs) -> tupl
         "worst": shares[worst],
         "where": worst,
         "wrong": sorted(name for name, share in shares.items() if not share <= 1),
-        "undo": _same(before, after),
-        "reproducible": _same(before, again),
+        "reproducible": (reproducible := _same(before, again)),
+        "undo": _same(before, after) if reproducible else None,
     }
 
 
@@ -155,7 +156,7 @@ def _share(found: Tensor | None, true: Tensor, moved: Tensor | None) -> float:
     if not torch.equal(found.isfinite(), true.isfinite()):
         return float("inf")
     found, wide, moved = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (found, true, moved))
-    allowed = ROUNDINGS * torch.finfo(true.dtype).eps * wide.norm() + TIMES * (moved - wide).norm()
+    allowed = ROUNDINGS.get(true.dtype, 16) * torch.finfo(true.dtype).eps * wide.norm() + TIMES * (moved - wide).norm()
     distance = (found - wide).norm()
     return 0.0 if distance == 0 else (distance / allowed).item()
 

@@ -20,9 +20,9 @@ the tests hold a random sample of it. All records are in [coverage.json](coverag
 * A **class** counts as fused if a kernel was chosen for it in a model, or by itself, after it was found to compute one
   of the known variants. For rotations the functions that classes call are counted.
 * **Compared**: it was called in a model, or by itself, whose results were those of the unfused one.
-* A tensor may be as far from its unfused value as {roundings} roundings of its size, and {times} times what it moves
-  by if every fused result is another by one rounding. The columns *float32* and *bfloat16* give the largest share of
-  that which any tensor of the model took; a mismatch would be more than 1.
+* A tensor may be as far from its unfused value as {roundings} of its size, and {times} times what it
+  moves by if every fused result is another by one rounding. The columns *float32* and *bfloat16* give the largest share
+  of that which any tensor of the model took; a mismatch would be more than 1.
 """
 
 
@@ -38,9 +38,14 @@ def to_json(releases: Mapping[str, Mapping[str, Any]], about: Mapping[str, Any])
     return "\n".join([*lines, " }", "}", ""])
 
 
-def to_markdown(releases: Mapping[str, Mapping[str, Any]], about: Mapping[str, Any], roundings: int, times: int) -> str:
+def to_markdown(
+    releases: Mapping[str, Mapping[str, Any]], about: Mapping[str, Any], roundings: Mapping[Any, int], times: int
+) -> str:
     """The summary, what is left alone and why, then each model type."""
-    parts = [_HEAD.format(roundings=roundings, times=times), _machine(about), "## Summary\n", *_summary(releases)]
+    said = " or ".join(
+        f"{number} roundings in {str(dtype).removeprefix('torch.')}" for dtype, number in roundings.items()
+    )
+    parts = [_HEAD.format(roundings=said, times=times), _machine(about), "## Summary\n", *_summary(releases)]
     for release, content in releases.items():
         parts += ["", f"## Left alone on transformers {release}", "", *_left_alone(content["answers"])]
         parts += ["", f"## Not compared on transformers {release}", "", *_not_compared(content["records"])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 import time
@@ -60,11 +61,11 @@ class _Worker:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._pipe: Connection | None = None
 
-    def __enter__(self) -> _Worker:
+    def __enter__(self):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self._end(patience=5.0)
 
     def do(self, task: str, limit: float) -> dict[str, Any]:
         if self._process is None:
@@ -86,8 +87,10 @@ class _Worker:
         self._end()
         return {"status": "died", "why": why}
 
-    def _end(self) -> None:
-        if self._process is not None:
+    def _end(self, patience: float = 0.0) -> None:
+        if self._process is not None and self._pipe is not None:
+            self._pipe.close()
+            self._process.join(patience)
             self._process.kill()
             self._process.join()
             self._process = None
@@ -95,5 +98,6 @@ class _Worker:
 
 def _serve(start: Callable[[], Work], pipe: Connection) -> None:
     work = start()
-    while True:
-        pipe.send(work(pipe.recv()))
+    with contextlib.suppress(EOFError):
+        while True:
+            pipe.send(work(pipe.recv()))

@@ -111,7 +111,7 @@ def publish(release: str, records: Sequence[dict[str, Any]], folder: Path = ROOT
     found[release] = {
         "summary": summary(census, records),
         "answers": [dataclasses.asdict(answer) for answer in answers(census, records)],
-        "records": records,
+        "records": [{name: value for name, value in record.items() if name != "code"} for record in records],
     }
     newest_first = dict(sorted(found.items(), key=lambda item: Version(item[0]), reverse=True))
     path.write_text(to_json(newest_first, about))

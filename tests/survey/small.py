@@ -78,7 +78,7 @@ def _fields(config_class: type[PretrainedConfig]) -> Iterator[str]:
 def _number(name: str, value: int, tokens: Iterator[int]) -> int:
     if re.fullmatch(r".*token_(id|index)|.*_token", name):
         special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-        return value if value < 0 else special.get(name, None) if name in special else next(tokens)
+        return value if value < 0 else special[name] if name in special else next(tokens)
     for pattern, small_value in _SIZES:
         if pattern.fullmatch(name):
             return min(value, small_value) if value > 0 else value

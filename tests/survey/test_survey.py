@@ -1,0 +1,144 @@
+"""The survey tells right from wrong, and what it published still holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from support import bad, kernels
+from support.models import GemmaNorm, Toy, inputs
+from support.tasks import works
+from torch import nn
+
+from fuseplug import KernelManager
+
+from . import pool
+from .census import Census
+from .checking import ROUNDINGS, TIMES, check, comparison, sites
+from .page import to_markdown
+from .run import Kept
+
+PUBLISHED = Path(__file__).parents[2] / "docs" / "coverage.json"
+SAMPLE = 4
+
+
+def published():
+    return json.loads(PUBLISHED.read_text())
+
+
+def sample():
+    """Some of the models that were compared; others in each run, the same ones for all processes of one run."""
+    release = published()["releases"].get(transformers.__version__, {"records": []})
+    quick = [r for r in release["records"] if r["status"] == "checked" and r["seconds"] < 20 and r["parameters"] < 1e6]
+    chance = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+    return [pytest.param(r, id=r["model_type"]) for r in chance.sample(quick, min(SAMPLE, len(quick)))]
+
+
+@pytest.mark.parametrize("record", sample())
+def test_a_random_sample_of_what_is_published_holds(record):
+    found = json.loads(json.dumps(check(KernelManager(environ={}), Census.of(), record["model_type"])))
+    if "ImportError" in found.get("why", ""):
+        pytest.skip(found["why"])
+    assert found["status"] == "checked", found
+    assert found["sites"] == record["sites"]
+
+
+def test_nothing_is_wrong_and_nothing_without_an_answer_in_what_is_published():
+    for release in published()["releases"].values():
+        assert release["summary"]["mismatches"] == []
+        assert release["summary"]["sites without an answer"] == 0
+        assert not [r["model_type"] for r in release["records"] if r["status"] == "mismatch" or r.get("unanswered")]
+
+
+def test_the_page_says_what_the_records_say():
+    content = published()
+    page = to_markdown(content["releases"], content["machine"], ROUNDINGS, TIMES)
+    assert PUBLISHED.with_suffix(".md").read_text() == page
+
+
+# --- what the comparison sees
+
+
+def only_registered():
+    return KernelManager(environ={}, find=lambda environ, registered: list(registered))
+
+
+def manager_with(function):
+    """A manager with one kernel, which nobody checks on the device."""
+    manager = only_registered()
+    manager.register(
+        kernels.variant_of(kernels.NormKernel, function=f"{function.__module__}:{function.__name__}", check_sizes=())
+    )
+    return manager
+
+
+def test_a_right_kernel_is_right():
+    report, found = comparison(manager_with(kernels.fused_norm), Toy(), {"x": inputs()})
+    assert report.fused
+    assert found["wrong"] == []
+    assert found["undo"] is True
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (bad.wrong_weight_gradient, torch.float32),
+        (bad.wrong_gradient, torch.float32),
+        (bad.detached_weight, torch.float32),
+        (bad.without_offset, torch.bfloat16),
+        (bad.detached_weight, torch.bfloat16),
+        (bad.zeros, torch.bfloat16),
+    ],
+)
+def test_a_wrong_kernel_is_a_mismatch(function, dtype):
+    _, found = comparison(manager_with(function), Toy(norm=GemmaNorm).to(dtype), {"x": inputs()})
+    assert found["wrong"]
+
+
+def test_a_class_of_the_census_that_no_kernel_speaks_of_is_without_an_answer():
+    class LlamaRMSNorm(nn.Module):
+        __module__ = "transformers.models.llama.modeling_llama"
+
+    model = nn.Sequential(LlamaRMSNorm(), nn.Linear(2, 2))
+    report = only_registered().plan(model).report
+    found = Census.of("5.23.0").unanswered(model, report)
+    assert [(each["op"], each["class"], each["path"]) for each in found] == [("rmsnorm", "LlamaRMSNorm", "0")]
+
+
+def test_a_site_is_counted_as_called_only_if_it_is():
+    model = Toy(layers=2)
+    report = manager_with(kernels.fused_norm).plan(model).report
+    (found,) = sites(model, report, called={"norm", "layers.0.norm1"})
+    assert (found["count"], found["called"]) == (5, 2)
+
+
+# --- the work
+
+
+def test_a_process_that_hangs_or_dies_loses_only_what_it_was_at():
+    found = {}
+    tasks = ["first", "dies", "second", "hangs", "third"]
+    pool.run(tasks, works, found.__setitem__, jobs=1, limit=5)
+    assert {task: record["status"] for task, record in found.items()} == {
+        "first": "done",
+        "dies": "died",
+        "second": "done",
+        "hangs": "died",
+        "third": "done",
+    }
+    assert "3" in found["dies"]["why"]
+
+
+def test_what_was_recorded_with_other_code_is_done_again(tmp_path):
+    kept = Kept(tmp_path)
+    kept.put("some/model", {"status": "checked"})
+    assert kept.get("some/model")["status"] == "checked"
+    other = json.loads((path := next(tmp_path.iterdir())).read_text()) | {"code": "other"}
+    path.write_text(json.dumps(other))
+    assert kept.get("some/model") is None
+    assert Kept(tmp_path, any_code=True).get("some/model")["status"] == "checked"
