@@ -10,16 +10,19 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
+from .overrides import OVERRIDES
+
 _HIDDEN, _INNER, _HEADS, _KV_HEADS, _HEAD, _LAYERS = 64, 96, 4, 2, 16, 2
 
 _RULES: tuple[tuple[str, int], ...] = (
     (r".*(vocab_size|vocabulary_size|codebook_size|num_embeddings|n_vocab)(_.*)?", 256),
+    (r"mamba_n_heads", 8),
     (r".*(q_lora_rank)", 24),
     (r".*(kv_lora_rank)", 32),
     (r".*(qk_rope_head_dim|qk_nope_head_dim|v_head_dim|index_head_dim)", _HEAD),
     (r".*(num_key_value_heads|num_kv_heads|n_kv_heads|num_key_value_groups|n_head_kv)", _KV_HEADS),
     (r".*(head_dim|d_kv|attention_head_size|d_head|head_size|attention_key_size|kv_channels)", _HEAD),
-    (r".*(num_attention_heads|n_heads?|num_heads?|attention_heads|num_query_heads|mamba_n_heads)", _HEADS),
+    (r".*(num_attention_heads|n_heads?|num_heads?|attention_heads|num_query_heads)", _HEADS),
     (r".*(num_experts_per_tok|moe_topk|moe_k|top_k_experts|num_selected_experts|moe_top_k|n_experts_per_token)", 2),
     (r".*(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts|ffn_num_experts)", 4),
     (r".*(n_group|topk_group)", 1),
@@ -49,13 +52,14 @@ _MOST_KINDS = 4
 """A list with more different entries says something else of each layer than its kind."""
 
 
-def small(config_class: type[PretrainedConfig], overrides: Mapping[str, Any] | None = None) -> PretrainedConfig:
+def small(config_class: type[PretrainedConfig]) -> PretrainedConfig:
     """An instance of *config_class* with few layers, narrow, and with all kinds of layers that it has by default."""
-    return config_class(**_arguments(config_class, overrides or {}))
+    return config_class(**_arguments(config_class, {}))
 
 
 def _arguments(config_class: type[PretrainedConfig], overrides: Mapping[str, Any]) -> dict[str, Any]:
     default = config_class()
+    overrides = {**OVERRIDES.get(default.model_type, {}), **overrides}
     tokens = iter(range(3, 200))
     fields = {name: vars(default).get(name) for name in _fields(config_class)}
     parts = {name for name, value in fields.items() if isinstance(value, PretrainedConfig)}
@@ -70,7 +74,11 @@ def _arguments(config_class: type[PretrainedConfig], overrides: Mapping[str, Any
     found |= _layers(fields, found)
     found |= _sections(default, fields)
     found = {name: value for name, value in found.items() if name in parts or value != fields[name]}
-    return found | {name: value for name, value in overrides.items() if name not in parts or value is None}
+    for name, value in overrides.items():
+        if name not in parts or value is None:
+            within = fields.get(name)
+            found[name] = {**within, **value} if isinstance(within, Mapping) and isinstance(value, Mapping) else value
+    return found
 
 
 def _part(default: PretrainedConfig, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
