@@ -12,7 +12,7 @@ _MROPE = {_ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2
 _HALF_MROPE = {_ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
 _CODEC = {"num_filters": 8, "upsampling_ratios": [4, 2], "upsample_groups": 64}
 _VQ = {"base_channels": 32, "channel_multiplier": [1, 1], "attn_resolutions": [], "num_res_blocks": 1}
-_VISION = {"model_type": "siglip_vision_model"}
+_VISION = {"model_type": "vit"}
 _NARROW_TOKENIZER = {"num_filters": 4, "depths": [1] * 4, "downsampling_ratios": [2, 2, 2]}
 _BIGVGAN = {
     "upsample_initial_channel": 64,
@@ -56,8 +56,14 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "esm": {"vocab_size": 256},
     "esmc": {"num_key_value_heads": 4},
     "falcon_h1": {"mamba_rms_norm": True},
-    "gemma3n": {"vision_config": _VISION},
-    "gemma4_text": {"global_head_dim": 32},
+    "gemma4_text": {
+        "global_head_dim": 32,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+        "hidden_size_per_layer_input": 16,
+    },
     "gemma4_unified_text": {"global_head_dim": 32},
     "glm46v_text": _MROPE,
     "glm4v_moe_text": _HALF_MROPE,
@@ -65,7 +71,12 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "glm_image_text": _MROPE,
     "glm_ocr_text": _MROPE,
     "gradium_phonon_tts": {"flow_head_config": {"condition_dim": 64}},
-    "granite4_vision": {"deepstack_layer_map": [[0, 0]], "spatial_target_layers": [0, 1]},
+    "granite4_vision": {
+        "deepstack_layer_map": [[0, 0]],
+        "spatial_target_layers": [0, 1],
+        "downsample_rate": "1/2",
+        "qformer_config": {"num_attention_heads": 4},
+    },
     "granitemoehybrid": {
         "layer_types": ["linear_attention", "full_attention"],
         "position_embedding_type": "rope",
@@ -78,7 +89,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "mistral_large4_text": {"kv_source_layers": [0, 1, 2]},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, 0]}},
-    "muse_spark_audio": {"patch_sizes": [16, 6], "hidden_sizes": [32, 64], "depths": [1, 1]},
+    "muse_spark_audio": {"patch_sizes": [16, 6], "hidden_sizes": [32, 64], "depths": [1, 1], "num_hidden_layers": 2, "out_hidden_size": 64},
     "nemotron": {"num_key_value_heads": 2},
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
     "paddleocr_vl_text": _MROPE,
@@ -107,6 +118,19 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "vibevoice_acoustic_tokenizer": _NARROW_TOKENIZER,
     "vibevoice_acoustic_tokenizer_decoder": _NARROW_TOKENIZER,
     "vibevoice_acoustic_tokenizer_encoder": _NARROW_TOKENIZER,
+    "cohere2_moe": {"num_shared_experts": 1, "use_rms_norm": True},
+    "granitemoe_swa": {"shared_intermediate_size": 96},
+    "granitemoeshared": {"shared_intermediate_size": 96},
+    "inkling_vision": {"patch_size": 8, "text_hidden_size": 64},
+    "internvl_vision": {"norm_type": "rms_norm", "use_qk_norm": True},
+    "longt5": {"feed_forward_proj": "gated-gelu"},
+    "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
+    "nllb-moe": {"encoder_sparse_step": 2, "decoder_sparse_step": 2},
+    "qianfan_ocr_vision": {"norm_type": "rms_norm", "use_qk_norm": True},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "seamless_m4t": {"position_embeddings_type": "rotary"},
+    "t5": {"feed_forward_proj": "gated-gelu"},
+    "udop": {"feed_forward_proj": "gated-gelu"},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
 }
 """By model type, also of a config within another, the arguments that are not what `small` makes of their names."""

@@ -46,6 +46,9 @@ _SIZES = tuple((re.compile(pattern), value) for pattern, value in _RULES)
 _LEFT_OPEN = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "head_dim": _HEAD}
 """Numbers that a config may leave open and its model still needs."""
 
+_GIVEN = {"use_swiglu_ffn": True, "use_gated_mlp": True, "mlp_only_layers": [0]}
+"""What a config has turned off, though some of its checkpoints turn it on."""
+
 _DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layer", "n_layers")
 _LAYER_NUMBERS = re.compile(r".*(indexes|indices|idxs|idx|layer_ids|_layers|feature_layer)")
 _MOST_KINDS = 4
@@ -69,24 +72,25 @@ def _arguments(config_class: type[PretrainedConfig], overrides: Mapping[str, Any
             found[name] = _number(name, value, tokens)
         elif value is None and name in _LEFT_OPEN:
             found[name] = _LEFT_OPEN[name]
+        elif name in _GIVEN:
+            found[name] = _GIVEN[name]
     if "kv_lora_rank" in fields and "num_attention_heads" in found:
         found["num_key_value_heads"] = found["num_attention_heads"]
     found |= _layers(fields, found)
     found |= _sections(default, fields)
     found = {name: value for name, value in found.items() if name in parts or value != fields[name]}
     for name, value in overrides.items():
-        if name not in parts or value is None:
+        if name not in parts:
             within = fields.get(name)
             found[name] = {**within, **value} if isinstance(within, Mapping) and isinstance(value, Mapping) else value
     return found
 
 
-def _part(default: PretrainedConfig, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The arguments of a config in a config, of another model type where *overrides* name one."""
-    overrides = dict(overrides or {})
-    model_type = overrides.pop("model_type", default.model_type)
-    config_class = type(default) if model_type == default.model_type else CONFIG_MAPPING[model_type]
-    return {"model_type": model_type} | _arguments(config_class, overrides)
+def _part(default: PretrainedConfig, overrides: Mapping[str, Any]) -> dict[str, Any] | PretrainedConfig:
+    """A config in a config, of another model type where *overrides* name one."""
+    if "model_type" in overrides:
+        return small(CONFIG_MAPPING[overrides["model_type"]])
+    return {"model_type": default.model_type} | _arguments(type(default), overrides)
 
 
 def _fields(config_class: type[PretrainedConfig]) -> Iterator[str]:
@@ -123,6 +127,8 @@ def _layers(fields: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
     for name, value in lists.items():
         if name not in each and _LAYER_NUMBERS.fullmatch(name) and all(type(i) is int for i in value):
             sized[name] = list(dict.fromkeys(i * few // many if i >= 0 else max(i, -few) for i in value))
+    if set(sized.get("mlp_layer_types", ())) == {"sparse"}:
+        sized["mlp_layer_types"][0] = "dense"
     return sized | {depth: few}
 
 
