@@ -13,7 +13,6 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from .overrides import OVERRIDES
 from .small import small
 
 _FIRST = ("IMAGE_TEXT_TO_TEXT", "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
@@ -40,7 +39,7 @@ def build(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     model_class = next(model_classes(model_type, config_class), None)
     if model_class is None:
         raise NoModel(f"no model is built from {config_class.__name__} by itself")
-    config = small(config_class, OVERRIDES.get(model_type))
+    config = small(config_class)
     size = _size(model_class, config)
     if size > LARGEST:
         raise ValueError(f"{size / 1e6:.0f} million parameters, though small: overrides.py can make it smaller")

@@ -5,4 +5,132 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-OVERRIDES: Mapping[str, Mapping[str, Any]] = {}
+import transformers
+
+_ROPE = "rope_parameters" if int(transformers.__version__.split(".")[0]) >= 5 else "rope_scaling"
+_MROPE = {_ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+_HALF_MROPE = {_ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+_CODEC = {"num_filters": 8, "upsampling_ratios": [4, 2], "upsample_groups": 64}
+_VQ = {"base_channels": 32, "channel_multiplier": [1, 1], "attn_resolutions": [], "num_res_blocks": 1}
+_VISION = {"model_type": "vit"}
+_NARROW_TOKENIZER = {"num_filters": 4, "depths": [1] * 4, "downsampling_ratios": [2, 2, 2]}
+_BIGVGAN = {
+    "upsample_initial_channel": 64,
+    "upsample_rates": [2, 2],
+    "upsample_kernel_sizes": [4, 4],
+}
+
+OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "blt": {"encoder_hash_byte_group_vocab": 64},
+    "chameleon": {"vocabulary_map": {"<image>": 5}},
+    "chameleon_vqgan": _VQ,
+    "cohere_compass_text": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+        }
+    },
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2}},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "diffusion_gemma_text": {"global_head_dim": 32, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
+    "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64, "downsample_hidden_size": 32},
+    "dots3_note_text": {
+        f"swa_{name}": value
+        for name, value in {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 32,
+            "head_dim": 32,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+        }.items()
+    },
+    "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 64, "pyramid_num_routed": [-1, 4]},
+    "efficientloftr": {"hidden_size": 64, "out_features": [16, 16, 32, 64], "stage_num_blocks": [1, 1, 1, 1]},
+    "embedding_gemma2_text": {"global_head_dim": 32},
+    "emu3": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6}},
+    "emu3_vqgan": _VQ,
+    "ernie4_5_vl_moe_text": {**_MROPE, "moe_intermediate_size": [32, 32]},
+    "esm": {"vocab_size": 256},
+    "esmc": {"num_key_value_heads": 4},
+    "falcon_h1": {"mamba_rms_norm": True},
+    "gemma4_text": {
+        "global_head_dim": 32,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+        "hidden_size_per_layer_input": 16,
+    },
+    "gemma4_unified_text": {"global_head_dim": 32},
+    "glm46v_text": _MROPE,
+    "glm4v_moe_text": _HALF_MROPE,
+    "glm4v_text": _MROPE,
+    "glm_image_text": _MROPE,
+    "glm_ocr_text": _MROPE,
+    "gradium_phonon_tts": {"flow_head_config": {"condition_dim": 64}},
+    "granite4_vision": {
+        "deepstack_layer_map": [[0, 0]],
+        "spatial_target_layers": [0, 1],
+        "downsample_rate": "1/2",
+        "qformer_config": {"num_attention_heads": 4},
+    },
+    "granitemoehybrid": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "position_embedding_type": "rope",
+    },
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "n_groups": 2},
+    "mimi": _CODEC,
+    "mimi_decoder": _CODEC,
+    "mimi_encoder": _CODEC,
+    "mistral_large4_text": {"kv_source_layers": [0, 1, 2]},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [-1, 0]}},
+    "muse_spark_audio": {"patch_sizes": [16, 6], "hidden_sizes": [32, 64], "depths": [1, 1], "num_hidden_layers": 2, "out_hidden_size": 64},
+    "nemotron": {"num_key_value_heads": 2},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+    "paddleocr_vl_text": _MROPE,
+    "pe_video_encoder": {"vision_config": _VISION},
+    "perception_lm": {"vision_config": _VISION},
+    "pix2struct_text_model": {"initializer_range": 0.02},
+    "pocket_tts": {"flow_head_config": {"condition_dim": 64}},
+    "pocket_tts_audio_tokenizer": _CODEC,
+    "pocket_tts_audio_tokenizer_decoder": _CODEC,
+    "pocket_tts_audio_tokenizer_encoder": _CODEC,
+    "qwen2_5_omni_bigvgan": _BIGVGAN,
+    "qwen2_5_omni_talker": _MROPE,
+    "qwen2_5_omni_text": _MROPE,
+    "qwen2_5_vl_text": _MROPE,
+    "qwen2_vl_text": _MROPE,
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
+    "t5gemma2_decoder": {"dropout_rate": 0.0},
+    "t5gemma2_text": {"dropout_rate": 0.0},
+    "vibevoice_acoustic_tokenizer": _NARROW_TOKENIZER,
+    "vibevoice_acoustic_tokenizer_decoder": _NARROW_TOKENIZER,
+    "vibevoice_acoustic_tokenizer_encoder": _NARROW_TOKENIZER,
+    "cohere2_moe": {"num_shared_experts": 1, "use_rms_norm": True},
+    "granitemoe_swa": {"shared_intermediate_size": 96},
+    "granitemoeshared": {"shared_intermediate_size": 96},
+    "inkling_vision": {"patch_size": 8, "text_hidden_size": 64},
+    "internvl_vision": {"norm_type": "rms_norm", "use_qk_norm": True},
+    "longt5": {"feed_forward_proj": "gated-gelu"},
+    "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
+    "nllb-moe": {"encoder_sparse_step": 2, "decoder_sparse_step": 2},
+    "qianfan_ocr_vision": {"norm_type": "rms_norm", "use_qk_norm": True},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "seamless_m4t": {"position_embeddings_type": "rotary"},
+    "t5": {"feed_forward_proj": "gated-gelu"},
+    "udop": {"feed_forward_proj": "gated-gelu"},
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+}
+"""By model type, also of a config within another, the arguments that are not what `small` makes of their names."""

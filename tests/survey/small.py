@@ -5,21 +5,24 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from transformers import PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig
+
+from .overrides import OVERRIDES
 
 _HIDDEN, _INNER, _HEADS, _KV_HEADS, _HEAD, _LAYERS = 64, 96, 4, 2, 16, 2
 
 _RULES: tuple[tuple[str, int], ...] = (
     (r".*(vocab_size|vocabulary_size|codebook_size|num_embeddings|n_vocab)(_.*)?", 256),
+    (r"mamba_n_heads", 8),
     (r".*(q_lora_rank)", 24),
     (r".*(kv_lora_rank)", 32),
     (r".*(qk_rope_head_dim|qk_nope_head_dim|v_head_dim|index_head_dim)", _HEAD),
     (r".*(num_key_value_heads|num_kv_heads|n_kv_heads|num_key_value_groups|n_head_kv)", _KV_HEADS),
     (r".*(head_dim|d_kv|attention_head_size|d_head|head_size|attention_key_size|kv_channels)", _HEAD),
-    (r".*(num_attention_heads|n_heads?|num_heads?|attention_heads|num_query_heads|mamba_n_heads)", _HEADS),
+    (r".*(num_attention_heads|n_heads?|num_heads?|attention_heads|num_query_heads)", _HEADS),
     (r".*(num_experts_per_tok|moe_topk|moe_k|top_k_experts|num_selected_experts|moe_top_k|n_experts_per_token)", 2),
     (r".*(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts|ffn_num_experts)", 4),
     (r".*(n_group|topk_group)", 1),
@@ -40,30 +43,54 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r".*(patch_size)", 8),
 )
 _SIZES = tuple((re.compile(pattern), value) for pattern, value in _RULES)
+_LEFT_OPEN = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "head_dim": _HEAD}
+"""Numbers that a config may leave open and its model still needs."""
+
+_GIVEN = {"use_swiglu_ffn": True, "use_gated_mlp": True, "mlp_only_layers": [0]}
+"""What a config has turned off, though some of its checkpoints turn it on."""
+
+_DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layer", "n_layers")
+_LAYER_NUMBERS = re.compile(r".*(indexes|indices|idxs|idx|layer_ids|_layers|feature_layer)")
+_MOST_KINDS = 4
+"""A list with more different entries says something else of each layer than its kind."""
 
 
-def small(config_class: type[PretrainedConfig], overrides: Mapping[str, Any] | None = None) -> PretrainedConfig:
+def small(config_class: type[PretrainedConfig]) -> PretrainedConfig:
     """An instance of *config_class* with few layers, narrow, and with all kinds of layers that it has by default."""
-    return config_class(**_arguments(config_class, overrides or {}))
+    return config_class(**_arguments(config_class, {}))
 
 
 def _arguments(config_class: type[PretrainedConfig], overrides: Mapping[str, Any]) -> dict[str, Any]:
     default = config_class()
+    overrides = {**OVERRIDES.get(default.model_type, {}), **overrides}
     tokens = iter(range(3, 200))
-    found: dict[str, Any] = {}
-    for name in _fields(config_class):
-        value = vars(default).get(name)
-        if isinstance(value, PretrainedConfig):
-            inner = dict(overrides.get(name, {}))
-            found[name] = {"model_type": value.model_type} | _arguments(type(value), inner)
-        elif type(value) is int:
-            changed = _number(name, value, tokens)
-            if changed != value:
-                found[name] = changed
-    found |= _kinds_of_layers(default, found)
-    return found | {
-        name: value for name, value in overrides.items() if not isinstance(value, Mapping) or name not in found
-    }
+    fields = {name: vars(default).get(name) for name in _fields(config_class)}
+    parts = {name for name, value in fields.items() if isinstance(value, PretrainedConfig)}
+    found: dict[str, Any] = {name: _part(fields[name], overrides.get(name, {})) for name in parts}
+    for name, value in fields.items():
+        if type(value) is int:
+            found[name] = _number(name, value, tokens)
+        elif value is None and name in _LEFT_OPEN:
+            found[name] = _LEFT_OPEN[name]
+        elif name in _GIVEN:
+            found[name] = _GIVEN[name]
+    if "kv_lora_rank" in fields and "num_attention_heads" in found:
+        found["num_key_value_heads"] = found["num_attention_heads"]
+    found |= _layers(fields, found)
+    found |= _sections(default, fields)
+    found = {name: value for name, value in found.items() if name in parts or value != fields[name]}
+    for name, value in overrides.items():
+        if name not in parts:
+            within = fields.get(name)
+            found[name] = {**within, **value} if isinstance(within, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def _part(default: PretrainedConfig, overrides: Mapping[str, Any]) -> dict[str, Any] | PretrainedConfig:
+    """A config in a config, of another model type where *overrides* name one."""
+    if "model_type" in overrides:
+        return small(CONFIG_MAPPING[overrides["model_type"]])
+    return {"model_type": default.model_type} | _arguments(type(default), overrides)
 
 
 def _fields(config_class: type[PretrainedConfig]) -> Iterator[str]:
@@ -75,7 +102,7 @@ def _fields(config_class: type[PretrainedConfig]) -> Iterator[str]:
         )
 
 
-def _number(name: str, value: int, tokens: Iterator[int]) -> int:
+def _number(name: str, value: int, tokens: Iterator[int]) -> int | None:
     if re.fullmatch(r".*token_(id|index)|.*_token", name):
         special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
         return value if value < 0 else special[name] if name in special else next(tokens)
@@ -85,13 +112,43 @@ def _number(name: str, value: int, tokens: Iterator[int]) -> int:
     return value
 
 
-def _kinds_of_layers(default: PretrainedConfig, found: Mapping[str, Any]) -> dict[str, Any]:
-    """As many layers as it takes to have every kind there is, at least two."""
-    kinds = getattr(default, "layer_types", None)
-    if not isinstance(kinds, list) or "num_hidden_layers" not in found:
+def _layers(fields: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """As many layers as it takes to have every kind there is, at least two, and the lists that speak of layers."""
+    depth = next((name for name in _DEPTHS if found.get(name)), None)
+    if depth is None:
         return {}
-    if "layer_types" not in _fields(type(default)):
+    many, few = fields[depth], found[depth]
+    lists = {name: value for name, value in fields.items() if isinstance(value, list | tuple) and value}
+    each = {name: value for name, value in lists.items() if len(value) == many > few}
+    kept = _one_of_each([value for value in each.values() if len(set(map(repr, value))) <= _MOST_KINDS], many, few)
+    if each:
+        few = len(kept)
+    sized: dict[str, Any] = {name: [value[i] for i in kept] for name, value in each.items()}
+    for name, value in lists.items():
+        if name not in each and _LAYER_NUMBERS.fullmatch(name) and all(type(i) is int for i in value):
+            sized[name] = list(dict.fromkeys(i * few // many if i >= 0 else max(i, -few) for i in value))
+    if set(sized.get("mlp_layer_types", ())) == {"sparse"}:
+        sized["mlp_layer_types"][0] = "dense"
+    return sized | {depth: few}
+
+
+def _one_of_each(columns: Sequence[Sequence[Any]], many: int, few: int) -> list[int]:
+    """The first layer of each kind, and then the first ones, until there are *few*."""
+    kinds = [repr(row) for row in zip(*columns, strict=True)] or [""] * many
+    first = list(dict.fromkeys(kinds.index(kind) for kind in kinds))
+    return sorted([*first, *(i for i in range(many) if i not in first)][: max(few, len(first))])
+
+
+def _sections(default: PretrainedConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of multimodal rotations, as long together as the narrower head asks."""
+    rope = fields.get("rope_parameters") or fields.get("rope_scaling")
+    name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    sections = rope.get("mrope_section") if isinstance(rope, Mapping) else None
+    if not sections:
         return {}
-    every = list(dict.fromkeys(kinds))
-    layers = every if len(every) > 1 else every * 2
-    return {"layer_types": layers, "num_hidden_layers": len(layers)}
+    wide = fields.get("head_dim") or default.hidden_size // default.num_attention_heads
+    total = sum(sections) * _HEAD // wide
+    scaled = [section * total // sum(sections) for section in sections]
+    for i in range(total - sum(scaled)):
+        scaled[i] += 1
+    return {name: {**rope, "mrope_section": scaled}}
