@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from fuseplug import KernelManager, Report
 
 from .build import NoModel, build
 from .census import Census
-from .feeding import Inputs, inputs_for, step
+from .feeding import Call, called, calls_for, step
 from .jitter import one_rounding
 
 ROUNDINGS = 16
@@ -70,14 +70,15 @@ def compared(manager: KernelManager, model: nn.Module, report: Report) -> dict[s
     if not fused:
         return {"status": "nothing fused"}
     try:
-        inputs = inputs_for(model)
+        calls = calls_for(model, fused)
     except RuntimeError as error:
         return {"status": "not run", "why": str(error)}
-    record: dict[str, Any] = {"inputs": list(inputs), "exercised": [len(called(model, inputs, fused)), len(fused)]}
+    missed = sorted(fused - called(model, calls, fused))
+    record: dict[str, Any] = {"calls": [str(call) for call in calls], "sites fused": len(fused), "not called": missed}
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         try:
-            record[name] = comparison(manager, model.to(dtype), inputs)
+            record[name] = comparison(manager, model.to(dtype), calls)
         except Exception as error:
             record[name] = {"error": _said(error)}
     failed = [n for n in ("float32", "bfloat16") if record[n].get("wrong") or record[n].get("undo") is False]
@@ -85,16 +86,16 @@ def compared(manager: KernelManager, model: nn.Module, report: Report) -> dict[s
     return record | {"status": "mismatch" if failed else "not compared" if unknown else "checked"}
 
 
-def comparison(manager: KernelManager, model: nn.Module, inputs: Inputs) -> dict[str, Any]:
+def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) -> dict[str, Any]:
     """The largest distance of any tensor, as a share of what is allowed, and every tensor that is beyond it."""
-    before = step(model, inputs)
-    again = step(model, inputs)
+    before = step(model, calls)
+    again = step(model, calls)
     with manager.apply_all(model) as applied:
-        fused = step(model, inputs)
+        fused = step(model, calls)
         modules = [model.get_submodule(entry.paths[0]) for entry in applied.report.fused]
-    after = step(model, inputs)
+    after = step(model, calls)
     with one_rounding(dict.fromkeys(modules)):
-        moved = step(model, inputs)
+        moved = step(model, calls)
     shares = {name: _share(fused.get(name), value, moved.get(name)) for name, value in before.items()}
     shares |= {name: float("inf") for name in fused.keys() - before.keys()}
     worst = max(shares, key=shares.__getitem__)
@@ -106,18 +107,6 @@ def comparison(manager: KernelManager, model: nn.Module, inputs: Inputs) -> dict
         "undo": _same(before, after),
         "reproducible": _same(before, again),
     }
-
-
-def called(model: nn.Module, inputs: Inputs, paths: set[str]) -> set[str]:
-    """Those of *paths* whose modules are called."""
-    found: set[str] = set()
-    handles = [
-        model.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: found.add(path)) for path in paths
-    ]
-    step(model, inputs)
-    for handle in handles:
-        handle.remove()
-    return found
 
 
 def _share(found: Tensor | None, true: Tensor, moved: Tensor | None) -> float:
