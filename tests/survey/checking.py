@@ -6,7 +6,7 @@ import inspect
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from fuseplug import KernelManager, Report, Target
 
 from .build import NoModel, build
 from .census import Census, located
-from .feeding import Inputs, inputs_for, step
+from .feeding import Call, called, calls_for, step
 from .jitter import one_rounding
 
 Site = dict[str, Any]
@@ -55,23 +55,23 @@ def _planned_and_compared(manager: KernelManager, census: Census, model: nn.Modu
     if not (report.entries or unanswered):
         return {"status": "nothing to fuse"}
     try:
-        inputs = inputs_for(model)
+        calls = calls_for(model, {entry.paths[0] for entry in report.entries})
     except RuntimeError as error:
         report = manager.plan(model).report
         found = {"planning": report.seconds, "sites": sites(model, report), "unanswered": unanswered}
         return found | {"status": "not run", "why": str(error)}
-    found = {"unanswered": unanswered, "inputs": list(inputs)}
+    found = {"unanswered": unanswered, "calls": [str(call) for call in calls]}
     for dtype in ROUNDINGS:
         name = str(dtype).removeprefix("torch.")
         try:
-            report, found[name] = comparison(manager, model.to(dtype), inputs)
+            report, found[name] = comparison(manager, model.to(dtype), calls)
         except Exception as error:
             found[name] = {"error": _said(error)}
         if dtype is torch.float32:
             if "error" in found[name]:
                 report = manager.plan(model).report
             paths = {path for entry in report.entries for path in entry.paths}
-            found |= {"planning": report.seconds, "sites": sites(model, report, called(model, inputs, paths))}
+            found |= {"planning": report.seconds, "sites": sites(model, report, called(model, calls, paths))}
     return found | {"status": _status(found)}
 
 
@@ -112,19 +112,19 @@ def _called_by(cls: type, target: Target | None) -> tuple[str, ...]:
     return tuple(name for name in (code.co_names if code else ()) if inspect.isfunction(names.get(name)))
 
 
-def comparison(manager: KernelManager, model: nn.Module, inputs: Inputs) -> tuple[Report, dict[str, Any]]:
+def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) -> tuple[Report, dict[str, Any]]:
     """What is fused, and how far that moves the results of a step.
 
     Given are the largest share that any tensor took of what it is allowed, and the names of those that took more.
     """
-    before = step(model, inputs)
-    again = step(model, inputs)
+    before = step(model, calls)
+    again = step(model, calls)
     with manager.apply_all(model) as applied:
-        fused = step(model, inputs)
+        fused = step(model, calls)
         modules = [model.get_submodule(entry.paths[0]) for entry in applied.report.fused]
-    after = step(model, inputs)
+    after = step(model, calls)
     with one_rounding(dict.fromkeys(modules)):
-        moved = step(model, inputs)
+        moved = step(model, calls)
     shares = {name: _share(fused.get(name), value, moved.get(name)) for name, value in before.items()}
     shares |= {name: float("inf") for name in fused.keys() - before.keys()}
     worst = max(shares, key=shares.__getitem__)
@@ -136,18 +136,6 @@ def comparison(manager: KernelManager, model: nn.Module, inputs: Inputs) -> tupl
         "reproducible": (reproducible := _same(before, again)),
         "undo": _same(before, after) if reproducible else None,
     }
-
-
-def called(model: nn.Module, inputs: Inputs, paths: set[str]) -> set[str]:
-    """Those of *paths* whose modules are called."""
-    found: set[str] = set()
-    handles = [
-        model.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: found.add(path)) for path in paths
-    ]
-    step(model, inputs)
-    for handle in handles:
-        handle.remove()
-    return found
 
 
 def _share(found: Tensor | None, true: Tensor, moved: Tensor | None) -> float:

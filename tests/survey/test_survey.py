@@ -20,6 +20,7 @@ from fuseplug import KernelManager
 from . import pool
 from .census import Census
 from .checking import ROUNDINGS, TIMES, check, comparison, sites
+from .feeding import Call
 from .page import to_markdown
 from .run import Kept
 
@@ -78,7 +79,7 @@ def manager_with(function):
 
 
 def test_a_right_kernel_is_right():
-    report, found = comparison(manager_with(kernels.fused_norm), Toy(), {"x": inputs()})
+    report, found = comparison(manager_with(kernels.fused_norm), Toy(), [Call("", {"x": inputs()})])
     assert report.fused
     assert found["wrong"] == []
     assert found["undo"] is True
@@ -96,7 +97,7 @@ def test_a_right_kernel_is_right():
     ],
 )
 def test_a_wrong_kernel_is_a_mismatch(function, dtype):
-    _, found = comparison(manager_with(function), Toy(norm=GemmaNorm).to(dtype), {"x": inputs()})
+    _, found = comparison(manager_with(function), Toy(norm=GemmaNorm).to(dtype), [Call("", {"x": inputs()})])
     assert found["wrong"]
 
 

@@ -1,0 +1,82 @@
+"""A module of a model, and what is known about it: the sizes that inputs of its own must have."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+
+@dataclass(eq=False)
+class Part:
+    """The module of *model* at *path*, the model itself at ``""``."""
+
+    model: nn.Module
+    path: str = ""
+
+    @cached_property
+    def module(self) -> nn.Module:
+        return self.model.get_submodule(self.path)
+
+    @cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """Those of its forward, by name."""
+        return dict(inspect.signature(self.module.forward).parameters)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The names of those that must be given."""
+        return tuple(
+            n for n, p in self.parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        )
+
+    @cached_property
+    def configs(self) -> list[Any]:
+        """The configs that may tell about the module, the nearest first, each followed by those in it."""
+        names = self.path.split(".") if self.path else []
+        above = [self.model.get_submodule(".".join(names[:n])) for n in range(len(names), -1, -1)]
+        return list({id(c): c for m in above if hasattr(m, "config") for c in _nested(m.config)}.values())
+
+    def number(self, *names: str, default: int) -> int:
+        """The first of *names* that a config holds; of several numbers the first."""
+        for config in self.configs:
+            for name in names:
+                value = getattr(config, name, None)
+                value = next(iter(value.values()), None) if isinstance(value, dict) else value
+                value = value[0] if isinstance(value, list | tuple) and value else value
+                if isinstance(value, int) and not isinstance(value, bool):
+                    return value
+        return default
+
+    def first(self, *kinds: type[nn.Module]) -> nn.Module | None:
+        """The first module in it of one of *kinds*."""
+        return next((m for m in self.module.modules() if isinstance(m, kinds)), None)
+
+    @property
+    def width(self) -> int:
+        """Of the vectors that the first weight in it is for; 64 without one."""
+        for module in self.module.modules():
+            if isinstance(module, nn.Linear):
+                return module.in_features
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, Tensor):
+                return weight.shape[-1]
+        return self.number("hidden_size", "d_model", "embed_dim", default=64)
+
+
+def noise(*shape: int) -> Tensor:
+    """Random numbers, the same each time."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _nested(config: Any) -> Iterator[Any]:
+    level = [config]
+    while level:
+        yield from level
+        level = [v for c in level for v in vars(c).values() if isinstance(v, PretrainedConfig)]

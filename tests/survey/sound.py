@@ -1,0 +1,66 @@
+"""Two sounds in each of the forms that models take them in: a wave or a spectrum, the bins before or behind the frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .part import Part, noise
+
+_SAMPLES = 2000
+
+
+def waves(part: Part) -> list[Any]:
+    """Two waves."""
+    return [noise(2, _SAMPLES), noise(2, 1, _SAMPLES), noise(2, 1, 4 * _SAMPLES)]
+
+
+def spectra(part: Part) -> list[Any]:
+    """Two spectra."""
+    bins = _bins(part)
+    frames = list(dict.fromkeys([64, *_frames(part)]))
+    shapes = [shape for n in bins for f in frames for shape in ((2, n, f), (2, f, n))]
+    return [noise(*shape) for shape in shapes]
+
+
+def _bins(part: Part) -> list[int]:
+    named = part.number("num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim", default=80)
+    towers = [m for name, m in part.module.named_modules() if name.rpartition(".")[2] in _TOWERS] or [part.module]
+    found = [named]
+    for tower in towers:
+        first = next((m for m in tower.modules() if isinstance(m, nn.Conv1d | nn.Linear | nn.LayerNorm)), None)
+        if isinstance(first, nn.Conv1d):
+            found.append(first.in_channels)
+        elif first is not None:
+            found.append(first.weight.shape[-1])
+    return list(dict.fromkeys(found + [80, 128]))
+
+
+def _frames(part: Part) -> list[int]:
+    """What an encoder with a place for each frame takes."""
+    places = part.number("max_source_positions", default=0)
+    return [2 * places, places] if places else []
+
+
+_TOWERS = ("audio_tower", "audio_encoder", "audio_model", "encoder", "speech_encoder")
+
+
+def _masks(part: Part) -> list[Any]:
+    return [None, *(torch.ones(2, n, dtype=torch.long) for n in dict.fromkeys([64, *_frames(part)]))]
+
+
+MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
+    "input_values": waves,
+    "input_features": spectra,
+    "audio_mel": spectra,
+    "input_features_mask": _masks,
+    "feature_attention_mask": _masks,
+    "audio_mel_mask": lambda _: [torch.zeros(2, 64, dtype=torch.bool)],
+    "audio_feature_lengths": lambda _: [None, torch.tensor([64, 64])],
+}
+
+WITH = ("input_features_mask", "feature_attention_mask", "audio_feature_lengths")
+"""What a model is given along with spectra if it takes it."""

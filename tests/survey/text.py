@@ -1,0 +1,119 @@
+"""Two rows of tokens, and among them the places that pictures and sounds are put in."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .part import Part, noise
+from .pictures import pictures
+
+LENGTH = 12
+
+
+def tokens(part: Part) -> list[Any]:
+    """Two rows of tokens; those of several codebooks behind them or before them."""
+    numbers = torch.arange(2 * LENGTH).view(2, LENGTH)
+    books = part.number("num_codebooks", "num_channels", "audio_channels", default=0)
+    many = [torch.arange(2 * LENGTH * books).view(2, LENGTH, books) % 9 + 3] if books else []
+    return [numbers * 7 % 40 + 210, numbers % 9, *many, *(m.transpose(1, 2).contiguous() for m in many)]
+
+
+def vectors(part: Part) -> list[Any]:
+    """Two rows of vectors; all in one; and two squares of them."""
+    widths = dict.fromkeys([part.width, part.number("hidden_size", "d_model", "embed_dim", default=64)])
+    return [noise(*shape, width) for width in widths for shape in ((2, LENGTH), (2 * LENGTH,), (2, 4, 4))]
+
+
+def with_places(part: Part, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens for *given* pictures or sounds: as many of those that stand for them as the model makes vectors of them.
+
+    Raises:
+        LookupError: If the model does not say how many that are, or which token it is.
+    """
+    kind, vectors_of = next(_features(part, given), (None, None))
+    if kind is None:
+        raise LookupError("nothing in the model gives the vectors of pictures or sounds alone")
+    asked = inspect.signature(vectors_of).parameters
+    with torch.no_grad():
+        found = vectors_of(**{name: value for name, value in given.items() if name in asked})
+    count = sum(each.numel() // each.shape[-1] for each in _flat(found))
+    row = [211, 217, *_ids(part, kind, "start"), *_ids(part, kind, "") * (count // 2), *_ids(part, kind, "end")]
+    row += [213, 219, 223]
+    ids = torch.tensor([row, row])
+    types = (ids == _ids(part, kind, "")[0]).long()
+    return {
+        name: value
+        for name, value in {"input_ids": ids, "mm_token_type_ids": types, "token_type_ids": types}.items()
+        if name in part.parameters
+    }
+
+
+def _features(part: Part, given: Mapping[str, Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    kind = "image" if any("pixel" in name for name in given) else "audio"
+    for module in part.module.modules():
+        method = getattr(module, f"get_{kind}_features", None)
+        if method is not None:
+            yield kind, method
+
+
+def _flat(found: Any) -> list[Tensor]:
+    """The vectors in what a model gives for pictures, however it wraps them."""
+    pooled = getattr(found, "pooler_output", None)
+    if pooled is None:
+        pooled = getattr(found, "last_hidden_state", None)
+    if pooled is not None:
+        return _flat(pooled)
+    if isinstance(found, Tensor):
+        return [found]
+    if isinstance(found, tuple) and found and isinstance(found[0], list | tuple):
+        return _flat(found[0])
+    if isinstance(found, tuple) and found and found[0].dim() == 2 and len(found) > 1 and isinstance(found[1], list):
+        return _flat(found[0])
+    return [tensor for each in found for tensor in _flat(each)]
+
+
+_NAMES = {
+    "image": r"(image|img|media|vision)_?(context_|placeholder_|patch_)?",
+    "audio": r"(audio|speech|sound)_?(context_|placeholder_)?",
+}
+_START = {"image": r"(vision_start|image_start|boi|image_begin)_", "audio": r"(audio_start|boa|audio_begin)_"}
+_END = {"image": r"(vision_end|image_end|eoi)_", "audio": r"(audio_end|eoa)_"}
+
+
+def _ids(part: Part, kind: str, which: str) -> list[int]:
+    """The token that stands for a piece of *kind*, or begins or ends one."""
+    name = {"": _NAMES, "start": _START, "end": _END}[which][kind]
+    pattern = re.compile(rf"{name}token_(id|index)")
+    for config in part.configs:
+        for key, value in vars(config).items():
+            if pattern.fullmatch(key) and isinstance(value, int):
+                return [value]
+    if which:
+        return []
+    raise LookupError(f"no token stands for {kind}")
+
+
+def _hidden(part: Part) -> list[Any]:
+    """Vectors; where a grid goes with them those that the patches of pictures are."""
+    return [*(pictures(part) if any("grid" in name for name in part.parameters) else ()), *vectors(part)]
+
+
+def _mask(_: Part) -> list[Any]:
+    return [torch.ones(2, LENGTH, dtype=torch.long)]
+
+
+MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
+    "input_ids": tokens,
+    "decoder_input_ids": tokens,
+    "inputs_embeds": vectors,
+    "hidden_states": _hidden,
+    "attention_mask": lambda part: [None, *_mask(part)],
+    "padding_mask": lambda _: [None],
+    "position_ids": lambda _: [torch.arange(LENGTH).expand(2, -1)],
+}
