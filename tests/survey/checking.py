@@ -33,7 +33,7 @@ def check(manager: KernelManager, census: Census, model_type: str) -> dict[str, 
     except NoModel as error:
         return record | {"status": "no model", "why": str(error)}
     except Exception as error:
-        return record | {"status": "not built", "why": _said(error)}
+        return record | {"status": "not built", "why": said(error)}
     report = manager.plan(model).report
     record |= {
         "class": type(model).__name__,
@@ -64,13 +64,13 @@ def sites(model: nn.Module, report: Report) -> list[dict[str, Any]]:
     ]
 
 
-def compared(manager: KernelManager, model: nn.Module, report: Report) -> dict[str, Any]:
+def compared(manager: KernelManager, model: nn.Module, report: Report, inputs: Inputs | None = None) -> dict[str, Any]:
     """How *model* compares with itself, unfused and fused, in float32 and in bfloat16."""
     fused = {entry.paths[0] for entry in report.fused}
     if not fused:
         return {"status": "nothing fused"}
     try:
-        inputs = inputs_for(model)
+        inputs = inputs_for(model) if inputs is None else inputs
     except RuntimeError as error:
         return {"status": "not run", "why": str(error)}
     record: dict[str, Any] = {"inputs": list(inputs), "exercised": [len(called(model, inputs, fused)), len(fused)]}
@@ -79,7 +79,7 @@ def compared(manager: KernelManager, model: nn.Module, report: Report) -> dict[s
         try:
             record[name] = comparison(manager, model.to(dtype), inputs)
         except Exception as error:
-            record[name] = {"error": _said(error)}
+            record[name] = {"error": said(error)}
     failed = [n for n in ("float32", "bfloat16") if record[n].get("wrong") or record[n].get("undo") is False]
     unknown = [n for n in ("float32", "bfloat16") if "error" in record[n]]
     return record | {"status": "mismatch" if failed else "not compared" if unknown else "checked"}
@@ -137,5 +137,6 @@ def _same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     )
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """What *error* says, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

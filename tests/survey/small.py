@@ -57,7 +57,7 @@ def _arguments(config_class: type[PretrainedConfig], overrides: Mapping[str, Any
             inner = dict(overrides.get(name, {}))
             found[name] = {"model_type": value.model_type} | _arguments(type(value), inner)
         elif type(value) is int:
-            changed = _number(name, value, tokens)
+            changed = number(name, value, tokens)
             if changed != value:
                 found[name] = changed
     found |= _kinds_of_layers(default, found)
@@ -75,7 +75,8 @@ def _fields(config_class: type[PretrainedConfig]) -> Iterator[str]:
         )
 
 
-def _number(name: str, value: int, tokens: Iterator[int]) -> int:
+def number(name: str, value: int, tokens: Iterator[int]) -> int:
+    """What becomes of a number *value* that a config has under *name*; *tokens* are ids for special ones."""
     if re.fullmatch(r".*token_(id|index)|.*_token", name):
         special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
         return value if value < 0 else special.get(name, None) if name in special else next(tokens)
