@@ -45,7 +45,7 @@ def build(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
         raise ValueError(f"{size / 1e6:.0f} million parameters, though small: overrides.py can make it smaller")
     torch.manual_seed(0)
     model: nn.Module = model_class._from_config(config)
-    _give_values(model)
+    give_values(model)
     return model.eval().to(dtype)
 
 
@@ -73,7 +73,7 @@ def model_classes(model_type: str, config_class: type[PretrainedConfig]) -> Iter
             yield found
 
 
-def _give_values(model: nn.Module) -> None:
+def give_values(model: nn.Module) -> None:
     """Random numbers where a model leaves ones, zeros or whatever memory holds: those would hide what is done there."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

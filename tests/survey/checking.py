@@ -43,7 +43,7 @@ def check(manager: KernelManager, census: Census, model_type: str) -> dict[str, 
         return record | {"status": "no model", "why": str(error)}
     except Exception as error:
         concerned = census.concerns(CONFIG_MAPPING[model_type])
-        return record | {"status": "not built", "why": _said(error), "concerned": concerned}
+        return record | {"status": "not built", "why": said(error), "concerned": concerned}
     record |= {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
     record |= _planned_and_compared(manager, census, model)
     return record | {"seconds": time.perf_counter() - start}
@@ -51,25 +51,34 @@ def check(manager: KernelManager, census: Census, model_type: str) -> dict[str, 
 
 def _planned_and_compared(manager: KernelManager, census: Census, model: nn.Module) -> dict[str, Any]:
     report = manager.plan(model, verify=False).report
-    unanswered = census.unanswered(model, report)
-    if not (report.entries or unanswered):
+    found: dict[str, Any] = {"unanswered": census.unanswered(model, report)}
+    if not (report.entries or found["unanswered"]):
         return {"status": "nothing to fuse"}
     try:
         calls = calls_for(model, {entry.paths[0] for entry in report.entries})
     except RuntimeError as error:
-        report = manager.plan(model).report
-        found = {"planning": report.seconds, "sites": sites(model, report), "unanswered": unanswered}
-        return found | {"status": "not run", "why": str(error)}
-    found = {"unanswered": unanswered, "calls": [str(call) for call in calls]}
+        return found | planned(manager, model) | {"status": "not run", "why": str(error)}
+    return found | {"calls": [str(call) for call in calls]} | compared(manager, model, calls)
+
+
+def planned(manager: KernelManager, model: nn.Module) -> dict[str, Any]:
+    """What would be fused in *model*."""
+    report = manager.plan(model).report
+    return {"planning": report.seconds, "sites": sites(model, report)}
+
+
+def compared(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) -> dict[str, Any]:
+    """What is fused in *model*, and how its results compare, in each dtype."""
+    found: dict[str, Any] = {}
     for dtype in ROUNDINGS:
         name = str(dtype).removeprefix("torch.")
+        report = None
         try:
             report, found[name] = comparison(manager, model.to(dtype), calls)
         except Exception as error:
-            found[name] = {"error": _said(error)}
+            found[name] = {"error": said(error)}
         if dtype is torch.float32:
-            if "error" in found[name]:
-                report = manager.plan(model).report
+            report = report or manager.plan(model).report
             paths = {path for entry in report.entries for path in entry.paths}
             found |= {"planning": report.seconds, "sites": sites(model, report, called(model, calls, paths))}
     return found | {"status": _status(found)}
@@ -155,5 +164,6 @@ def _same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     )
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """*error* in a line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

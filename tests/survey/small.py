@@ -69,7 +69,7 @@ def _arguments(config_class: type[PretrainedConfig], overrides: Mapping[str, Any
     found: dict[str, Any] = {name: _part(fields[name], overrides.get(name, {})) for name in parts}
     for name, value in fields.items():
         if type(value) is int:
-            found[name] = _number(name, value, tokens)
+            found[name] = number(name, value, tokens)
         elif value is None and name in _LEFT_OPEN:
             found[name] = _LEFT_OPEN[name]
         elif name in _GIVEN:
@@ -102,7 +102,8 @@ def _fields(config_class: type[PretrainedConfig]) -> Iterator[str]:
         )
 
 
-def _number(name: str, value: int, tokens: Iterator[int]) -> int | None:
+def number(name: str, value: int, tokens: Iterator[int]) -> int | None:
+    """What becomes of a number *value* that a config has under *name*; *tokens* are ids for special ones."""
     if re.fullmatch(r".*token_(id|index)|.*_token", name):
         special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
         return value if value < 0 else special[name] if name in special else next(tokens)

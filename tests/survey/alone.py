@@ -1,0 +1,269 @@
+"""One class of the census by itself, without a model around it: what is fused, and whether it computes what it did.
+
+A module is built from the configs of its folder, made small, and called with tensors of its own making. What calls a
+rotary function is an attention, and hardly runs alone; for that it is planned, which runs the function.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import pkgutil
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from fuseplug import KernelManager
+
+from .build import give_values
+from .census import Census
+from .checking import compared, planned, said
+from .feeding import Call, outputs
+from .small import number, small
+
+_HIDDEN, _INNER, _EXPERTS, _CHOSEN = 64, 96, 4, 2
+_BATCH, _TOKENS = 2, 6
+_INDICES, _WEIGHTS = "ind|selected", "weight|score|prob"
+
+_ARGUMENTS: tuple[tuple[str, Any], ...] = (
+    (r"layer_idx|layer_id|layer_number", 0),
+    (r".*act.*", "silu"),
+    (r".*(intermediate|inner|hidden_features|context_dim|ffn|mlp_dim).*", _INNER),
+    (r"num_experts|n_experts|n_routed_experts|num_local_experts", _EXPERTS),
+    (r"top_k|moe_topk|top_k_experts|num_experts_per_tok", _CHOSEN),
+    (r".*(size|dim|features|width|d_model)", _HIDDEN),
+    (r".*limit", 7.0),
+    (r".*bias", False),
+)
+"""What a constructor is given, by the name of the parameter, where the config has nothing of that name."""
+
+
+CALL = Call("", {})
+"""What is called alone holds its inputs."""
+
+
+class Class(NamedTuple):
+    """A class of the census: the op it computes or, for rotations, calls; its folder; its name."""
+
+    op: str
+    folder: str
+    name: str
+
+
+def classes(census: Census) -> list[Class]:
+    """All of *census*; for rotations what calls them."""
+    computing = [Class(op, *where) for op, each in census.classes.items() if op != "rope" for where in each]
+    return sorted([*computing, *(Class("rope", *where) for where in census.calls)])
+
+
+def check(manager: KernelManager, each: Class) -> dict[str, Any]:
+    """The record of one class: plain data, like that of a model; ``"planned"`` where it is not called."""
+    record: dict[str, Any] = dict(zip(("op", "folder", "class"), each, strict=True))
+    try:
+        module = instance(each)
+    except Exception as error:
+        return record | {"status": "not built", "why": said(error)}
+    alone = Called(module)
+    if each.op == "rope":
+        record |= planned(manager, alone) | {"status": "planned"}
+    else:
+        try:
+            alone.give_inputs()
+        except RuntimeError as error:
+            record |= planned(manager, alone) | {"status": "not run", "why": str(error)}
+        else:
+            record |= compared(manager, alone, [CALL])
+    silent = not any(site["op"] == each.op for site in record["sites"])
+    return record | {"unanswered": [{"op": each.op, "folder": each.folder, "class": each.name, "target": ""}] if silent else []}
+
+
+def instance(each: Class) -> nn.Module:
+    """A small instance of *each*, with values everywhere, in eval mode.
+
+    Raises:
+        Exception: What its constructor raises, with the config that fits it best.
+    """
+    cls = _find(each)
+    if each.op == "rope":
+        # Its functions are its class's, so that how it was constructed says nothing about them.
+        return _constructed(cls, each.folder) or _unconstructed(cls)
+    torch.manual_seed(0)
+    module = _constructed(cls, each.folder)
+    if module is None:
+        raise TypeError(
+            f"no config of {each.folder} is one that {each.name} can be made from: {_why(cls, each.folder)}"
+        )
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    give_values(module)
+    return module.eval().float()
+
+
+class Called(nn.Module):
+    """Calls a module with inputs that are parameters, so that they have gradients like the others."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.names: tuple[str, ...] = ()
+
+    def forward(self) -> Any:
+        return self.module(**{name: getattr(self, name) for name in self.names})
+
+    def give_inputs(self) -> None:
+        """Hold the first inputs that the module runs with.
+
+        Raises:
+            RuntimeError: If there are none, with what was said of the last.
+        """
+        why = "its forward takes what is not known"
+        for given in _inputs(self.module):
+            self._hold(given)
+            try:
+                if outputs(self, CALL)[0]:
+                    return
+                why = "it gives nothing differentiable"
+            except Exception as error:
+                why = said(error)
+        raise RuntimeError(why)
+
+    def _hold(self, given: Mapping[str, Tensor]) -> None:
+        self.names = tuple(given)
+        for name, value in given.items():
+            self._parameters.pop(name, None)
+            self._buffers.pop(name, None)
+            if value.is_floating_point():
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
+
+
+def _find(each: Class) -> type[nn.Module]:
+    return next(vars(module)[each.name] for module in _modules(each.folder, "modeling") if each.name in vars(module))
+
+
+def _modules(folder: str, kind: str) -> Iterator[Any]:
+    package = importlib.import_module(f"transformers.models.{folder}")
+    for found in pkgutil.iter_modules(package.__path__):
+        if found.name.startswith(f"{kind}_") and not found.name.startswith(("modeling_tf_", "modeling_flax_")):
+            yield importlib.import_module(f"{package.__name__}.{found.name}")
+
+
+def _constructed(cls: type[nn.Module], folder: str) -> nn.Module | None:
+    for config in _configs(cls, folder):
+        try:
+            return cls(**_arguments(cls, config))
+        except Exception:  # it may be for another class; `_why` asks what was said
+            continue
+    return None
+
+
+def _why(cls: type[nn.Module], folder: str) -> str:
+    config = next(iter(_configs(cls, folder)), None)
+    try:
+        cls(**_arguments(cls, config))
+    except Exception as error:
+        return said(error)
+    return ""
+
+
+def _unconstructed(cls: type[nn.Module]) -> nn.Module:
+    module = object.__new__(cls)
+    nn.Module.__init__(module)
+    return module
+
+
+def _configs(cls: type[nn.Module], folder: str) -> Iterator[PretrainedConfig | None]:
+    """The configs of *folder*, small: first what the constructor asks for, then those of a name like the class's."""
+    found = {
+        name: value
+        for module in _modules(folder, "configuration")
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, PretrainedConfig) and value.__module__ == module.__name__
+    }
+    asked = str([p.annotation for p in _parameters(cls)])
+    for name in sorted(found, key=lambda name: (name not in re.findall(r"\w+", asked), -_alike(name, cls.__name__))):
+        for make in (small, _shrunk):
+            try:
+                yield _filled(make(found[name]))
+            except Exception:  # those that cannot be made small are the models' concern
+                continue
+    yield None
+
+
+def _shrunk(config_class: type[PretrainedConfig]) -> PretrainedConfig:
+    """An instance with smaller numbers, whether they are right together or not."""
+    config = config_class()
+    for name, value in vars(config).items():
+        if type(value) is int:
+            vars(config)[name] = number(name, value, itertools.repeat(0))
+    return config
+
+
+def _filled(config: PretrainedConfig) -> PretrainedConfig:
+    """*config* with sizes where it has ``None``, as for layers of a kind that its models have only if asked."""
+    for name, value in vars(config).items():
+        if value is None and (known := _known(name)) is not None:
+            vars(config)[name] = known
+    return config
+
+
+def _known(name: str) -> Any:
+    return next((value for pattern, value in _ARGUMENTS if re.fullmatch(pattern, name)), None)
+
+
+def _alike(left: str, right: str) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+
+
+def _parameters(cls: type[nn.Module]) -> Sequence[inspect.Parameter]:
+    _, *parameters = inspect.signature(cls.__init__).parameters.values()
+    return [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+def _arguments(cls: type[nn.Module], config: PretrainedConfig | None) -> dict[str, Any]:
+    """What the constructor of *cls* needs, by name."""
+    arguments: dict[str, Any] = {}
+    for parameter in _parameters(cls):
+        name = parameter.name
+        if "config" in name:
+            arguments[name] = config
+        elif parameter.default is parameter.empty:
+            of_config = getattr(config, name, None)
+            arguments[name] = _known(name) if of_config is None else of_config
+    return arguments
+
+
+def _inputs(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """What *module* may be called with, likely ones first."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    taken = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    needed = [p.name for p in taken if p.default is p.empty or re.search(f"gate|{_INDICES}|{_WEIGHTS}", p.name)]
+    tokens = _BATCH * _TOKENS
+    experts = next((len(parameter) for parameter in module.parameters() if parameter.dim() == 3), _EXPERTS)
+    chosen = min(_CHOSEN, experts)
+    for width, flat, dense in itertools.product(_widths(module), (False, True), (False, True)):
+        generator = torch.Generator().manual_seed(0)
+        given: dict[str, Tensor] = {}
+        for name in needed:
+            if re.search(_INDICES, name):
+                given[name] = torch.rand(tokens, experts, generator=generator).topk(chosen)[1]
+            elif re.search(_WEIGHTS, name):
+                given[name] = torch.rand(tokens, experts if dense else chosen, generator=generator)
+            else:
+                shape = (tokens, width) if flat else (_BATCH, _TOKENS, width)
+                given[name] = torch.randn(shape, generator=generator)
+        yield given
+
+
+def _widths(module: nn.Module) -> list[int]:
+    found = [parameter.shape[-1] for parameter in module.parameters()]
+    found += [size for parameter in module.parameters() for size in parameter.shape]
+    return list(dict.fromkeys([_HIDDEN, *found]))[:6]

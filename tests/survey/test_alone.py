@@ -1,0 +1,57 @@
+"""A class by itself is compared as whole models are, so a wrong kernel must show there too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from fuseplug import KernelManager
+
+from .alone import Called, Class, check, classes, instance
+from .census import Census
+
+MANAGER = KernelManager(environ={})
+
+
+@pytest.mark.parametrize(
+    ("each", "variant"),
+    [
+        (Class("rmsnorm", "gemma", "GemmaRMSNorm"), "gemma"),
+        (Class("swiglu", "phi3", "Phi3MLP"), "silu"),
+        (Class("moe", "gpt_oss", "GptOssExperts"), "sigmoid-linear"),
+    ],
+)
+def test_a_class_is_built_fused_and_compared(each: Class, variant: str) -> None:
+    record = check(MANAGER, each)
+    assert record["status"] == "checked", record
+    assert [site["answer"].split()[1] for site in record["sites"]] == [variant]
+
+
+def test_a_caller_of_a_rotary_function_is_planned() -> None:
+    record = check(MANAGER, Class("rope", "llama", "LlamaAttention"))
+    assert (record["status"], record["sites"][0]["target"]) == ("planned", "forward:apply_rotary_pos_emb")
+
+
+def test_a_wrong_replacement_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = instance(Class("rmsnorm", "llama", "LlamaRMSNorm"))
+    monkeypatch.setattr("fuseplug_rmsnorm.inductor.rms_norm", lambda x, *_, **__: x)
+    assert check(KernelManager(environ={}), Class("rmsnorm", "llama", "LlamaRMSNorm"))["status"] != "checked"
+    assert norm(torch.ones(1, norm.weight.numel())).isfinite().all()
+
+
+def test_what_its_inputs_are_has_gradients_too() -> None:
+    called = Called(nn.Linear(64, 3))
+    called.give_inputs()
+    assert [name for name, _ in called.named_parameters()] == ["input", "module.weight", "module.bias"]
+
+
+def test_every_class_of_the_census_is_listed_once() -> None:
+    census = Census.of(transformers.__version__)
+    listed = classes(census)
+    assert (
+        len(listed)
+        == len(set(listed))
+        == len(census.calls) + sum(len(each) for op, each in census.classes.items() if op != "rope")
+    )
