@@ -23,7 +23,7 @@ FUSED = {
     "llama-mixture": {NORM, ROTATED, ("MoeLayer", "silu renormalised")},
     "llama2c": {NORM, ("Attention", "interleaved-half-size-wide"), ("FeedForward", "silu")},
     "gpt": {("RMSNorm", "torch"), ("Rotary", "half-size-negated-wide")},
-    "speedrun": {("RMSNorm", "no-upcast"), ("CausalSelfAttention", "half-size-negated"), ("SwiGLU", "swish")},
+    "speedrun": {("RMSNorm", "no-upcast-product"), ("CausalSelfAttention", "half-size-negated"), ("SwiGLU", "swish")},
     "encoder": {("RMSNorm", "torch")},
     "recipes": {NORM, ("RotaryPositionalEmbeddings", "interleaved-half-size-wide"), ("FeedForward", "silu")},
     "vision": {

@@ -95,16 +95,16 @@ class FeedForward(nn.Module):
 
 
 class MoeLayer(nn.Module):
-    def __init__(self, experts: list[nn.Module], gate: nn.Module, num_experts_per_tok: int) -> None:
+    def __init__(self, experts: list[nn.Module], gate: nn.Module, args: ModelArgs) -> None:
         super().__init__()
         self.experts = nn.ModuleList(experts)
         self.gate = gate
-        self.num_experts_per_tok = num_experts_per_tok
+        self.args = args
 
     def forward(self, inputs: Tensor) -> Tensor:
         inputs_squashed = inputs.view(-1, inputs.shape[-1])
         gate_logits = self.gate(inputs_squashed)
-        weights, selected_experts = torch.topk(gate_logits, self.num_experts_per_tok)
+        weights, selected_experts = torch.topk(gate_logits, self.args.num_experts_per_tok)
         weights = F.softmax(weights, dim=1, dtype=torch.float).type_as(inputs)
         results = torch.zeros_like(inputs_squashed)
         for i, expert in enumerate(self.experts):
@@ -121,7 +121,7 @@ class TransformerBlock(nn.Module):
             self.feed_forward: nn.Module = MoeLayer(
                 [FeedForward(args.dim, args.hidden_dim) for _ in range(args.num_experts)],
                 nn.Linear(args.dim, args.num_experts, bias=False),
-                args.num_experts_per_tok,
+                args,
             )
         else:
             self.feed_forward = FeedForward(args.dim, args.hidden_dim)

@@ -95,6 +95,24 @@ class RotaryAdapter(Adapter):
 
 
 @dataclass(frozen=True)
+class MethodAdapter(Adapter):
+    """Calls RoPE in the place of a method that is called as a function would be.
+
+    Attributes:
+        variant: A key of `fuseplug_rope.reference.VARIANTS`.
+        function: The adapter of such a function.
+    """
+
+    variant: str
+    function: RotaryAdapter
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return a method with the positional parameters of the one it replaces."""
+        rotary = self.function.bind(compute)
+        return lambda _module, *args: rotary(*args)
+
+
+@dataclass(frozen=True)
 class ConformerAdapter(Adapter):
     """Calls RoPE in the place of a method that rotates ``(batch, sequence, heads * head_dim)``.
 

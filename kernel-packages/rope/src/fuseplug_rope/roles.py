@@ -52,10 +52,13 @@ def is_rotary(value: object) -> bool:
     names = parameter_names(function)
     if any(map(_is_cos, names)) and any(map(_is_sin, names)):
         return True
-    called = function.__name__.lower()
-    return ("rotary" in called or "rope" in called) and any(
-        _is_frequencies(name) or name in ("args", "kwargs") for name in names
+    return _is_called_rotary(function.__name__) and any(
+        _is_frequencies(name) or name in ("args", "kwargs") or name.endswith("_cache") for name in names
     )
+
+
+def _is_called_rotary(name: str) -> bool:
+    return "rotary" in name.lower() or "rope" in name.lower()
 
 
 def plain_function(value: object) -> types.FunctionType | None:
@@ -144,5 +147,5 @@ def _unknown(function: types.FunctionType, why: str) -> Rejection:
 def own_rotary_methods(cls: type) -> Iterator[tuple[str, Any]]:
     """The methods, static ones too, that are called rotary and apply it, with their names."""
     for name in dir(cls):
-        if "rotary" in name and "apply" in name:
+        if "apply" in name and _is_called_rotary(name):
             yield name, inspect.getattr_static(cls, name)
