@@ -82,6 +82,9 @@ class RotaryAdapter(Adapter):
         if roles.frequencies is not None:
             numbers = values[roles.frequencies]
             cos, sin = numbers.real, numbers.imag
+        elif roles.pairs is not None:
+            # The rows of the first tokens, as many as there are of these.
+            cos, sin = values[roles.pairs][: values[roles.rotated[0]].shape[0]].unbind(-1)
         else:
             cos, sin = values[roles.cos], values[roles.sin]  # type: ignore[index]
         if self.gathers:

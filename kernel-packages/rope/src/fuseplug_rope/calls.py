@@ -55,6 +55,12 @@ WITHOUT_PARAMETER = (
     Layout("bshd", "1s1d", (None,)),
 )
 
+WITH_PAIRS = (
+    Layout("sbhd", "s1d", (2, -2)),
+    Layout("sbhd", "sbd", (2, -2)),
+)
+"""For a function whose table is of pairs, where the sequence comes first."""
+
 Width = Literal["full", "half", "three-quarters", "quarter"]
 PARTS: dict[Width, float] = {"full": 1.0, "half": 0.5, "three-quarters": 0.75, "quarter": 0.25}
 """Widths, the likely ones first, as parts of head_dim."""
@@ -126,6 +132,8 @@ def arguments(form: Form, roles: Roles, mix: Mix, make: Make, tokens: int, head_
     for place in (roles.cos, roles.sin, roles.frequencies):
         if place is not None:
             values[place] = make([*axes, *shape], mix.table)
+    if roles.pairs is not None:
+        values[roles.pairs] = make([*shape, 2], mix.table)
     if roles.sections is not None:
         half = angles // 2
         values[roles.sections] = [half // 4, half // 4, half - 2 * (half // 4)]
@@ -183,7 +191,9 @@ def _plain_forms(roles: Roles, plain: Sequence[Width]) -> Iterator[Form]:
     asked: list[Positions | None] = [None, "ids", "table"] if roles.positions is not None else [None]
     if roles.positions is not None and roles.positions < roles.required:
         asked = ["ids", "table"]
-    widths = [width for width in plain if roles.frequencies is None or width != "full"]
+    widths = [width for width in plain if width != "full" or roles.cos is not None]
+    if roles.pairs is not None:
+        layouts = WITH_PAIRS
     for positions, width, layout in itertools.product(asked, widths, layouts):
         if positions != "table" or "b" in layout.table:
             yield Form(layout, width, positions=positions)

@@ -74,6 +74,7 @@ VARIANTS: dict[str, Semantics] = {
     "interleaved-repeated": _pairs(table="half"),
     "interleaved-trailing": _pairs(table="half", widen="twice", back="own", width="trailing"),
     "interleaved-half-size": _pairs(table="half", form="parts"),
+    "interleaved-half-size-partial": _pairs(table="half", form="parts", width="leading"),
     "interleaved-half-size-wide": _pairs(table="half", form="parts", widen="once", back="own"),
     "interleaved-matrix": _pairs(table="first-half", form="matrix"),
     "complex": _pairs(table="half", form="complex", widen="once", back="own"),

@@ -44,7 +44,8 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             found.append(said)
     if found:
         return found
-    return Rejection("; ".join(dict.fromkeys(rejected))) if rejected else modules.match(module)
+    whole = modules.match(module)
+    return whole if isinstance(whole, list) or not rejected else Rejection("; ".join(dict.fromkeys(rejected)))
 
 
 def _targets(cls: Hashable) -> Iterator[tuple[Target, Any]]:
@@ -91,7 +92,9 @@ def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Re
 @functools.lru_cache(maxsize=1024)
 def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], tuple[Adapter, ...]] | Rejection:
     """The roles of a rotary function, the forms it takes and what it may be; or why it is left alone."""
-    plain = cast("types.FunctionType", plain_function(function))
+    plain = plain_function(function)
+    if plain is None:
+        return Rejection("its rotary function is TorchScript, which cannot be read: apply before scripting")
     roles = roles_of(plain)
     if isinstance(roles, Rejection):
         return roles
@@ -113,7 +116,7 @@ def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAda
     if roles.unsqueeze is None:
         common = set.intersection(*(set(form.layout.dims) for form in forms))
         dims = [dim for dim in dict.fromkeys(forms[0].layout.dims) if dim in common]
-    rows: list[Rows] = [form.rows for form in forms if form.rows != "all"] or ["all"]
+    rows: list[Rows] = [form.rows for form in forms if form.rows != "all" and roles.pairs is None] or ["all"]
     gathers = any(form.positions == "table" for form in forms)
     for name, how in VARIANTS.items():
         if _fits(how, parts) and (how.form == "complex") is (roles.frequencies is not None):
