@@ -15,7 +15,9 @@ from fuseplug import KernelManager
 ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
 """How far a result may be from where it should be, as a share of its size: so many roundings."""
 
-DTYPES = [pytest.param(dtype, id=str(dtype), marks=pytest.mark.xdist_group(f"elsewhere {dtype}")) for dtype in ROUNDINGS]
+DTYPES = [
+    pytest.param(dtype, id=str(dtype), marks=pytest.mark.xdist_group(f"elsewhere {dtype}")) for dtype in ROUNDINGS
+]
 
 NORM, ROTATED = ("RMSNorm", "llama"), ("Attention", "complex")
 FUSED = {
@@ -111,7 +113,7 @@ def test_what_is_a_kernels_business_is_fused_or_said_to_be_left_alone(manager, b
 def test_logits_and_gradients_are_those_of_the_unfused_model_and_undo_is_exact(manager, build, name, dtype):
     model = build(name, dtype)
     before = step(model)
-    with manager.apply_all(model) as applied:
+    with manager.apply_all(model, verify=False) as applied:
         assert applied.report.fused
         fused = step(model)
     after = step(model)

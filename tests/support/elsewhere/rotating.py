@@ -149,9 +149,7 @@ class NeoX(nn.Module):
         self.rotary_dim = hidden_size // num_heads // 2
         self.embed_in = nn.Embedding(64, hidden_size)
         mlps = [kind(hidden_size, 96) for kind in (SplitMLP, SlicedMLP, UnflattenedMLP, HalvedMLP)]
-        self.layers = nn.ModuleList(
-            [Layer(hidden_size, RotaryAttention(hidden_size, num_heads), mlp) for mlp in mlps]
-        )
+        self.layers = nn.ModuleList([Layer(hidden_size, RotaryAttention(hidden_size, num_heads), mlp) for mlp in mlps])
         self.embed_out = nn.Linear(hidden_size, 64, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:

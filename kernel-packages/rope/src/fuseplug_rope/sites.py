@@ -131,9 +131,7 @@ def _fits(how: Semantics, parts: set[float]) -> bool:
     return rotated == {1.0} if how.width == "whole" else max(rotated) <= 1.0 and rotated != {1.0}
 
 
-def _example(
-    roles: Roles, small: int, large: int | None, mix: Mix, size: int, generator: torch.Generator
-) -> Example:
+def _example(roles: Roles, small: int, large: int | None, mix: Mix, size: int, generator: torch.Generator) -> Example:
     return Example(calls.example_arguments(roles, small, large, mix, size, generator))
 
 

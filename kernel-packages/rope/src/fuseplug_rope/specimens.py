@@ -552,9 +552,11 @@ class HalfSizeNegated(Attention):
 
 
 def half_size_pairs_wide_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = cos[None, :, None], sin[None, :, None]
+
     def rotated(x: Tensor) -> Tensor:
         a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-        return _turned_pairs(a, b, cos[None, :, None], sin[None, :, None]).type_as(x)
+        return _turned_pairs(a, b, cos, sin).type_as(x)
 
     return rotated(q), rotated(k)
 

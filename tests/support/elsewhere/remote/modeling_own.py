@@ -55,9 +55,7 @@ class MyAttention(nn.Module):
 
     def forward(self, hidden_states, cos, sin):
         shape = (*hidden_states.shape[:-1], self.num_heads, self.head_dim)
-        q, k, v = (
-            proj(hidden_states).view(shape).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (proj(hidden_states).view(shape).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = apply_rotary_pos_emb(q, k, cos, sin)
         output = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(output.transpose(1, 2).flatten(2))
