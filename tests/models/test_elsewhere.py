@@ -1,4 +1,4 @@
-"""Models that are not transformers': what is built like a norm, a gate, a rotation or experts is fused wherever it is."""
+"""Models that are not transformers': what is built like a norm, a gate, a rotation or experts is fused there too."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def precompute_freqs_cis(dim: int, end: int, theta: float = 10000.0) -> Tensor:
 
 
 def reshape_for_broadcast(freqs_cis: Tensor, x: Tensor) -> Tensor:
-    assert 1 < x.ndim
+    assert x.ndim > 1
     assert freqs_cis.shape == (x.shape[1], x.shape[-1])
     return freqs_cis.view(*[size if at in (1, x.ndim - 1) else 1 for at, size in enumerate(x.shape)])
 

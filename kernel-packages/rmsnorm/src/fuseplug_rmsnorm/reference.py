@@ -22,7 +22,8 @@ class Semantics:
     Attributes:
         upcast: Compute in ``promote(x.dtype, float32)``; otherwise in the dtype of x throughout.
         casts: How often x is widened: ``"once"``, or ``"twice"``, for the mean square and in the product.
-        square: How x² is written: as a ``"power"``, which has one gradient, or as the ``"product"`` x * x, which has two.
+        square: How x² is written: as a ``"power"``, which has one gradient; or as the ``"product"`` of x and x, which
+            has two.
         root: How ``x / sqrt(mean_square + eps)`` is written: ``x * rsqrt``, ``x * pow(-0.5)``,
             ``x / sqrt``, or ``x * rsqrt`` with the factor first rounded to the dtype of x.
         weight: When the weight is multiplied: ``"after-cast"`` of the unit rows to the dtype of x; ``"before-cast"``,

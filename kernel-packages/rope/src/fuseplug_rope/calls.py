@@ -187,7 +187,7 @@ def accepted(
 
 
 def _plain_forms(roles: Roles, plain: Sequence[Width]) -> Iterator[Form]:
-    layouts = WITHOUT_PARAMETER if roles.unsqueeze is None else WITH_PARAMETER
+    layouts: Sequence[Layout] = WITHOUT_PARAMETER if roles.unsqueeze is None else WITH_PARAMETER
     asked: list[Positions | None] = [None, "ids", "table"] if roles.positions is not None else [None]
     if roles.positions is not None and roles.positions < roles.required:
         asked = ["ids", "table"]
@@ -259,7 +259,7 @@ def mixes(forms: list[Form], roles: Roles, dtype: torch.dtype) -> list[Mix]:
 def example_arguments(
     roles: Roles, small: int, large: int | None, mix: Mix, size: int, generator: torch.Generator
 ) -> list[Any]:
-    """Random arguments of a mix, with tables whose halves differ; with *small* heads or, beyond a size, *large* ones."""
+    """Random arguments of a mix, with tables whose halves differ; *small* heads or, from a size on, *large* ones."""
 
     def normal(shape: list[int], dtype: torch.dtype) -> Tensor:
         made = torch.float32 if not dtype.is_complex else dtype

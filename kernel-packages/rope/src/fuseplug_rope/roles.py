@@ -51,7 +51,7 @@ def is_rotary(value: object) -> bool:
     """Whether *value* looks like a rotary function: it takes cos and sin, or is called rotary and takes angles."""
     function = plain_function(value)
     if function is None:
-        return isinstance(value, torch.jit.ScriptFunction) and _is_called_rotary(value.name)
+        return isinstance(value, torch.jit.ScriptFunction) and _is_called_rotary(str(value.name))
     names = parameter_names(function)
     if any(map(_is_cos, names)) and any(map(_is_sin, names)):
         return True

@@ -30,7 +30,9 @@ _HEAD_DIMS = ("qk_rope_head_dim", "head_dim", "head_size", "attention_head_size"
 def match(site: Site) -> list[Proposal] | Rejection | None:
     """Propose RoPE for every rotary function that a method of *site* looks up, and for a rotary method of its own.
 
-    And for a module that is a rotation itself (`modules`). A rotary function is one that takes cos and sin (or angles, and is called rotary), after the tensors it rotates.
+    And for *site* as a whole if it is a rotation itself (`modules`).
+
+    A rotary function is one that takes cos and sin (or angles, and is called rotary), after the tensors it rotates.
     In which forms it can be called is found by calling it; which variant it is, Fuseplug finds.
     """
     module = site.module

@@ -555,7 +555,7 @@ def half_size_pairs_wide_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) 
     cos, sin = cos[None, :, None], sin[None, :, None]
 
     def rotated(x: Tensor) -> Tensor:
-        a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        a, b = torch.unflatten(x.float(), -1, (-1, 2)).unbind(-1)
         return _turned_pairs(a, b, cos, sin).type_as(x)
 
     return rotated(q), rotated(k)
@@ -575,7 +575,7 @@ class HalfSizePairsWide(Attention):
 
 def pairs_table_rotary(x: Tensor, rope_cache: Tensor) -> Tensor:
     width = 2 * rope_cache.shape[-2]
-    a, b = x[..., :width].unflatten(-1, (-1, 2)).unbind(-1)
+    a, b = torch.unflatten(x[..., :width], -1, (-1, 2)).unbind(-1)
     table = rope_cache[: len(x), :, None]
     return torch.cat((_turned_pairs(a, b, table[..., 0], table[..., 1]), x[..., width:]), dim=-1)
 
@@ -593,6 +593,9 @@ def _turns(angles: int) -> Tensor:
 
 
 class Halves(nn.Module):
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("cos", _turns(8).cos(), persistent=False)
@@ -607,6 +610,8 @@ class Halves(nn.Module):
 class Pairs(nn.Module):
     """Takes positions too."""
 
+    cache: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         cache = torch.stack((_turns(8).cos(), _turns(8).sin()), dim=-1)
@@ -615,7 +620,7 @@ class Pairs(nn.Module):
     def forward(self, x: Tensor, input_pos: Tensor | None = None) -> Tensor:
         cache = self.cache[: x.shape[1]] if input_pos is None else self.cache[input_pos]
         cache = cache.view(-1, x.shape[1], 1, x.shape[3] // 2, 2)
-        a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        a, b = torch.unflatten(x.float(), -1, (-1, 2)).unbind(-1)
         return _turned_pairs(a, b, cache[..., 0], cache[..., 1]).type_as(x)
 
 
@@ -625,12 +630,15 @@ class ComplexNumbers(nn.Module):
         self.freqs_cis = torch.polar(torch.ones(32, 8), _turns(8))
 
     def forward(self, x: Tensor) -> Tensor:
-        numbers = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        numbers = torch.view_as_complex(torch.unflatten(x.float(), -1, (-1, 2)))
         return torch.view_as_real(numbers * self.freqs_cis[: x.shape[1], None]).flatten(-2).type_as(x)
 
 
 class HeadsFirst(nn.Module):
     """With an angle for each element, and no cast."""
+
+    cos_cached: Tensor
+    sin_cached: Tensor
 
     def __init__(self) -> None:
         super().__init__()
