@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fuseplug.words import Rejection, Site
-from fuseplug_rmsnorm import reference
+from fuseplug_rmsnorm import reference, specimens
 from fuseplug_rmsnorm.kernels import RMSNormKernel
 from fuseplug_rmsnorm.sites import NormAdapter, match
 
@@ -154,6 +154,10 @@ def test_exactly_the_right_variant_of_a_transformers_norm_is_bitwise_equal(survi
         (Llama(eps=0.0), "llama"),
         (Llama(eps=1e-12), "llama"),
         (Llama(width=1), "llama"),
+        (specimens.LlamaProduct(), "llama-product"),
+        (specimens.CastLastProduct(), "cast-last-product"),
+        (specimens.NoUpcastProduct(), "no-upcast-product"),
+        (specimens.Functional(), "torch"),
         (nn.RMSNorm(WIDTH), "torch"),
         (nn.RMSNorm(WIDTH, eps=1e-5), "torch"),
         (nn.RMSNorm(WIDTH, elementwise_affine=False), "torch"),
@@ -168,6 +172,7 @@ def test_other_ways_to_write_it_are_found_too(survivors, module, variant):
 
 def test_every_variant_of_the_table_has_a_module_that_is_found_to_be_it():
     found = {variant for *_, variant in TRANSFORMERS} | {"cast-last-div", "llama-twice-cast", "torch"}
+    found |= {"llama-product", "cast-last-product", "no-upcast-product"}
     assert found == set(reference.VARIANTS)
 
 

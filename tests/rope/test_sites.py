@@ -76,6 +76,14 @@ SPECIMENS = {
     "HalfSizePairs": "interleaved-half-size",
     "Matrix": "interleaved-matrix",
     "Complex": "complex",
+    "PartialMethod": "half-partial",
+    "HalfSizeNegated": "half-size-negated",
+    "HalfSizePairsWide": "interleaved-half-size-wide",
+    "PairsInOneTable": "interleaved-half-size-partial",
+    "ModuleOfHalves": "half-size-negated-wide",
+    "ModuleOfPairs": "interleaved-half-size-wide",
+    "ModuleOfComplexNumbers": "complex",
+    "ModuleOfHeadsFirst": "half",
     "Latent": "mla",
     "LatentFullTable": "mla-full-table",
     **dict.fromkeys(("Single", "Gathering", "Sections", "Patches", "Unpaired", "OwnMethod"), "half"),
@@ -455,3 +463,76 @@ def test_a_function_is_understood_once_however_many_modules_call_it(monkeypatch)
     (proposal,) = match(Site("module", Calling(), "cpu"))
     assert proposal.target == Target("forward", "rotary")
     assert len(calls) == once
+
+
+class Growing(specimens.Halves):
+    """Makes larger tables when it needs them."""
+
+    def forward(self, x):
+        if x.shape[1] > len(self.cos):
+            self.grow(x.shape[1])
+        return super().forward(x)
+
+    def grow(self, length):
+        self.cos = self.sin = torch.zeros(length, 8)
+
+
+class HandingOut(specimens.Halves):
+    def forward(self, x):
+        return self.cos[: x.shape[1]], self.sin[: x.shape[1]]
+
+
+class Doubling(specimens.Halves):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_module_that_makes_tables_as_it_rotates_is_left_alone():
+    said = match(Site("rotary", Growing(), "cpu"))
+    assert isinstance(said, Rejection)
+    assert "sets the attribute" in said.reason
+
+
+def test_a_module_that_hands_out_its_tables_is_no_rotation():
+    assert match(Site("rotary", HandingOut(), "cpu")) is None
+
+
+def test_a_module_that_does_more_than_rotate_is_no_variant(manager):
+    (entry,) = manager.plan(Doubling(), verify=False).report.entries
+    assert not entry.fused
+    assert "computes none of the known variants" in entry.rejections[0][1].reason
+
+
+@pytest.mark.parametrize("positions", [None, torch.tensor([[3, 1, 0, 7, 2], [9, 9, 4, 5, 6]])])
+def test_a_rotary_module_is_called_with_positions_or_without_and_reads_its_tables_each_time(manager, positions):
+    module, x = specimens.Pairs(), torch.randn(2, 5, 3, 16)
+    with manager.apply_all(module, verify=False) as applied:
+        assert len(applied.report.fused) == 1
+        during = module(x, input_pos=positions)
+        module.cache *= 2
+        doubled = module(x, input_pos=positions)
+    assert torch.equal(doubled, module(x, input_pos=positions))
+    assert not torch.equal(during, doubled)
+
+
+def test_what_was_not_verified_of_a_rotary_module_is_the_originals(manager):
+    module, x = specimens.Halves(), torch.randn(5, 3, 16)
+    with manager.apply_all(module, verify=False):
+        during = module(x)
+    assert torch.equal(during, module(x))
+
+
+def test_a_method_of_a_module_that_does_not_say_how_wide_its_heads_are_is_left_alone():
+    module = specimens.PartialMethod()
+    del module.head_dim
+    said = match(Site("attention", module, "cpu"))
+    assert isinstance(said, Rejection)
+    assert "does not say how wide a head is" in said.reason
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_scripted_rotary_function_is_left_alone_with_a_reason(monkeypatch):
+    module = calls_as_global(torch.jit.script(specimens.pairs_table_rotary), monkeypatch)
+    said = match(Site("attention", module, "cpu"))
+    assert isinstance(said, Rejection)
+    assert "TorchScript" in said.reason

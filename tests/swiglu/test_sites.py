@@ -66,6 +66,7 @@ EXPECTED = {
     "DropoutAfter": ["silu"],
     "NormBetween": ["relu2"],
     "NormBefore": ["silu"],
+    "DropoutsAndNorm": ["silu"] * 2,
     "WidePath": ["gelu_new"],
     "GateOnly": ["gelu"],
     "GateOnlyInOne": ["gelu gate-second"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -130,7 +131,7 @@ class Routing:
 
     Attributes:
         router: The child that gives logits.
-        top_k: Name of the k.
+        top_k: Name of the k; with a dot in it where what holds it is an attribute, as arguments are.
         renormalise: Whether the chosen weights are made to sum to one; or the attribute that says so.
         correction: The child that is called on the probabilities before choosing.
         floor: Name of the least sum that is divided by.
@@ -153,7 +154,7 @@ class Routing:
         else:
             logits = router(x if x.dtype is weight.dtype else x.to(weight.dtype))
         probabilities = functional.softmax(logits, dim=1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        top_k = getattr(block, self.top_k)
+        top_k = operator.attrgetter(self.top_k)(block)
         if self.correction is None:
             weights, index = torch.topk(probabilities, top_k, dim=-1)
         else:
@@ -261,10 +262,14 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return Rejection(why)
     activation = gates.activation_of(first)
     if activation is None:
+        known = gates.written_activations(type(first))
+    else:
+        known = [name for name in (gates.named_activation(activation), OWN) if name]
+    if not known:
         return Rejection(
-            f"its experts, {type(first).__name__}, have no activation that is a child or attribute of theirs"
+            f"its experts, {type(first).__name__}, have no activation that is a child or attribute of theirs, "
+            "or that their forward calls by a known name"
         )
-    known = [name for name in (gates.named_activation(activation), OWN) if name]
     listed = [Listed(lists[0], *names, each) for names in _roles(linears) for each in known]
     if not listed:
         return Rejection(f"the shapes of {type(first).__name__}'s projections fit no gate, up and down")
@@ -403,7 +408,7 @@ def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dt
         return Rejection(f"it has children {', '.join(sorted(unknown))} that no known sparse block has")
     if max(map(len, (shared_gate, shared, correction))) > 1:
         return Rejection(f"it has more than one child of a kind: {', '.join(others)}")
-    top_k = next((n for n, v in vars(module).items() if type(v) is int and ("top_k" in n or "topk" in n)), None)
+    top_k = next(_top_ks(module), None)
     if top_k is None:
         return Rejection("it has no attribute that says how many experts a token goes to")
     flags = [name for name, value in vars(module).items() if type(value) is bool and "norm" in name]
@@ -431,6 +436,15 @@ def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dt
     ]
 
 
+def _top_ks(module: nn.Module) -> Iterator[str]:
+    """What may be the k of *module*: its own integers of such a name, then those of what it holds."""
+    held = {name: vars(value) for name, value in vars(module).items() if hasattr(value, "__dict__")}
+    for prefix, attributes in {"": vars(module), **{f"{name}.": inner for name, inner in held.items()}}.items():
+        for name, value in attributes.items():
+            if type(value) is int and any(word in name for word in ("top_k", "topk", "per_tok")):
+                yield prefix + name
+
+
 def _own(module: nn.Module, name: str) -> bool:
     return any(True for _ in module._modules[name].parameters())  # type: ignore[union-attr]
 
@@ -448,7 +462,7 @@ def _block_example(module: nn.Module, likely: BlockAdapter, mix: Mix, size: int,
     """Rows whose routing no rounding can decide, over a few experts, one of which no row is routed to."""
     listed, way = likely.listed, likely.routing
     experts: Any = module._modules[listed.experts]
-    top_k = getattr(module, way.top_k)
+    top_k = operator.attrgetter(way.top_k)(module)
     number = min(len(experts), top_k + 3)
     small, hidden = _small(experts, listed, {len(experts): number}, size, generator)
     children = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,12 @@ def activation_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     named = [value for name, value in held.items() if "act" in name.lower() and callable(value)]
     children = [child for child in module._modules.values() if child is not None and not _has_tensors(child)]
     return next(iter([*named, *(children if len(children) == 1 else [])]), None)
+
+
+def written_activations(cls: type[nn.Module]) -> list[str]:
+    """The rows of `GATES` that the forward of *cls* may call by name."""
+    names = inspect.unwrap(cls.forward).__code__.co_names
+    return [gate for gate in _unclamped() if gate.partition("-")[0].rstrip("2") in names]
 
 
 def scalar_named(module: nn.Module, word: str) -> str | None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -32,6 +33,7 @@ def specimens() -> list[nn.Module]:
         SparseBlock(6, 9, 5, top_k=3, renormalise=False, logits=False),
         SparseBlock(4, 12, 7, top_k=2, shared=8, shared_gate=True),
         SparseBlock(4, 12, 7, top_k=2, shared=8, all_experts=True),
+        ChosenFirst(5, 12, 7, top_k=2),
         RoutedBlock(5, 12, 7, top_k=2),
     ]
     for module in modules:
@@ -271,6 +273,45 @@ class SparseBlock(nn.Module):
             y = y + (shared if self.shared_expert_gate is None else torch.sigmoid(self.shared_expert_gate(x)) * shared)
         y = y.view(hidden_states.shape)
         return (y, logits) if self.returns_logits else y
+
+
+class FunctionalExpert(Expert):
+    """The same, with an activation that it does not hold."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__(hidden, inner)
+        del self.act_fn
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.w2(functional.silu(self.w1(x)) * self.w3(x))
+        return out
+
+
+@dataclass
+class Arguments:
+    """What a block is made from, and keeps."""
+
+    num_experts_per_tok: int
+
+
+class ChosenFirst(nn.Module):
+    """As the first Mixtral's: experts are chosen by their logits, and the chosen ones' softmax weighs them."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden, num_experts, bias=False)
+        self.experts = nn.ModuleList([FunctionalExpert(hidden, inner) for _ in range(num_experts)])
+        self.args = Arguments(top_k)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = inputs.view(-1, inputs.shape[-1])
+        weights, selected = torch.topk(self.gate(x), self.args.num_experts_per_tok)
+        weights = functional.softmax(weights, dim=1, dtype=torch.float).type_as(x)
+        results = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(selected == number)
+            results[token] += weights[token, place, None] * expert(x[token])
+        return results.view_as(inputs)
 
 
 class RoutedBlock(nn.Module):

@@ -22,6 +22,8 @@ class Semantics:
     Attributes:
         upcast: Compute in ``promote(x.dtype, float32)``; otherwise in the dtype of x throughout.
         casts: How often x is widened: ``"once"``, or ``"twice"``, for the mean square and in the product.
+        square: How x² is written: as a ``"power"``, which has one gradient; or as the ``"product"`` of x and x, which
+            has two.
         root: How ``x / sqrt(mean_square + eps)`` is written: ``x * rsqrt``, ``x * pow(-0.5)``,
             ``x / sqrt``, or ``x * rsqrt`` with the factor first rounded to the dtype of x.
         weight: When the weight is multiplied: ``"after-cast"`` of the unit rows to the dtype of x; ``"before-cast"``,
@@ -35,6 +37,7 @@ class Semantics:
 
     upcast: bool = True
     casts: Literal["once", "twice"] = "once"
+    square: Literal["power", "product"] = "power"
     root: Literal["rsqrt", "pow", "div", "rounded-rsqrt"] = "rsqrt"
     weight: Literal["after-cast", "before-cast", "half-cast", "first", "input"] = "after-cast"
     offset: Literal["wide", "own"] | None = None
@@ -58,10 +61,13 @@ VARIANTS: dict[str, Semantics] = {
     "gemma-own-offset": Semantics(weight="before-cast", offset="own"),
     "gemma-input-scaled": Semantics(weight="input", offset="own"),
     "cast-last-div": Semantics(weight="before-cast", root="div"),
+    "llama-product": Semantics(square="product"),
+    "cast-last-product": Semantics(weight="before-cast", square="product"),
     "rounded-root": Semantics(casts="twice", root="rounded-rsqrt"),
     "torch": Semantics(weight="before-cast", native=True),
     "no-upcast": Semantics(upcast=False),
     "no-upcast-div": Semantics(upcast=False, root="div"),
+    "no-upcast-product": Semantics(upcast=False, square="product"),
     "no-upcast-weight-first": Semantics(upcast=False, weight="first"),
     "gate-first": Semantics(gate="before"),
     "gate-first-cast-last": Semantics(gate="before", weight="before-cast"),
@@ -174,7 +180,8 @@ def unit(
 ) -> Tensor:
     """Rows (or groups) of mean square one, from *source*, which is x, widened and perhaps gated or scaled."""
     grouped = in_groups(source, group_size)
-    mean_square = grouped.pow(2).mean(-1, keepdim=True) + eps
+    squares = grouped * grouped if how.square == "product" else grouped.pow(2)
+    mean_square = squares.mean(-1, keepdim=True) + eps
     if how.casts == "twice":
         grouped = in_groups(x, group_size)
     if how.weight == "first" and weight is not None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Site, Target
 
 from .reference import VARIANTS, Semantics
+from .written import written
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MIXED = (
@@ -27,6 +28,9 @@ _MIXED = (
 
 _LARGEST_EPS = 1e-2
 """A float of another name than eps is taken for one up to here."""
+
+_ROOTS = frozenset({"rms_norm", "rsqrt", "sqrt"})
+"""What the code of a norm says whose epsilon is written in it: one of these."""
 
 _MOST_ELEMENTS_CHECKED = 1 << 19
 """The largest size that a kernel here asks to be checked at."""
@@ -49,13 +53,13 @@ class Parts:
 
     Attributes:
         weight: The one-dimensional parameter or buffer; ``None`` if there is none.
-        eps: The float, or the ``None`` that stands for the machine epsilon of the input's dtype.
+        eps: What the epsilon may be, as in `NormAdapter`.
         width: Size of the last dimension.
         gate: ``"none"``, ``"optional"`` or ``"required"``: what the forward takes besides x.
     """
 
     weight: str | None
-    eps: str
+    eps: tuple[str | float | None, ...]
     width: int
     gate: str
 
@@ -67,7 +71,8 @@ class NormAdapter(Adapter):
     Attributes:
         variant: A key of `fuseplug_rmsnorm.reference.VARIANTS`.
         weight: Name of the weight; ``None`` for a norm that has or uses none.
-        eps: Name of the epsilon.
+        eps: Name of the epsilon; or the number that is written in the code. A ``None``, here or under that name, is the
+            machine epsilon of the dtype that is computed in.
         group_size: Name of the attribute that says how many neighbours are normalised together.
         groups: Name of the attribute that says in how many groups the row is cut.
         gated: Whether the forward takes a gate.
@@ -75,7 +80,7 @@ class NormAdapter(Adapter):
 
     variant: str
     weight: str | None
-    eps: str
+    eps: str | float | None
     group_size: str | None = None
     groups: str | None = None
     gated: bool = False
@@ -85,10 +90,11 @@ class NormAdapter(Adapter):
         if self.gated or self.group_size or self.groups:
             return self._bind_gated_or_grouped(compute)
         variant, weight, epsilon = self.variant, self.weight, self.eps
+        named = isinstance(epsilon, str)
 
         # Lean, because at one token this function is what the caller waits for.
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
-            eps = getattr(module, epsilon)
+            eps = getattr(module, epsilon) if named else epsilon  # type: ignore[arg-type]
             if eps is None:
                 eps = _machine_epsilon(hidden_states)
             scale = None if weight is None else getattr(module, weight)
@@ -100,7 +106,7 @@ class NormAdapter(Adapter):
         adapter = self
 
         def gated(module: nn.Module, hidden_states: Tensor, gate: Tensor | None = None) -> Any:
-            eps = getattr(module, adapter.eps)
+            eps = getattr(module, adapter.eps) if isinstance(adapter.eps, str) else adapter.eps
             return compute(
                 hidden_states,
                 None if adapter.weight is None else getattr(module, adapter.weight),
@@ -166,8 +172,9 @@ def _parts(module: nn.Module) -> Parts | Rejection | None:
     if len(tensors) > 1:
         return None
     weight = next(iter(tensors), None)
-    eps = _find_eps(vars(module), by_name_only=weight is None)
-    if eps is None or (gate := _gate(type(module).forward)) is None:
+    named = _find_eps(vars(module), by_name_only=weight is None)
+    eps = _written_eps(cast("Hashable", type(module))) if named is None else (named,)
+    if not eps or (gate := _gate(type(module).forward)) is None:
         return None
     if weight is None:
         return Parts(None, eps, _declared_width(vars(module)), gate)
@@ -202,6 +209,15 @@ def _find_eps(attributes: dict[str, Any], *, by_name_only: bool) -> str | None:
     return next((name for name, value in attributes.items() if _is_eps(value) and value <= _LARGEST_EPS), None)
 
 
+def _written_eps(cls: Hashable) -> tuple[float | None, ...]:
+    """What the epsilon may be if no attribute is; nothing if the code takes no root."""
+    says = written(cls)
+    if not _ROOTS & says.names:
+        return ()
+    numbers = tuple(number for number in says.numbers if 0 < number <= _LARGEST_EPS)
+    return (*numbers, None) if "rms_norm" in says.names else numbers
+
+
 def _is_eps(value: object, *, or_none: bool = False) -> bool:
     return (or_none and value is None) or (isinstance(value, float) and 0 <= value < math.inf)
 
@@ -227,19 +243,21 @@ def _declared_width(attributes: dict[str, Any]) -> int:
 
 
 def _epsilon(module: nn.Module, parts: Parts) -> float:
-    eps = getattr(module, parts.eps)
+    likely = parts.eps[0]
+    eps = getattr(module, likely) if isinstance(likely, str) else likely
     return torch.finfo(torch.float32).eps if eps is None else float(eps)
 
 
 def _adapters(module: nn.Module, parts: Parts) -> Iterator[NormAdapter]:
-    gated = parts.gate != "none"
-    if type(module).forward is nn.RMSNorm.forward:
+    gated, weights = parts.gate != "none", tuple(dict.fromkeys((parts.weight, None)))
+    if "rms_norm" in written(cast("Hashable", type(module))).names:
         # Bitwise "cast-last" as well, but told from it under autocast.
-        yield NormAdapter("torch", parts.weight, parts.eps)
+        yield from (NormAdapter("torch", weight, eps) for weight, eps in itertools.product(weights, parts.eps))
+    if type(module).forward is nn.RMSNorm.forward:
         return
-    for weight in dict.fromkeys((parts.weight, None)):
-        for (group_size, groups), variant in itertools.product(_groupings(vars(module)), _variants(gated, weight)):
-            yield NormAdapter(variant, weight, parts.eps, group_size, groups, gated)
+    for weight, (group_size, groups) in itertools.product(weights, _groupings(vars(module))):
+        for variant, eps in itertools.product(_variants(gated, weight), parts.eps):
+            yield NormAdapter(variant, weight, eps, group_size, groups, gated)
 
 
 def _variants(gated: bool, weight: str | None) -> Iterable[str]:

@@ -125,6 +125,46 @@ class T5(_Norm):
         return self.weight * hidden_states
 
 
+class LlamaProduct(_Norm):
+    """The square is a product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        wide = x.float()
+        mean_square = torch.mean(wide * wide, dim=-1, keepdim=True)
+        return (wide * torch.rsqrt(mean_square + self.eps)).to(x.dtype) * self.weight
+
+
+class CastLastProduct(_Norm):
+    """The same, scaled before the cast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        wide = x.float()
+        mean_square = torch.mean(wide * wide, dim=-1, keepdim=True)
+        return (wide * torch.rsqrt(mean_square + self.eps) * self.weight).to(x.dtype)
+
+
+class NoUpcastProduct(nn.Module):
+    """The same in the dtype of the input throughout, the epsilon written where it is used."""
+
+    def __init__(self, width: int = 48) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * self.weight
+
+
+class Functional(nn.Module):
+    """Torch's own, without anything of the module's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return functional.rms_norm(x, (x.size(-1),))
+
+
 class RoundedRoot(nn.Module):
     """The factor is rounded to the dtype of the input."""
 
@@ -251,6 +291,10 @@ def specimens() -> list[nn.Module]:
         T5(),
         RoundedRoot(),
         nn.RMSNorm(40),
+        Functional(),
+        LlamaProduct(),
+        CastLastProduct(),
+        NoUpcastProduct(),
         NoUpcast(),
         NoUpcastDiv(),
         NoUpcastWeightFirst(),

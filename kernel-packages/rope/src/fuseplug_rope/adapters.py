@@ -82,6 +82,9 @@ class RotaryAdapter(Adapter):
         if roles.frequencies is not None:
             numbers = values[roles.frequencies]
             cos, sin = numbers.real, numbers.imag
+        elif roles.pairs is not None:
+            # The rows of the first tokens, as many as there are of these.
+            cos, sin = values[roles.pairs][: values[roles.rotated[0]].shape[0]].unbind(-1)
         else:
             cos, sin = values[roles.cos], values[roles.sin]  # type: ignore[index]
         if self.gathers:
@@ -92,6 +95,24 @@ class RotaryAdapter(Adapter):
             cos, sin = _sectioned(cos, sections), _sectioned(sin, sections)
         dim = self.unsqueeze if roles.unsqueeze is None else values[roles.unsqueeze]
         return (cos, sin) if dim is None else (cos.unsqueeze(dim), sin.unsqueeze(dim))
+
+
+@dataclass(frozen=True)
+class MethodAdapter(Adapter):
+    """Calls RoPE in the place of a method that is called as a function would be.
+
+    Attributes:
+        variant: A key of `fuseplug_rope.reference.VARIANTS`.
+        function: The adapter of such a function.
+    """
+
+    variant: str
+    function: RotaryAdapter
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return a method with the positional parameters of the one it replaces."""
+        rotary = self.function.bind(compute)
+        return lambda _module, *args: rotary(*args)
 
 
 @dataclass(frozen=True)

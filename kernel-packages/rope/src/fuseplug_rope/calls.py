@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +16,7 @@ from .roles import Roles
 # No two alike, and no table so narrow that half of it is one, so that nothing fits another dimension by chance.
 _SIZES = {"b": 2, "h": 3, "s": 5, "t": 7, "1": 1}
 _K_HEADS = 2
-_SMALL_HEAD, _LARGE_HEAD = 16, 64
+SMALL_HEAD, _LARGE_HEAD = 16, 64
 _LARGE = 1 << 10
 """Elements from which an example has heads of the size that the module has."""
 
@@ -55,7 +55,16 @@ WITHOUT_PARAMETER = (
     Layout("bshd", "1s1d", (None,)),
 )
 
+WITH_PAIRS = (
+    Layout("sbhd", "s1d", (2, -2)),
+    Layout("sbhd", "sbd", (2, -2)),
+)
+"""For a function whose table is of pairs, where the sequence comes first."""
+
 Width = Literal["full", "half", "three-quarters", "quarter"]
+PARTS: dict[Width, float] = {"full": 1.0, "half": 0.5, "three-quarters": 0.75, "quarter": 0.25}
+"""Widths, the likely ones first, as parts of head_dim."""
+
 Positions = Literal["ids", "table"]
 
 
@@ -113,18 +122,20 @@ def arguments(form: Form, roles: Roles, mix: Mix, make: Make, tokens: int, head_
         dtype = mix.x if number == 0 else mix.others
         alone = form.alone and number > 0
         values[at] = None if alone else make([own[dim] for dim in form.layout.x], dtype)
+    angles = int(head_dim * PARTS[form.width])
     rows = form.layout.table if form.positions != "table" else "td"
-    width = {"full": head_dim, "half": head_dim // 2, "three-quarters": head_dim * 3 // 4, "quarter": head_dim // 4}
     # The tables of the first rows, and those that a short q takes the end of, are longer than the first tensor.
     longer = _ROWS_BEYOND if form.rows in ("first", "last") else 0
-    own = {**sizes, "s": tokens + longer, "d": width[form.width]}
+    own = {**sizes, "s": tokens + longer, "d": angles}
     shape = [own[dim] for dim in rows]
     axes = [] if roles.sections is None else [3]
     for place in (roles.cos, roles.sin, roles.frequencies):
         if place is not None:
             values[place] = make([*axes, *shape], mix.table)
+    if roles.pairs is not None:
+        values[roles.pairs] = make([*shape, 2], mix.table)
     if roles.sections is not None:
-        half = width[form.width] // 2
+        half = angles // 2
         values[roles.sections] = [half // 4, half // 4, half - 2 * (half // 4)]
     if roles.unsqueeze is not None and form.dim is not None:
         values[roles.unsqueeze] = form.dim
@@ -139,8 +150,16 @@ def _is_longer(rows: Rows, number: int) -> bool:
     return rows == "patches" or (rows == "last" and number > 0)
 
 
-def accepted(function: Callable[..., Any], roles: Roles) -> tuple[list[Form], str, bool]:
+def accepted(
+    function: Callable[..., Any], roles: Roles, head_dim: int = SMALL_HEAD, plain: Sequence[Width] = ("full", "half")
+) -> tuple[list[Form], str, bool]:
     """Call *function* in every form.
+
+    Args:
+        function: The function.
+        roles: What its parameters are.
+        head_dim: The size of the heads that it is given.
+        plain: How many angles the tables may have in its plainest form.
 
     Returns:
         The forms that it takes, the plainest first; why it takes none; whether without k it returns a bare tensor.
@@ -149,11 +168,11 @@ def accepted(function: Callable[..., Any], roles: Roles) -> tuple[list[Form], st
 
     def takes(form: Form) -> bool:
         nonlocal why
-        error = _error(function, form, roles)
+        error = _error(function, form, roles, head_dim)
         why = why or error
         return not error
 
-    found = [form for form in _plain_forms(roles) if takes(form)]
+    found = [form for form in _plain_forms(roles, plain) if takes(form)]
     if not found:
         return [], why, True
     base = found[0]
@@ -163,16 +182,18 @@ def accepted(function: Callable[..., Any], roles: Roles) -> tuple[list[Form], st
     forms = [*(replace(base, width=width) for width in widths), *(form for form in found if form.width == base.width)]
     forms += [form for form in _uncommon_forms(forms[0], roles) if takes(form)]
     alone = next((form for form in forms if form.alone), None)
-    bare = alone is None or isinstance(_call(function, alone, roles), Tensor)
+    bare = alone is None or isinstance(_call(function, alone, roles, head_dim), Tensor)
     return forms, "", bare
 
 
-def _plain_forms(roles: Roles) -> Iterator[Form]:
-    layouts = WITHOUT_PARAMETER if roles.unsqueeze is None else WITH_PARAMETER
+def _plain_forms(roles: Roles, plain: Sequence[Width]) -> Iterator[Form]:
+    layouts: Sequence[Layout] = WITHOUT_PARAMETER if roles.unsqueeze is None else WITH_PARAMETER
     asked: list[Positions | None] = [None, "ids", "table"] if roles.positions is not None else [None]
     if roles.positions is not None and roles.positions < roles.required:
         asked = ["ids", "table"]
-    widths: tuple[Width, ...] = ("half",) if roles.frequencies is not None else ("full", "half")
+    widths = [width for width in plain if width != "full" or roles.cos is not None]
+    if roles.pairs is not None:
+        layouts = WITH_PAIRS
     for positions, width, layout in itertools.product(asked, widths, layouts):
         if positions != "table" or "b" in layout.table:
             yield Form(layout, width, positions=positions)
@@ -192,32 +213,32 @@ def _uncommon_forms(first: Form, roles: Roles) -> Iterator[Form]:
         yield replace(first, alone=True)
 
 
-def _error(function: Callable[..., Any], form: Form, roles: Roles) -> str:
+def _error(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int) -> str:
     """Why *function* does not take *form*; ``""`` if it does, and returns what it is given in the same shapes."""
     try:
-        found = _call(function, form, roles)
+        found = _call(function, form, roles, head_dim)
     except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
         return f"{type(error).__name__}: {error}"
     results = found if isinstance(found, tuple | list) else [found]
     shapes = [tuple(result.shape) for result in results if isinstance(result, Tensor)]
-    given = _arguments_of_zeros(form, roles)
+    given = _arguments_of_zeros(form, roles, head_dim)
     expected = [tuple(given[at].shape) for at in roles.rotated if given[at] is not None]
     return "" if shapes == expected else f"it gives {shapes} for {expected}"
 
 
-def _call(function: Callable[..., Any], form: Form, roles: Roles) -> Any:
+def _call(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int) -> Any:
     with torch.no_grad():
-        return function(*_arguments_of_zeros(form, roles))
+        return function(*_arguments_of_zeros(form, roles, head_dim))
 
 
-def _arguments_of_zeros(form: Form, roles: Roles) -> list[Any]:
+def _arguments_of_zeros(form: Form, roles: Roles, head_dim: int) -> list[Any]:
     table = torch.float32 if roles.frequencies is None else torch.complex64
 
     def zeros(shape: list[int], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device="cpu")
 
     mix = Mix(form, torch.float32, torch.float32, table)
-    return arguments(form, roles, mix, zeros, _SIZES["s"], _SMALL_HEAD)
+    return arguments(form, roles, mix, zeros, _SIZES["s"], head_dim)
 
 
 def mixes(forms: list[Form], roles: Roles, dtype: torch.dtype) -> list[Mix]:
@@ -235,13 +256,15 @@ def mixes(forms: list[Form], roles: Roles, dtype: torch.dtype) -> list[Mix]:
     return [*(Mix(forms[0], *each) for each in pairs), *(Mix(form, *own) for form in forms[1:])]
 
 
-def example_arguments(roles: Roles, head_dim: int | None, mix: Mix, size: int, generator: torch.Generator) -> list[Any]:
-    """Random arguments of a mix, with tables whose halves differ."""
+def example_arguments(
+    roles: Roles, small: int, large: int | None, mix: Mix, size: int, generator: torch.Generator
+) -> list[Any]:
+    """Random arguments of a mix, with tables whose halves differ; *small* heads or, from a size on, *large* ones."""
 
     def normal(shape: list[int], dtype: torch.dtype) -> Tensor:
         made = torch.float32 if not dtype.is_complex else dtype
         return torch.randn(shape, generator=generator, dtype=made, device="cpu").to(dtype)
 
-    width = _SMALL_HEAD if size < _LARGE else (head_dim or _LARGE_HEAD)
+    width = small if size < _LARGE else (large or _LARGE_HEAD)
     per_token = width * (_SIZES["h"] * _SIZES["b"] if "b" in mix.form.layout.x else _SIZES["h"])
     return arguments(mix.form, roles, mix, normal, max(_SIZES["s"], -(-size // per_token)), width)

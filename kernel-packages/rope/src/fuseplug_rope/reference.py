@@ -60,6 +60,8 @@ VARIANTS: dict[str, Semantics] = {
     "half-wide-tables": Semantics(widen="once", widen_table=True, back="first"),
     "half-size": Semantics(table="half", form="parts"),
     "half-negated": Semantics(negated=True),
+    "half-size-negated": Semantics(table="half", form="parts", back="own", negated=True),
+    "half-size-negated-wide": Semantics(table="half", form="parts", widen="once", back="own", negated=True),
     "interleaved": _pairs(),
     "interleaved-partial": _pairs(width="leading"),
     "interleaved-wide": _pairs(widen="once", back="first"),
@@ -72,6 +74,8 @@ VARIANTS: dict[str, Semantics] = {
     "interleaved-repeated": _pairs(table="half"),
     "interleaved-trailing": _pairs(table="half", widen="twice", back="own", width="trailing"),
     "interleaved-half-size": _pairs(table="half", form="parts"),
+    "interleaved-half-size-partial": _pairs(table="half", form="parts", width="leading"),
+    "interleaved-half-size-wide": _pairs(table="half", form="parts", widen="once", back="own"),
     "interleaved-matrix": _pairs(table="first-half", form="matrix"),
     "complex": _pairs(table="half", form="complex", widen="once", back="own"),
     "mla": Semantics(reads="pairs", table="first-half", form="parts"),
@@ -209,6 +213,8 @@ def _rotate(how: Semantics, first: Tensor, second: Tensor, tables: Tables) -> Te
 
 def _parts(how: Semantics, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
     cos, sin = tables
+    if how.negated:
+        sin = -sin
     a, b = planes(first, how.reads)
     return joined(a * cos - b * sin, b * cos + a * sin, how.writes)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from fuseplug import Rejection
@@ -23,9 +24,10 @@ class Roles:
 
     Attributes:
         rotated: The tensors that are rotated, one to three.
-        cos: The table of cosines; ``None`` where there is one of complex numbers.
+        cos: The table of cosines; ``None`` where one table holds both.
         sin: The table of sines.
         frequencies: The table of complex numbers.
+        pairs: The table of pairs of a cosine and a sine.
         positions: Where each token is; looked at or not.
         sections: How many angles belong to each axis of multimodal positions.
         unsqueeze: The dimension that the tables lack.
@@ -37,6 +39,7 @@ class Roles:
     cos: int | None = None
     sin: int | None = None
     frequencies: int | None = None
+    pairs: int | None = None
     positions: int | None = None
     sections: int | None = None
     unsqueeze: int | None = None
@@ -48,14 +51,17 @@ def is_rotary(value: object) -> bool:
     """Whether *value* looks like a rotary function: it takes cos and sin, or is called rotary and takes angles."""
     function = plain_function(value)
     if function is None:
-        return False
+        return isinstance(value, torch.jit.ScriptFunction) and _is_called_rotary(str(value.name))
     names = parameter_names(function)
     if any(map(_is_cos, names)) and any(map(_is_sin, names)):
         return True
-    called = function.__name__.lower()
-    return ("rotary" in called or "rope" in called) and any(
-        _is_frequencies(name) or name in ("args", "kwargs") for name in names
+    return _is_called_rotary(function.__name__) and any(
+        _is_frequencies(name) or _is_pairs(name) or name in ("args", "kwargs") for name in names
     )
+
+
+def _is_called_rotary(name: str) -> bool:
+    return "rotary" in name.lower() or "rope" in name.lower()
 
 
 def plain_function(value: object) -> types.FunctionType | None:
@@ -100,7 +106,7 @@ def roles_of(function: types.FunctionType) -> Roles | Rejection:
         # Keyword arguments beyond the named go to the original, whatever they are.
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.KEYWORD_ONLY):
             return _unknown(function, f"{parameter} cannot be given by position")
-    if not rotated or not ({"cos", "sin"} <= roles.keys() or "frequencies" in roles):
+    if not rotated or not ({"cos", "sin"} <= roles.keys() or {"frequencies", "pairs"} & roles.keys()):
         return _unknown(function, "q and k, or one tensor, then cos and sin, are expected")
     return Roles(
         tuple(rotated),
@@ -126,10 +132,15 @@ def _is_frequencies(name: str) -> bool:
     return name.lower().startswith("freq") and not _is_cos(name) and not _is_sin(name)
 
 
+def _is_pairs(name: str) -> bool:
+    return name.lower() in ("rope_cache", "rotary_cache", "cos_sin", "cos_sin_cache")
+
+
 _ROLES: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("cos", _is_cos),
     ("sin", _is_sin),
     ("frequencies", _is_frequencies),
+    ("pairs", _is_pairs),
     ("positions", lambda name: "position" in name or name == "pos_ids"),
     ("sections", lambda name: "section" in name),
     ("unsqueeze", lambda name: "unsqueeze" in name or name == "dim"),
@@ -144,5 +155,5 @@ def _unknown(function: types.FunctionType, why: str) -> Rejection:
 def own_rotary_methods(cls: type) -> Iterator[tuple[str, Any]]:
     """The methods, static ones too, that are called rotary and apply it, with their names."""
     for name in dir(cls):
-        if "rotary" in name and "apply" in name:
+        if "apply" in name and _is_called_rotary(name):
             yield name, inspect.getattr_static(cls, name)

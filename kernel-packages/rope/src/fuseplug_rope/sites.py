@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target, called_functions
 
-from . import calls
-from .adapters import ConformerAdapter, RotaryAdapter, Rows
+from . import calls, modules
+from .adapters import ConformerAdapter, MethodAdapter, RotaryAdapter, Rows
 from .calls import Form, Mix
 from .effects import side_effect
-from .reference import VARIANTS
+from .reference import VARIANTS, Semantics
 from .roles import Roles, is_rotary, own_rotary_methods, plain_function, roles_of
 
 _HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -29,6 +29,8 @@ _HEAD_DIMS = ("qk_rope_head_dim", "head_dim", "head_size", "attention_head_size"
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
     """Propose RoPE for every rotary function that a method of *site* looks up, and for a rotary method of its own.
+
+    And for *site* as a whole if it is a rotation itself (`modules`).
 
     A rotary function is one that takes cos and sin (or angles, and is called rotary), after the tensors it rotates.
     In which forms it can be called is found by calling it; which variant it is, Fuseplug finds.
@@ -44,7 +46,8 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             found.append(said)
     if found:
         return found
-    return Rejection("; ".join(dict.fromkeys(rejected))) if rejected else None
+    whole = modules.match(module)
+    return whole if isinstance(whole, list) or not rejected else Rejection("; ".join(dict.fromkeys(rejected)))
 
 
 def _targets(cls: Hashable) -> Iterator[tuple[Target, Any]]:
@@ -82,7 +85,7 @@ def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Re
     return Proposal(
         target=target,
         adapters=adapters,
-        example=functools.partial(_example, roles, _head_dim(module)),
+        example=functools.partial(_example, roles, calls.SMALL_HEAD, _head_dim(module)),
         mixes=tuple(calls.mixes(list(forms), roles, _dtype(module))),
         roundings=_ROUNDINGS,
     )
@@ -91,7 +94,9 @@ def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Re
 @functools.lru_cache(maxsize=1024)
 def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], tuple[Adapter, ...]] | Rejection:
     """The roles of a rotary function, the forms it takes and what it may be; or why it is left alone."""
-    plain = cast("types.FunctionType", plain_function(function))
+    plain = plain_function(function)
+    if plain is None:
+        return Rejection("its rotary function is TorchScript, which cannot be read: apply before scripting")
     roles = roles_of(plain)
     if isinstance(roles, Rejection):
         return roles
@@ -108,25 +113,28 @@ def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], 
 
 def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAdapter]:
     """What a function that takes *forms* may be: the variants that take them, with each way to place its tables."""
-    widths = {form.width for form in forms}
-    partial = len(widths) > 1
-    halves = "full" not in widths
+    parts = {calls.PARTS[form.width] for form in forms}
     dims: list[int | None] = [None]
     if roles.unsqueeze is None:
         common = set.intersection(*(set(form.layout.dims) for form in forms))
         dims = [dim for dim in dict.fromkeys(forms[0].layout.dims) if dim in common]
-    rows: list[Rows] = [form.rows for form in forms if form.rows != "all"] or ["all"]
+    rows: list[Rows] = [form.rows for form in forms if form.rows != "all" and roles.pairs is None] or ["all"]
     gathers = any(form.positions == "table" for form in forms)
     for name, how in VARIANTS.items():
-        fits = (how.table == "half") is halves and (how.width != "whole") is partial
-        if fits and (how.form == "complex") is (roles.frequencies is not None):
+        if _fits(how, parts) and (how.form == "complex") is (roles.frequencies is not None):
             for dim in dims:
                 for each in rows:
                     yield RotaryAdapter(name, roles, dim, gathers, each, bare)
 
 
-def _example(roles: Roles, head_dim: int | None, mix: Mix, size: int, generator: torch.Generator) -> Example:
-    return Example(calls.example_arguments(roles, head_dim, mix, size, generator))
+def _fits(how: Semantics, parts: set[float]) -> bool:
+    """Whether *how* rotates with tables for these *parts* of a head: all of it, or less too where it may."""
+    rotated = {part * (2 if how.table == "half" else 1) for part in parts}
+    return rotated == {1.0} if how.width == "whole" else max(rotated) <= 1.0 and rotated != {1.0}
+
+
+def _example(roles: Roles, small: int, large: int | None, mix: Mix, size: int, generator: torch.Generator) -> Example:
+    return Example(calls.example_arguments(roles, small, large, mix, size, generator))
 
 
 def _head_dim(module: nn.Module) -> int | None:
@@ -144,15 +152,18 @@ def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Propo
     name = f"{type(module).__name__}.{target.method}"
     if not isinstance(method, types.FunctionType):
         return Rejection(f"{name} is a {type(method).__name__}; only a plain method can be replaced on an instance")
+    if effect := side_effect(method, type(module)):
+        return Rejection(f"{name} does more than rotate: it {effect}; a fused one would not")
+    bound: Any = types.MethodType(method, module)
+    if not isinstance(roles := roles_of(bound), Rejection):
+        return _proposal_of_method_like_a_function(module, target, bound, roles)
     heads, head_dim = (vars(module).get(attribute) for attribute in ("num_heads", "head_size"))
     names = method.__code__.co_varnames[: method.__code__.co_argcount]
     if len(names) != 3 or type(heads) is not int or type(head_dim) is not int:
         return Rejection(
-            f"{name}({', '.join(names)}) is a rotary method of an unknown form; known is (self, hidden_states, tables) "
-            "of a module with num_heads and head_size"
+            f"{name}({', '.join(names)}) is a rotary method of an unknown form; known are (self, q, k, cos, sin), and "
+            "(self, hidden_states, tables) of a module with num_heads and head_size"
         )
-    if effect := side_effect(method):
-        return Rejection(f"{name} does more than rotate: it {effect}; a fused one would not")
     pairs = [(x, x) for x in (*_HALF_TYPES, torch.float32)] + [(x, torch.float32) for x in _HALF_TYPES]
     return Proposal(
         target=target,
@@ -163,6 +174,27 @@ def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Propo
         ),
         example=functools.partial(_example_of_method, heads, head_dim),
         mixes=tuple(sorted(pairs, key=lambda pair: pair[0] is not _dtype(module))),
+        roundings=_ROUNDINGS,
+    )
+
+
+def _proposal_of_method_like_a_function(
+    module: nn.Module, target: Target, bound: Any, roles: Roles
+) -> Proposal | Rejection:
+    """For a method that is called as rotary functions are; how much it rotates may be an attribute of the module."""
+    name = f"{type(module).__name__}.{target.method}"
+    head_dim = _head_dim(module)
+    if head_dim is None:
+        return Rejection(f"{name} is a rotary method of a module that does not say how wide a head is")
+    forms, why, bare = calls.accepted(bound, roles, head_dim, tuple(calls.PARTS))
+    adapters = tuple(MethodAdapter(each.variant, each) for each in _adapters(roles, forms, bare)) if forms else ()
+    if not adapters:
+        return Rejection(f"{name} takes none of the known forms of q, k, cos and sin: {why}")
+    return Proposal(
+        target=target,
+        adapters=adapters,
+        example=functools.partial(_example, roles, head_dim, head_dim),
+        mixes=tuple(calls.mixes(forms, roles, _dtype(module))),
         roundings=_ROUNDINGS,
     )
 

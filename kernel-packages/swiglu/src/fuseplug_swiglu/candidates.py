@@ -138,9 +138,13 @@ def _places(found: Found, roles: Projections) -> Iterator[tuple[tuple[Step, ...]
     for places in itertools.product(*choices.values()):
         at = dict(zip(choices, places, strict=True))
         if sum(not at[leaf] for leaf in found.leaves) == min(1, len(found.leaves)):
-            yield tuple(
-                tuple(Call(name) for name in at if place in at[name]) for place in ("before", "between", "after")
-            )
+            yield from itertools.product(*(_orders(found, at, place) for place in ("before", "between", "after")))
+
+
+def _orders(found: Found, at: Mapping[str, tuple[str, ...]], place: str) -> list[tuple[Step, ...]]:
+    """In which order the children at *place* may be called: as they are mentioned, or from the inside out."""
+    calls = [Call(name) for name in sorted(at, key=found.says.__getitem__) if place in at[name]]
+    return [tuple(calls), tuple(reversed(calls))] if len(calls) > 1 else [tuple(calls)]
 
 
 def _forms(found: Found, roles: Projections) -> list[_Form]:

@@ -108,7 +108,7 @@ def _widths(child: nn.Module) -> tuple[int, int] | None:
 
 def _wrapped(child: nn.Module) -> nn.Module | None:
     """The layer that *child* is around, if it is around one."""
-    if len(child._modules) == 1:
+    if len(child._modules) == 1 and not any(parameter.dim() > 1 for parameter in child.parameters(recurse=False)):
         (inner,) = child._modules.values()
         return inner
     return child._modules.get("base_layer")
@@ -157,6 +157,8 @@ def _found(
     for name, child in module._modules.items():
         if child is None or name in linears or name not in says:
             continue
+        if isinstance(child, nn.Identity):
+            continue
         own = list(child.parameters(recurse=False))
         if not own and not child._modules:
             (drops if isinstance(vars(child).get("p"), float | int) else leaves).append(name)
@@ -178,7 +180,8 @@ def _found(
         norms=norms,
         leaves=tuple(leaves),
         scales=tuple(parameters),
-        numbers=tuple(name for name, value in numbers.items() if value not in widths),
+        # A negative integer is a dimension.
+        numbers=tuple(name for name, v in numbers.items() if v not in widths and not (type(v) is int and v < 0)),
         widths={name: value for name, value in numbers.items() if value in widths},
         says=says,
     )

@@ -35,6 +35,8 @@ def specimens() -> list[nn.Module]:
         DropoutAfter(),
         NormBetween(),
         NormBefore(),
+        DropoutsAndNorm(nn.LayerNorm(INNER)),
+        DropoutsAndNorm(nn.Identity()),
         WidePath(),
         GateOnly(),
         GateOnlyInOne(),
@@ -286,6 +288,21 @@ class NormBefore(Separate):
         """Apply the MLP."""
         x = self.act1(self.post_projection_norm(self.proj(x)))
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DropoutsAndNorm(Separate):
+    """As timm's: the product is dropped out and then normed, if it is, and what comes of it dropped out too."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__(nn.SiLU())
+        self.norm = norm
+        self.drop1, self.drop2 = nn.Dropout(0.1), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Any:
+        """Apply the MLP."""
+        x = self.drop1(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        x = self.down_proj(self.norm(x))
+        return self.drop2(x)
 
 
 class WidePath(nn.Module):

@@ -1,0 +1,131 @@
+"""Models that are not transformers': what is built like a norm, a gate, a rotation or experts is fused there too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from support.elsewhere import MODELS, REMOTE
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from fuseplug import KernelManager
+
+ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
+"""How far a result may be from where it should be, as a share of its size: so many roundings."""
+
+DTYPES = [
+    pytest.param(dtype, id=str(dtype), marks=pytest.mark.xdist_group(f"elsewhere {dtype}")) for dtype in ROUNDINGS
+]
+
+NORM, ROTATED = ("RMSNorm", "llama"), ("Attention", "complex")
+FUSED = {
+    "llama": {NORM, ROTATED, ("FeedForward", "silu")},
+    "llama-mixture": {NORM, ROTATED, ("MoeLayer", "silu renormalised")},
+    "llama2c": {NORM, ("Attention", "interleaved-half-size-wide"), ("FeedForward", "silu")},
+    "gpt": {("RMSNorm", "torch"), ("Rotary", "half-size-negated-wide")},
+    "speedrun": {("RMSNorm", "no-upcast-product"), ("CausalSelfAttention", "half-size-negated"), ("SwiGLU", "swish")},
+    "encoder": {("RMSNorm", "torch")},
+    "recipes": {NORM, ("RotaryPositionalEmbeddings", "interleaved-half-size-wide"), ("FeedForward", "silu")},
+    "vision": {
+        ("SwiGLU", "silu"),
+        ("GluMlp", "sigmoid gate-second"),
+        ("GluMlp", "silu gate-first"),
+        ("SwiGLUFFN", "silu gate-first"),
+    },
+    "neox": {
+        ("RotaryAttention", "half-partial"),
+        ("SplitMLP", "gelu gate-first"),
+        ("SlicedMLP", "silu gate-second"),
+        ("UnflattenedMLP", "swish gate-first"),
+        ("HalvedMLP", "swish gate-first"),
+    },
+    "chatglm": {("CacheAttention", "interleaved-half-size-partial"), ("ChunkedMLP", "silu gate-first")},
+    "remote": {("MyRMSNorm", "llama"), ("MyAttention", "half"), ("MyMLP", "silu")},
+}
+"""Classes and variants, for each model."""
+
+LEFT_ALONE = {"encoder": {("EncoderLayer", "it also calls self_attn, a MultiheadAttention")}}
+"""Classes, and how the reason begins."""
+
+
+@pytest.fixture(scope="module")
+def manager():
+    return KernelManager(environ={})
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory):
+    """A folder as a repository on the Hub is: weights, a config that names its own classes, and their code."""
+    folder = tmp_path_factory.mktemp("own-model")
+    for file in REMOTE.glob("*.py"):
+        shutil.copy(file, folder)
+    classes = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": classes}))
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    AutoModelForCausalLM.from_config(config, trust_remote_code=True).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def build(remote):
+    """Make a model in eval mode, always with the same weights."""
+
+    def made(name, dtype=torch.float32):
+        torch.manual_seed(0)
+        if name == "remote":
+            model = AutoModelForCausalLM.from_pretrained(remote, trust_remote_code=True)
+        else:
+            model = MODELS[name]()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                # A norm's weight of exactly one, or a bias of exactly zero, would hide what is done with it.
+                if parameter.dim() < 2:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        return model.eval().to(dtype)
+
+    return made
+
+
+def step(model):
+    """One forward and backward: the logits, and the gradient of each parameter, by name."""
+    model.zero_grad(set_to_none=True)
+    found = model(torch.arange(24).view(2, 12) * 7 % 57 + 3)
+    logits = found if isinstance(found, torch.Tensor) else found.logits
+    upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(logits.dtype)
+    logits.backward(upstream / logits.numel() ** 0.5)
+    return {"logits": logits.detach()} | {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_is_a_kernels_business_is_fused_or_said_to_be_left_alone(manager, build, name):
+    report = manager.plan(build(name), verify=False).report
+    assert {(entry.class_name, entry.variant) for entry in report.fused} == FUSED[name], report
+    left = {(e.class_name, reason.reason) for e in report.left_alone if not e.covered_by for _, reason in e.rejections}
+    expected = LEFT_ALONE.get(name, set())
+    assert len(left) == len(expected), report
+    assert all(any(cls == c and reason.startswith(start) for c, reason in left) for cls, start in expected), report
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_and_gradients_are_those_of_the_unfused_model_and_undo_is_exact(manager, build, name, dtype):
+    model = build(name, dtype)
+    before = step(model)
+    with manager.apply_all(model, verify=False) as applied:
+        assert applied.report.fused
+        fused = step(model)
+    after = step(model)
+    truth = before if dtype is torch.float32 else step(model.float())
+
+    for key, unfused in before.items():
+        assert (fused[key].dtype, fused[key].shape) == (unfused.dtype, unfused.shape)
+        allowed = 2 * distance(unfused, truth[key]) + ROUNDINGS[dtype] * torch.finfo(dtype).eps
+        assert distance(fused[key], truth[key]) <= allowed, key
+        assert torch.equal(after[key], unfused)
+
+
+def distance(found, true):
+    """How far *found* is from *true*, as a share of its size."""
+    return ((found.double() - true.double()).norm() / true.double().norm().clamp_min(1e-30)).item()

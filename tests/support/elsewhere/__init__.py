@@ -1,0 +1,26 @@
+"""Models as people write them elsewhere than in transformers, each tiny and whole: tokens in, logits out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from . import encoder, gpt, llama, llama2c, recipes, rotating, speedrun, vision
+
+REMOTE = Path(__file__).with_name("remote")
+"""A repository with a modeling file of its own."""
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "llama": lambda: llama.Transformer(llama.ModelArgs()),
+    "llama-mixture": lambda: llama.Transformer(llama.ModelArgs(num_experts=4)),
+    "llama2c": llama2c.Transformer,
+    "gpt": gpt.GPT,
+    "speedrun": speedrun.GPT,
+    "encoder": encoder.Encoder,
+    "recipes": recipes.decoder,
+    "vision": vision.Classifier,
+    "neox": rotating.NeoX,
+    "chatglm": rotating.ChatGLM,
+}
