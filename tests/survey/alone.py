@@ -79,7 +79,9 @@ def check(manager: KernelManager, each: Class) -> dict[str, Any]:
         else:
             record |= compared(manager, alone, [CALL])
     silent = not any(site["op"] == each.op for site in record["sites"])
-    return record | {"unanswered": [{"op": each.op, "folder": each.folder, "class": each.name, "target": ""}] if silent else []}
+    return record | {
+        "unanswered": [{"op": each.op, "folder": each.folder, "class": each.name, "target": ""}] if silent else []
+    }
 
 
 def instance(each: Class) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -55,8 +56,6 @@ def _given(part: Part, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     for values in itertools.islice(itertools.product(*(maker(part) for maker in makers)), _MANY):
         given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
         if "input_ids" in given and len(given) > 1 and "decoder_input_ids" not in given:
-            try:
+            with contextlib.suppress(Exception):
                 yield given | text.with_places(part, given)
-            except Exception:
-                pass
         yield given

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import hashlib
 import json
 import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from fuseplug import KernelManager
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from record import machine
 
-from . import pool
+from . import alone, pool
 from .census import Census
 from .checking import ROUNDINGS, TIMES, check
 from .collect import answers, summary
@@ -41,6 +40,10 @@ from .page import to_json, to_markdown
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / ".nox" / "coverage"
 LIMIT = 300.0
+"""Seconds for a model or class."""
+
+CLASS = "class "
+"""Begins the task of a class, and goes on with op, folder and name."""
 
 
 def main() -> None:
@@ -53,15 +56,27 @@ def main() -> None:
     kept = Kept(KEPT / transformers.__version__, any_code=given.keep)
     if given.fresh:
         shutil.rmtree(kept.folder, ignore_errors=True)
-    wanted = given.model_types or model_types()
-    survey(wanted, kept, given.jobs)
+    census = Census.of()
+    records = survey(given.model_types or model_types(), kept, given.jobs)
     if not given.model_types:
-        publish(transformers.__version__, [record for each in wanted if (record := kept.get(each)) is not None])
+        records += survey([CLASS + "/".join(each) for each in left(census, records)], kept, given.jobs)
+        publish(transformers.__version__, records)
 
 
 def model_types() -> list[str]:
     """All that transformers has a config for."""
     return sorted(transformers.CONFIG_MAPPING.keys())
+
+
+def left(census: Census, records: Sequence[dict[str, Any]]) -> list[alone.Class]:
+    """The classes that *records* of models do not tell enough about, to be looked at by themselves."""
+    told = {answer[:3] for answer in map(dataclasses.astuple, answers(census, records)) if answer[-1]}
+    callers = {(site["folder"], site["class"]) for r in records for site in r.get("sites", ()) if site["op"] == "rope"}
+    return [
+        each
+        for each in alone.classes(census)
+        if (each[1:] not in callers if each.op == "rope" else tuple(each) not in told)
+    ]
 
 
 class Kept:
@@ -72,36 +87,38 @@ class Kept:
         self._any_code = any_code
         self._code = _code()
 
-    def get(self, model_type: str) -> dict[str, Any] | None:
-        """The record of *model_type*, if it was made with this code."""
-        path = self._path(model_type)
+    def get(self, task: str) -> dict[str, Any] | None:
+        """The record of *task*, if it was made with this code."""
+        path = self._path(task)
         if not path.exists():
             return None
         record = json.loads(path.read_text())
         return record if self._any_code or record["code"] == self._code else None
 
-    def put(self, model_type: str, record: dict[str, Any]) -> None:
+    def put(self, task: str, record: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._path(model_type).write_text(json.dumps(record | {"code": self._code}, indent=1))
+        self._path(task).write_text(json.dumps(record | {"code": self._code}, indent=1))
 
-    def _path(self, model_type: str) -> Path:
-        return self.folder / f"{model_type.replace('/', '-')}.json"
+    def _path(self, task: str) -> Path:
+        return self.folder / f"{task.replace('/', ' ')}.json"
 
 
-def survey(wanted: Iterable[str], kept: Kept, jobs: int) -> None:
-    """Record those of *wanted* that have no record yet."""
-    tasks = [model_type for model_type in wanted if kept.get(model_type) is None]
+def survey(wanted: Sequence[str], kept: Kept, jobs: int) -> list[dict[str, Any]]:
+    """The records of *wanted*, made where there are none yet."""
+    tasks = [task for task in wanted if kept.get(task) is None]
     columns = (*rich.progress.Progress.get_default_columns(), rich.progress.TextColumn("{task.fields[now]}"))
     with rich.progress.Progress(*columns) as progress:
         bar = progress.add_task(f"transformers {transformers.__version__}", total=len(tasks), now="")
 
-        def done(model_type: str, record: dict[str, Any]) -> None:
-            kept.put(model_type, {"model_type": model_type} | record)
-            progress.update(bar, advance=1, now=f"{model_type}: {record['status']}")
+        def done(task: str, record: dict[str, Any]) -> None:
+            record = record if task.startswith(CLASS) else {"model_type": task} | record
+            kept.put(task, record)
+            progress.update(bar, advance=1, now=f"{task}: {record['status']}")
             if not progress.console.is_terminal:
-                print(f"{model_type}: {record['status']}", flush=True)
+                print(f"{task}: {record['status']}", flush=True)
 
         pool.run(tasks, worker, done, jobs, LIMIT)
+    return [record for task in wanted if (record := kept.get(task)) is not None]
 
 
 def publish(release: str, records: Sequence[dict[str, Any]], folder: Path = ROOT / "docs") -> None:
@@ -119,13 +136,19 @@ def publish(release: str, records: Sequence[dict[str, Any]], folder: Path = ROOT
 
 
 def worker() -> Callable[[str], dict[str, Any]]:
-    """What checks a model type in a process of its own."""
+    """What checks a model type, or a class, in a process of its own."""
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     manager, census = KernelManager(environ={}), Census.of()
     compile_everything(manager)
-    return functools.partial(check, manager, census)
+
+    def work(task: str) -> dict[str, Any]:
+        if task.startswith(CLASS):
+            return alone.check(manager, alone.Class(*task.removeprefix(CLASS).split("/")))
+        return check(manager, census, task)
+
+    return work
 
 
 def _code() -> str:

@@ -1,4 +1,4 @@
-"""Two sounds in each of the forms that models take them in: a wave or a spectrum, the bins before or behind the frames."""
+"""Two sounds in each form that models take them in: a wave or a spectrum, the bins before or behind the frames."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _bins(part: Part) -> list[int]:
             found.append(first.in_channels)
         elif first is not None:
             found.append(first.weight.shape[-1])
-    return list(dict.fromkeys(found + [80, 128]))
+    return list(dict.fromkeys([*found, 80, 128]))
 
 
 def _frames(part: Part) -> list[int]:

@@ -26,7 +26,7 @@ MANAGER = KernelManager(environ={})
 def test_a_class_is_built_fused_and_compared(each: Class, variant: str) -> None:
     record = check(MANAGER, each)
     assert record["status"] == "checked", record
-    assert [site["answer"].split()[1] for site in record["sites"]] == [variant]
+    assert [site["variant"].split()[0] for site in record["sites"]] == [variant]
 
 
 def test_a_caller_of_a_rotary_function_is_planned() -> None:
