@@ -26,7 +26,10 @@ ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
 """What a tensor of a fused model may be from its unfused value, as a share of its size: so many roundings, and"""
 
 TIMES = 4
-"""so many times what the model itself moves by if every fused result is another by one rounding."""
+"""so many times what the model itself moves by if every fused result is another by one rounding,"""
+
+DRAWS = 3
+"""the most of so many draws: how far a single number moves is a matter of chance."""
 
 
 def check(manager: KernelManager, census: Census, model_type: str) -> dict[str, Any]:
@@ -132,9 +135,11 @@ def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) 
         fused = step(model, calls)
         modules = [model.get_submodule(entry.paths[0]) for entry in applied.report.fused]
     after = step(model, calls)
-    with one_rounding(dict.fromkeys(modules)):
-        moved = step(model, calls)
-    shares = {name: _share(fused.get(name), value, moved.get(name)) for name, value in before.items()}
+    moved = []
+    for draw in range(DRAWS):
+        with one_rounding(dict.fromkeys(modules), draw):
+            moved.append(step(model, calls))
+    shares = {name: _share(fused.get(name), value, [m.get(name) for m in moved]) for name, value in before.items()}
     shares |= {name: float("inf") for name in fused.keys() - before.keys()}
     worst = max(shares, key=shares.__getitem__)
     return applied.report, {
@@ -147,15 +152,22 @@ def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) 
     }
 
 
-def _share(found: Tensor | None, true: Tensor, moved: Tensor | None) -> float:
-    if found is None or moved is None or found.shape != true.shape or found.dtype != true.dtype:
+def _share(found: Tensor | None, true: Tensor, moved: Sequence[Tensor | None]) -> float:
+    if found is None or found.shape != true.shape or found.dtype != true.dtype:
         return float("inf")
     if not torch.equal(found.isfinite(), true.isfinite()):
         return float("inf")
-    found, wide, moved = (t.double().nan_to_num(0.0, 0.0, 0.0) for t in (found, true, moved))
-    allowed = ROUNDINGS.get(true.dtype, 16) * torch.finfo(true.dtype).eps * wide.norm() + TIMES * (moved - wide).norm()
-    distance = (found - wide).norm()
-    return 0.0 if distance == 0 else (distance / allowed).item()
+    distance = _distance(found, true)
+    if distance == 0:
+        return 0.0
+    movement = max(float("nan") if each is None else _distance(each, true) for each in moved)
+    size = _distance(true, torch.zeros_like(true))
+    return distance / (ROUNDINGS.get(true.dtype, 16) * torch.finfo(true.dtype).eps * size + TIMES * movement)
+
+
+def _distance(left: Tensor, right: Tensor) -> float:
+    wide = (tensor.double().nan_to_num(0.0, 0.0, 0.0) for tensor in (left, right))
+    return torch.dist(*wide).item()
 
 
 def _same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:

@@ -12,9 +12,12 @@ from torch.utils import _pytree as pytree
 
 
 @contextlib.contextmanager
-def one_rounding(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Move what goes into and comes out of *modules*, and the gradients on their way back, by a rounding each."""
-    generator = torch.Generator().manual_seed(2)
+def one_rounding(modules: Iterable[nn.Module], draw: int = 0) -> Iterator[None]:
+    """Move what goes into and comes out of *modules*, and the gradients on their way back, by a rounding each.
+
+    Each *draw* moves them in another way.
+    """
+    generator = torch.Generator().manual_seed(draw)
 
     def moved(value: Any) -> Any:
         if not (isinstance(value, Tensor) and value.is_floating_point()):
