@@ -13,6 +13,7 @@ class OwnConfig(PretrainedConfig):
         num_attention_heads=4,
         rms_norm_eps=1e-6,
         rope_base=10000.0,
+        tie_word_embeddings=False,
         **kwargs,
     ):
         self.vocab_size = vocab_size
@@ -22,4 +23,4 @@ class OwnConfig(PretrainedConfig):
         self.num_attention_heads = num_attention_heads
         self.rms_norm_eps = rms_norm_eps
         self.rope_base = rope_base
-        super().__init__(**kwargs)
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
