@@ -19,6 +19,7 @@ _BIGVGAN = {
     "upsample_rates": [2, 2],
     "upsample_kernel_sizes": [4, 4],
 }
+_ATOMS = {"num_spatial_rope_pairs_per_axis": 2, "num_uid_rope_pairs": 2, "output_dim": 64}
 
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
@@ -118,10 +119,10 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "vibevoice_acoustic_tokenizer": _NARROW_TOKENIZER,
     "vibevoice_acoustic_tokenizer_decoder": _NARROW_TOKENIZER,
     "vibevoice_acoustic_tokenizer_encoder": _NARROW_TOKENIZER,
-    "cohere2_moe": {"num_shared_experts": 1, "use_rms_norm": True},
+    "cohere2_moe": {"num_shared_experts": 1, "rms_norm_eps": 1e-6},
     "granitemoe_swa": {"shared_intermediate_size": 96},
     "granitemoeshared": {"shared_intermediate_size": 96},
-    "inkling_vision": {"patch_size": 8, "text_hidden_size": 64},
+    "inkling_vision": {"patch_size": 2, "text_hidden_size": 64},
     "internvl_vision": {"norm_type": "rms_norm", "use_qk_norm": True},
     "longt5": {"feed_forward_proj": "gated-gelu"},
     "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
@@ -131,6 +132,28 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "seamless_m4t": {"position_embeddings_type": "rotary"},
     "t5": {"feed_forward_proj": "gated-gelu"},
     "udop": {"feed_forward_proj": "gated-gelu"},
+    "dac": {"encoder_hidden_size": 8, "decoder_hidden_size": 64, "downsampling_ratios": [4, 2]},
+    "esmfold2": {
+        "single_inputs_size": 131,
+        "atom_encoder": _ATOMS,
+        "structure_head": {"diffusion_module": {"atom_encoder": _ATOMS}},
+    },
+    "longcat_flash": {"zero_expert_num": 2},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+    "neucodec": {"encoder_hidden_size": 4},
+    "qwen3_omni_moe": {"talker_config": {"spatial_merge_size": 2}},
+    "sam2_hiera_det_model": {
+        "hidden_size": 16,
+        "blocks_per_stage": [1, 1, 1, 1],
+        "embed_dim_per_stage": [16, 32, 64, 128],
+        "num_attention_heads_per_stage": [1, 2, 4, 8],
+        "global_attention_blocks": [2],
+    },
+    "sam2_vision_model": {"backbone_channel_list": [128, 64, 32, 16]},
+    "xcodec2": {"encoder_hidden_size": 4},
     "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
 }
 """By model type, also of a config within another, the arguments that are not what `small` makes of their names."""

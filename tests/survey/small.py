@@ -64,12 +64,14 @@ def _arguments(config_class: type[PretrainedConfig], overrides: Mapping[str, Any
     default = config_class()
     overrides = {**OVERRIDES.get(default.model_type, {}), **overrides}
     tokens = iter(range(3, 200))
-    fields = {name: vars(default).get(name) for name in _fields(config_class)}
+    fields = {name: vars(default).get(default.attribute_map.get(name, name)) for name in _fields(config_class)}
     parts = {name for name, value in fields.items() if isinstance(value, PretrainedConfig)}
     found: dict[str, Any] = {name: _part(fields[name], overrides.get(name, {})) for name in parts}
     for name, value in fields.items():
         if type(value) is int:
             found[name] = _number(name, value, tokens)
+        elif isinstance(value, list | tuple) and len(set(map(repr, value))) == 1 and type(value[0]) is int:
+            found[name] = [_number(name, value[0], tokens)] * len(value)
         elif value is None and name in _LEFT_OPEN:
             found[name] = _LEFT_OPEN[name]
         elif name in _GIVEN:
@@ -118,7 +120,9 @@ def _layers(fields: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
     if depth is None:
         return {}
     many, few = fields[depth], found[depth]
-    lists = {name: value for name, value in fields.items() if isinstance(value, list | tuple) and value}
+    lists = {
+        name: found.get(name, value) for name, value in fields.items() if isinstance(value, list | tuple) and value
+    }
     each = {name: value for name, value in lists.items() if len(value) == many > few}
     kept = _one_of_each([value for value in each.values() if len(set(map(repr, value))) <= _MOST_KINDS], many, few)
     if each:
