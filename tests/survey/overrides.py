@@ -20,6 +20,7 @@ _BIGVGAN = {
     "upsample_kernel_sizes": [4, 4],
 }
 _ATOMS = {"num_spatial_rope_pairs_per_axis": 2, "num_uid_rope_pairs": 2, "output_dim": 64}
+_SAM3_FEATURES = {"vision_config": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]}}
 
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
@@ -32,7 +33,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
         }
     },
-    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2}},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
     "diffusion_gemma_text": {"global_head_dim": 32, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64, "downsample_hidden_size": 32},
@@ -53,9 +54,12 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "embedding_gemma2_text": {"global_head_dim": 32},
     "emu3": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6}},
     "emu3_vqgan": _VQ,
-    "ernie4_5_vl_moe_text": {**_MROPE, "moe_intermediate_size": [32, 32]},
+    "ernie4_5_vl_moe_text": {
+        _ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]},
+        "moe_intermediate_size": [32, 32],
+    },
     "esm": {"vocab_size": 256},
-    "esmc": {"num_key_value_heads": 4},
+    "esmc": {"vocab_size": 256, "num_key_value_heads": 4},
     "falcon_h1": {"mamba_rms_norm": True},
     "gemma4_text": {
         "global_head_dim": 32,
@@ -154,6 +158,18 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     },
     "sam2_vision_model": {"backbone_channel_list": [128, 64, 32, 16]},
     "xcodec2": {"encoder_hidden_size": 4},
-    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "clvp_encoder": {"num_attention_heads": 2},
+    "deepseek_ocr2_sam_vision_model": {"output_channels": 64, "downsample_channels": [64, 64]},
+    "hunyuan_vl_text": {_ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "llama4_vision_model": {"intermediate_size": 256, "projector_input_dim": 64, "projector_output_dim": 64},
+    "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
+    "nemotron_h": {"n_groups": 2},
+    "sam3_tracker": _SAM3_FEATURES,
+    "sam3_tracker_video": _SAM3_FEATURES,
+    "step3p5": {"sliding_window": 8},
+    "step3p7_text": {"sliding_window": 8},
+    "xlstm": {"qk_dim_factor": 1.0},
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_head_dim": 32},
 }
 """By model type, also of a config within another, the arguments that are not what `small` makes of their names."""

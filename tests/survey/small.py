@@ -19,6 +19,9 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"mamba_n_heads", 8),
     (r".*(q_lora_rank)", 24),
     (r".*(kv_lora_rank)", 32),
+    (r"qk_head_dim", 2 * _HEAD),
+    (r"rotary_dim", _HEAD // 2),
+    (r"num_queries", 4),
     (r".*(qk_rope_head_dim|qk_nope_head_dim|v_head_dim|index_head_dim)", _HEAD),
     (r".*(num_key_value_heads|num_kv_heads|n_kv_heads|num_key_value_groups|n_head_kv)", _KV_HEADS),
     (r".*(head_dim|d_kv|attention_head_size|d_head|head_size|attention_key_size|kv_channels)", _HEAD),
@@ -71,7 +74,7 @@ def _arguments(config_class: type[PretrainedConfig], overrides: Mapping[str, Any
         if type(value) is int:
             found[name] = _number(name, value, tokens)
         elif isinstance(value, list | tuple) and len(set(map(repr, value))) == 1 and type(value[0]) is int:
-            found[name] = [_number(name, value[0], tokens)] * len(value)
+            found[name] = type(value)([_number(name, value[0], tokens)] * len(value))
         elif value is None and name in _LEFT_OPEN:
             found[name] = _LEFT_OPEN[name]
         elif name in _GIVEN:
