@@ -15,7 +15,7 @@ from transformers.models.auto import modeling_auto
 
 from .small import small
 
-_FIRST = ("IMAGE_TEXT_TO_TEXT", "CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
+_FIRST = ("IMAGE_TEXT_TO_TEXT", "CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "TEXT_TO_WAVEFORM")
 _MAPPINGS = [f"MODEL_FOR_{task}_MAPPING_NAMES" for task in _FIRST] + ["MODEL_MAPPING_NAMES"]
 _MAPPINGS += sorted(name for name in vars(modeling_auto) if name.startswith("MODEL_FOR_") and name.endswith("_NAMES"))
 
@@ -69,7 +69,7 @@ def model_classes(model_type: str, config_class: type[PretrainedConfig]) -> Iter
                 yield found
     for found in vars(module).values():
         own = inspect.isclass(found) and issubclass(found, PreTrainedModel) and found.__module__ == module.__name__
-        if own and found.config_class in (config_class, None):
+        if own and found.config_class in (config_class, None) and found.forward is not nn.Module.forward:
             yield found
 
 

@@ -19,6 +19,8 @@ _BIGVGAN = {
     "upsample_rates": [2, 2],
     "upsample_kernel_sizes": [4, 4],
 }
+_ATOMS = {"num_spatial_rope_pairs_per_axis": 2, "num_uid_rope_pairs": 2, "output_dim": 64}
+_SAM3_FEATURES = {"vision_config": {"backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]}}
 
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
@@ -31,7 +33,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
         }
     },
-    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2}},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
     "diffusion_gemma_text": {"global_head_dim": 32, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64, "downsample_hidden_size": 32},
@@ -52,9 +54,12 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "embedding_gemma2_text": {"global_head_dim": 32},
     "emu3": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6}},
     "emu3_vqgan": _VQ,
-    "ernie4_5_vl_moe_text": {**_MROPE, "moe_intermediate_size": [32, 32]},
+    "ernie4_5_vl_moe_text": {
+        _ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]},
+        "moe_intermediate_size": [32, 32],
+    },
     "esm": {"vocab_size": 256},
-    "esmc": {"num_key_value_heads": 4},
+    "esmc": {"vocab_size": 256, "num_key_value_heads": 4},
     "falcon_h1": {"mamba_rms_norm": True},
     "gemma4_text": {
         "global_head_dim": 32,
@@ -124,10 +129,10 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "vibevoice_acoustic_tokenizer": _NARROW_TOKENIZER,
     "vibevoice_acoustic_tokenizer_decoder": _NARROW_TOKENIZER,
     "vibevoice_acoustic_tokenizer_encoder": _NARROW_TOKENIZER,
-    "cohere2_moe": {"num_shared_experts": 1, "use_rms_norm": True},
+    "cohere2_moe": {"num_shared_experts": 1, "rms_norm_eps": 1e-6},
     "granitemoe_swa": {"shared_intermediate_size": 96},
     "granitemoeshared": {"shared_intermediate_size": 96},
-    "inkling_vision": {"patch_size": 8, "text_hidden_size": 64},
+    "inkling_vision": {"patch_size": 2, "text_hidden_size": 64},
     "internvl_vision": {"norm_type": "rms_norm", "use_qk_norm": True},
     "longt5": {"feed_forward_proj": "gated-gelu"},
     "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
@@ -137,6 +142,40 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "seamless_m4t": {"position_embeddings_type": "rotary"},
     "t5": {"feed_forward_proj": "gated-gelu"},
     "udop": {"feed_forward_proj": "gated-gelu"},
-    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+    "dac": {"encoder_hidden_size": 8, "decoder_hidden_size": 64, "downsampling_ratios": [4, 2]},
+    "esmfold2": {
+        "single_inputs_size": 131,
+        "atom_encoder": _ATOMS,
+        "structure_head": {"diffusion_module": {"atom_encoder": _ATOMS}},
+    },
+    "longcat_flash": {"zero_expert_num": 2},
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
+    "neucodec": {"encoder_hidden_size": 4},
+    "qwen3_omni_moe": {"talker_config": {"spatial_merge_size": 2}},
+    "sam2_hiera_det_model": {
+        "hidden_size": 16,
+        "blocks_per_stage": [1, 1, 1, 1],
+        "embed_dim_per_stage": [16, 32, 64, 128],
+        "num_attention_heads_per_stage": [1, 2, 4, 8],
+        "global_attention_blocks": [2],
+    },
+    "sam2_vision_model": {"backbone_channel_list": [128, 64, 32, 16]},
+    "xcodec2": {"encoder_hidden_size": 4},
+    "clvp_encoder": {"num_attention_heads": 2},
+    "deepseek_ocr2_sam_vision_model": {"output_channels": 64, "downsample_channels": [64, 64]},
+    "hunyuan_vl_text": {_ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "llama4_vision_model": {"intermediate_size": 256, "projector_input_dim": 64, "projector_output_dim": 64},
+    "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
+    "nemotron_h": {"n_groups": 2},
+    "sam3_tracker": _SAM3_FEATURES,
+    "sam3_tracker_video": _SAM3_FEATURES,
+    "step3p5": {"sliding_window": 8},
+    "step3p7_text": {"sliding_window": 8},
+    "xlstm": {"qk_dim_factor": 1.0},
+    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_head_dim": 32},
 }
 """By model type, also of a config within another, the arguments that are not what `small` makes of their names."""

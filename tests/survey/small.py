@@ -19,6 +19,9 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"mamba_n_heads", 8),
     (r".*(q_lora_rank)", 24),
     (r".*(kv_lora_rank)", 32),
+    (r"qk_head_dim", 2 * _HEAD),
+    (r"rotary_dim", _HEAD // 2),
+    (r"num_queries", 4),
     (r".*(qk_rope_head_dim|qk_nope_head_dim|v_head_dim|index_head_dim)", _HEAD),
     (r".*(num_key_value_heads|num_kv_heads|n_kv_heads|num_key_value_groups|n_head_kv)", _KV_HEADS),
     (r".*(head_dim|d_kv|attention_head_size|d_head|head_size|attention_key_size|kv_channels)", _HEAD),
@@ -64,12 +67,14 @@ def _arguments(config_class: type[PretrainedConfig], overrides: Mapping[str, Any
     default = config_class()
     overrides = {**OVERRIDES.get(default.model_type, {}), **overrides}
     tokens = iter(range(3, 200))
-    fields = {name: vars(default).get(name) for name in _fields(config_class)}
+    fields = {name: vars(default).get(default.attribute_map.get(name, name)) for name in _fields(config_class)}
     parts = {name for name, value in fields.items() if isinstance(value, PretrainedConfig)}
     found: dict[str, Any] = {name: _part(fields[name], overrides.get(name, {})) for name in parts}
     for name, value in fields.items():
         if type(value) is int:
             found[name] = number(name, value, tokens)
+        elif isinstance(value, list | tuple) and len(set(map(repr, value))) == 1 and type(value[0]) is int:
+            found[name] = type(value)([number(name, value[0], tokens)] * len(value))
         elif value is None and name in _LEFT_OPEN:
             found[name] = _LEFT_OPEN[name]
         elif name in _GIVEN:
@@ -119,7 +124,9 @@ def _layers(fields: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
     if depth is None:
         return {}
     many, few = fields[depth], found[depth]
-    lists = {name: value for name, value in fields.items() if isinstance(value, list | tuple) and value}
+    lists = {
+        name: found.get(name, value) for name, value in fields.items() if isinstance(value, list | tuple) and value
+    }
     each = {name: value for name, value in lists.items() if len(value) == many > few}
     kept = _one_of_each([value for value in each.values() if len(set(map(repr, value))) <= _MOST_KINDS], many, few)
     if each:
