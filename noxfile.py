@@ -27,6 +27,7 @@ NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu")
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 FOR_SURVEY = ("pytest", "scipy")  # what some models import
 WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # each holds a torch of its own
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # the workers fill the cores
 BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe", "model")
 
 
@@ -36,7 +37,7 @@ def tests(session: nox.Session, transformers: str) -> None:
     """Run the tests; on the older transformers, those that build its models, whole ones in float32 alone."""
     newest = transformers == TRANSFORMERS[0]
     install(session, *FOR_TESTS, "peft", transformers=transformers)
-    session.run("python", "-m", "pytest", *WORKERS, *(NO_DEVICES if newest else OLDER_MODELS), *session.posargs)
+    test(session, *(NO_DEVICES if newest else OLDER_MODELS))
 
 
 @nox.session(name="tests-npu")
@@ -47,7 +48,7 @@ def tests_npu(session: nox.Session, transformers: str) -> None:
         session.skip("torch_npu has wheels for Linux only")
     install(session, "torch_npu", *FOR_TESTS, transformers=transformers)
     chosen = ["tests/npu"] if transformers == TRANSFORMERS[0] else MODELS_ON_NPU
-    session.run("python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, *chosen, *session.posargs)
+    test(session, "--fuseplug-host-npu", *chosen)
 
 
 @nox.session(name="tests-triton")
@@ -58,7 +59,7 @@ def tests_triton(session: nox.Session) -> None:
     install(session, "triton", "liger-kernel", "matplotlib", *FOR_TESTS)
     for folder, interpret in (("numbers", "1"), ("programs", None)):
         session.env["TRITON_INTERPRET"] = interpret
-        session.run("python", "-m", "pytest", *WORKERS, f"tests/gpu/{folder}", *session.posargs)
+        test(session, f"tests/gpu/{folder}")
 
 
 @nox.session(name="tests-npu-releases", default=False)
@@ -66,9 +67,7 @@ def tests_triton(session: nox.Session) -> None:
 def tests_npu_releases(session: nox.Session, torch_npu: str) -> None:
     """Check every call of the Ascend kernels against another torch_npu, beside its torch. Downloads a torch each."""
     install(session, f"torch_npu=={torch_npu}", *FOR_TESTS, free=("torch", "torch_npu"))
-    session.run(
-        "python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, "tests/npu", "-k", "fake_npu", *session.posargs
-    )
+    test(session, "--fuseplug-host-npu", "tests/npu", "-k", "fake_npu")
 
 
 @nox.session(default=False)
@@ -78,7 +77,7 @@ def conformance(session: nox.Session) -> None:
     for interpret, hows in ((None, ("inductor", "npu")), ("1", ("triton",))):
         session.env["TRITON_INTERPRET"] = interpret
         chosen = [f"--fuseplug-kernel={how}_fused_{op}" for how in hows for op in OPS]
-        session.run("python", "-m", "pytest", "--fuseplug-host-npu", *WORKERS, *chosen, *session.posargs)
+        test(session, "--fuseplug-host-npu", *chosen)
 
 
 @nox.session
@@ -152,15 +151,22 @@ def install(
     lines = (ROOT / "constraints.txt").read_text().replace(TRANSFORMERS[0], transformers).splitlines()
     pinned = Path(session.create_tmp()) / "constraints.txt"
     pinned.write_text("\n".join(line for line in lines if line.partition("==")[0] not in free))
-    # Of what is installed a run imports a part, which Python compiles as it comes: half of the time goes into the rest.
-    session.env["PIP_NO_COMPILE"] = "1"
     session.install("-c", str(pinned), "torch", "transformers", "hatchling", *packages)
     session.install("-c", str(pinned), "--no-build-isolation", *(f"./{path}" for path in DISTRIBUTIONS))
+
+
+def test(session: nox.Session, *chosen: str) -> None:
+    """Run pytest in as many processes as there are cores, each with one thread."""
+    session.run("python", "-m", "pytest", *WORKERS, *chosen, *session.posargs, env=ONE_THREAD)
 
 
 def clean(session: nox.Session) -> None:
     """Keep what surrounds nox out of the session: PYTHONPATH may be how nox itself was started."""
     session.env["PYTHONPATH"] = None
+    # Of what is installed a run imports a part, which Python compiles as it comes, if it may keep what it compiled:
+    # half of the time of an installation goes into the rest. To pip, "no-compile" is on where this says "off".
+    session.env["PIP_NO_COMPILE"] = "off"
+    session.env["PYTHONDONTWRITEBYTECODE"] = None
 
 
 def session_python(session: nox.Session) -> tuple[int, ...]:

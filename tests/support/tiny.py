@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-# Heads of 16 throughout: what is compiled for one width serves all models.
+# One width for each purpose throughout, and one eps: what is compiled for one model serves all.
 BASE: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -18,6 +18,7 @@ BASE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -28,16 +29,16 @@ EXPERTS = {
     "num_local_experts": 4,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
+    "moe_intermediate_size": 96,
 }
 EVERY_EXPERT = {"num_experts_per_tok": 4, "topk_group": 2}
 """For half precision, where a rounding may choose another expert, unfused as well as fused."""
 
 LATENT = {
-    "q_lora_rank": 24,
+    "q_lora_rank": 16,
     "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 24,
     "v_head_dim": 16,
     "num_key_value_heads": 4,
     "first_k_dense_replace": 1,
@@ -47,9 +48,9 @@ LATENT = {
 }
 VISION = {
     "depth": 2,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_heads": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_heads": 4,
     "out_hidden_size": 64,
     "patch_size": 4,
     "spatial_merge_size": 2,
@@ -73,7 +74,7 @@ TINY: dict[str, Mapping[str, Any]] = {
     "deepseek_v3": BASE | EXPERTS | LATENT,
     "gpt_oss": BASE | HEAD | EXPERTS | {"sliding_window": 8},
     "cohere": BASE,
-    "olmo2": BASE,
+    "olmo2": BASE | {"num_key_value_heads": 4},
     "nanochat": BASE,
     "qwen2_5_vl": {
         "text_config": BASE | {"rope_scaling": SECTIONS, "rope_parameters": SECTIONS | {"rope_theta": 1e4}},

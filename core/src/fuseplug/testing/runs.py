@@ -55,7 +55,8 @@ def _still_there(held: dict[str, Any]) -> list[str]:
             return []
         if attempt:
             time.sleep(0.05)
-        gc.collect()  # half a second in a process that has compiled something, so not without need
+        if attempt in (0, PATIENCE - 1):  # half a second in a process that has compiled something
+            gc.collect()
     return sorted(name for name, storage in held.items() if not storage.expired())
 
 
