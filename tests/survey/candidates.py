@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from . import pictures, sound, text
+from . import odds, pictures, sound, text
 from .part import Part
 
-_MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {**text.MAKERS, **pictures.MAKERS, **sound.MAKERS}
+_MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {**text.MAKERS, **pictures.MAKERS, **sound.MAKERS, **odds.MAKERS}
 """The values that a parameter of a name may be given, likely ones first; with None it is not given."""
 
 _MAIN: tuple[tuple[str, ...], ...] = (
@@ -20,6 +20,10 @@ _MAIN: tuple[tuple[str, ...], ...] = (
     ("input_ids", "decoder_input_ids"),
     ("input_features", "decoder_input_ids"),
     ("flattened_patches", "decoder_input_ids"),
+    ("input_ids", "encoder_hidden_states"),
+    ("input_ids", "last_hidden_state"),
+    ("input_ids", "inputs_embeds", "patch_embeds"),
+    ("input_ids", "inputs_embeds", "patch_ids", "num_patches"),
     ("input_ids",),
     ("pixel_values",),
     ("pixel_values_videos",),
@@ -34,28 +38,47 @@ _MAIN: tuple[tuple[str, ...], ...] = (
 _MANY = 40
 """Candidates for one choice of parameters."""
 
+Inputs = dict[str, Any]
 
-def candidates(part: Part) -> Iterator[dict[str, Any]]:
-    """What *part* may be called with, likely ones first."""
+
+def candidates(part: Part) -> Iterator[Iterator[Inputs]]:
+    """What *part* may be called with: each choice of parameters, most first, with values for them, likely ones first."""
     tried = set()
     for names in (*_MAIN, ()):
-        chosen = tuple(dict.fromkeys((*part.required, *names)))
+        chosen = _completed(part, names)
         if chosen and chosen not in tried and all(name in part.parameters for name in chosen):
             tried.add(chosen)
-            yield from _given(part, chosen)
+            yield _given(part, chosen)
 
 
-def _given(part: Part, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def _completed(part: Part, names: tuple[str, ...]) -> tuple[str, ...]:
+    """*names*, what must be given besides, and what goes along with them."""
+    names = (*part.required, *names)
     along = [*(pictures.WITH if any("pixel" in n for n in names) else ())]
     along += sound.WITH if "input_features" in names else ()
-    names = tuple(dict.fromkeys((*names, *(n for n in along if n in part.parameters))))
+    along += odds.WITH
+    return tuple(dict.fromkeys((*names, *(n for n in along if names and n in part.parameters))))
+
+
+def _given(part: Part, names: tuple[str, ...]) -> Iterator[Inputs]:
     first = next(iter(part.parameters))
     makers = [_MAKERS.get(name, text.vectors if name == first else None) for name in names]
     if not all(makers):
         return
-    for values in itertools.islice(itertools.product(*(maker(part) for maker in makers)), _MANY):
+    for values in itertools.islice(_likely_first([maker(part) for maker in makers]), _MANY):
         given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+<<<<<<< HEAD
         if "input_ids" in given and len(given) > 1 and "decoder_input_ids" not in given:
+=======
+        if "input_ids" in given and any(name.startswith(("pixel", "input_features")) for name in given):
+>>>>>>> feeding
             with contextlib.suppress(Exception):
                 yield given | text.with_places(part, given)
         yield given
+
+
+def _likely_first(choices: list[list[Any]]) -> Iterator[tuple[Any, ...]]:
+    """Every way to take one of each of *choices*, those first that take the first of most."""
+    orders = itertools.product(*(range(len(choice)) for choice in choices))
+    for order in sorted(orders, key=sum):
+        yield tuple(choice[n] for choice, n in zip(choices, order, strict=True))

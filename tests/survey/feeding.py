@@ -5,7 +5,7 @@ its parts by themselves.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,21 +42,31 @@ def calls_for(model: nn.Module, paths: Collection[str]) -> list[Call]:
             if above in tried or not any(_inside(each, above) for each in left):
                 continue
             tried.add(above)
-            for inputs in candidates(Part(model, above)):
-                call = Call(above, inputs)
-                try:
-                    reached = _reached(model, call, left)
-                except Exception as error:
-                    said.append(f"{call}: {type(error).__name__}: {str(error)[:160]}")
-                    continue
-                if reached:
-                    calls.append(call)
-                    left -= reached
+            for choice in candidates(Part(model, above)):
+                found = _first_that_runs(model, above, choice, left, said)
+                if found is not None and found[1]:
+                    calls.append(found[0])
+                    left -= found[1]
                 if not any(_inside(each, above) for each in left):
                     break
     if not calls:
         raise RuntimeError(" | ".join(said))
     return calls
+
+
+def _first_that_runs(
+    model: nn.Module, path: str, choice: Iterable[Inputs], wanted: Collection[str], said: list[str]
+) -> tuple[Call, set[str]] | None:
+    """The first call with one of *choice* that runs, with those of *wanted* that it reaches; why others do not runs
+    is added to *said*.
+    """
+    for inputs in choice:
+        call = Call(path, inputs)
+        try:
+            return call, _reached(model, call, wanted)
+        except Exception as error:
+            said.append(f"{call}: {type(error).__name__}: {str(error)[:160]}")
+    return None
 
 
 def _above(path: str) -> Iterator[str]:

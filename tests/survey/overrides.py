@@ -176,6 +176,10 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "step3p5": {"sliding_window": 8},
     "step3p7_text": {"sliding_window": 8},
     "xlstm": {"qk_dim_factor": 1.0},
-    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_head_dim": 32},
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "attention_head_dim": 32,
+    },
 }
 """By model type, also of a config within another, the arguments that are not what `small` makes of their names."""

@@ -41,7 +41,7 @@ class Part:
         """The configs that may tell about the module, the nearest first, each followed by those in it."""
         names = self.path.split(".") if self.path else []
         above = [self.model.get_submodule(".".join(names[:n])) for n in range(len(names), -1, -1)]
-        return list({id(c): c for m in above if hasattr(m, "config") for c in _nested(m.config)}.values())
+        return list({id(c): c for m in above for c in _nested(getattr(m, "config", None))}.values())
 
     def number(self, *names: str, default: int) -> int:
         """The first of *names* that a config holds; of several numbers the first."""
@@ -76,7 +76,7 @@ def noise(*shape: int) -> Tensor:
 
 
 def _nested(config: Any) -> Iterator[Any]:
-    level = [config]
+    level = [config] if isinstance(config, PretrainedConfig) else []
     while level:
         yield from level
         level = [v for c in level for v in vars(c).values() if isinstance(v, PretrainedConfig)]

@@ -27,7 +27,8 @@ def pictures(part: Part) -> list[Any]:
     square = [(2, channels, _GRID * patch, _GRID * patch) for patch in {_patch(part)} if _GRID * patch != side]
     shapes = [*whole, *patches, *padded, *small, *frames, *tubes, *square]
     if any("grid" in name for name in part.parameters):
-        shapes = [*patches, *small, *tubes, *padded, *whole]
+        block = 2 * _patch(part)
+        shapes = [*patches, *small, *tubes, *padded, *whole, (2 * _GRID**2 // 4, block, block, channels)]
     return [noise(*shape) for shape in shapes]
 
 

@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """Two sounds in each form that models take them in: a wave or a spectrum, the bins before or behind the frames."""
+=======
+"""Two sounds in each of the forms that models take them in: waves, or spectra with the bins before or after the frames."""
+>>>>>>> feeding
 
 from __future__ import annotations
 
@@ -11,11 +15,12 @@ from torch import nn
 from .part import Part, noise
 
 _SAMPLES = 2000
+_LONGEST = 1500
 
 
 def waves(part: Part) -> list[Any]:
     """Two waves."""
-    return [noise(2, _SAMPLES), noise(2, 1, _SAMPLES), noise(2, 1, 4 * _SAMPLES)]
+    return [noise(*shape, _SAMPLES) for shape in ((2,), (2, 1))]
 
 
 def spectra(part: Part) -> list[Any]:
@@ -27,7 +32,9 @@ def spectra(part: Part) -> list[Any]:
 
 
 def _bins(part: Part) -> list[int]:
-    named = part.number("num_mel_bins", "input_feat_per_channel", "feature_size", "input_dim", default=80)
+    named = part.number(
+        "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", default=80
+    )
     towers = [m for name, m in part.module.named_modules() if name.rpartition(".")[2] in _TOWERS] or [part.module]
     found = [named]
     for tower in towers:
@@ -42,7 +49,7 @@ def _bins(part: Part) -> list[int]:
 def _frames(part: Part) -> list[int]:
     """What an encoder with a place for each frame takes."""
     places = part.number("max_source_positions", default=0)
-    return [2 * places, places] if places else []
+    return [2 * places, places] if 0 < places <= _LONGEST else []
 
 
 _TOWERS = ("audio_tower", "audio_encoder", "audio_model", "encoder", "speech_encoder")

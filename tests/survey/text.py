@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,10 +19,15 @@ LENGTH = 12
 
 def tokens(part: Part) -> list[Any]:
     """Two rows of tokens; those of several codebooks behind them or before them."""
-    numbers = torch.arange(2 * LENGTH).view(2, LENGTH)
+    numbers = counted(2, LENGTH)
     books = part.number("num_codebooks", "num_channels", "audio_channels", default=0)
-    many = [torch.arange(2 * LENGTH * books).view(2, LENGTH, books) % 9 + 3] if books else []
-    return [numbers * 7 % 40 + 210, numbers % 9, *many, *(m.transpose(1, 2).contiguous() for m in many)]
+    many = [counted(2, LENGTH, books) % 9 + 3] if books else []
+    return [numbers * 7 % 40 + 210, numbers % 9, *many, *(m.transpose(1, 2).contiguous() for m in many), numbers[:, :4]]
+
+
+def counted(*shape: int) -> Tensor:
+    """Whole numbers from 0 on."""
+    return torch.arange(math.prod(shape)).view(shape)
 
 
 def vectors(part: Part) -> list[Any]:
@@ -112,6 +118,8 @@ MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
     "input_ids": tokens,
     "decoder_input_ids": tokens,
     "inputs_embeds": vectors,
+    "encoder_hidden_states": vectors,
+    "last_hidden_state": vectors,
     "hidden_states": _hidden,
     "attention_mask": lambda part: [None, *_mask(part)],
     "padding_mask": lambda _: [None],

@@ -1,0 +1,92 @@
+"""What only a few models take: time series, the state of a robot, a few frames of a film and what came before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .part import Part, noise
+from .text import LENGTH, counted
+
+
+def _series(part: Part) -> list[Any]:
+    length = 4 * part.number("patch_length", default=16)
+    return [noise(2, length), list(noise(2, length))]
+
+
+def _rotation(part: Part) -> list[Any]:
+    """Cosines and sines for as many vectors as there are."""
+    width = part.number("head_dim", default=16)
+    angles = noise(LENGTH, width // 2)
+    cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
+    return [(cos.expand(2, -1, -1), sin.expand(2, -1, -1)), (cos, sin)]
+
+
+def _maps(part: Part) -> list[Any]:
+    """What was seen in two frames, place by place, as wide as what the part's attention takes."""
+    keys = [m for name, m in part.module.named_modules() if name.endswith("k_proj")]
+    widths = dict.fromkeys([*(k.in_features for k in keys), part.width])
+    places = {len(ids.T) for name, ids in part.module.named_buffers() if name.endswith("position_ids")} or {16}
+    return [noise(n, 2, width) for n in places for width in widths]
+
+
+def _as_wide_as(name: str, *shape: int) -> Callable[[Part], list[Any]]:
+    """Vectors for the first weight of the modules called *name*."""
+
+    def make(part: Part) -> list[Any]:
+        found = [m for path, m in part.module.named_modules() if name in path.split(".")]
+        layers = [m for m in found if isinstance(m, nn.Linear)]
+        return [noise(*shape, layer.in_features) for layer in layers[:1]]
+
+    return make
+
+
+def _numbered(*names: str, default: int) -> Callable[[Part], list[Any]]:
+    return lambda part: [noise(2, part.number(*names, default=default))]
+
+
+def _zeros(*shape: int) -> Callable[[Part], list[Any]]:
+    return lambda _: [torch.zeros(shape, dtype=torch.long)]
+
+
+def _whole(*numbers: Any) -> Callable[[Part], list[Any]]:
+    return lambda _: [torch.tensor(numbers)]
+
+
+def _audio_tokens(part: Part) -> list[Tensor]:
+    return [counted(2, LENGTH, part.number("n_mel_bins", "num_mel_bins", "num_codebooks", default=8)) % 9]
+
+
+MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
+    "past_values": _series,
+    "past_values_padding": lambda part: [torch.zeros_like(_series(part)[0], dtype=torch.long)],
+    "freq": _zeros(2, 1),
+    "position_embeddings": _rotation,
+    "rotary_pos_emb": _rotation,
+    "current_vision_features": _maps,
+    "current_vision_position_embeddings": _maps,
+    "memory": _maps,
+    "memory_posision_embeddings": _maps,
+    "state": _numbered("max_state_dim", default=32),
+    "noise_embeds": lambda part: [noise(2, 4, part.width)],
+    "context_hidden_states": _as_wide_as("encoder", 2, LENGTH),
+    "image_features": lambda part: [noise(2, 16, part.width)],
+    "pooled_patches_idx": lambda _: [counted(8, 4)],
+    "marks": _whole([2, 5]),
+    "num_options": _whole([2, 2]),
+    "question_type_ids": _zeros(1, 2),
+    "audio_input_ids": _audio_tokens,
+    "use_cache": lambda _: [False],
+    "num_delay_tokens": lambda _: [2],
+    "num_patches": lambda _: [LENGTH // 2],
+    "patch_ids": lambda _: [counted(2, LENGTH) % LENGTH // 2],
+    "patch_embeds": lambda part: [noise(2, LENGTH // 2, part.width)],
+    "time_step": lambda _: [noise(2).abs()],
+    "quantized_code": lambda _: [counted(2, LENGTH // 2)],
+}
+
+WITH = ("use_cache", "num_delay_tokens", "current_vision_position_embeddings", "memory_posision_embeddings")
+"""What a model is given along with anything else if it takes it."""
