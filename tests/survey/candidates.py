@@ -42,7 +42,7 @@ Inputs = dict[str, Any]
 
 
 def candidates(part: Part) -> Iterator[Iterator[Inputs]]:
-    """What *part* may be called with: each choice of parameters, most first, with values for them, likely ones first."""
+    """What *part* may be called with: each choice of parameters, most first, with likely values for them first."""
     tried = set()
     for names in (*_MAIN, ()):
         chosen = _completed(part, names)
@@ -67,11 +67,7 @@ def _given(part: Part, names: tuple[str, ...]) -> Iterator[Inputs]:
         return
     for values in itertools.islice(_likely_first([maker(part) for maker in makers]), _MANY):
         given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
-<<<<<<< HEAD
-        if "input_ids" in given and len(given) > 1 and "decoder_input_ids" not in given:
-=======
         if "input_ids" in given and any(name.startswith(("pixel", "input_features")) for name in given):
->>>>>>> feeding
             with contextlib.suppress(Exception):
                 yield given | text.with_places(part, given)
         yield given

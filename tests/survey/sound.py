@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Two sounds in each form that models take them in: a wave or a spectrum, the bins before or behind the frames."""
-=======
-"""Two sounds in each of the forms that models take them in: waves, or spectra with the bins before or after the frames."""
->>>>>>> feeding
+"""Two sounds in each form that models take: a wave or a spectrum, the bins before or behind the frames."""
 
 from __future__ import annotations
 
