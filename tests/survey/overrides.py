@@ -7,9 +7,11 @@ from typing import Any
 
 import transformers
 
-_ROPE = "rope_parameters" if int(transformers.__version__.split(".")[0]) >= 5 else "rope_scaling"
+_FIVE = int(transformers.__version__.split(".")[0]) >= 5
+_ROPE = "rope_parameters" if _FIVE else "rope_scaling"
 _MROPE = {_ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 _HALF_MROPE = {_ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+_INTERLEAVED_MROPE = {_ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}}
 _CODEC = {"num_filters": 8, "upsampling_ratios": [4, 2], "upsample_groups": 64}
 _VQ = {"base_channels": 32, "channel_multiplier": [1, 1], "attn_resolutions": [], "num_res_blocks": 1}
 _VISION = {"model_type": "vit"}
@@ -54,11 +56,8 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "embedding_gemma2_text": {"global_head_dim": 32},
     "emu3": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6}},
     "emu3_vqgan": _VQ,
-    "ernie4_5_vl_moe_text": {
-        _ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]},
-        "moe_intermediate_size": [32, 32],
-    },
-    "esm": {"vocab_size": 256},
+    "ernie4_5_vl_moe_text": {**_INTERLEAVED_MROPE, "moe_intermediate_size": [32, 32]},
+    "esm": {"vocab_size": 256, "position_embedding_type": "rotary"},
     "esmc": {"vocab_size": 256, "num_key_value_heads": 4},
     "falcon_h1": {"mamba_rms_norm": True},
     "gemma4_text": {
@@ -83,7 +82,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "qformer_config": {"num_attention_heads": 4},
     },
     "granitemoehybrid": {
-        "layer_types": ["linear_attention", "full_attention"],
+        "layer_types": ["linear_attention", "full_attention"] if _FIVE else ["mamba", "attention"],
         "position_embedding_type": "rope",
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
@@ -110,7 +109,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "qwen2_5_omni_text": _MROPE,
     "qwen2_5_vl_text": _MROPE,
     "qwen2_vl_text": _MROPE,
-    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
+    "qwen3_omni_moe_talker_text": {**_INTERLEAVED_MROPE, "shared_expert_intermediate_size": 32},
     "qwen4_exp_text": {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
@@ -129,7 +128,11 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "inkling_vision": {"patch_size": 2, "text_hidden_size": 64},
     "internvl_vision": {"norm_type": "rms_norm", "use_qk_norm": True},
     "longt5": {"feed_forward_proj": "gated-gelu"},
-    "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
+    "mllama_text_model": {
+        "num_hidden_layers": 3,
+        "cross_attention_layers": [1],
+        _ROPE: {"rope_type": "default", "rope_theta": 1e4},
+    },
     "nllb-moe": {"encoder_sparse_step": 2, "decoder_sparse_step": 2},
     "qianfan_ocr_vision": {"norm_type": "rms_norm", "use_qk_norm": True},
     "recurrent_gemma": {"num_hidden_layers": 3},
@@ -148,7 +151,10 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "mlp_layer_types": ["dense", "sparse"],
     },
     "neucodec": {"encoder_hidden_size": 4},
-    "qwen3_omni_moe": {"talker_config": {"spatial_merge_size": 2}},
+    "qwen3_omni_moe": {
+        "talker_config": {"spatial_merge_size": 2},
+        "code2wav_config": {"decoder_dim": 64, "upsample_rates": (4, 2)},
+    },
     "sam2_hiera_det_model": {
         "hidden_size": 16,
         "blocks_per_stage": [1, 1, 1, 1],
@@ -170,6 +176,16 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "step3p5": {"sliding_window": 8},
     "step3p7_text": {"sliding_window": 8},
     "xlstm": {"qk_dim_factor": 1.0},
-    "zamba": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_head_dim": 32},
+    "qwen3_omni_moe_text": _INTERLEAVED_MROPE,
+    "qwen3_vl_moe_text": _INTERLEAVED_MROPE,
+    "qwen3_vl_text": _INTERLEAVED_MROPE,
+    "zamba": {
+        "num_hidden_layers": 5,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        **({"layers_block_type": None} if _FIVE else {}),
+    },
 }
 """By model type, also of a config within another, the arguments that are not what `small` makes of their names."""
