@@ -68,9 +68,10 @@ def model_classes(model_type: str, config_class: type[PretrainedConfig]) -> Iter
             if found is not None and _takes(found, config_class):
                 yield found
     for found in vars(module).values():
-        if inspect.isclass(found) and issubclass(found, PreTrainedModel) and found.__module__ == module.__name__:
-            if found.forward is not nn.Module.forward and _takes(found, config_class):
-                yield found
+        if not (inspect.isclass(found) and issubclass(found, PreTrainedModel) and found.__module__ == module.__name__):
+            continue
+        if found.forward is not nn.Module.forward and _takes(found, config_class):
+            yield found
 
 
 def _takes(model_class: type[PreTrainedModel], config_class: type[PretrainedConfig]) -> bool:
