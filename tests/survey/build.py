@@ -65,12 +65,17 @@ def model_classes(model_type: str, config_class: type[PretrainedConfig]) -> Iter
         names = getattr(modeling_auto, mapping, {}).get(model_type, ())
         for name in (names,) if isinstance(names, str) else names:
             found = getattr(transformers, name, None) or getattr(module, name, None)
-            if found is not None:
+            if found is not None and _takes(found, config_class):
                 yield found
     for found in vars(module).values():
         own = inspect.isclass(found) and issubclass(found, PreTrainedModel) and found.__module__ == module.__name__
-        if own and found.config_class in (config_class, None) and found.forward is not nn.Module.forward:
+        if own and found.forward is not nn.Module.forward and _takes(found, config_class):
             yield found
+
+
+def _takes(model_class: type[PreTrainedModel], config_class: type[PretrainedConfig]) -> bool:
+    """Whether a model is built from such a config, not only with one for a part of it."""
+    return model_class.config_class is None or issubclass(config_class, model_class.config_class)
 
 
 def give_values(model: nn.Module) -> None:

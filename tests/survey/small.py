@@ -35,7 +35,10 @@ _RULES: tuple[tuple[str, int], ...] = (
         r".*(intermediate_size|ffn_dim|d_ff|ffn_hidden_size|n_inner|feed_forward_size|dim_ff|mlp_dim|feedforward_dim)(_.*)?",
         _INNER,
     ),
-    (r".*(hidden_size|d_model|n_embd|embed_dim|hidden_dim|embedding_size|encoder_width|emb_dim|feature_size)", _HIDDEN),
+    (
+        r".*(hidden_size(?:_global)?|d_model|n_embd|embed_dim|hidden_dim|embedding_size|encoder_width|emb_dim|feature_size)",
+        _HIDDEN,
+    ),
     (r".*(projection_dim|proj_dim|output_dim)", _HIDDEN),
     (
         r".*(num_hidden_layers|n_layers?|num_layers|depth|encoder_layers|decoder_layers|num_blocks|num_.*_layers)",
@@ -49,8 +52,8 @@ _SIZES = tuple((re.compile(pattern), value) for pattern, value in _RULES)
 _LEFT_OPEN = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "head_dim": _HEAD}
 """Numbers that a config may leave open and its model still needs."""
 
-_GIVEN = {"use_swiglu_ffn": True, "use_gated_mlp": True, "mlp_only_layers": [0]}
-"""What a config has turned off, though some of its checkpoints turn it on."""
+_GIVEN = {"use_swiglu_ffn": True, "use_gated_mlp": True, "mlp_only_layers": [0], "use_mamba_kernels": False}
+"""What a config has turned otherwise, though some checkpoints of its model type have it so."""
 
 _DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layer", "n_layers")
 _LAYER_NUMBERS = re.compile(r".*(indexes|indices|idxs|idx|layer_ids|_layers|feature_layer)")
