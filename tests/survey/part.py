@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 
+LENGTH = 12
+"""Tokens, or vectors, in a row."""
+
+
 @dataclass(eq=False)
 class Part:
     """The module of *model* at *path*, the model itself at ``""``."""

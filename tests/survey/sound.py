@@ -1,4 +1,4 @@
-"""Two sounds in each of the forms that models take them in: waves, or spectra with the bins before or after the frames."""
+"""Two sounds in every form that models take: waves, or spectra with the bins before or behind the frames."""
 
 from __future__ import annotations
 
