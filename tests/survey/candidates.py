@@ -42,7 +42,7 @@ Inputs = dict[str, Any]
 
 
 def candidates(part: Part) -> Iterator[Iterator[Inputs]]:
-    """What *part* may be called with: choices of parameters, most first, each with values for them, likely ones first."""
+    """What *part* may be called with: for each choice of parameters, most first, values for them, likely ones first."""
     tried = set()
     for names in (*_MAIN, ()):
         chosen = _completed(part, names)

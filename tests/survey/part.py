@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-
 LENGTH = 12
 """Tokens, or vectors, in a row."""
 
