@@ -42,7 +42,7 @@ Inputs = dict[str, Any]
 
 
 def candidates(part: Part) -> Iterator[Iterator[Inputs]]:
-    """What *part* may be called with: each choice of parameters, most first, with likely values for them first."""
+    """What *part* may be called with: for each choice of parameters, most first, values for them, likely ones first."""
     tried = set()
     for names in (*_MAIN, ()):
         chosen = _completed(part, names)

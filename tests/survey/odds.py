@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .part import Part, noise
-from .text import LENGTH, counted
+from .part import LENGTH, Part, noise
+from .text import counted
 
 
 def _series(part: Part) -> list[Any]:
@@ -25,12 +25,21 @@ def _rotation(part: Part) -> list[Any]:
     return [(cos.expand(2, -1, -1), sin.expand(2, -1, -1)), (cos, sin)]
 
 
-def _maps(part: Part) -> list[Any]:
-    """What was seen in two frames, place by place, as wide as what the part's attention takes."""
-    keys = [m for name, m in part.module.named_modules() if name.endswith("k_proj")]
-    widths = dict.fromkeys([*(k.in_features for k in keys), part.width])
-    places = {len(ids.T) for name, ids in part.module.named_buffers() if name.endswith("position_ids")} or {16}
-    return [noise(n, 2, width) for n in places for width in widths]
+def _seen(part: Part) -> list[Any]:
+    """What is seen in two frames, place by place."""
+    return [noise(_places(part, "position_ids"), 2, part.width)]
+
+
+def _remembered(part: Part) -> list[Any]:
+    """What was seen in frames before, as wide as the part's attention takes it."""
+    keys = [m for name, m in part.module.named_modules() if name.endswith("k_proj") and isinstance(m, nn.Linear)]
+    places = _places(part, "position_ids_k", "position_ids")
+    return [noise(places, 2, width) for width in dict.fromkeys(k.in_features for k in reversed(keys))]
+
+
+def _places(part: Part, *names: str) -> int:
+    """As many as *part* has positions for."""
+    return next((max(getattr(part.module, name).shape) for name in names if hasattr(part.module, name)), 16)
 
 
 def _as_wide_as(name: str, *shape: int) -> Callable[[Part], list[Any]]:
@@ -56,6 +65,9 @@ def _whole(*numbers: Any) -> Callable[[Part], list[Any]]:
     return lambda _: [torch.tensor(numbers)]
 
 
+_PATCHES = "patch_embedding_projection"
+
+
 def _audio_tokens(part: Part) -> list[Tensor]:
     return [counted(2, LENGTH, part.number("n_mel_bins", "num_mel_bins", "num_codebooks", default=8)) % 9]
 
@@ -66,10 +78,11 @@ MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
     "freq": _zeros(2, 1),
     "position_embeddings": _rotation,
     "rotary_pos_emb": _rotation,
-    "current_vision_features": _maps,
-    "current_vision_position_embeddings": _maps,
-    "memory": _maps,
-    "memory_posision_embeddings": _maps,
+    "current_vision_features": _seen,
+    "current_vision_position_embeddings": _seen,
+    "memory": _remembered,
+    "memory_posision_embeddings": _remembered,
+    "num_spatial_memory_tokens": lambda _: [1],
     "state": _numbered("max_state_dim", default=32),
     "noise_embeds": lambda part: [noise(2, 4, part.width)],
     "context_hidden_states": _as_wide_as("encoder", 2, LENGTH),
@@ -83,10 +96,20 @@ MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
     "num_delay_tokens": lambda _: [2],
     "num_patches": lambda _: [LENGTH // 2],
     "patch_ids": lambda _: [counted(2, LENGTH) % LENGTH // 2],
-    "patch_embeds": lambda part: [noise(2, LENGTH // 2, part.width)],
+    "patch_embeds": lambda part: [noise(2, LENGTH // 2, part.width), *_as_wide_as(_PATCHES, 2, LENGTH // 2)(part)],
+    "condition_vector": lambda part: [noise(2, LENGTH, part.number("mel_dim", default=80))],
+    "speaker_embedding": lambda part: [noise(2, LENGTH, part.number("enc_emb_dim", default=64))],
     "time_step": lambda _: [noise(2).abs()],
     "quantized_code": lambda _: [counted(2, LENGTH // 2)],
 }
 
-WITH = ("use_cache", "num_delay_tokens", "current_vision_position_embeddings", "memory_posision_embeddings")
+WITH = (
+    "use_cache",
+    "num_delay_tokens",
+    "current_vision_position_embeddings",
+    "memory_posision_embeddings",
+    "num_spatial_memory_tokens",
+    "position_embeddings",
+    "rotary_pos_emb",
+)
 """What a model is given along with anything else if it takes it."""

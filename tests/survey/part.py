@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+LENGTH = 12
+"""Tokens, or vectors, in a row."""
+
 
 @dataclass(eq=False)
 class Part:

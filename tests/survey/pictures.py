@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .part import Part, noise
+from .part import LENGTH, Part, noise
 
 _GRID = 4
 """Patches along each side where a model takes pictures of any size."""
@@ -80,7 +80,7 @@ _TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder", "vision_e
 
 
 def _grid(_: Part) -> list[Any]:
-    return [torch.tensor([[1, _GRID, _GRID]] * 2)]
+    return [torch.tensor([[1, side, side]] * 2) for side in (_GRID, _GRID // 2)]
 
 
 def _sizes(part: Part) -> list[Any]:
@@ -95,7 +95,7 @@ def _places(_: Part) -> list[Any]:
 
 def _pixel_masks(part: Part) -> list[Any]:
     side = _side(part)
-    shapes = ((2, _GRID**2), (2, 1, side, side), (2, side, side))
+    shapes = ((2, _GRID**2), (2, 1, side, side), (2, side, side), (2, 1))
     return [None, *(torch.ones(shape, dtype=torch.long) for shape in shapes)]
 
 
@@ -131,6 +131,7 @@ MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
     "pixel_position_ids": _places,
     "image_position_ids": _places,
     "pixel_attention_mask": _pixel_masks,
+    "image_attention_mask": lambda _: [_ones(2, LENGTH, 1), None],
     "aspect_ratio_ids": lambda _: [_ones(2, 1)],
     "aspect_ratio_mask": lambda part: [_ones(2, 1, part.number("max_num_tiles", default=4))],
 }
@@ -151,5 +152,6 @@ WITH = (
     "high_res_pixel_values",
     "aspect_ratio_ids",
     "aspect_ratio_mask",
+    "image_attention_mask",
 )
 """What a model is given along with pictures if it takes it."""

@@ -1,4 +1,4 @@
-"""Two sounds in each form that models take: a wave or a spectrum, the bins before or behind the frames."""
+"""Two sounds in every form that models take: waves, or spectra with the bins before or behind the frames."""
 
 from __future__ import annotations
 

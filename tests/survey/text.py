@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .part import Part, noise
+from .part import LENGTH, Part, noise
 from .pictures import pictures
-
-LENGTH = 12
 
 
 def tokens(part: Part) -> list[Any]:
@@ -32,15 +30,17 @@ def counted(*shape: int) -> Tensor:
 
 def vectors(part: Part) -> list[Any]:
     """Two rows of vectors; all in one; and two squares of them."""
-    widths = dict.fromkeys([part.width, part.number("hidden_size", "d_model", "embed_dim", default=64)])
+    named = (part.number(name, default=64) for name in ("hidden_size", "d_model", "embed_dim", "mel_dim"))
+    widths = dict.fromkeys([part.width, *named])
     return [noise(*shape, width) for width in widths for shape in ((2, LENGTH), (2 * LENGTH,), (2, 4, 4))]
 
 
 def with_places(part: Part, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens for *given* pictures or sounds: as many of those that stand for them as the model makes vectors of them.
+    """Tokens for *given* pictures or sounds: as many of those that stand for them as the model makes vectors of them;
+    where none does, as many tokens as there are vectors.
 
     Raises:
-        LookupError: If the model does not say how many that are, or which token it is.
+        LookupError: If the model does not say how many that are.
     """
     kind, vectors_of = next(_features(part, given), (None, None))
     if kind is None:
@@ -49,10 +49,13 @@ def with_places(part: Part, given: Mapping[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         found = vectors_of(**{name: value for name, value in given.items() if name in asked})
     count = sum(each.numel() // each.shape[-1] for each in _flat(found))
-    row = [211, 217, *_ids(part, kind, "start"), *_ids(part, kind, "") * (count // 2), *_ids(part, kind, "end")]
-    row += [213, 219, 223]
+    place = _ids(part, kind, "")
+    if place:
+        row = [211, 217, *_ids(part, kind, "start"), *place * (count // 2), *_ids(part, kind, "end"), 213, 219, 223]
+    else:
+        row = [211 + n % 9 for n in range(count // 2)]
     ids = torch.tensor([row, row])
-    types = (ids == _ids(part, kind, "")[0]).long()
+    types = torch.isin(ids, torch.tensor(place)).long()
     return {
         name: value
         for name, value in {"input_ids": ids, "mm_token_type_ids": types, "token_type_ids": types}.items()
@@ -100,9 +103,7 @@ def _ids(part: Part, kind: str, which: str) -> list[int]:
         for key, value in vars(config).items():
             if pattern.fullmatch(key) and isinstance(value, int):
                 return [value]
-    if which:
-        return []
-    raise LookupError(f"no token stands for {kind}")
+    return []
 
 
 def _hidden(part: Part) -> list[Any]:
@@ -119,7 +120,7 @@ MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
     "decoder_input_ids": tokens,
     "inputs_embeds": vectors,
     "encoder_hidden_states": vectors,
-    "last_hidden_state": vectors,
+    "last_hidden_state": lambda part: [*vectors(part), *(v[:, :4] for v in vectors(part)[:1])],
     "hidden_states": _hidden,
     "attention_mask": lambda part: [None, *_mask(part)],
     "padding_mask": lambda _: [None],
