@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
 
-from . import gates
+from . import gates, rows
 from .reference import Layout
 from .small import Small
 from .stacked import DTYPES, OWN, ROUNDINGS, WORKING_ROUNDINGS, product, routing
@@ -58,12 +58,12 @@ class Listed:
         names = [name for name in (self.gate, self.down, self.up) if name is not None]
         matrices: dict[str, list[Tensor]] = {name: [] for name in names}
         for expert in block._modules[self.experts]._modules.values():  # type: ignore[union-attr]
-            if not _bare(expert):
+            if not bare(expert):
                 return None
             for name in names:
                 linear = expert._modules[name]  # type: ignore[union-attr]
                 # An adapter, a quantizer or an offloading hook may have come since: these want to be called.
-                if type(linear) is not nn.Linear or not _bare(linear):
+                if type(linear) is not nn.Linear or not bare(linear):
                     return None
                 matrices[name].append(linear._parameters["weight"])  # type: ignore[arg-type]
         return matrices
@@ -117,7 +117,7 @@ class SeamAdapter(Adapter):
 
         def moe(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
             matrices = listed.matrices(module)
-            if matrices is None or hidden_states.dim() != 2 or _is_the_originals(hidden_states):
+            if matrices is None or hidden_states.dim() != 2 or is_the_originals(hidden_states):
                 return getattr(type(module), method)(module, hidden_states, index, weights)
             return listed.compute(compute, module, matrices, (hidden_states, index, weights), idle)
 
@@ -194,7 +194,7 @@ class BlockAdapter(Adapter):
 
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
             matrices = how.listed.matrices(module)
-            if matrices is None or hidden_states.dim() != 3 or _is_the_originals(hidden_states) or how._jitters(module):
+            if matrices is None or hidden_states.dim() != 3 or is_the_originals(hidden_states) or how._jitters(module):
                 return type(module).forward(module, hidden_states)
             return how._compute(compute, module, matrices, hidden_states)
 
@@ -219,7 +219,7 @@ class BlockAdapter(Adapter):
         return (y, logits) if self.logits else y
 
 
-def _bare(module: Any) -> bool:
+def bare(module: Any) -> bool:
     """Whether calling *module* is calling the forward of its class and nothing else."""
     return not (
         module._forward_hooks
@@ -230,7 +230,7 @@ def _bare(module: Any) -> bool:
     )
 
 
-def _is_the_originals(x: Tensor) -> bool:
+def is_the_originals(x: Tensor) -> bool:
     """Whether a call is the original's: listed experts feel autocast, and tracers follow them with breaks only.
 
     Without a token the original looks at no weight, and leaves each without a gradient.
@@ -250,7 +250,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return None
     experts: Any = module._modules[lists[0]]
     first = experts[0]
-    linears = _linears(first)
+    linears = linears_of(first)
     if not 2 <= len(linears) <= 3 or len(module._modules) < 2:
         return None
     seam = getattr(type(module), "moe", None)
@@ -270,13 +270,13 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return Rejection(f"the shapes of {type(first).__name__}'s projections fit no gate, up and down")
     dtype = next(iter(linears.values())).weight.dtype
     if router is None:
-        return [_seam(module, listed, dtype)] if _takes(seam, 3) else None
-    if not _takes(type(module).forward, 1):
+        return [_seam(module, listed, dtype)] if takes(seam, 3) else None
+    if not takes(type(module).forward, 1):
         return Rejection(f"its forward takes {inspect.signature(type(module).forward)}; known is (hidden states)")
     return _block(module, listed, router, dtype)
 
 
-def _linears(expert: Any) -> dict[str, Any]:
+def linears_of(expert: Any) -> dict[str, Any]:
     """The children of *expert* that are linear layers, of whatever make."""
     children = expert._modules.items() if isinstance(expert, nn.Module) else ()
     return {name: child for name, child in children if hasattr(child, "in_features") and hasattr(child, "out_features")}
@@ -318,7 +318,8 @@ def _roles(linears: dict[str, Any]) -> Iterator[tuple[str, str | None, str]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _takes(function: Callable[..., Any], number: int) -> bool:
+def takes(function: Callable[..., Any], number: int) -> bool:
+    """Whether *function*, a method, takes so many arguments and no others."""
     _, *parameters = inspect.signature(function).parameters.values()
     return len(parameters) == number and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
@@ -329,7 +330,7 @@ def _seam(module: nn.Module, listed: list[Listed], dtype: torch.dtype) -> Propos
         target=Target("moe"),
         adapters=tuple(adapters),
         example=functools.partial(_seam_example, module, listed[0]),
-        mixes=tuple(_mixes(dtype)),
+        mixes=tuple(mixes(dtype)),
         roundings=ROUNDINGS,
         working_roundings=WORKING_ROUNDINGS,
         covers=(listed[0].experts,),
@@ -340,7 +341,8 @@ def _seam(module: nn.Module, listed: list[Listed], dtype: torch.dtype) -> Propos
 _IDLE: tuple[Idle, ...] = ("none", "zero")
 
 
-def _mixes(dtype: torch.dtype) -> Iterator[Mix]:
+def mixes(dtype: torch.dtype) -> Iterator[Mix]:
+    """As the block stands, then in the other dtypes; routers stay in float32, or do not."""
     for each in sorted(DTYPES, key=lambda other: other is not dtype):
         yield Mix(each, each)
         if each is not torch.float32:
@@ -379,13 +381,9 @@ def _small(
 def _router(module: nn.Module, experts: str, number: int) -> str | None:
     """The child of *module* that gives a logit for each expert."""
     for name, child in module._modules.items():
-        if name != experts and child is not None and _router_linear(child, number) is not None:
+        if name != experts and child is not None and rows.linear_of(child, number) is not None:
             return name
     return None
-
-
-def _router_linear(child: nn.Module, number: int) -> Any:
-    return next((each for each in child.modules() if getattr(each, "out_features", None) == number), None)
 
 
 def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dtype) -> list[Proposal] | Rejection:
@@ -393,17 +391,17 @@ def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dt
         name for name, child in module._modules.items() if child is not None and name not in (router, listed[0].experts)
     ]
     shared_gate = [name for name in others if getattr(module._modules[name], "out_features", None) == 1]
-    shared = [name for name in others if len(_linears(module._modules[name])) >= 2]
+    shared = [name for name in others if len(linears_of(module._modules[name])) >= 2]
     correction = [
         name
         for name in others
-        if not _linears(module._modules[name]) and name not in shared_gate and _own(module, name)
+        if not linears_of(module._modules[name]) and name not in shared_gate and _own(module, name)
     ]
     if unknown := set(others).difference(shared_gate, shared, correction):
         return Rejection(f"it has children {', '.join(sorted(unknown))} that no known sparse block has")
     if max(map(len, (shared_gate, shared, correction))) > 1:
         return Rejection(f"it has more than one child of a kind: {', '.join(others)}")
-    top_k = next((n for n, v in vars(module).items() if type(v) is int and ("top_k" in n or "topk" in n)), None)
+    top_k = top_k_of(module)
     if top_k is None:
         return Rejection("it has no attribute that says how many experts a token goes to")
     flags = [name for name, value in vars(module).items() if type(value) is bool and "norm" in name]
@@ -422,13 +420,18 @@ def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dt
             target=Target(),
             adapters=tuple(adapters),
             example=functools.partial(_block_example, module, adapters[0]),
-            mixes=tuple(_mixes(dtype)),
+            mixes=tuple(mixes(dtype)),
             roundings=ROUNDINGS,
             working_roundings=WORKING_ROUNDINGS,
             covers=(listed[0].experts,),
             exact=False,
         )
     ]
+
+
+def top_k_of(module: nn.Module) -> str | None:
+    """The name of the number of experts that a token goes to."""
+    return next((n for n, v in vars(module).items() if type(v) is int and ("top_k" in n or "topk" in n)), None)
 
 
 def _own(module: nn.Module, name: str) -> bool:
@@ -457,31 +460,13 @@ def _block_example(module: nn.Module, likely: BlockAdapter, mix: Mix, size: int,
         if child is not None and name != listed.experts
     }
     children[listed.experts] = nn.ModuleList([small.module(experts[i], mix.x) for i in range(number)])
-    router = _router_linear(children[way.router], number)
-    weight = small.normal(number, hidden, scale=2.0 * hidden**-0.5)
-    # The first column of x is constant: one expert is out of reach, and no other's logit depends on it.
-    weight[:, 0] = 0.0
-    if number > top_k:
-        weight[number // 2, 0] = -20.0
-    weight = weight.to(router.weight.dtype)
-    router.weight = nn.Parameter(weight)
-    rows = _decided(small, weight, max(6, size // hidden), top_k, mix.x)
-    rows = rows[: len(rows) // 2 * 2]
-    return Example((rows.view(2, -1, hidden),), children=children, attributes=small.attributes(module))
+    correct = None if way.correction is None else children[way.correction]
+    for bias in () if correct is None else correct.parameters():
+        # Small beside a probability, so that it does not decide by itself who is chosen.
+        bias.data *= _CORRECTION
+    linear = rows.linear_of(children[way.router], number)
+    x = rows.decided(small, linear, top_k, max(6, size // hidden), mix.x, correct)
+    return Example((x,), children=children, attributes=small.attributes(module))
 
 
-def _decided(small: Small, weight: Tensor, count: int, top_k: int, dtype: torch.dtype) -> Tensor:
-    """Rows whose largest *top_k* logits stand clear of the others."""
-    found: list[Tensor] = []
-    while sum(map(len, found)) < count:
-        rows = small.normal(4 * count, weight.shape[1])
-        rows[:, 0] = 1.0
-        rows = rows.to(dtype)
-        if len(weight) > top_k:
-            best = (rows.double() @ weight.double().t()).topk(top_k + 1)[0]
-            rows = rows[best[:, top_k - 1] - best[:, top_k] > _CLEAR]
-        found.append(rows)
-    return torch.cat(found)[:count]
-
-
-_CLEAR = 0.1
+_CORRECTION = 0.03

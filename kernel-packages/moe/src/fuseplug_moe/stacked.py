@@ -190,7 +190,7 @@ def _parts(module: nn.Module) -> Parts | Rejection:
     cubes = [name for name, p in parameters.items() if p.dim() == 3]
     first, second = sorted(cubes, key=lambda name: "down" in name)
     shape, then = (tuple(parameters[name].shape) for name in (first, second))
-    read = _read(shape, then)
+    read = shapes_read(shape, then)
     if read is None:
         return Rejection(
             f"the shapes of its experts disagree: {first} is {list(shape)}, {second} is {list(then)}; known are "
@@ -237,7 +237,7 @@ def _parts(module: nn.Module) -> Parts | Rejection:
     )
 
 
-def _read(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, int] | None:
+def shapes_read(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, int] | None:
     """Whether the matrices are transposed, and how many halves the first has; ``None`` if the shapes disagree."""
     if first[0] != second[0]:
         return None
