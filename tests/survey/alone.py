@@ -1,4 +1,4 @@
-"""One class of the census by itself, without a model around it: what becomes of it, and whether it computes what it did.
+"""One class of the census by itself, without a model: what becomes of it, and whether it computes what it did.
 
 A module is built from the configs of its folder, made small, and called with tensors of its own making. What calls a
 rotary function is an attention, and hardly runs alone; for that it is planned, which runs the function.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from fuseplug import KernelManager
 
@@ -28,17 +28,21 @@ from .small import number, small
 
 _HIDDEN, _INNER, _EXPERTS, _CHOSEN = 64, 96, 4, 2
 _BATCH, _TOKENS = 2, 6
-_INDICES, _WEIGHTS = "ind|selected", "weight|score|prob"
+_INDICES, _WEIGHTS = "ind|selected|top_experts", "weight|score|prob"
+
+_MOST_ADDED = 8
+"""Numbers that a config is given which it lacks."""
 
 _ARGUMENTS: tuple[tuple[str, Any], ...] = (
-    (r"layer_idx|layer_id|layer_number", 0),
+    (r"layer_idx|layer_id|layer_number|block_id", 0),
     (r".*act.*", "silu"),
     (r".*(intermediate|inner|hidden_features|context_dim|ffn|mlp_dim).*", _INNER),
-    (r"num_experts|n_experts|n_routed_experts|num_local_experts", _EXPERTS),
+    (r".*num_experts|n_experts|n_routed_experts|num_local_experts", _EXPERTS),
     (r"top_k|moe_topk|top_k_experts|num_experts_per_tok", _CHOSEN),
     (r".*(size|dim|features|width|d_model)", _HIDDEN),
     (r".*limit", 7.0),
-    (r".*bias", False),
+    (r".*(bias|dropout_rate)", False),
+    (r"num_fwd_mem_blocks|num_mem_blocks", 1),
 )
 """What a constructor is given, by the name of the parameter, where the config has nothing of that name."""
 
@@ -58,7 +62,17 @@ def classes(census: Census) -> list[Class]:
 
 
 def check(manager: KernelManager, each: Class) -> dict[str, Any]:
-    """The record of one class: plain data."""
+    """The record of one class: plain data. What is fused in a class around it alone is recorded with that."""
+    record = _checked(manager, each)
+    if each.op != "rope" and not any(site["fused"] for site in record.get("sites", ())):
+        for holder in _holders(each):
+            around = _checked(manager, each._replace(name=holder))
+            if any(site["fused"] for site in around.get("sites", ())):
+                return around | {"class": each.name, "within": holder}
+    return record
+
+
+def _checked(manager: KernelManager, each: Class) -> dict[str, Any]:
     record: dict[str, Any] = {"op": each.op, "module": each.folder, "class": each.name}
     try:
         module = instance(each)
@@ -67,7 +81,7 @@ def check(manager: KernelManager, each: Class) -> dict[str, Any]:
     called = Called(module)
     report = manager.plan(called).report
     record["sites"] = [site for site in sites(called, report) if site["op"] == each.op]
-    if not record["sites"]:
+    if not any(site["class"] == each.name for site in record["sites"]):
         return record | {"status": "unanswered"}
     if each.op == "rope":
         return record | {"status": "planned"}
@@ -78,6 +92,16 @@ def check(manager: KernelManager, each: Class) -> dict[str, Any]:
     except RuntimeError as error:
         return record | {"status": "not run", "why": str(error)}
     return record | compared(manager, called, report, {})
+
+
+def _holders(each: Class) -> Iterator[str]:
+    """The classes beside *each* that are made of it, by name."""
+    for module in _modules(each.folder, "modeling"):
+        for name, value in vars(module).items():
+            if inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__ == module.__name__:
+                made = re.search(rf"\b{each.name}\(", inspect.getsource(value.__init__)) if name != each.name else None
+                if made and not issubclass(value, PreTrainedModel):
+                    yield name
 
 
 def instance(each: Class) -> nn.Module:
@@ -156,11 +180,24 @@ def _modules(folder: str, kind: str) -> Iterator[Any]:
 
 def _constructed(cls: type[nn.Module], folder: str) -> nn.Module | None:
     for config in _configs(cls, folder):
-        try:
-            return cls(**_arguments(cls, config))
-        except Exception:  # noqa: S112 - it may be for another class; `_why` asks what was said
-            continue
+        for _ in range(_MOST_ADDED):
+            try:
+                return cls(**_arguments(cls, config))
+            except AttributeError as error:
+                if config is None or not _added(config, error.name):
+                    break
+            except Exception:  # it may be for another class; `_why` asks what was said
+                break
     return None
+
+
+def _added(config: PretrainedConfig, name: str | None) -> bool:
+    """Whether *config* now has a *name*: of some classes no model's config has all that they ask for."""
+    known = None if name is None or hasattr(config, name) else _known(name)
+    if known is None:
+        return False
+    vars(config)[str(name)] = known
+    return True
 
 
 def _why(cls: type[nn.Module], folder: str) -> str:
@@ -179,7 +216,7 @@ def _unconstructed(cls: type[nn.Module]) -> nn.Module:
 
 
 def _configs(cls: type[nn.Module], folder: str) -> Iterator[PretrainedConfig | None]:
-    """The configs of *folder*, small; that which the constructor asks for first, then those of a name like the class's."""
+    """The configs of *folder*, small: first what the constructor asks for, then those of a name like the class's."""
     found = {
         name: value
         for module in _modules(folder, "configuration")
@@ -191,7 +228,7 @@ def _configs(cls: type[nn.Module], folder: str) -> Iterator[PretrainedConfig | N
         for make in (small, _shrunk):
             try:
                 yield _filled(make(found[name]))
-            except Exception:  # noqa: S112 - those that cannot be made small are the models' concern
+            except Exception:  # those that cannot be made small are the models' concern
                 continue
     yield None
 
@@ -206,9 +243,9 @@ def _shrunk(config_class: type[PretrainedConfig]) -> PretrainedConfig:
 
 
 def _filled(config: PretrainedConfig) -> PretrainedConfig:
-    """*config* with sizes where it has ``None``, as for layers of a kind that its models have only if asked."""
+    """*config* with sizes where it has none, as for layers of a kind that its models have only if asked."""
     for name, value in vars(config).items():
-        if value is None and (known := _known(name)) is not None:
+        if value in (None, 0) and value is not False and (known := _known(name)) is not None:
             vars(config)[name] = known
     return config
 

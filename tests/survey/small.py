@@ -79,7 +79,7 @@ def number(name: str, value: int, tokens: Iterator[int]) -> int:
     """What becomes of a number *value* that a config has under *name*; *tokens* are ids for special ones."""
     if re.fullmatch(r".*token_(id|index)|.*_token", name):
         special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-        return value if value < 0 else special.get(name, None) if name in special else next(tokens)
+        return value if value < 0 else special.get(name) if name in special else next(tokens)
     for pattern, small_value in _SIZES:
         if pattern.fullmatch(name):
             return min(value, small_value) if value > 0 else value
