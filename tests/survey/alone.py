@@ -35,13 +35,14 @@ _MOST_ADDED = 8
 
 _ARGUMENTS: tuple[tuple[str, Any], ...] = (
     (r"layer_idx|layer_id|layer_number|block_id", 0),
-    (r".*act.*", "silu"),
+    (r".*(act|activation)(_fn|_function)?", "silu"),
     (r".*(intermediate|inner|hidden_features|context_dim|ffn|mlp_dim).*", _INNER),
     (r".*num_experts|n_experts|n_routed_experts|num_local_experts", _EXPERTS),
     (r"top_k|moe_topk|top_k_experts|num_experts_per_tok", _CHOSEN),
     (r".*(size|dim|features|width|d_model)", _HIDDEN),
     (r".*limit", 7.0),
     (r".*(bias|dropout_rate)", False),
+    (r"(n|num)_shared_experts", 1),
     (r"num_fwd_mem_blocks|num_mem_blocks", 1),
 )
 """What a constructor is given, by the name of the parameter, where the config has nothing of that name."""
@@ -111,6 +112,8 @@ def instance(each: Class) -> nn.Module:
         Exception: What its constructor raises, with the config that fits it best.
     """
     cls = _find(each)
+    if not issubclass(cls, nn.Module):
+        raise TypeError(f"it is a {type(cls).__name__} and no module, as far as what is installed tells")
     if each.op == "rope":
         # Its functions are its class's, so that how it was constructed says nothing about them.
         return _constructed(cls, each.folder) or _unconstructed(cls)
@@ -179,10 +182,10 @@ def _modules(folder: str, kind: str) -> Iterator[Any]:
 
 
 def _constructed(cls: type[nn.Module], folder: str) -> nn.Module | None:
-    for config in _configs(cls, folder):
+    for config, every in itertools.product(_configs(cls, folder), (False, True)):
         for _ in range(_MOST_ADDED):
             try:
-                return cls(**_arguments(cls, config))
+                return cls(**_arguments(cls, config, every))
             except AttributeError as error:
                 if config is None or not _added(config, error.name):
                     break
@@ -245,7 +248,7 @@ def _shrunk(config_class: type[PretrainedConfig]) -> PretrainedConfig:
 def _filled(config: PretrainedConfig) -> PretrainedConfig:
     """*config* with sizes where it has none, as for layers of a kind that its models have only if asked."""
     for name, value in vars(config).items():
-        if value in (None, 0) and value is not False and (known := _known(name)) is not None:
+        if (value is None or (type(value) is int and value == 0)) and (known := _known(name)) is not None:
             vars(config)[name] = known
     return config
 
@@ -263,14 +266,14 @@ def _parameters(cls: type[nn.Module]) -> Sequence[inspect.Parameter]:
     return [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
-def _arguments(cls: type[nn.Module], config: PretrainedConfig | None) -> dict[str, Any]:
-    """What the constructor of *cls* needs, by name."""
+def _arguments(cls: type[nn.Module], config: PretrainedConfig | None, every: bool = False) -> dict[str, Any]:
+    """What the constructor of *cls* needs, by name; and for *every* argument that would be ``None`` a likely value."""
     arguments: dict[str, Any] = {}
     for parameter in _parameters(cls):
         name = parameter.name
         if "config" in name:
             arguments[name] = config
-        elif parameter.default is parameter.empty:
+        elif parameter.default is parameter.empty or (every and parameter.default is None):
             of_config = getattr(config, name, None)
             arguments[name] = _known(name) if of_config is None else of_config
     return arguments
@@ -280,7 +283,7 @@ def _inputs(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     """What *module* may be called with, likely ones first."""
     parameters = inspect.signature(module.forward).parameters.values()
     taken = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    needed = [p.name for p in taken if p.default is p.empty or re.search(f"gate|{_INDICES}|{_WEIGHTS}", p.name)]
+    needed = [p.name for p in taken if p.default is p.empty or re.search(f"gate$|{_INDICES}|{_WEIGHTS}", p.name)]
     tokens = _BATCH * _TOKENS
     experts = next((len(parameter) for parameter in module.parameters() if parameter.dim() == 3), _EXPERTS)
     chosen = min(_CHOSEN, experts)

@@ -18,7 +18,7 @@ from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
 from . import gates, rows
 from .reference import Layout
 from .small import Small
-from .stacked import DTYPES, OWN, ROUNDINGS, WORKING_ROUNDINGS, product, routing
+from .stacked import DTYPES, OWN, ROUNDINGS, WORKING_ROUNDINGS, passed, product, routing
 
 Idle = Literal["zero", "none"]
 
@@ -40,6 +40,7 @@ class Listed:
         up: The up projection.
         down: The down projection.
         activation: A key of `fuseplug_moe.reference.GATES`, or `OWN`.
+        passing: How many at the end of the list give back the rows they are given.
     """
 
     experts: str
@@ -47,6 +48,7 @@ class Listed:
     up: str | None
     down: str
     activation: str
+    passing: int = 0
 
     @property
     def layout(self) -> Layout:
@@ -57,15 +59,19 @@ class Listed:
         """The weights of all experts, by projection; ``None`` if they are not as they were verified."""
         names = [name for name in (self.gate, self.down, self.up) if name is not None]
         matrices: dict[str, list[Tensor]] = {name: [] for name in names}
-        for expert in block._modules[self.experts]._modules.values():  # type: ignore[union-attr]
+        experts: Any = block._modules[self.experts]
+        number = len(experts) - self.passing
+        if any(type(expert) is not nn.Identity for expert in experts[number:]):
+            return None
+        for expert in experts[:number]:
             if not bare(expert):
                 return None
             for name in names:
-                linear = expert._modules[name]  # type: ignore[union-attr]
+                linear = expert._modules[name]
                 # An adapter, a quantizer or an offloading hook may have come since: these want to be called.
                 if type(linear) is not nn.Linear or not bare(linear):
                     return None
-                matrices[name].append(linear._parameters["weight"])  # type: ignore[arg-type]
+                matrices[name].append(linear._parameters["weight"])
         return matrices
 
     def compute(
@@ -86,7 +92,7 @@ class Listed:
             activation=self._own(block._modules[self.experts]) if self.activation == OWN else self.activation,
             idle=idle,
         )
-        return result
+        return result + passed(len(matrices[self.down]), *routed) if self.passing else result
 
     def _own(self, experts: Any) -> Callable[[Tensor], Tensor]:
         activation = gates.activation_of(experts[0])
@@ -245,6 +251,8 @@ def is_the_originals(x: Tensor) -> bool:
 
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     """Propose for *module* if it holds a list of experts."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return _calling_its_own(module)
     lists = [name for name, child in module._modules.items() if isinstance(child, nn.ModuleList) and len(child) > 1]
     if len(lists) != 1:
         return None
@@ -257,7 +265,8 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     router = None if seam is not None else _router(module, lists[0], len(experts))
     if seam is None and router is None:
         return None
-    if why := _unfit(lists[0], experts, linears):
+    passing = len([*itertools.takewhile(lambda expert: type(expert) is nn.Identity, reversed(experts))])
+    if why := _unfit(lists[0], experts[: len(experts) - passing], linears):
         return Rejection(why)
     activation = gates.activation_of(first)
     if activation is None:
@@ -265,7 +274,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
             f"its experts, {type(first).__name__}, have no activation that is a child or attribute of theirs"
         )
     known = [name for name in (gates.named_activation(activation), OWN) if name]
-    listed = [Listed(lists[0], *names, each) for names in _roles(linears) for each in known]
+    listed = [Listed(lists[0], *names, each, passing) for names in _roles(linears) for each in known]
     if not listed:
         return Rejection(f"the shapes of {type(first).__name__}'s projections fit no gate, up and down")
     dtype = next(iter(linears.values())).weight.dtype
@@ -274,6 +283,19 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     if not takes(type(module).forward, 1):
         return Rejection(f"its forward takes {inspect.signature(type(module).forward)}; known is (hidden states)")
     return _block(module, listed, router, dtype)
+
+
+def _calling_its_own(experts: nn.ModuleList | nn.ModuleDict) -> Rejection | None:
+    """An answer for a list of experts that has a forward of its own."""
+    first = next(iter(experts._modules.values()), None)
+    called = not type(experts).forward.__module__.startswith("torch.")
+    if (
+        not called
+        or not 2 <= len(linears_of(first)) <= 3
+        or {type(each) for each in experts.children()} != {type(first)}
+    ):
+        return None
+    return Rejection("it is a list of experts that calls them itself; known is a module with such a list among others")
 
 
 def linears_of(expert: Any) -> dict[str, Any]:
@@ -357,15 +379,22 @@ def _sizes(experts: Any, listed: Listed) -> tuple[int, int]:
 def _seam_example(module: nn.Module, listed: Listed, mix: Mix, size: int, generator: torch.Generator) -> Example:
     """Five experts, one of them idle."""
     experts: Any = module._modules[listed.experts]
-    number = min(5, len(experts))
-    small, hidden = _small(experts, listed, {len(experts): number}, size, generator)
+    few = _few(experts, listed, 5)
+    small, hidden = _small(experts, listed, {len(experts): len(few)}, size, generator)
     x = small.normal(max(6, size // hidden), hidden).to(mix.x)
-    index, weights = routing(len(x), number, generator)
+    index, weights = routing(len(x), len(few), generator)
     return Example(
         (x, index, weights.to(mix.router)),
-        children={listed.experts: nn.ModuleList([small.module(experts[i], mix.x) for i in range(number)])},
+        children={listed.experts: nn.ModuleList([small.module(expert, mix.x) for expert in few])},
         attributes=small.attributes(module),
     )
+
+
+def _few(experts: Any, listed: Listed, number: int) -> list[nn.Module]:
+    """At most *number* of the experts, two that pass their rows among them if there are as many."""
+    number = min(number, len(experts))
+    passing = min(listed.passing, 2, number - 1)
+    return [*experts[: number - passing], *experts[len(experts) - passing :]]
 
 
 def _small(
@@ -452,14 +481,15 @@ def _block_example(module: nn.Module, likely: BlockAdapter, mix: Mix, size: int,
     listed, way = likely.listed, likely.routing
     experts: Any = module._modules[listed.experts]
     top_k = getattr(module, way.top_k)
-    number = min(len(experts), top_k + 3)
+    few = _few(experts, listed, top_k + 3)
+    number = len(few)
     small, hidden = _small(experts, listed, {len(experts): number}, size, generator)
     children = {
         name: small.module(child, mix.router if name == way.router else mix.x)
         for name, child in module._modules.items()
         if child is not None and name != listed.experts
     }
-    children[listed.experts] = nn.ModuleList([small.module(experts[i], mix.x) for i in range(number)])
+    children[listed.experts] = nn.ModuleList([small.module(expert, mix.x) for expert in few])
     correct = None if way.correction is None else children[way.correction]
     for bias in () if correct is None else correct.parameters():
         # Small beside a probability, so that it does not decide by itself who is chosen.

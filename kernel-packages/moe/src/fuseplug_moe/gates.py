@@ -28,8 +28,8 @@ def scalar_named(module: nn.Module, word: str) -> str | None:
 
 
 def says_how_many(module: nn.Module, experts: int) -> bool:
-    """Whether an attribute of *module* says that it has so many experts, or groups."""
-    return any(value == experts for name, value in vars(module).items() if "expert" in name or "group" in name)
+    """Whether an attribute of *module* says that it has so many experts."""
+    return any(type(value) is int and value == experts for name, value in vars(module).items() if "expert" in name)
 
 
 def named_activation(activation: Callable[[Tensor], Tensor]) -> str | None:

@@ -38,6 +38,8 @@ def specimens() -> list[nn.Module]:
         InputScalingBlock(4, 12, 7, top_k=1),
         InputScalingBlock(5, 10, 6, top_k=2),
         FlatExperts(4, 12, 7),
+        PassingExperts(4, 12, 7, passing=2),
+        RoutedBlock(5, 12, 7, top_k=2, passing=3),
     ]
     for module in modules:
         with torch.no_grad():
@@ -217,6 +219,23 @@ class NormedExperts(StackedExperts):
         return out
 
 
+class PassingExperts(StackedExperts):
+    """The last ones give back their rows; the first projection has weights for them nevertheless."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int, passing: int) -> None:
+        super().__init__(num_experts, hidden, inner)
+        self.total_experts = num_experts + passing
+        self.identity_expert = nn.Identity()
+        self.gate_up_proj = nn.Parameter(torch.empty(self.total_experts, 2 * inner, hidden))
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        y = super().forward(hidden_states, top_k_index, top_k_weights)
+        for number in range(self.num_experts, self.total_experts):
+            token, place = torch.where(top_k_index == number)
+            y = y.index_add(0, token, (hidden_states[token] * top_k_weights[token, place, None]).to(y.dtype))
+        return y
+
+
 class Expert(nn.Module):
     """A gated MLP."""
 
@@ -281,11 +300,12 @@ class SparseBlock(nn.Module):
 class RoutedBlock(nn.Module):
     """Experts in a list behind a method that is told which to take."""
 
-    def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int) -> None:
+    def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int, passing: int = 0) -> None:
         super().__init__()
         self.top_k = top_k
-        self.gate = nn.Linear(hidden, num_experts, bias=False)
-        self.experts = nn.ModuleList([Expert(hidden, inner) for _ in range(num_experts)])
+        self.gate = nn.Linear(hidden, num_experts + passing, bias=False)
+        experts = [Expert(hidden, inner) for _ in range(num_experts)]
+        self.experts = nn.ModuleList([*experts, *(nn.Identity() for _ in range(passing))])
 
     def moe(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         y = torch.zeros_like(hidden_states, dtype=top_k_weights.dtype)

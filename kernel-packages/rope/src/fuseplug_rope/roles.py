@@ -144,5 +144,5 @@ def _unknown(function: types.FunctionType, why: str) -> Rejection:
 def own_rotary_methods(cls: type) -> Iterator[tuple[str, Any]]:
     """The methods, static ones too, that are called rotary and apply it, with their names."""
     for name in dir(cls):
-        if "rotary" in name and "apply" in name:
+        if ("rotary" in name or "rope" in name) and "apply" in name:
             yield name, inspect.getattr_static(cls, name)
