@@ -178,7 +178,7 @@ def test_another_signature_is_named():
 def test_experts_in_a_list_that_are_not_alike_are_named(kind):
     module = specimens.SparseBlock(4, 12, 7, 2)
     if kind == "class":
-        module.experts[3] = nn.Identity()
+        module.experts[2] = nn.Identity()
     else:
         module.experts[3].w2 = nn.Linear(7, 12, bias=True) if kind == "bias" else nn.Linear(8, 12, bias=False)
     found = match(site(module))

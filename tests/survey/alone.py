@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from fuseplug import KernelManager
 
@@ -28,17 +28,22 @@ from .small import number, small
 
 _HIDDEN, _INNER, _EXPERTS, _CHOSEN = 64, 96, 4, 2
 _BATCH, _TOKENS = 2, 6
-_INDICES, _WEIGHTS = "ind|selected", "weight|score|prob"
+_INDICES, _WEIGHTS = "ind|selected|top_experts", "weight|score|prob"
+
+_MOST_ADDED = 8
+"""Numbers that a config is given which it lacks."""
 
 _ARGUMENTS: tuple[tuple[str, Any], ...] = (
-    (r"layer_idx|layer_id|layer_number", 0),
-    (r".*act.*", "silu"),
+    (r"layer_idx|layer_id|layer_number|block_id", 0),
+    (r".*(act|activation)(_fn|_function)?", "silu"),
     (r".*(intermediate|inner|hidden_features|context_dim|ffn|mlp_dim).*", _INNER),
-    (r"num_experts|n_experts|n_routed_experts|num_local_experts", _EXPERTS),
+    (r".*num_experts|n_experts|n_routed_experts|num_local_experts", _EXPERTS),
     (r"top_k|moe_topk|top_k_experts|num_experts_per_tok", _CHOSEN),
     (r".*(size|dim|features|width|d_model)", _HIDDEN),
     (r".*limit", 7.0),
-    (r".*bias", False),
+    (r".*(bias|dropout_rate)", False),
+    (r"(n|num)_shared_experts", 1),
+    (r"num_fwd_mem_blocks|num_mem_blocks", 1),
 )
 """What a constructor is given, by the name of the parameter, where the config has nothing of that name."""
 
@@ -62,7 +67,23 @@ def classes(census: Census) -> list[Class]:
 
 
 def check(manager: KernelManager, each: Class) -> dict[str, Any]:
-    """The record of one class: plain data, like that of a model; ``"planned"`` where it is not called."""
+    """The record of one class: plain data, like that of a model; ``"planned"`` where it is not called.
+
+    What is fused only in a class around it is recorded with that.
+    """
+    record = _checked(manager, each)
+    silent = not any((site["op"], site["class"]) == (each.op, each.name) for site in record.get("sites", ()))
+    itself = {"op": each.op, "folder": each.folder, "class": each.name, "target": ""}
+    if each.op != "rope" and not any(site["fused"] for site in record.get("sites", ())):
+        for holder in _holders(each):
+            around = _checked(manager, each._replace(name=holder))
+            if any(site["fused"] and site["op"] == each.op for site in around.get("sites", ())):
+                part = itself | {"fused": True, "variant": f"part of {holder}", "count": 1, "called": 1}
+                return around | {"class": each.name, "sites": [*around["sites"], part]}
+    return record | {"unanswered": [itself] if silent and "sites" in record else []}
+
+
+def _checked(manager: KernelManager, each: Class) -> dict[str, Any]:
     record: dict[str, Any] = dict(zip(("op", "folder", "class"), each, strict=True))
     try:
         module = instance(each)
@@ -70,18 +91,22 @@ def check(manager: KernelManager, each: Class) -> dict[str, Any]:
         return record | {"status": "not built", "why": said(error)}
     alone = Called(module)
     if each.op == "rope":
-        record |= planned(manager, alone) | {"status": "planned"}
-    else:
-        try:
-            alone.give_inputs()
-        except RuntimeError as error:
-            record |= planned(manager, alone) | {"status": "not run", "why": str(error)}
-        else:
-            record |= compared(manager, alone, [CALL])
-    silent = not any(site["op"] == each.op for site in record["sites"])
-    return record | {
-        "unanswered": [{"op": each.op, "folder": each.folder, "class": each.name, "target": ""}] if silent else []
-    }
+        return record | planned(manager, alone) | {"status": "planned"}
+    try:
+        alone.give_inputs()
+    except RuntimeError as error:
+        return record | planned(manager, alone) | {"status": "not run", "why": str(error)}
+    return record | compared(manager, alone, [CALL])
+
+
+def _holders(each: Class) -> Iterator[str]:
+    """The classes beside *each* that are made of it, by name."""
+    for module in _modules(each.folder, "modeling"):
+        for name, value in vars(module).items():
+            if inspect.isclass(value) and issubclass(value, nn.Module) and value.__module__ == module.__name__:
+                made = re.search(rf"\b{each.name}\(", inspect.getsource(value.__init__)) if name != each.name else None
+                if made and not issubclass(value, PreTrainedModel):
+                    yield name
 
 
 def instance(each: Class) -> nn.Module:
@@ -91,6 +116,8 @@ def instance(each: Class) -> nn.Module:
         Exception: What its constructor raises, with the config that fits it best.
     """
     cls = _find(each)
+    if not issubclass(cls, nn.Module):
+        raise TypeError(f"it is a {type(cls).__name__} and no module, as far as what is installed tells")
     if each.op == "rope":
         # Its functions are its class's, so that how it was constructed says nothing about them.
         return _constructed(cls, each.folder) or _unconstructed(cls)
@@ -159,12 +186,25 @@ def _modules(folder: str, kind: str) -> Iterator[Any]:
 
 
 def _constructed(cls: type[nn.Module], folder: str) -> nn.Module | None:
-    for config in _configs(cls, folder):
-        try:
-            return cls(**_arguments(cls, config))
-        except Exception:  # it may be for another class; `_why` asks what was said
-            continue
+    for config, every in itertools.product(_configs(cls, folder), (False, True)):
+        for _ in range(_MOST_ADDED):
+            try:
+                return cls(**_arguments(cls, config, every))
+            except AttributeError as error:
+                if config is None or not _added(config, error.name):
+                    break
+            except Exception:  # it may be for another class; `_why` asks what was said
+                break
     return None
+
+
+def _added(config: PretrainedConfig, name: str | None) -> bool:
+    """Whether *config* now has a *name*: of some classes no model's config has all that they ask for."""
+    known = None if name is None or hasattr(config, name) else _known(name)
+    if known is None:
+        return False
+    vars(config)[str(name)] = known
+    return True
 
 
 def _why(cls: type[nn.Module], folder: str) -> str:
@@ -210,9 +250,9 @@ def _shrunk(config_class: type[PretrainedConfig]) -> PretrainedConfig:
 
 
 def _filled(config: PretrainedConfig) -> PretrainedConfig:
-    """*config* with sizes where it has ``None``, as for layers of a kind that its models have only if asked."""
+    """*config* with sizes where it has none, as for layers of a kind that its models have only if asked."""
     for name, value in vars(config).items():
-        if value is None and (known := _known(name)) is not None:
+        if (value is None or (type(value) is int and value == 0)) and (known := _known(name)) is not None:
             vars(config)[name] = known
     return config
 
@@ -230,14 +270,14 @@ def _parameters(cls: type[nn.Module]) -> Sequence[inspect.Parameter]:
     return [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
-def _arguments(cls: type[nn.Module], config: PretrainedConfig | None) -> dict[str, Any]:
-    """What the constructor of *cls* needs, by name."""
+def _arguments(cls: type[nn.Module], config: PretrainedConfig | None, every: bool = False) -> dict[str, Any]:
+    """What the constructor of *cls* needs, by name; and for *every* argument that would be ``None`` a likely value."""
     arguments: dict[str, Any] = {}
     for parameter in _parameters(cls):
         name = parameter.name
         if "config" in name:
             arguments[name] = config
-        elif parameter.default is parameter.empty:
+        elif parameter.default is parameter.empty or (every and parameter.default is None):
             of_config = getattr(config, name, None)
             arguments[name] = _known(name) if of_config is None else of_config
     return arguments
@@ -247,7 +287,7 @@ def _inputs(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     """What *module* may be called with, likely ones first."""
     parameters = inspect.signature(module.forward).parameters.values()
     taken = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    needed = [p.name for p in taken if p.default is p.empty or re.search(f"gate|{_INDICES}|{_WEIGHTS}", p.name)]
+    needed = [p.name for p in taken if p.default is p.empty or re.search(f"gate$|{_INDICES}|{_WEIGHTS}", p.name)]
     tokens = _BATCH * _TOKENS
     experts = next((len(parameter) for parameter in module.parameters() if parameter.dim() == 3), _EXPERTS)
     chosen = min(_CHOSEN, experts)

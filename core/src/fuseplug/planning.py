@@ -126,8 +126,11 @@ class _Planner:
             blank = replace(_blank(place), rejections=offered.rejections)
             yield from self._decide_targets(place, blank, offered.proposals)
         elif offered.rejections:
-            op = _kernel(self._by_id[offered.rejections[0][0]]).op
-            yield replace(_blank(place), rejections=offered.rejections, op=op), None
+            blank = replace(_blank(place), op=_kernel(self._by_id[offered.rejections[0][0]]).op)
+            if covering := self._covering(place):
+                yield replace(blank, covered_by=covering), None
+            else:
+                yield replace(blank, rejections=offered.rejections), None
 
     def ask(self, places: Sequence[Place]) -> None:
         """Ask about *places*, once about all that are alike."""

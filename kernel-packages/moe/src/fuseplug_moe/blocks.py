@@ -16,10 +16,10 @@ from torch.nn import functional
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
 
-from . import gates
+from . import gates, rows
 from .reference import Layout
 from .small import Small
-from .stacked import DTYPES, OWN, ROUNDINGS, WORKING_ROUNDINGS, product, routing
+from .stacked import DTYPES, OWN, ROUNDINGS, WORKING_ROUNDINGS, passed, product, routing
 
 Idle = Literal["zero", "none"]
 
@@ -41,6 +41,7 @@ class Listed:
         up: The up projection.
         down: The down projection.
         activation: A key of `fuseplug_moe.reference.GATES`, or `OWN`.
+        passing: How many at the end of the list give back the rows they are given.
     """
 
     experts: str
@@ -48,6 +49,7 @@ class Listed:
     up: str | None
     down: str
     activation: str
+    passing: int = 0
 
     @property
     def layout(self) -> Layout:
@@ -57,16 +59,20 @@ class Listed:
     def matrices(self, block: nn.Module) -> dict[str, list[Tensor]] | None:
         """The weights of all experts, by projection; ``None`` if they are not as they were verified."""
         names = [name for name in (self.gate, self.down, self.up) if name is not None]
-        matrices: dict[str, list[Tensor]] = {name: [] for name in names}
-        for expert in block._modules[self.experts]._modules.values():  # type: ignore[union-attr]
-            if not _bare(expert):
+        matrices: dict[str, list[Any]] = {name: [] for name in names}
+        experts: Any = block._modules[self.experts]
+        number = len(experts) - self.passing
+        if any(type(expert) is not nn.Identity for expert in experts[number:]):
+            return None
+        for expert in experts[:number]:
+            if not bare(expert):
                 return None
             for name in names:
-                linear = expert._modules[name]  # type: ignore[union-attr]
+                linear = expert._modules[name]
                 # An adapter, a quantizer or an offloading hook may have come since: these want to be called.
-                if type(linear) is not nn.Linear or not _bare(linear):
+                if type(linear) is not nn.Linear or not bare(linear):
                     return None
-                matrices[name].append(linear._parameters["weight"])  # type: ignore[arg-type]
+                matrices[name].append(linear._parameters["weight"])
         return matrices
 
     def compute(
@@ -87,7 +93,7 @@ class Listed:
             activation=self._own(block._modules[self.experts]) if self.activation == OWN else self.activation,
             idle=idle,
         )
-        return result
+        return result + passed(len(matrices[self.down]), *routed) if self.passing else result
 
     def _own(self, experts: Any) -> Callable[[Tensor], Tensor]:
         activation = gates.activation_of(experts[0])
@@ -118,7 +124,7 @@ class SeamAdapter(Adapter):
 
         def moe(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
             matrices = listed.matrices(module)
-            if matrices is None or hidden_states.dim() != 2 or _is_the_originals(hidden_states):
+            if matrices is None or hidden_states.dim() != 2 or is_the_originals(hidden_states):
                 return getattr(type(module), method)(module, hidden_states, index, weights)
             return listed.compute(compute, module, matrices, (hidden_states, index, weights), idle)
 
@@ -195,7 +201,7 @@ class BlockAdapter(Adapter):
 
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
             matrices = how.listed.matrices(module)
-            if matrices is None or hidden_states.dim() != 3 or _is_the_originals(hidden_states) or how._jitters(module):
+            if matrices is None or hidden_states.dim() != 3 or is_the_originals(hidden_states) or how._jitters(module):
                 return type(module).forward(module, hidden_states)
             return how._compute(compute, module, matrices, hidden_states)
 
@@ -220,7 +226,7 @@ class BlockAdapter(Adapter):
         return (y, logits) if self.logits else y
 
 
-def _bare(module: Any) -> bool:
+def bare(module: Any) -> bool:
     """Whether calling *module* is calling the forward of its class and nothing else."""
     return not (
         module._forward_hooks
@@ -231,7 +237,7 @@ def _bare(module: Any) -> bool:
     )
 
 
-def _is_the_originals(x: Tensor) -> bool:
+def is_the_originals(x: Tensor) -> bool:
     """Whether a call is the original's: listed experts feel autocast, and tracers follow them with breaks only.
 
     Without a token the original looks at no weight, and leaves each without a gradient.
@@ -246,42 +252,62 @@ def _is_the_originals(x: Tensor) -> bool:
 
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     """Propose for *module* if it holds a list of experts."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return _calling_its_own(module)
     lists = [name for name, child in module._modules.items() if isinstance(child, nn.ModuleList) and len(child) > 1]
     if len(lists) != 1:
         return None
     experts: Any = module._modules[lists[0]]
     first = experts[0]
-    linears = _linears(first)
+    linears = linears_of(first)
     if not 2 <= len(linears) <= 3 or len(module._modules) < 2:
         return None
     seam = getattr(type(module), "moe", None)
     router = None if seam is not None else _router(module, lists[0], len(experts))
     if seam is None and router is None:
         return None
-    if why := _unfit(lists[0], experts, linears):
+    passing = len([*itertools.takewhile(lambda expert: type(expert) is nn.Identity, reversed(experts))])
+    if why := _unfit(lists[0], experts[: len(experts) - passing], linears):
         return Rejection(why)
-    activation = gates.activation_of(first)
-    if activation is None:
-        known = gates.written_activations(type(first))
-    else:
-        known = [name for name in (gates.named_activation(activation), OWN) if name]
+    known = _activations(first)
     if not known:
         return Rejection(
             f"its experts, {type(first).__name__}, have no activation that is a child or attribute of theirs, "
             "or that their forward calls by a known name"
         )
-    listed = [Listed(lists[0], *names, each) for names in _roles(linears) for each in known]
+    listed = [Listed(lists[0], *names, each, passing) for names in _roles(linears) for each in known]
     if not listed:
         return Rejection(f"the shapes of {type(first).__name__}'s projections fit no gate, up and down")
     dtype = next(iter(linears.values())).weight.dtype
     if router is None:
-        return [_seam(module, listed, dtype)] if _takes(seam, 3) else None
-    if not _takes(type(module).forward, 1):
+        return [_seam(module, listed, dtype)] if takes(seam, 3) else None
+    if not takes(type(module).forward, 1):
         return Rejection(f"its forward takes {inspect.signature(type(module).forward)}; known is (hidden states)")
     return _block(module, listed, router, dtype)
 
 
-def _linears(expert: Any) -> dict[str, Any]:
+def _activations(expert: nn.Module) -> list[str]:
+    """What the activation of *expert* may be: of one that it holds, its name and that it is its own."""
+    held = gates.activation_of(expert)
+    if held is None:
+        return gates.written_activations(type(expert))
+    return [name for name in (gates.named_activation(held), OWN) if name]
+
+
+def _calling_its_own(experts: nn.ModuleList | nn.ModuleDict) -> Rejection | None:
+    """An answer for a list of experts that has a forward of its own."""
+    first = next(iter(experts._modules.values()), None)
+    called = not type(experts).forward.__module__.startswith("torch.")
+    if (
+        not called
+        or not 2 <= len(linears_of(first)) <= 3
+        or {type(each) for each in experts.children()} != {type(first)}
+    ):
+        return None
+    return Rejection("it is a list of experts that calls them itself; known is a module with such a list among others")
+
+
+def linears_of(expert: Any) -> dict[str, Any]:
     """The children of *expert* that are linear layers, of whatever make."""
     children = expert._modules.items() if isinstance(expert, nn.Module) else ()
     return {name: child for name, child in children if hasattr(child, "in_features") and hasattr(child, "out_features")}
@@ -323,7 +349,8 @@ def _roles(linears: dict[str, Any]) -> Iterator[tuple[str, str | None, str]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _takes(function: Callable[..., Any], number: int) -> bool:
+def takes(function: Callable[..., Any], number: int) -> bool:
+    """Whether *function*, a method, takes so many arguments and no others."""
     _, *parameters = inspect.signature(function).parameters.values()
     return len(parameters) == number and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
@@ -334,7 +361,7 @@ def _seam(module: nn.Module, listed: list[Listed], dtype: torch.dtype) -> Propos
         target=Target("moe"),
         adapters=tuple(adapters),
         example=functools.partial(_seam_example, module, listed[0]),
-        mixes=tuple(_mixes(dtype)),
+        mixes=tuple(mixes(dtype)),
         roundings=ROUNDINGS,
         working_roundings=WORKING_ROUNDINGS,
         covers=(listed[0].experts,),
@@ -345,7 +372,8 @@ def _seam(module: nn.Module, listed: list[Listed], dtype: torch.dtype) -> Propos
 _IDLE: tuple[Idle, ...] = ("none", "zero")
 
 
-def _mixes(dtype: torch.dtype) -> Iterator[Mix]:
+def mixes(dtype: torch.dtype) -> Iterator[Mix]:
+    """As the block stands, then in the other dtypes; routers stay in float32, or do not."""
     for each in sorted(DTYPES, key=lambda other: other is not dtype):
         yield Mix(each, each)
         if each is not torch.float32:
@@ -360,15 +388,22 @@ def _sizes(experts: Any, listed: Listed) -> tuple[int, int]:
 def _seam_example(module: nn.Module, listed: Listed, mix: Mix, size: int, generator: torch.Generator) -> Example:
     """Five experts, one of them idle."""
     experts: Any = module._modules[listed.experts]
-    number = min(5, len(experts))
-    small, hidden = _small(experts, listed, {len(experts): number}, size, generator)
+    few = _few(experts, listed, 5)
+    small, hidden = _small(experts, listed, {len(experts): len(few)}, size, generator)
     x = small.normal(max(6, size // hidden), hidden).to(mix.x)
-    index, weights = routing(len(x), number, generator)
+    index, weights = routing(len(x), len(few), generator)
     return Example(
         (x, index, weights.to(mix.router)),
-        children={listed.experts: nn.ModuleList([small.module(experts[i], mix.x) for i in range(number)])},
+        children={listed.experts: nn.ModuleList([small.module(expert, mix.x) for expert in few])},
         attributes=small.attributes(module),
     )
+
+
+def _few(experts: Any, listed: Listed, number: int) -> list[nn.Module]:
+    """At most *number* of the experts, two that pass their rows among them if there are as many."""
+    number = min(number, len(experts))
+    passing = min(listed.passing, 2, number - 1)
+    return [*experts[: number - passing], *experts[len(experts) - passing :]]
 
 
 def _small(
@@ -384,13 +419,9 @@ def _small(
 def _router(module: nn.Module, experts: str, number: int) -> str | None:
     """The child of *module* that gives a logit for each expert."""
     for name, child in module._modules.items():
-        if name != experts and child is not None and _router_linear(child, number) is not None:
+        if name != experts and child is not None and rows.linear_of(child, number) is not None:
             return name
     return None
-
-
-def _router_linear(child: nn.Module, number: int) -> Any:
-    return next((each for each in child.modules() if getattr(each, "out_features", None) == number), None)
 
 
 def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dtype) -> list[Proposal] | Rejection:
@@ -398,17 +429,17 @@ def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dt
         name for name, child in module._modules.items() if child is not None and name not in (router, listed[0].experts)
     ]
     shared_gate = [name for name in others if getattr(module._modules[name], "out_features", None) == 1]
-    shared = [name for name in others if len(_linears(module._modules[name])) >= 2]
+    shared = [name for name in others if len(linears_of(module._modules[name])) >= 2]
     correction = [
         name
         for name in others
-        if not _linears(module._modules[name]) and name not in shared_gate and _own(module, name)
+        if not linears_of(module._modules[name]) and name not in shared_gate and _own(module, name)
     ]
     if unknown := set(others).difference(shared_gate, shared, correction):
         return Rejection(f"it has children {', '.join(sorted(unknown))} that no known sparse block has")
     if max(map(len, (shared_gate, shared, correction))) > 1:
         return Rejection(f"it has more than one child of a kind: {', '.join(others)}")
-    top_k = next(_top_ks(module), None)
+    top_k = top_k_of(module)
     if top_k is None:
         return Rejection("it has no attribute that says how many experts a token goes to")
     flags = [name for name, value in vars(module).items() if type(value) is bool and "norm" in name]
@@ -427,7 +458,7 @@ def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dt
             target=Target(),
             adapters=tuple(adapters),
             example=functools.partial(_block_example, module, adapters[0]),
-            mixes=tuple(_mixes(dtype)),
+            mixes=tuple(mixes(dtype)),
             roundings=ROUNDINGS,
             working_roundings=WORKING_ROUNDINGS,
             covers=(listed[0].experts,),
@@ -436,13 +467,14 @@ def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dt
     ]
 
 
-def _top_ks(module: nn.Module) -> Iterator[str]:
-    """What may be the k of *module*: its own integers of such a name, then those of what it holds."""
+def top_k_of(module: nn.Module) -> str | None:
+    """The name of the number of experts that a token goes to: of *module*'s own, or of what it holds."""
     held = {name: vars(value) for name, value in vars(module).items() if hasattr(value, "__dict__")}
     for prefix, attributes in {"": vars(module), **{f"{name}.": inner for name, inner in held.items()}}.items():
         for name, value in attributes.items():
             if type(value) is int and any(word in name for word in ("top_k", "topk", "per_tok")):
-                yield prefix + name
+                return f"{prefix}{name}"
+    return None
 
 
 def _own(module: nn.Module, name: str) -> bool:
@@ -463,39 +495,22 @@ def _block_example(module: nn.Module, likely: BlockAdapter, mix: Mix, size: int,
     listed, way = likely.listed, likely.routing
     experts: Any = module._modules[listed.experts]
     top_k = operator.attrgetter(way.top_k)(module)
-    number = min(len(experts), top_k + 3)
+    few = _few(experts, listed, top_k + 3)
+    number = len(few)
     small, hidden = _small(experts, listed, {len(experts): number}, size, generator)
     children = {
         name: small.module(child, mix.router if name == way.router else mix.x)
         for name, child in module._modules.items()
         if child is not None and name != listed.experts
     }
-    children[listed.experts] = nn.ModuleList([small.module(experts[i], mix.x) for i in range(number)])
-    router = _router_linear(children[way.router], number)
-    weight = small.normal(number, hidden, scale=2.0 * hidden**-0.5)
-    # The first column of x is constant: one expert is out of reach, and no other's logit depends on it.
-    weight[:, 0] = 0.0
-    if number > top_k:
-        weight[number // 2, 0] = -20.0
-    weight = weight.to(router.weight.dtype)
-    router.weight = nn.Parameter(weight)
-    rows = _decided(small, weight, max(6, size // hidden), top_k, mix.x)
-    rows = rows[: len(rows) // 2 * 2]
-    return Example((rows.view(2, -1, hidden),), children=children, attributes=small.attributes(module))
+    children[listed.experts] = nn.ModuleList([small.module(expert, mix.x) for expert in few])
+    correct = None if way.correction is None else children[way.correction]
+    for bias in () if correct is None else correct.parameters():
+        # Small beside a probability, so that it does not decide by itself who is chosen.
+        bias.data *= _CORRECTION
+    linear = rows.linear_of(children[way.router], number)
+    x = rows.decided(small, linear, top_k, max(6, size // hidden), mix.x, correct)
+    return Example((x,), children=children, attributes=small.attributes(module))
 
 
-def _decided(small: Small, weight: Tensor, count: int, top_k: int, dtype: torch.dtype) -> Tensor:
-    """Rows whose largest *top_k* logits stand clear of the others."""
-    found: list[Tensor] = []
-    while sum(map(len, found)) < count:
-        rows = small.normal(4 * count, weight.shape[1])
-        rows[:, 0] = 1.0
-        rows = rows.to(dtype)
-        if len(weight) > top_k:
-            best = (rows.double() @ weight.double().t()).topk(top_k + 1)[0]
-            rows = rows[best[:, top_k - 1] - best[:, top_k] > _CLEAR]
-        found.append(rows)
-    return torch.cat(found)[:count]
-
-
-_CLEAR = 0.1
+_CORRECTION = 0.03

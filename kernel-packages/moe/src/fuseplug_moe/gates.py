@@ -34,6 +34,11 @@ def scalar_named(module: nn.Module, word: str) -> str | None:
     return next((name for name, value in vars(module).items() if word in name and type(value) in (int, float)), None)
 
 
+def says_how_many(module: nn.Module, experts: int) -> bool:
+    """Whether an attribute of *module* says that it has so many experts."""
+    return any(type(value) is int and value == experts for name, value in vars(module).items() if "expert" in name)
+
+
 def named_activation(activation: Callable[[Tensor], Tensor]) -> str | None:
     """The row of `GATES` that *activation*, of one tensor, is on its own."""
     x = torch.linspace(-8, 8, 67)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from fuseplug import Proposal, Rejection, Site
 
-from . import blocks, stacked
+from . import blocks, flat, routed, stacked
+from .gates import says_how_many
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
@@ -14,6 +17,17 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     among its children (`blocks`).
     """
     # Most of the modules of a model have neither.
-    if len(site.module._parameters) > 1:
-        return stacked.match(site.module)
-    return blocks.match(site.module) if site.module._modules else None
+    module = site.module
+    if len(module._parameters) > 1:
+        return stacked.match(module) or flat.match(module)
+    if not module._modules:
+        return _one_projection(module)
+    return blocks.match(module) or routed.match(module) or flat.match(module)
+
+
+def _one_projection(module: nn.Module) -> Rejection | None:
+    """An answer for one projection of all experts: stacked, as many as the module says it has."""
+    for parameter in module._parameters.values():
+        if parameter is not None and parameter.dim() == 3 and says_how_many(module, len(parameter)):
+            return Rejection("it is one projection of all experts; what is fused is the module around it")
+    return None

@@ -35,6 +35,13 @@ def specimens() -> list[nn.Module]:
         SparseBlock(4, 12, 7, top_k=2, shared=8, all_experts=True),
         ChosenFirst(5, 12, 7, top_k=2),
         RoutedBlock(5, 12, 7, top_k=2),
+        SortingBlock(5, 12, 7, top_k=2),
+        SortingBlock(6, 9, 5, top_k=3, bias=True, logits=False),
+        InputScalingBlock(4, 12, 7, top_k=1),
+        InputScalingBlock(5, 10, 6, top_k=2),
+        FlatExperts(4, 12, 7),
+        PassingExperts(4, 12, 7, passing=2),
+        RoutedBlock(5, 12, 7, top_k=2, passing=3),
     ]
     for module in modules:
         with torch.no_grad():
@@ -214,6 +221,23 @@ class NormedExperts(StackedExperts):
         return out
 
 
+class PassingExperts(StackedExperts):
+    """The last ones give back their rows; the first projection has weights for them nevertheless."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int, passing: int) -> None:
+        super().__init__(num_experts, hidden, inner)
+        self.total_experts = num_experts + passing
+        self.identity_expert = nn.Identity()
+        self.gate_up_proj = nn.Parameter(torch.empty(self.total_experts, 2 * inner, hidden))
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        y = super().forward(hidden_states, top_k_index, top_k_weights)
+        for number in range(self.num_experts, self.total_experts):
+            token, place = torch.where(top_k_index == number)
+            y = y.index_add(0, token, (hidden_states[token] * top_k_weights[token, place, None]).to(y.dtype))
+        return y
+
+
 class Expert(nn.Module):
     """A gated MLP."""
 
@@ -317,11 +341,12 @@ class ChosenFirst(nn.Module):
 class RoutedBlock(nn.Module):
     """Experts in a list behind a method that is told which to take."""
 
-    def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int) -> None:
+    def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int, passing: int = 0) -> None:
         super().__init__()
         self.top_k = top_k
-        self.gate = nn.Linear(hidden, num_experts, bias=False)
-        self.experts = nn.ModuleList([Expert(hidden, inner) for _ in range(num_experts)])
+        self.gate = nn.Linear(hidden, num_experts + passing, bias=False)
+        experts = [Expert(hidden, inner) for _ in range(num_experts)]
+        self.experts = nn.ModuleList([*experts, *(nn.Identity() for _ in range(passing))])
 
     def moe(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         y = torch.zeros_like(hidden_states, dtype=top_k_weights.dtype)
@@ -335,3 +360,141 @@ class RoutedBlock(nn.Module):
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         weights, index = self.gate(x).float().sigmoid().topk(self.top_k, dim=-1)
         return self.moe(x, index, weights).view(hidden_states.shape)
+
+
+class SortingRouter(nn.Module):
+    """Sorts the slots by expert, and says how many each has."""
+
+    def __init__(self, num_experts: int, hidden: int, top_k: int) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.top_k = top_k
+        self.layer = nn.Linear(hidden, num_experts, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, list[int], Tensor]:
+        logits = self.layer(x).float()
+        best, index = logits.topk(self.top_k, dim=1)
+        slots = index.flatten().argsort(stable=True)
+        weights = best.softmax(dim=1).to(x.dtype).flatten()
+        sizes: list[int] = index.flatten().bincount(minlength=self.num_experts).tolist()
+        return slots, slots // self.top_k, weights[slots], sizes, logits
+
+
+class ParallelLinear(nn.Module):
+    """One projection of all experts, for rows that are sorted."""
+
+    def __init__(self, num_experts: int, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.weight = nn.Parameter(torch.empty(num_experts, width_out, width_in))
+
+    def forward(self, x: Tensor, sizes: list[int]) -> Tensor:
+        return torch.cat([functional.linear(*each) for each in zip(torch.split(x, sizes), self.weight, strict=True)])
+
+
+class SortingBlock(nn.Module):
+    """Projections of all experts in a module each, over rows that the router has sorted."""
+
+    def __init__(
+        self, num_experts: int, hidden: int, inner: int, top_k: int, *, bias: bool = False, logits: bool = True
+    ) -> None:
+        super().__init__()
+        self.returns_logits = logits
+        self.activation = nn.SiLU()
+        self.input_linear = ParallelLinear(num_experts, hidden, 2 * inner)
+        self.output_linear = ParallelLinear(num_experts, inner, hidden)
+        self.router = SortingRouter(num_experts, hidden, top_k)
+        self.bias = nn.Parameter(torch.empty(hidden)) if bias else None
+
+    def forward(self, layer_input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = layer_input.reshape(-1, layer_input.shape[-1])
+        _, token, weights, sizes, logits = self.router(x)
+        gate, up = self.input_linear(x[token], sizes).chunk(2, dim=-1)
+        y = self.output_linear(self.activation(gate) * up, sizes) * weights[:, None]
+        y = torch.zeros_like(x).index_add(0, token, y).view(layer_input.shape)
+        y = y if self.bias is None else y + self.bias
+        return (y, logits) if self.returns_logits else y
+
+
+class ScoringRouter(nn.Linear):
+    """Scores all experts, zero where one is not chosen."""
+
+    def __init__(self, num_experts: int, hidden: int, top_k: int) -> None:
+        super().__init__(hidden, num_experts, bias=False)
+        self.top_k = top_k
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        logits = super().forward(x)
+        best, index = logits.topk(self.top_k, dim=1)
+        scores = torch.full_like(logits, float("-inf")).scatter(1, index, best)
+        return scores.float().sigmoid().to(logits.dtype), logits
+
+
+class EveryExpert(nn.Module):
+    """Every expert, each for as many rows."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.act_fn = nn.SiLU()
+        self.gate_up_proj = nn.Parameter(torch.empty(num_experts, hidden, 2 * inner))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, inner, hidden))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x = hidden_states.view(len(self.gate_up_proj), -1, hidden_states.shape[-1])
+        gate, up = torch.bmm(x, self.gate_up_proj).chunk(2, dim=-1)
+        y: Tensor = torch.bmm(up * self.act_fn(gate), self.down_proj)
+        return y.flatten(0, 1)
+
+
+class InputScalingBlock(nn.Module):
+    """Every expert for every token, on rows that are scaled by the scores, and one expert for all."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.top_k = top_k
+        self.experts = EveryExpert(num_experts, hidden, inner)
+        self.router = ScoringRouter(num_experts, hidden, top_k)
+        self.shared_expert = Expert(hidden, inner)
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        x = hidden_states.reshape(-1, hidden_states.shape[-1])
+        scores, logits = self.router(x)
+        scaled = x.repeat(self.num_experts, 1) * scores.t().reshape(-1, 1)
+        y = self.shared_expert(x)
+        return y + self.experts(scaled).view(self.num_experts, *x.shape).sum(0), logits
+
+
+class FlatWeights(nn.Module):
+    """The matrices of all experts, those of one below those of the other."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden
+        self.ffn_hidden_size = inner
+        self.num_experts = num_experts
+        self.w1, self.v1, self.w2 = (nn.Parameter(torch.empty(num_experts * inner, hidden)) for _ in range(3))
+        self.activation_fn = nn.SiLU()
+
+    def forward(self, x: Tensor, w1: Tensor, v1: Tensor, w2: Tensor) -> Tensor:
+        y: Tensor = (self.activation_fn(x @ w1.t()) * (x @ v1.t())) @ w2
+        return y
+
+
+class FlatExperts(nn.Module):
+    """Experts that are slices of three matrices."""
+
+    def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.mlp = FlatWeights(num_experts, hidden, inner)
+
+    def forward(self, x: Tensor, weights: Tensor, top_weights: Tensor, top_experts: Tensor) -> Tensor:
+        del weights
+        rows = x.reshape(-1, x.shape[-1])
+        y = torch.zeros_like(rows)
+        matrices = (matrix.chunk(self.num_experts) for matrix in (self.mlp.w1, self.mlp.v1, self.mlp.w2))
+        for number, each in enumerate(zip(*matrices, strict=True)):
+            token, place = torch.where(top_experts == number)
+            y = y.index_add(0, token, (self.mlp(rows[token], *each) * top_weights[token, place, None]).to(y.dtype))
+        return y.view(x.shape)

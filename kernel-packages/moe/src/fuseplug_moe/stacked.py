@@ -58,6 +58,7 @@ class Parts:
         weights_first: Whether the forward takes the routing weights before the indices.
         dense: Whether it takes a weight for each expert, rather than for each one chosen.
         post: The child that is called on the rows of all experts before they are weighted.
+        passing: Whether the first projection has more experts than the second: these give back their rows.
     """
 
     gate_up: str
@@ -69,6 +70,7 @@ class Parts:
     weights_first: bool
     dense: bool
     post: str | None
+    passing: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,11 +115,12 @@ class StackedAdapter(Adapter):
                 index, weights = weights, index
             if parts.dense:
                 weights = weights.gather(1, index.clamp(max=len(gate_up) - 1))
+            x = hidden_states if hidden_states.dim() == 2 else hidden_states.reshape(-1, hidden_states.shape[-1])
             y = compute(
-                hidden_states if hidden_states.dim() == 2 else hidden_states.reshape(-1, hidden_states.shape[-1]),
+                x,
                 index,
                 weights,
-                gate_up,
+                gate_up[: len(down)] if parts.passing else gate_up,
                 down,
                 gate_up_bias=None if parts.gate_up_bias is None else getattr(module, parts.gate_up_bias),
                 down_bias=None if parts.down_bias is None else getattr(module, parts.down_bias),
@@ -128,9 +131,16 @@ class StackedAdapter(Adapter):
                 alpha=1.702 if how.alpha is None else getattr(module, how.alpha),
                 post=None if parts.post is None else getattr(module, parts.post),
             )
+            if parts.passing:
+                y = y + passed(len(down), x, index, weights)
             return y.view(hidden_states.shape)
 
         return forward
+
+
+def passed(experts: int, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """What the experts from number *experts* on add: the rows as they are, weighted."""
+    return (x * weights.masked_fill(index < experts, 0).sum(-1, keepdim=True)).to(x.dtype)
 
 
 def own_gate(module: nn.Module, layout: Layout) -> Callable[[Tensor], Tensor]:
@@ -152,7 +162,10 @@ def product(activation: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     """Propose for *module* if it is built like stacked experts."""
-    if sum(p is not None and p.dim() == 3 for p in module._parameters.values()) != 2:
+    cubes = [name for name, p in module._parameters.items() if p is not None and p.dim() == 3]
+    if len(cubes) > 2 and gates.says_how_many(module, len(module._parameters[cubes[0]])):  # type: ignore[arg-type]
+        return Rejection(f"its experts have projections {', '.join(cubes)}; known are two, gate and up in one")
+    if len(cubes) != 2:
         return None
     found = _parts(module)
     if isinstance(found, Rejection):
@@ -190,7 +203,8 @@ def _parts(module: nn.Module) -> Parts | Rejection:
     cubes = [name for name, p in parameters.items() if p.dim() == 3]
     first, second = sorted(cubes, key=lambda name: "down" in name)
     shape, then = (tuple(parameters[name].shape) for name in (first, second))
-    read = _read(shape, then)
+    passing = shape[0] > then[0] and any(isinstance(child, nn.Identity) for child in module._modules.values())
+    read = shapes_read((then[0], *shape[1:]) if passing else shape, then)
     if read is None:
         return Rejection(
             f"the shapes of its experts disagree: {first} is {list(shape)}, {second} is {list(then)}; known are "
@@ -198,8 +212,8 @@ def _parts(module: nn.Module) -> Parts | Rejection:
         )
     transposed, halves = read
     count = next((n for n, v in vars(module).items() if n.startswith("num") and "expert" in n and type(v) is int), None)
-    if count is not None and getattr(module, count) != shape[0]:
-        return Rejection(f"it says {count}={getattr(module, count)} and {first} holds {shape[0]} experts")
+    if count is not None and getattr(module, count) != then[0]:
+        return Rejection(f"it says {count}={getattr(module, count)} and {second} holds {then[0]} experts")
     dtypes = {p.dtype for p in parameters.values()}
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
         found = ", ".join(sorted(str(dtype) for dtype in dtypes))
@@ -234,10 +248,11 @@ def _parts(module: nn.Module) -> Parts | Rejection:
         weights_first=weights_first,
         dense=not flagged,
         post=next(iter(post), None),
+        passing=passing,
     )
 
 
-def _read(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, int] | None:
+def shapes_read(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, int] | None:
     """Whether the matrices are transposed, and how many halves the first has; ``None`` if the shapes disagree."""
     if first[0] != second[0]:
         return None
@@ -269,6 +284,7 @@ def _adapters(module: nn.Module, parts: Parts) -> Iterator[StackedAdapter]:
             "transposed" if parts.transposed else "",
             "biased" if parts.gate_up_bias else "",
             "post-norm" if parts.post else "",
+            "passing" if parts.passing else "",
         ]
         named = activation in GATES
         clamps = named and GATES[activation].clamp is not None
@@ -308,8 +324,10 @@ def _example(
     """A few experts, one of them idle, and rows that take their gates well past where they clamp."""
     number, hidden, inner = _sizes(module, parts)
     experts, large = min(number, 5), size > 1 << 12
+    every = experts + min(2, len(getattr(module, parts.gate_up)) - number)
     # Multiples of eight, because torch's grouped matmul wants rows that begin at multiples of 16 bytes.
     known = {number: experts, 2 * inner: 272 if large else 16, inner: 136 if large else 8}
+    known |= {len(getattr(module, parts.gate_up)): every}
     small = Small({**known, hidden: known.get(hidden, 128 if large else 24)}, generator)
     h, i = small.size(hidden), small.size(inner)
     width = parts.halves * i
@@ -321,7 +339,7 @@ def _example(
     x[:, 0] = _CONSTANT
     kinked = likely.activation in _KINKED
     gate_up = small.normal(
-        experts, width, h, scale=(1.5 if bound is None and not kinked else 0.12 * (bound or 5.0)) * h**-0.5
+        every, width, h, scale=(1.5 if bound is None and not kinked else 0.12 * (bound or 5.0)) * h**-0.5
     )
     gate, up = (
         [gate_up[:, ::2], gate_up[:, 1::2]] if likely.layout == "interleaved" else [gate_up[:, :i], gate_up[:, i:]]
@@ -338,7 +356,7 @@ def _example(
         parameters[parts.gate_up_bias] = small.normal(experts, width, scale=0.03 * (bound or 5.0))
     if parts.down_bias is not None:
         parameters[parts.down_bias] = small.normal(experts, h, scale=0.3)
-    index, weights = routing(tokens, experts, generator)
+    index, weights = routing(tokens, every, generator)
     weights = weights.to(mix.routing)
     if parts.dense:
         weights = torch.zeros(tokens, experts, dtype=mix.routing, device="cpu").scatter(1, index, weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -36,7 +37,9 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     if not module._modules or _is_of_torch(cls):
         return None
     linears = _linears(module)
-    if not 1 <= len(linears) <= 4:
+    if not linears:
+        return _without_linears(module)
+    if len(linears) > 4:
         return None
     says = mentioned(cls)
     roles = _roles({name: widths for name, widths in linears.items() if name in says}, says)
@@ -70,6 +73,34 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             covers=tuple(leaf for leaf in found.leaves if leaf not in called),
         )
     ]
+
+
+def _without_linears(module: nn.Module) -> Rejection | None:
+    """An answer for what plainly is part of a gated MLP, or one of another kind of projections."""
+    if _parameter_names(cast("Hashable", type(module))) == ("gate", "up"):
+        return Rejection("it is given gate and up; what is fused is the module that has the projections")
+    several = {name: widths for name, child in module._modules.items() if child and (widths := _several(child))}
+    if len(several) < 2 or not _roles(several, {}):
+        return None
+    return Rejection(f"its projections, {' and '.join(several)}, hold several matrices each; known are linear layers")
+
+
+@functools.lru_cache(maxsize=4096)
+def _parameter_names(cls: Hashable) -> tuple[str, ...]:
+    return tuple(inspect.signature(cast("type[nn.Module]", cls).forward).parameters)[1:]
+
+
+def _several(child: nn.Module) -> tuple[int, int] | None:
+    """Widths in and out of a child that has a matrix for each of several cases, and is called with the input alone."""
+    weight = child._parameters.get("weight")
+    if (
+        weight is None
+        or weight.dim() != 3
+        or len(child._parameters) > 1
+        or required(cast("Hashable", type(child))) != 1
+    ):
+        return None
+    return None if _is_of_torch(cast("Hashable", type(child))) else (int(weight.shape[2]), int(weight.shape[1]))
 
 
 def _working_roundings(parts: Parts) -> float:

@@ -1,0 +1,63 @@
+"""Rows for examples of blocks that route: no rounding decides which experts they go to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .small import Small
+
+_CLEAR = 0.1
+_CLEAR_PROBABILITY = 0.01
+_OUT_OF_REACH = -20.0
+
+
+def linear_of(router: nn.Module, experts: int) -> Any:
+    """The layer of *router* that gives a logit for each of so many experts, itself perhaps; ``None`` if none does."""
+    return next((each for each in router.modules() if getattr(each, "out_features", None) == experts), None)
+
+
+def decided(
+    small: Small,
+    linear: Any,
+    top_k: int,
+    count: int,
+    dtype: torch.dtype,
+    correct: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Rows ``(2, count / 2, hidden)`` for a router, whose weight is made anew.
+
+    The *top_k* experts that each goes to are well ahead of the others, and no row goes to the one in the middle.
+
+    Args:
+        small: Where numbers come from.
+        linear: The layer that gives the logits.
+        top_k: How many experts a row goes to.
+        count: How many rows.
+        dtype: That of the rows.
+        correct: What is done to the probabilities before the largest are chosen.
+    """
+    weight = small.normal(*linear.weight.shape, scale=2.0 * linear.weight.shape[1] ** -0.5)
+    experts = len(weight)
+    # The first column of x is constant: one expert is out of reach, and no other's logit depends on it.
+    weight[:, 0] = 0.0
+    if experts > top_k:
+        weight[experts // 2, 0] = _OUT_OF_REACH
+    weight = weight.to(linear.weight.dtype)
+    linear.weight = nn.Parameter(weight)
+    found: list[Tensor] = []
+    while sum(map(len, found)) < count:
+        rows = small.normal(4 * count, weight.shape[1])
+        rows[:, 0] = 1.0
+        rows = rows.to(dtype)
+        if experts > top_k:
+            logits = rows.double() @ weight.double().t()
+            scores = logits if correct is None else correct(logits.softmax(1)).detach()
+            best, chosen = scores.topk(top_k + 1)
+            ahead = best[:, top_k - 1] - best[:, top_k] > (_CLEAR if correct is None else _CLEAR_PROBABILITY)
+            rows = rows[ahead & (chosen[:, :top_k] != experts // 2).all(1)]
+        found.append(rows)
+    return torch.cat(found)[: count // 2 * 2].view(2, -1, weight.shape[1])
