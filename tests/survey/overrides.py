@@ -36,12 +36,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "chameleon_vqgan": _VQ,
     "clvp_encoder": {"num_attention_heads": 2},
     "cohere2_moe": {"num_shared_experts": 1, "rms_norm_eps": 1e-6},
-    "cohere_compass_text": {
-        "rope_parameters": {
-            "full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
-        }
-    },
+    "cohere_compass_text": {_ROPE: dict.fromkeys(("full_attention", "sliding_attention"), _MROPE[_ROPE])},
     "dac": {"encoder_hidden_size": 8, "decoder_hidden_size": 64, "downsampling_ratios": [4, 2]},
     "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "deepseek_ocr2_sam_vision_model": {"output_channels": 64, "downsample_channels": [64, 64]},
