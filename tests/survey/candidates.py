@@ -11,7 +11,7 @@ from . import odds, pictures, sound, text
 from .part import Part
 
 _MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {**text.MAKERS, **pictures.MAKERS, **sound.MAKERS, **odds.MAKERS}
-"""The values that a parameter of a name may be given, likely ones first; with None it is not given unless it must be."""
+"""What a parameter of a name may be given, likely values first; with None it is not given unless it must be."""
 
 _MAIN: tuple[tuple[str, ...], ...] = (
     ("input_ids", "pixel_values"),
