@@ -11,7 +11,7 @@ from . import odds, pictures, sound, text
 from .part import Part
 
 _MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {**text.MAKERS, **pictures.MAKERS, **sound.MAKERS, **odds.MAKERS}
-"""The values that a parameter of a name may be given, likely ones first; with None it is not given."""
+"""What a parameter of a name may be given, likely values first; with None it is not given unless it must be."""
 
 _MAIN: tuple[tuple[str, ...], ...] = (
     ("input_ids", "pixel_values"),
@@ -19,6 +19,7 @@ _MAIN: tuple[tuple[str, ...], ...] = (
     ("input_ids", "input_features"),
     ("input_ids", "decoder_input_ids"),
     ("input_features", "decoder_input_ids"),
+    ("input_values", "decoder_input_ids"),
     ("flattened_patches", "decoder_input_ids"),
     ("input_ids", "encoder_hidden_states"),
     ("input_ids", "last_hidden_state"),
@@ -66,7 +67,8 @@ def _given(part: Part, names: tuple[str, ...]) -> Iterator[Inputs]:
     if not all(makers):
         return
     for values in itertools.islice(_likely_first([maker(part) for maker in makers]), _MANY):
-        given = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+        pairs = zip(names, values, strict=True)
+        given = {name: value for name, value in pairs if value is not None or name in part.required}
         if "input_ids" in given and any(name.startswith(("pixel", "input_features")) for name in given):
             with contextlib.suppress(Exception):
                 yield given | text.with_places(part, given)

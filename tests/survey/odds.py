@@ -94,6 +94,7 @@ MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
     "audio_input_ids": _audio_tokens,
     "use_cache": lambda _: [False],
     "num_delay_tokens": lambda _: [2],
+    "t_cond": lambda part: [noise(1, part.number("hidden_size", default=64))],
     "num_patches": lambda _: [LENGTH // 2],
     "patch_ids": lambda _: [counted(2, LENGTH) % LENGTH // 2],
     "patch_embeds": lambda part: [noise(2, LENGTH // 2, part.width), *_as_wide_as(_PATCHES, 2, LENGTH // 2)(part)],
@@ -111,5 +112,6 @@ WITH = (
     "num_spatial_memory_tokens",
     "position_embeddings",
     "rotary_pos_emb",
+    "t_cond",
 )
 """What a model is given along with anything else if it takes it."""

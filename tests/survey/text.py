@@ -120,7 +120,10 @@ MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
     "decoder_input_ids": tokens,
     "inputs_embeds": vectors,
     "encoder_hidden_states": vectors,
-    "last_hidden_state": lambda part: [*vectors(part), *(v[:, :4] for v in vectors(part)[:1])],
+    "last_hidden_state": lambda part: [
+        *vectors(part),
+        noise(2, 4, part.number("input_size", "hidden_size", default=64)),
+    ],
     "hidden_states": _hidden,
     "attention_mask": lambda part: [None, *_mask(part)],
     "padding_mask": lambda _: [None],
