@@ -30,6 +30,8 @@ _HIDDEN, _INNER, _EXPERTS, _CHOSEN = 64, 96, 4, 2
 _BATCH, _TOKENS = 2, 6
 _INDICES, _WEIGHTS = "ind|selected|top_experts", "weight|score|prob"
 
+_OF_EXPERTS = ".*num_experts|n_experts|n_routed_experts|num_local_experts"
+_OF_CHOICES = "top_k|moe_topk|top_k_experts|num_experts_per_tok"
 _MOST_ADDED = 8
 """Numbers that a config is given which it lacks."""
 
@@ -37,8 +39,8 @@ _ARGUMENTS: tuple[tuple[str, Any], ...] = (
     (r"layer_idx|layer_id|layer_number|block_id", 0),
     (r".*(act|activation)(_fn|_function)?", "silu"),
     (r".*(intermediate|inner|hidden_features|context_dim|ffn|mlp_dim).*", _INNER),
-    (r".*num_experts|n_experts|n_routed_experts|num_local_experts", _EXPERTS),
-    (r"top_k|moe_topk|top_k_experts|num_experts_per_tok", _CHOSEN),
+    (_OF_EXPERTS, _EXPERTS),
+    (_OF_CHOICES, _CHOSEN),
     (r".*(size|dim|features|width|d_model)", _HIDDEN),
     (r".*limit", 7.0),
     (r".*(bias|dropout_rate)", False),
@@ -72,15 +74,22 @@ def check(manager: KernelManager, each: Class) -> dict[str, Any]:
     What is fused only in a class around it is recorded with that.
     """
     record = _checked(manager, each)
-    silent = not any((site["op"], site["class"]) == (each.op, each.name) for site in record.get("sites", ()))
-    itself = {"op": each.op, "folder": each.folder, "class": each.name, "target": ""}
-    if each.op != "rope" and not any(site["fused"] for site in record.get("sites", ())):
+    if each.op != "rope" and not _is_fused(record, each):
         for holder in _holders(each):
             around = _checked(manager, each._replace(name=holder))
-            if any(site["fused"] and site["op"] == each.op for site in around.get("sites", ())):
-                part = itself | {"fused": True, "variant": f"part of {holder}", "count": 1, "called": 1}
-                return around | {"class": each.name, "sites": [*around["sites"], part]}
-    return record | {"unanswered": [itself] if silent and "sites" in record else []}
+            if _is_fused(around, each):
+                return around | {"class": each.name}
+    itself = {"op": each.op, "folder": each.folder, "class": each.name, "target": ""}
+    silent = "sites" in record and not _sites(record, each)
+    return record | {"unanswered": [itself] if silent else []}
+
+
+def _sites(record: Mapping[str, Any], each: Class) -> list[dict[str, Any]]:
+    return [site for site in record.get("sites", ()) if (site["op"], site["class"]) == (each.op, each.name)]
+
+
+def _is_fused(record: Mapping[str, Any], each: Class) -> bool:
+    return any(site["fused"] for site in _sites(record, each))
 
 
 def _checked(manager: KernelManager, each: Class) -> dict[str, Any]:
@@ -250,9 +259,11 @@ def _shrunk(config_class: type[PretrainedConfig]) -> PretrainedConfig:
 
 
 def _filled(config: PretrainedConfig) -> PretrainedConfig:
-    """*config* with sizes where it has none, as for layers of a kind that its models have only if asked."""
+    """*config* with sizes where it has none, for layers that its models have only if asked, and one expert nowhere."""
     for name, value in vars(config).items():
-        if (value is None or (type(value) is int and value == 0)) and (known := _known(name)) is not None:
+        if value == 1 and re.fullmatch(f"{_OF_EXPERTS}|{_OF_CHOICES}", name):
+            vars(config)[name] = _known(name)
+        elif (value is None or (type(value) is int and value == 0)) and (known := _known(name)) is not None:
             vars(config)[name] = known
     return config
 

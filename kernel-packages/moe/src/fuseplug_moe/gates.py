@@ -36,7 +36,16 @@ def scalar_named(module: nn.Module, word: str) -> str | None:
 
 def says_how_many(module: nn.Module, experts: int) -> bool:
     """Whether an attribute of *module* says that it has so many experts."""
-    return any(type(value) is int and value == experts for name, value in vars(module).items() if "expert" in name)
+    return experts in _numbers_of_experts(module)
+
+
+def speaks_of_experts(module: nn.Module) -> bool:
+    """Whether an attribute of *module* says anything of how many experts there are."""
+    return bool(_numbers_of_experts(module))
+
+
+def _numbers_of_experts(module: nn.Module) -> list[int]:
+    return [value for name, value in vars(module).items() if "expert" in name and type(value) is int]
 
 
 def named_activation(activation: Callable[[Tensor], Tensor]) -> str | None:

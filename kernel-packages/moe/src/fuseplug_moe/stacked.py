@@ -169,7 +169,8 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return None
     found = _parts(module)
     if isinstance(found, Rejection):
-        return found
+        # Two tensors of three dimensions are no rarity.
+        return found if gates.speaks_of_experts(module) else None
     dtype = getattr(module, found.gate_up).dtype
     adapters = tuple(_adapters(module, found))
     if found.dense:

@@ -166,7 +166,9 @@ def _working_roundings(width: int) -> float:
 
 def _parts(module: nn.Module) -> Parts | Rejection | None:
     # The order is that of cost: most of the modules of a model leave at the first line or the second.
-    if module._modules or _is_of_torch(cast("Hashable", type(module))):
+    if module._modules:
+        return _around_a_norm(module)
+    if _is_of_torch(cast("Hashable", type(module))):
         return None
     tensors = dict(_tensors(module))
     if len(tensors) > 1:
@@ -184,6 +186,16 @@ def _parts(module: nn.Module) -> Parts | Rejection | None:
     if tensors[weight].dtype not in _DTYPES:
         return Rejection(f"{weight} is {tensors[weight].dtype}; supported are float32, bfloat16 and float16")
     return Parts(weight, eps, int(shape[0]), gate)
+
+
+def _around_a_norm(module: nn.Module) -> Rejection | None:
+    """An answer for a norm that calls another and does more to it: what it calls is a site of its own."""
+    if not type(module).__name__.endswith("Norm") or module._parameters:
+        return None
+    norms = [name for name, child in module._modules.items() if child is not None and isinstance(_parts(child), Parts)]
+    if len(norms) != 1:
+        return None
+    return Rejection(f"it does more than normalise; its {norms[0]}, which does that, is fused by itself", kind="unlike")
 
 
 @functools.lru_cache(maxsize=4096)
