@@ -191,6 +191,72 @@ def test_experts_in_a_list_that_are_not_alike_are_named(kind):
     assert expected[kind] in found.reason
 
 
+class ThreeProjections(specimens.StackedExperts):
+    def __init__(self):
+        super().__init__(4, 12, 7)
+        self.up_proj = nn.Parameter(torch.empty(4, 7, 12))
+
+
+class CallingList(nn.ModuleList):
+    def forward(self, hidden_states, index, weights):
+        return hidden_states
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (ThreeProjections(), "known are two"),
+        (specimens.ParallelLinear(4, 12, 7), "the module around it"),
+        (specimens.FlatWeights(4, 12, 7), "the module around it"),
+        (CallingList([specimens.Expert(12, 7) for _ in range(2)]), "calls them itself"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_experts_that_are_not_known_are_answered(module, why):
+    found = match(site(module))
+    assert isinstance(found, Rejection)
+    assert why in found.reason
+
+
+class Embedded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.empty(1, 1, 8))
+        self.positions = nn.Parameter(torch.empty(1, 5, 8))
+
+    def forward(self, x):
+        return x
+
+
+def test_tensors_of_three_dimensions_alone_are_no_experts():
+    assert match(site(Embedded())) is None
+    assert match(site(nn.Conv1d(4, 4, 3, groups=4))) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "child"),
+    [
+        (specimens.SortingBlock(5, 12, 7, 2), "input_linear"),
+        (specimens.InputScalingBlock(5, 12, 7, 1), "experts"),
+        (specimens.FlatExperts(4, 12, 7), "mlp"),
+    ],
+    ids=["sorted", "input-scaled", "flat"],
+)
+def test_what_is_no_longer_called_is_covered_and_called_again_once_hooked(manager, module, child):
+    filled(module)
+    generator = torch.Generator().manual_seed(3)
+    arguments = [torch.randn(2, 5, 12, generator=generator)]
+    if isinstance(module, specimens.FlatExperts):
+        arguments += [torch.zeros(10, 4), torch.rand(10, 2), torch.rand(10, 4, generator=generator).topk(2)[1]]
+    calls = []
+    with manager.apply_all(module, verify=False) as applied:
+        assert [e.covered_by for e in applied.report.entries if e.paths[0] == child] == ["the model"]
+        module(*arguments)
+        module.get_submodule(child).register_forward_pre_hook(lambda *_: calls.append(1))
+        module(*arguments)
+    assert calls
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -214,7 +214,8 @@ def _parts(module: nn.Module) -> Parts | Rejection:
     transposed, halves = read
     count = next((n for n, v in vars(module).items() if n.startswith("num") and "expert" in n and type(v) is int), None)
     if count is not None and getattr(module, count) != then[0]:
-        return Rejection(f"it says {count}={getattr(module, count)} and {second} holds {then[0]} experts")
+        holding = second if passing else first
+        return Rejection(f"it says {count}={getattr(module, count)} and {holding} holds {then[0]} experts")
     dtypes = {p.dtype for p in parameters.values()}
     if len(dtypes) > 1 or not dtypes <= set(DTYPES):
         found = ", ".join(sorted(str(dtype) for dtype in dtypes))
