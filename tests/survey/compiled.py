@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import pkgutil
+
+import transformers.models
 
 from fuseplug import KernelManager
 
@@ -10,11 +14,18 @@ from fuseplug import KernelManager
 def compile_everything(manager: KernelManager) -> None:
     """Let every kernel of *manager* that has a size from which on it compiles do so from one element on."""
     for kernel in filter(None, (record.kernel for record in manager.kernels())):
-        if record_is_compiled(kernel.function):
+        if ".inductor" in kernel.function:
             module = importlib.import_module(kernel.function.partition(":")[0])
             for name in [name for name in vars(module) if name.startswith("_LARGE")]:
                 setattr(module, name, 1)
 
 
-def record_is_compiled(function: str) -> bool:
-    return ".inductor" in function
+def import_every_model() -> None:
+    """Import all modeling files, of which each may register pytree nodes: with another number of these, what was
+    compiled is compiled again.
+    """
+    for folder in pkgutil.iter_modules(transformers.models.__path__, "transformers.models."):
+        for file in pkgutil.iter_modules(getattr(importlib.import_module(folder.name), "__path__", ())):
+            if file.name.startswith("modeling_") and not file.name.startswith(("modeling_tf_", "modeling_flax_")):
+                with contextlib.suppress(ImportError, RuntimeError):  # of what is not installed
+                    importlib.import_module(f"{folder.name}.{file.name}")

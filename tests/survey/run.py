@@ -34,7 +34,7 @@ from . import alone, pool
 from .census import Census
 from .checking import ROUNDINGS, TIMES, check
 from .collect import answers, summary
-from .compiled import compile_everything
+from .compiled import compile_everything, import_every_model
 from .page import to_json, to_markdown
 
 ROOT = Path(__file__).parents[2]
@@ -140,6 +140,7 @@ def worker() -> Callable[[str], dict[str, Any]]:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
+    import_every_model()
     manager, census = KernelManager(environ={}), Census.of()
     compile_everything(manager)
 
