@@ -286,6 +286,23 @@ def test_what_is_none_of_its_business_is_answered_none(module):
     assert match(site(module)) is None
 
 
+def test_a_norm_around_a_norm_says_which_one_is_fused():
+    class GatedNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = Llama()
+            self.gate = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            y = self.norm(x)
+            return y * torch.sigmoid(self.gate(y))
+
+    said = match(site(GatedNorm()))
+    assert isinstance(said, Rejection)
+    assert "its norm, which does that" in said.reason
+    assert said.kind == "unlike"
+
+
 def test_a_norm_with_a_bias_is_none_of_its_business():
     module = Llama()
     module.bias = nn.Parameter(torch.zeros(WIDTH))

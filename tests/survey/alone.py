@@ -300,7 +300,9 @@ def _inputs(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     taken = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     needed = [p.name for p in taken if p.default is p.empty or re.search(f"gate$|{_INDICES}|{_WEIGHTS}", p.name)]
     tokens = _BATCH * _TOKENS
-    experts = next((len(parameter) for parameter in module.parameters() if parameter.dim() == 3), _EXPERTS)
+    stacked = {len(parameter) for parameter in module.parameters() if parameter.dim() == 3}
+    # Where there are fewer of one projection than of another, some experts have none: few, or nothing goes to the rest.
+    experts = min(stacked, default=_EXPERTS) + 2 * (len(stacked) > 1)
     chosen = min(_CHOSEN, experts)
     for width, flat, dense in itertools.product(_widths(module), (False, True), (False, True)):
         generator = torch.Generator().manual_seed(0)

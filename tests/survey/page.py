@@ -105,8 +105,9 @@ def _not_compared(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _errors(record: Mapping[str, Any]) -> Iterator[str]:
     for dtype in ("float32", "bfloat16"):
-        if "error" in record.get(dtype, {}):
-            yield f"{dtype}: {record[dtype]['error']}"
+        compared = record.get(dtype, {})
+        if why := compared.get("error", compared.get("unfused")):
+            yield f"{dtype}: {why}"
 
 
 def _models(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -119,13 +120,17 @@ def _models(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             rest.append(record["model_type"])
         elif record.get("sites"):
             ops = [_of_op(record, op) for op in OPS]
-            shares = [
-                f"{record[d]['worst']:.2f}" if "worst" in record.get(d, {}) else "" for d in ("float32", "bfloat16")
-            ]
+            shares = [_share(record.get(dtype, {})) for dtype in ("float32", "bfloat16")]
             rows.append((record["model_type"], *ops, record["status"], *shares, f"{record['planning']:.2f} s"))
     columns = ("model type", *(_NAMES[op] for op in OPS), "status", "float32", "bfloat16", "planning")
     yield from _table(columns, rows)
     yield from ("", f"None of the four ops in {len(rest)} others: {', '.join(rest)}.")
+
+
+def _share(compared: Mapping[str, Any]) -> str:
+    return (
+        f"{compared['worst']:.2f}" if "worst" in compared else "does not run unfused" if "unfused" in compared else ""
+    )
 
 
 def _of_op(record: Mapping[str, Any], op: str) -> str:

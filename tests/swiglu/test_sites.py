@@ -442,9 +442,41 @@ class WithParameter(Separate):
         return super().forward(x) * self.scale
 
 
+class GateAlone(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cap = nn.Tanh()
+
+    def forward(self, gate, up):
+        return self.cap(gate) * up
+
+
+class Layered(nn.Module):
+    """A matrix for each of three cases."""
+
+    def __init__(self, width_in, width_out):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3, width_out, width_in))
+
+    def forward(self, x, layer=None):
+        return x
+
+
+class WithLayered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = Layered(HIDDEN, 2 * INNER), Layered(INNER, HIDDEN)
+
+    def forward(self, x, layer=None):
+        gate, up = self.fc1(x, layer).chunk(2, dim=-1)
+        return self.fc2(functional.silu(gate) * up, layer)
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
+        (GateAlone(), "it is given gate and up"),
+        (WithLayered(), "fc1 and fc2, hold several matrices each"),
         (TakesTwo(nn.SiLU()), "its forward takes 2 tensors"),
         (WithMore(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), "it also calls more, a Sequential"),
         (Separate(nn.PReLU()), "it also calls act_fn, a PReLU"),

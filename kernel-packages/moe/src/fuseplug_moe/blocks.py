@@ -41,7 +41,7 @@ class Listed:
         up: The up projection.
         down: The down projection.
         activation: A key of `fuseplug_moe.reference.GATES`, or `OWN`.
-        passing: How many at the end of the list give back the rows they are given.
+        passing: Whether those at the end of the list give back the rows they are given.
     """
 
     experts: str
@@ -49,7 +49,7 @@ class Listed:
     up: str | None
     down: str
     activation: str
-    passing: int = 0
+    passing: bool = False
 
     @property
     def layout(self) -> Layout:
@@ -60,15 +60,12 @@ class Listed:
         """The weights of all experts, by projection; ``None`` if they are not as they were verified."""
         names = [name for name in (self.gate, self.down, self.up) if name is not None]
         matrices: dict[str, list[Any]] = {name: [] for name in names}
-        experts: Any = block._modules[self.experts]
-        number = len(experts) - self.passing
-        if any(type(expert) is not nn.Identity for expert in experts[number:]):
-            return None
-        for expert in experts[:number]:
+        experts: Any = [*block._modules[self.experts]._modules.values()]  # type: ignore[union-attr]
+        for expert in experts[: len(experts) - passing_of(experts)] if self.passing else experts:
             if not bare(expert):
                 return None
             for name in names:
-                linear = expert._modules[name]
+                linear = expert._modules.get(name)
                 # An adapter, a quantizer or an offloading hook may have come since: these want to be called.
                 if type(linear) is not nn.Linear or not bare(linear):
                     return None
@@ -266,7 +263,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     router = None if seam is not None else _router(module, lists[0], len(experts))
     if seam is None and router is None:
         return None
-    passing = len([*itertools.takewhile(lambda expert: type(expert) is nn.Identity, reversed(experts))])
+    passing = passing_of(experts)
     if why := _unfit(lists[0], experts[: len(experts) - passing], linears):
         return Rejection(why)
     known = _activations(first)
@@ -275,7 +272,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
             f"its experts, {type(first).__name__}, have no activation that is a child or attribute of theirs, "
             "or that their forward calls by a known name"
         )
-    listed = [Listed(lists[0], *names, each, passing) for names in _roles(linears) for each in known]
+    listed = [Listed(lists[0], *names, each, passing > 0) for names in _roles(linears) for each in known]
     if not listed:
         return Rejection(f"the shapes of {type(first).__name__}'s projections fit no gate, up and down")
     dtype = next(iter(linears.values())).weight.dtype
@@ -301,6 +298,11 @@ def _calling_its_own(experts: nn.ModuleList | nn.ModuleDict) -> Rejection | None
     if type(experts).forward.__module__.startswith("torch.") or alike < 2 or not 2 <= len(linears_of(first)) <= 3:
         return None
     return Rejection("it is a list of experts that calls them itself; known is a module with such a list among others")
+
+
+def passing_of(experts: Any) -> int:
+    """How many at the end of the list *experts* give back the rows they are given."""
+    return len([*itertools.takewhile(lambda expert: type(expert) is nn.Identity, reversed(experts))])
 
 
 def linears_of(expert: Any) -> dict[str, Any]:
@@ -398,7 +400,7 @@ def _seam_example(module: nn.Module, listed: Listed, mix: Mix, size: int, genera
 def _few(experts: Any, listed: Listed, number: int) -> list[nn.Module]:
     """At most *number* of the experts, two that pass their rows among them if there are as many."""
     number = min(number, len(experts))
-    passing = min(listed.passing, 2, number - 1)
+    passing = min(passing_of(experts), 2, number - 1) if listed.passing else 0
     return [*experts[: number - passing], *experts[len(experts) - passing :]]
 
 

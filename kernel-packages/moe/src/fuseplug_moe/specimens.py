@@ -435,6 +435,7 @@ class EveryExpert(nn.Module):
 
     def __init__(self, num_experts: int, hidden: int, inner: int) -> None:
         super().__init__()
+        self.num_experts = num_experts
         self.act_fn = nn.SiLU()
         self.gate_up_proj = nn.Parameter(torch.empty(num_experts, hidden, 2 * inner))
         self.down_proj = nn.Parameter(torch.empty(num_experts, inner, hidden))
