@@ -25,7 +25,7 @@ from .page import to_markdown
 from .run import Kept
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "coverage.json"
-SAMPLE = 4
+SAMPLE = 3
 
 
 def published():
@@ -46,7 +46,14 @@ def test_a_random_sample_of_what_is_published_holds(record):
     if "ImportError" in found.get("why", ""):
         pytest.skip(found["why"])
     assert found["status"] == "checked", found
-    assert found["sites"] == record["sites"]
+    assert fused(found) == fused(record)
+
+
+def fused(record):
+    return [
+        [site[name] for name in ("op", "folder", "class", "target", "fused", "count")] + [site.get("variant")]
+        for site in record["sites"]
+    ]
 
 
 def test_nothing_is_wrong_and_nothing_without_an_answer_in_what_is_published():
