@@ -8,12 +8,10 @@ import shutil
 import pytest
 import torch
 from support.elsewhere import MODELS, REMOTE
+from support.parity import ROUNDINGS, assert_parity
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fuseplug import KernelManager
-
-ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
-"""How far a result may be from where it should be, as a share of its size: so many roundings."""
 
 DTYPES = [
     pytest.param(dtype, id=str(dtype), marks=pytest.mark.xdist_group(f"elsewhere {dtype}")) for dtype in ROUNDINGS
@@ -111,21 +109,4 @@ def test_what_is_a_kernels_business_is_fused_or_said_to_be_left_alone(manager, b
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logits_and_gradients_are_those_of_the_unfused_model_and_undo_is_exact(manager, build, name, dtype):
-    model = build(name, dtype)
-    before = step(model)
-    with manager.apply_all(model, verify=False) as applied:
-        assert applied.report.fused
-        fused = step(model)
-    after = step(model)
-    truth = before if dtype is torch.float32 else step(model.float())
-
-    for key, unfused in before.items():
-        assert (fused[key].dtype, fused[key].shape) == (unfused.dtype, unfused.shape)
-        allowed = 2 * distance(unfused, truth[key]) + ROUNDINGS[dtype] * torch.finfo(dtype).eps
-        assert distance(fused[key], truth[key]) <= allowed, key
-        assert torch.equal(after[key], unfused)
-
-
-def distance(found, true):
-    """How far *found* is from *true*, as a share of its size."""
-    return ((found.double() - true.double()).norm() / true.double().norm().clamp_min(1e-30)).item()
+    assert_parity(manager, build(name, dtype), step, verify=False)

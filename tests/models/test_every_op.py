@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 import torch
+from support.parity import ROUNDINGS, assert_parity
 from support.tiny import TINY, build, exists, step
 
 from fuseplug import KernelManager
@@ -16,9 +17,6 @@ MODELS = [
 ]
 UNLIKE = {"cohere": {("rmsnorm", "CohereLayerNorm")}}
 """What is built like something fused and is something else: this norm subtracts the mean."""
-
-ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
-"""How far a result may be from where it should be, as a share of its size: so many roundings."""
 
 # The models share their widths, so one process compiles for all of them what another would compile again.
 DTYPES = [pytest.param(dtype, id=str(dtype), marks=pytest.mark.xdist_group(str(dtype))) for dtype in ROUNDINGS]
@@ -39,7 +37,7 @@ def test_every_norm_gate_rotation_and_expert_is_fused(manager, name):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtype):
-    assert_parity(manager, name, dtype)
+    assert_parity(manager, build(name, dtype), step)
 
 
 @pytest.fixture
@@ -57,26 +55,4 @@ def everything_is_large(manager, monkeypatch):
 
 @pytest.mark.xdist_group(str(torch.bfloat16))
 def test_they_are_with_everything_compiled(manager, everything_is_large):
-    assert_parity(manager, "deepseek_v3", torch.bfloat16)
-
-
-def assert_parity(manager, name, dtype):
-    model = build(name, dtype)
-    before = step(model)
-    with manager.apply_all(model) as applied:
-        assert applied.report.fused
-        fused = step(model)
-    after = step(model)
-    truth = before if dtype is torch.float32 else step(model.float())
-
-    assert fused.keys() == before.keys()
-    for key, unfused in before.items():
-        assert (fused[key].dtype, fused[key].shape) == (unfused.dtype, unfused.shape)
-        allowed = 2 * distance(unfused, truth[key]) + ROUNDINGS[dtype] * torch.finfo(dtype).eps
-        assert distance(fused[key], truth[key]) <= allowed, key
-        assert torch.equal(after[key], unfused)
-
-
-def distance(found, true):
-    """How far *found* is from *true*, as a share of its size."""
-    return ((found.double() - true.double()).norm() / true.double().norm().clamp_min(1e-30)).item()
+    assert_parity(manager, build("deepseek_v3", torch.bfloat16), step)

@@ -1,0 +1,32 @@
+"""A model fused and unfused: one step of each, and the step after undo."""
+
+import torch
+
+ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
+"""How far a result may be from where it should be, as a share of its size: so many roundings."""
+
+
+def assert_parity(manager, model, step, **options):
+    """The tensors that *step* gives by name are, fused, as near to the truth as unfused; after undo they are the same.
+
+    The truth in half precision is the unfused model in float32, which *model* is left as. *options* are for apply_all.
+    """
+    dtype = next(model.parameters()).dtype
+    before = step(model)
+    with manager.apply_all(model, **options) as applied:
+        assert applied.report.fused
+        fused = step(model)
+    after = step(model)
+    truth = before if dtype is torch.float32 else step(model.float())
+
+    assert fused.keys() == before.keys()
+    for key, unfused in before.items():
+        assert (fused[key].dtype, fused[key].shape) == (unfused.dtype, unfused.shape)
+        allowed = 2 * distance(unfused, truth[key]) + ROUNDINGS[dtype] * torch.finfo(dtype).eps
+        assert distance(fused[key], truth[key]) <= allowed, key
+        assert torch.equal(after[key], unfused)
+
+
+def distance(found, true):
+    """How far *found* is from *true*, as a share of its size."""
+    return ((found.double() - true.double()).norm() / true.double().norm().clamp_min(1e-30)).item()
