@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from fuseplug import KernelManager
 from fuseplug.words import Rejection, Site
-from fuseplug_moe import inductor, specimens
+from fuseplug_moe import inductor, rows, specimens
 from fuseplug_moe.kernels import InductorMoEKernel
 from fuseplug_moe.sites import match
+from fuseplug_moe.small import Small
 
 MADE = specimens.specimens()
 
@@ -479,3 +480,9 @@ def test_experts_that_compute_all_in_eval_are_left_to_it_where_gradients_are_wan
 def test_what_is_computed_without_gradients_must_be_the_same(manager, training):
     (entry,) = manager.plan(TwoFaced(4, 10, 6).train(training)).report.entries
     assert (entry.fused, entry.rejections[0][1].kind) == (False, "unlike")
+
+
+def test_a_router_that_tells_no_rows_apart_is_an_error_and_not_a_wait():
+    small = Small({}, torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="routes hardly any row"):
+        rows.decided(small, torch.nn.Linear(1, 8, bias=False), 2, 16, torch.float32)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .census import OPS
 
 _NAMES = {"rmsnorm": "norms", "swiglu": "gated MLPs", "rope": "rotary functions", "moe": "experts"}
+_MOST_CHARACTERS = 300
 _HEAD = """\
 # Coverage
 
@@ -87,7 +89,7 @@ def _summary(releases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def _left_alone(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = [
-        (_NAMES[each["op"]], f"{each['folder']}: {each['name']}", "; ".join(each["variants"]) or each["how"])
+        (_NAMES[each["op"]], f"{each['folder']}: {each['name']}", _short("; ".join(each["variants"]) or each["how"]))
         for each in answers
         if each["how"] != "fused"
     ]
@@ -96,7 +98,7 @@ def _left_alone(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _not_compared(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = [
-        (record["model_type"], record["status"], record.get("why") or "; ".join(_errors(record)))
+        (record["model_type"], record["status"], _short(record.get("why") or "; ".join(_errors(record))))
         for record in records
         if "model_type" in record and _concerned(record) and record["status"] not in ("checked", "nothing fused")
     ]
@@ -144,6 +146,12 @@ def _of_op(record: Mapping[str, Any], op: str) -> str:
 
 def _concerned(record: Mapping[str, Any]) -> bool:
     return bool(record.get("sites") or record.get("unanswered") or record.get("concerned"))
+
+
+def _short(why: str) -> str:
+    """*why* without the names of kernels, which are all Inductor's, and without the end of what is long."""
+    why = re.sub(r"inductor_fused_\w+: ", "", why)
+    return why if len(why) <= _MOST_CHARACTERS else f"{why[:_MOST_CHARACTERS]}…"
 
 
 def _percent(part: int, whole: int) -> str:

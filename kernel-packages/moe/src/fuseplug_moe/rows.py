@@ -13,6 +13,7 @@ from .small import Small
 _CLEAR = 0.1
 _CLEAR_PROBABILITY = 0.01
 _OUT_OF_REACH = -20.0
+_MOST_TRIES = 100
 
 
 def linear_of(router: nn.Module, experts: int) -> Any:
@@ -39,6 +40,9 @@ def decided(
         count: How many rows.
         dtype: That of the rows.
         correct: What is done to the probabilities before the largest are chosen.
+
+    Raises:
+        ValueError: If the router tells too few rows apart.
     """
     weight = small.normal(*linear.weight.shape, scale=2.0 * linear.weight.shape[1] ** -0.5)
     experts = len(weight)
@@ -49,7 +53,7 @@ def decided(
     weight = weight.to(linear.weight.dtype)
     linear.weight = nn.Parameter(weight)
     found: list[Tensor] = []
-    while sum(map(len, found)) < count:
+    for _ in range(_MOST_TRIES):
         rows = small.normal(4 * count, weight.shape[1])
         rows[:, 0] = 1.0
         rows = rows.to(dtype)
@@ -60,4 +64,8 @@ def decided(
             ahead = best[:, top_k - 1] - best[:, top_k] > (_CLEAR if correct is None else _CLEAR_PROBABILITY)
             rows = rows[ahead & (chosen[:, :top_k] != experts // 2).all(1)]
         found.append(rows)
+        if sum(map(len, found)) >= count:
+            break
+    else:
+        raise ValueError(f"a router of shape {list(weight.shape)} routes hardly any row of random numbers clearly")
     return torch.cat(found)[: count // 2 * 2].view(2, -1, weight.shape[1])
