@@ -67,6 +67,7 @@ FUNCTIONS = {
     "breaks_the_graph": ("compile", r"fullgraph=True.*raises"),
     "wrong_when_compiled": ("compile", "off by"),
     "wrong_when_recomputed": ("checkpoint", "gradient of .* is off by"),
+    "gives_a_view": ("in-place", "raises RuntimeError: .* is a view and is being modified inplace"),
     "wrong_under_autocast": ("autocast", "is bfloat16.* instead of float32"),
 }
 BASES = {

@@ -103,7 +103,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx: Any, compiled: Compiled, constants: Constants, *tensors: Tensor | None) -> Tensor:
         ctx.compiled, ctx.constants = compiled, constants
         ctx.save_for_backward(*tensors)
-        return compiled.forward(constants, *tensors)  # type: ignore[arg-type]
+        return unviewed(compiled.forward(constants, *tensors))  # type: ignore[arg-type]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -116,6 +116,15 @@ class _Differentiable(torch.autograd.Function):
         else:
             found = ctx.compiled.backward(ctx.constants, needs, grad, *tensors)
         return (None, None, *found)
+
+
+def unviewed(result: Tensor) -> Tensor:
+    """*result* as no view of anything.
+
+    What an autograd function gives must be none, or whoever called it could not write into it.
+    """
+    own: Tensor = torch.ops.aten._unsafe_view.default(result, result.shape)
+    return own
 
 
 def plain(*tensors: Tensor | None) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx.experimental import _config as symbolic_shapes
 
 from ..differentiating import differentiated_again, recording, vjp
-from .compiled import ambient, named, plain, standard_state
+from .compiled import ambient, named, plain, standard_state, unviewed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -131,7 +131,7 @@ class _Differentiable(torch.autograd.Function):
     ) -> Any:
         ctx.compiled, ctx.constants, ctx.dtypes = compiled, constants, [x.dtype for x in tensors[:count]]
         xs, tables = tensors[:count], tensors[count:]
-        found = compiled.run(constants, xs, tables)
+        found = tuple([unviewed(y) for y in compiled.run(constants, xs, tables)])
         if any(ctx.needs_input_grad[3 + count :]):
             ctx.save_for_backward(*tensors)
         else:

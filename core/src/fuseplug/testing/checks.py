@@ -53,6 +53,7 @@ CHECKS = (
     Check("copies", modules.copies, "case"),
     Check("compile", modules.compiled, "case"),
     Check("checkpoint", modules.checkpointed, "case"),
+    Check("in-place", modules.written_into, "case"),
     Check("autocast", modules.autocast, "case"),
     Check("casts", modules.casts, "case"),
 )

@@ -1,4 +1,4 @@
-"""Checks of a fused module: put on and taken off, copied, pickled, compiled, checkpointed, cast."""
+"""Checks of a fused module: put on and taken off, copied, pickled, compiled, checkpointed, written into, cast."""
 
 from __future__ import annotations
 
@@ -115,6 +115,20 @@ def checkpointed(case: Case) -> Iterator[Finding]:
         return checkpoint(case.patch.function, *args, use_reentrant=False)
 
     yield case.compare("", case.example(), function=again)
+
+
+def written_into(case: Case) -> Iterator[Finding]:
+    """What it gives may be written into by whoever called it, as what the original gives."""
+
+    def then_written(function: Callable[..., Any]) -> Callable[..., Any]:
+        def write(value: Any) -> Any:
+            return value.mul_(1) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        return lambda *args: pytree.tree_map(write, function(*args))
+
+    ours, theirs = then_written(case.patch.function), then_written(case.subject.original)
+    for size in case.sizes:
+        yield case.compare(f"{size} elements", case.example(size=size), function=ours, original=theirs)
 
 
 def autocast(case: Case) -> Iterator[Finding]:
