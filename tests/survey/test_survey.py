@@ -131,7 +131,7 @@ def test_a_site_is_counted_as_called_only_if_it_is():
 def test_a_process_that_hangs_or_dies_loses_only_what_it_was_at():
     found = {}
     tasks = ["first", "dies", "second", "hangs", "third"]
-    pool.run(tasks, works, found.__setitem__, jobs=1, limit=5)
+    pool.run(tasks, works, found.__setitem__, jobs=1, limit=15)
     assert {task: record["status"] for task, record in found.items()} == {
         "first": "done",
         "dies": "died",
