@@ -73,3 +73,24 @@ def test_layouts_are_forgotten_rather_than_gathered(compiled, monkeypatch):
     for length in range(2, 8):
         compiled([(1.0,)], [some(length, 7)], [some(7)])
         assert len(compiled._views) <= 2
+
+
+@pytest.mark.parametrize("tables_too", [False, True])
+def test_what_was_made_into_a_result_that_nobody_used_has_no_gradient(compiled, tables_too):
+    one, two = some(2, 3, 7).requires_grad_(), some(2, 5, 7).requires_grad_()
+    table = some(2, 1, 7).requires_grad_(tables_too)
+    found = compiled([(2.0,), (-1.0,)], [one, two], [table])
+    found[1].square().sum().backward()
+    got, one.grad, two.grad, table.grad = (one.grad, two.grad, table.grad), None, None, None
+    scaled(two, table, -1.0).square().sum().backward()
+    assert got[0] is None
+    torch.testing.assert_close(got[1], two.grad)
+    assert not tables_too or torch.allclose(got[2], table.grad)
+
+
+def test_a_result_may_be_written_into(compiled):
+    x = some(2, 3, 4, 7).transpose(1, 2).requires_grad_()
+    first, second = compiled([(2.0,), (1.0,)], [x, x], [some(7)])
+    first.mul_(3.0)
+    (first.sum() + second.sum()).backward()
+    torch.testing.assert_close(x.grad, (7.0 * some(7)).expand_as(x))

@@ -458,3 +458,14 @@ def test_a_model_is_fused_and_learns_what_it_did(device, launched):
     launched.clear()
     torch.testing.assert_close(step(model), expected, rtol=1e-4, atol=1e-5)
     assert launched == [FORWARD, BACKWARD]
+
+
+@pytest.mark.parametrize("tables_too", [False, True])
+def test_q_has_no_gradient_where_nobody_used_what_it_became(device, tables_too):
+    q, k = (torch.randn(2, 3, 5, DIM, device=device, requires_grad=True) for _ in range(2))
+    cos, sin = (torch.randn(2, 1, 5, DIM, device=device, requires_grad=tables_too) for _ in range(2))
+    triton.rope(q, k, cos, sin, variant="half")[1].square().sum().backward()
+    got, k.grad = k.grad, None
+    reference(q, k, cos, sin, variant="half")[1].square().sum().backward()
+    assert q.grad is None
+    torch.testing.assert_close(got, k.grad)

@@ -129,9 +129,12 @@ class _Differentiable(torch.autograd.Function):
     def forward(
         ctx: Any, compiled: CompiledLinear, constants: tuple[Constants, ...], count: int, *tensors: Tensor
     ) -> Any:
+        # A result that nobody used has no gradient, and neither then has what it was made from.
+        ctx.set_materialize_grads(False)
         ctx.compiled, ctx.constants, ctx.dtypes = compiled, constants, [x.dtype for x in tensors[:count]]
         xs, tables = tensors[:count], tensors[count:]
         found = tuple([unviewed(y) for y in compiled.run(constants, xs, tables)])
+        ctx.results = [(y.shape, y.dtype) for y in found]
         if any(ctx.needs_input_grad[3 + count :]):
             ctx.save_for_backward(*tensors)
         else:
@@ -143,31 +146,42 @@ class _Differentiable(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         count = len(ctx.dtypes)
-        needs = ctx.needs_input_grad[3:]
+        needs = list(ctx.needs_input_grad[3:])
+        needs[:count] = [need and grad is not None for need, grad in zip(needs, grads, strict=False)]
         saved = ctx.saved_tensors
-        tables = saved[-(len(needs) - count) :]
-        xs = saved[:count] if len(saved) == len(needs) else _stand_ins(grads, ctx.dtypes)
-        found: list[Tensor | None] = [None] * len(needs)
+        xs, tables = saved[: len(saved) - (len(needs) - count)], saved[-(len(needs) - count) :]
         # A program has no derivative of its own.
         if differentiated_again() or not plain(*grads, *tables):
-            found = _eager_vjp(ctx.compiled.formula, ctx.constants, needs, grads, xs, tables)
-        else:
-            wanted = [number for number in range(count) if needs[number]]
-            if wanted:
-                results = ctx.compiled.run(
-                    [ctx.constants[number] for number in wanted],
-                    [grads[number] for number in wanted],
-                    tables,
-                    tuple([ctx.dtypes[number] for number in wanted]),
-                )
-                for number, result in zip(wanted, results, strict=True):
-                    found[number] = result
-            if any(needs[count:]):
-                of_tables = (*(False for _ in xs), *needs[count:])
-                found[count:] = _eager_vjp(ctx.compiled.formula, ctx.constants, of_tables, grads, xs, tables)[count:]
-        return (None, None, None, *found)
+            return None, None, None, *_by_formula(ctx, needs, grads, xs, tables)
+        found: list[Tensor | None] = [None] * len(needs)
+        wanted = [number for number in range(count) if needs[number]]
+        if wanted:
+            results = ctx.compiled.run(
+                [ctx.constants[number] for number in wanted],
+                [grads[number] for number in wanted],
+                tables,
+                tuple([ctx.dtypes[number] for number in wanted]),
+            )
+            for number, result in zip(wanted, results, strict=True):
+                found[number] = result
+        if any(needs[count:]):
+            of_tables = (*(False for _ in ctx.dtypes), *needs[count:])
+            found[count:] = _by_formula(ctx, of_tables, grads, xs, tables)[count:]
+        return None, None, None, *found
+
+
+def _by_formula(
+    ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor | None], xs: Sequence[Tensor], tables: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The gradients that *needs* names, by operations that can be differentiated again."""
+    whole = [
+        tables[0].new_zeros(shape, dtype=dtype) if grad is None else grad
+        for grad, (shape, dtype) in zip(grads, ctx.results, strict=True)
+    ]
+    inputs = xs or _stand_ins(whole, ctx.dtypes)
+    return _eager_vjp(ctx.compiled.formula, ctx.constants, needs, whole, inputs, tables)
 
 
 class _Views(NamedTuple):

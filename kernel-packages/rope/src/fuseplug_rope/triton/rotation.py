@@ -48,8 +48,12 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, variant: str, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        if not torch.compiler.is_compiling():
+            # A result that nobody used has no gradient, and neither then has what it was made from.
+            ctx.set_materialize_grads(False)
         found = tuple(_rotated(variant, q, k, cos, sin))
         needs = ctx.needs_input_grad[1:]
+        ctx.results = [(y.shape, y.dtype) for y in found]
         ctx.variant, ctx.dtypes = variant, [x.dtype for x in (q, k) if x is not None]
         ctx.save_for_backward(cos, sin, *((q, k) if any(needs[2:]) else ()))
         ctx.used = [any(needs[2:]) or need for need in needs[: len(found)]]
@@ -58,10 +62,11 @@ class _Rotation(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         # Looked at once: under activation checkpointing they are computed for that, and then forgotten.
         cos, sin, *xs = ctx.saved_tensors
-        needs = ctx.needs_input_grad[1:]
+        needs = list(ctx.needs_input_grad[1:])
+        needs[: len(grads)] = [need and grad is not None for need, grad in zip(needs, grads, strict=False)]
         if differentiated_again() or not transparent(cos, sin, *grads):
             return None, *_by_formula(ctx, needs, grads, cos, sin, xs)
         found: list[Tensor | None] = [None] * 4
@@ -88,19 +93,23 @@ def _rotated(variant: str, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor
 
 
 def _by_formula(
-    ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor], cos: Tensor, sin: Tensor, xs: Sequence[Tensor]
+    ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor | None], cos: Tensor, sin: Tensor, xs: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """The gradients of q, k, cos and sin that *needs* names, by the reference."""
+    whole = [
+        cos.new_zeros(shape, dtype=dtype) if grad is None else grad
+        for grad, (shape, dtype) in zip(grads, ctx.results, strict=True)
+    ]
     if not xs:
         # What was rotated makes no difference to the gradient of what is linear in it.
-        xs = [cos.new_zeros(grad.shape, dtype=dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True)]
+        xs = [cos.new_zeros(grad.shape, dtype=dtype) for grad, dtype in zip(whole, ctx.dtypes, strict=True)]
     q, k = xs if len(xs) == 2 else (*xs, None)
 
     def formula(*tensors: Any) -> list[Tensor]:
         found = reference.compute(reference.VARIANTS[ctx.variant], *tensors)
         return [y for y, used in zip(found, ctx.used, strict=False) if used and y is not None]
 
-    given = [grad for grad, used in zip(grads, ctx.used, strict=True) if used]
+    given = [grad for grad, used in zip(whole, ctx.used, strict=True) if used]
     return vjp(formula, (q, k, cos, sin), needs, given, create_graph=differentiated_again())
 
 
