@@ -134,7 +134,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.compiled, ctx.constants, ctx.dtypes = compiled, constants, [x.dtype for x in tensors[:count]]
         xs, tables = tensors[:count], tensors[count:]
         found = tuple([unviewed(y) for y in compiled.run(constants, xs, tables)])
-        ctx.results = [(y.shape, y.dtype) for y in found]
+        ctx.shapes = [y.shape for y in found]
         if any(ctx.needs_input_grad[3 + count :]):
             ctx.save_for_backward(*tensors)
         else:
@@ -176,12 +176,17 @@ def _by_formula(
     ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor | None], xs: Sequence[Tensor], tables: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """The gradients that *needs* names, by operations that can be differentiated again."""
-    whole = [
-        tables[0].new_zeros(shape, dtype=dtype) if grad is None else grad
-        for grad, (shape, dtype) in zip(grads, ctx.results, strict=True)
+    inputs = xs or [
+        tables[0].new_zeros(shape, dtype=dtype) for shape, dtype in zip(ctx.shapes, ctx.dtypes, strict=True)
     ]
-    inputs = xs or _stand_ins(whole, ctx.dtypes)
-    return _eager_vjp(ctx.compiled.formula, ctx.constants, needs, whole, inputs, tables)
+    asked = [grad is not None for grad in grads]
+
+    def formula(*tensors: Tensor) -> list[Tensor]:
+        own = zip(tensors[: len(asked)], ctx.constants, asked, strict=True)
+        return [ctx.compiled.formula(x, *tensors[len(asked) :], *each) for x, each, ask in own if ask]
+
+    given = [grad for grad in grads if grad is not None]
+    return vjp(formula, (*inputs, *tables), needs, given, create_graph=differentiated_again())
 
 
 class _Views(NamedTuple):
@@ -294,19 +299,3 @@ def _compile(
 def _stand_ins(grads: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
     """Inputs of the right shape; which, makes no difference to the derivative of what is linear in them."""
     return [torch.zeros_like(grad, dtype=dtype) for grad, dtype in zip(grads, dtypes, strict=True)]
-
-
-def _eager_vjp(
-    formula: Formula,
-    constants: Sequence[Constants],
-    needs: Sequence[bool],
-    grads: Sequence[Tensor],
-    xs: Sequence[Tensor],
-    tables: Sequence[Tensor],
-) -> list[Tensor | None]:
-    """The gradients that *needs* names, by operations that can be differentiated again."""
-
-    def of_all(*tensors: Tensor) -> list[Tensor]:
-        return [formula(x, *tensors[len(xs) :], *own) for x, own in zip(tensors[: len(xs)], constants, strict=True)]
-
-    return vjp(of_all, (*xs, *tables), needs, grads, create_graph=differentiated_again())

@@ -53,7 +53,7 @@ class _Rotation(torch.autograd.Function):
             ctx.set_materialize_grads(False)
         found = tuple(_rotated(variant, q, k, cos, sin))
         needs = ctx.needs_input_grad[1:]
-        ctx.results = [(y.shape, y.dtype) for y in found]
+        ctx.shapes = [y.shape for y in found]
         ctx.variant, ctx.dtypes = variant, [x.dtype for x in (q, k) if x is not None]
         ctx.save_for_backward(cos, sin, *((q, k) if any(needs[2:]) else ()))
         ctx.used = [any(needs[2:]) or need for need in needs[: len(found)]]
@@ -96,20 +96,18 @@ def _by_formula(
     ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor | None], cos: Tensor, sin: Tensor, xs: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """The gradients of q, k, cos and sin that *needs* names, by the reference."""
-    whole = [
-        cos.new_zeros(shape, dtype=dtype) if grad is None else grad
-        for grad, (shape, dtype) in zip(grads, ctx.results, strict=True)
-    ]
     if not xs:
         # What was rotated makes no difference to the gradient of what is linear in it.
-        xs = [cos.new_zeros(grad.shape, dtype=dtype) for grad, dtype in zip(whole, ctx.dtypes, strict=True)]
+        xs = [cos.new_zeros(shape, dtype=dtype) for shape, dtype in zip(ctx.shapes, ctx.dtypes, strict=True)]
     q, k = xs if len(xs) == 2 else (*xs, None)
+
+    asked = [used and grad is not None for grad, used in zip(grads, ctx.used, strict=True)]
 
     def formula(*tensors: Any) -> list[Tensor]:
         found = reference.compute(reference.VARIANTS[ctx.variant], *tensors)
-        return [y for y, used in zip(found, ctx.used, strict=False) if used and y is not None]
+        return [y for y, ask in zip(found, asked, strict=False) if ask and y is not None]
 
-    given = [grad for grad, used in zip(whole, ctx.used, strict=True) if used]
+    given = [grad for grad, ask in zip(grads, asked, strict=True) if ask and grad is not None]
     return vjp(formula, (q, k, cos, sin), needs, given, create_graph=differentiated_again())
 
 
