@@ -28,8 +28,8 @@ ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
 TIMES = 4
 """so many times what the model itself moves by if every fused result is another by one rounding,"""
 
-DRAWS = 3
-"""the most of so many draws: how far a single number moves is a matter of chance."""
+FEWEST_DRAWS, MOST_DRAWS = 3, 16
+"""the most of so many draws: it is a matter of chance how far a single number moves, or whether an expert is chosen."""
 
 
 def check(manager: KernelManager, census: Census, model_type: str) -> dict[str, Any]:
@@ -141,12 +141,13 @@ def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) 
         fused = step(model, calls)
         modules = [model.get_submodule(entry.paths[0]) for entry in applied.report.fused]
     after = step(model, calls)
-    moved = []
-    for draw in range(DRAWS):
-        with one_rounding(dict.fromkeys(modules), draw):
+    moved: list[dict[str, Tensor]] = []
+    shares: dict[str, float] = {}
+    while len(moved) < FEWEST_DRAWS or (len(moved) < MOST_DRAWS and not max(shares.values()) <= 1):
+        with one_rounding(dict.fromkeys(modules), draw=len(moved)):
             moved.append(step(model, calls))
-    shares = {name: _share(fused.get(name), value, [m.get(name) for m in moved]) for name, value in before.items()}
-    shares |= {name: float("inf") for name in fused.keys() - before.keys()}
+        shares = {name: _share(fused.get(name), value, [m.get(name) for m in moved]) for name, value in before.items()}
+        shares |= {name: float("inf") for name in fused.keys() - before.keys()}
     worst = max(shares, key=shares.__getitem__)
     return applied.report, {
         "tensors": len(before),
