@@ -21,7 +21,7 @@ class Answer:
         op: What it computes.
         folder: Where in ``transformers.models`` it is written.
         name: Its name.
-        how: ``"fused"``, ``"left alone"``, ``"no answer"`` or ``"not built"``.
+        how: ``"fused"``, ``"left alone"``, ``"no answer"``, ``"not built"``, or ``"not called"`` by any class.
         variants: What it was found to be, if fused; why not, if left alone.
         compared: Whether a model or instance in which it is fused, and called, was compared with itself unfused.
     """
@@ -48,27 +48,32 @@ def answers(census: Census, records: Iterable[Record]) -> list[Answer]:
     for op in OPS:
         for folder, name in sorted(census.classes[op]):
             key = (op, folder, name)
-            found.append(_answer(key, rows.get(key, ()), key in silent))
+            idle = (
+                op == "rope"
+                and "." not in name
+                and not any(name in census.calls[c] for c in census.calls if c[0] == folder)
+            )
+            found.append(
+                _answer(key, rows.get(key, ()), "no answer" if key in silent else "not called" if idle else "not built")
+            )
     return found
 
 
-def _answer(key: tuple[str, str, str], rows: Sequence[tuple[Record, Record]], silent: bool) -> Answer:
+def _answer(key: tuple[str, str, str], rows: Sequence[tuple[Record, Record]], otherwise: str) -> Answer:
     fused = [(site, record) for site, record in rows if site["fused"]]
     if fused:
         compared = any(site.get("called") and record["status"] == "checked" for site, record in fused)
         return Answer(*key, "fused", tuple(sorted({site["variant"] for site, _ in fused})), compared)
     if rows:
         return Answer(*key, "left alone", tuple(sorted({site["why"] for site, _ in rows})))
-    return Answer(*key, "no answer" if silent else "not built")
+    return Answer(*key, otherwise)
 
 
 def summary(census: Census, records: Sequence[Record]) -> dict[str, Any]:
     """The numbers of one release."""
     found = answers(census, records)
     models = [record for record in records if "model_type" in record]
-    concerned = [
-        record for record in models if record.get("sites") or record.get("unanswered") or record.get("concerned")
-    ]
+    concerned = [record for record in models if is_concerned(record)]
     planning = sorted((r["planning"], r["model_type"]) for r in models if r.get("planning") and r.get("sites"))
     return {
         "ops": {op: _of_op([answer for answer in found if answer.op == op]) for op in OPS},
@@ -91,6 +96,12 @@ def summary(census: Census, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
+def is_concerned(record: Record) -> bool:
+    """Whether a model type has any of the ops, as far as is known."""
+    told = record.get("sites") or record.get("unanswered") or record.get("concerned")
+    return bool(told) or record["status"] == "died"
+
+
 def _of_op(found: Sequence[Answer]) -> dict[str, int]:
     return {
         "of": len(found),
@@ -99,4 +110,5 @@ def _of_op(found: Sequence[Answer]) -> dict[str, int]:
         "left alone": sum(answer.how == "left alone" for answer in found),
         "no answer": sum(answer.how == "no answer" for answer in found),
         "not built": sum(answer.how == "not built" for answer in found),
+        "not called": sum(answer.how == "not called" for answer in found),
     }

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .census import OPS
+from .collect import is_concerned
 
 _NAMES = {"rmsnorm": "norms", "swiglu": "gated MLPs", "rope": "rotary functions", "moe": "experts"}
 _MOST_CHARACTERS = 300
@@ -100,7 +101,7 @@ def _not_compared(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = [
         (record["model_type"], record["status"], _short(record.get("why") or "; ".join(_errors(record))))
         for record in records
-        if "model_type" in record and _concerned(record) and record["status"] not in ("checked", "nothing fused")
+        if "model_type" in record and is_concerned(record) and record["status"] not in ("checked", "nothing fused")
     ]
     yield from _table(("model type", "status", "why"), rows)
 
@@ -118,7 +119,7 @@ def _models(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for record in records:
         if "model_type" not in record:
             continue
-        if not _concerned(record):
+        if not is_concerned(record):
             rest.append(record["model_type"])
         elif record.get("sites"):
             ops = [_of_op(record, op) for op in OPS]
@@ -142,10 +143,6 @@ def _of_op(record: Mapping[str, Any], op: str) -> str:
             name = site["variant"] if site["fused"] else "left alone"
             found[name] = found.get(name, 0) + site["count"]
     return ", ".join(f"{count} {name}" for name, count in found.items())
-
-
-def _concerned(record: Mapping[str, Any]) -> bool:
-    return bool(record.get("sites") or record.get("unanswered") or record.get("concerned"))
 
 
 def _short(why: str) -> str:

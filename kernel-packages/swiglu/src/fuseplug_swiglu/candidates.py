@@ -142,9 +142,14 @@ def _places(found: Found, roles: Projections) -> Iterator[tuple[tuple[Step, ...]
 
 
 def _orders(found: Found, at: Mapping[str, tuple[str, ...]], place: str) -> list[tuple[Step, ...]]:
-    """In which order the children at *place* may be called: as they are mentioned, or from the inside out."""
-    calls = [Call(name) for name in sorted(at, key=found.says.__getitem__) if place in at[name]]
-    return [tuple(calls), tuple(reversed(calls))] if len(calls) > 1 else [tuple(calls)]
+    """In which order the children at *place* may be called.
+
+    First projections, then norms, then what has no weights; or as they are mentioned; or the other way round, for what
+    is called within another call is mentioned after it.
+    """
+    by_kind = tuple(Call(name) for name in at if place in at[name])
+    mentioned = tuple(sorted(by_kind, key=lambda call: found.says[call.child]))
+    return list(dict.fromkeys((by_kind, mentioned, mentioned[::-1])))
 
 
 def _forms(found: Found, roles: Projections) -> list[_Form]:
