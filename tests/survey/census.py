@@ -73,9 +73,11 @@ class Census:
     def concerns(self, config_class: type[PretrainedConfig]) -> bool:
         """Whether what is built from *config_class*, or from a config within it, is written where an op is computed."""
         folders = {folder for op in OPS for folder, _ in self.classes[op]}
-        within = (each for each in config_class.sub_configs.values() if each is not config_class)
+        # Those with backbones find out from an instance what is within.
+        within = config_class.sub_configs if isinstance(config_class.sub_configs, dict) else {}
         return located(config_class)[0] in folders or any(
-            issubclass(each, PretrainedConfig) and self.concerns(each) for each in within
+            issubclass(each, PretrainedConfig) and each is not config_class and self.concerns(each)
+            for each in within.values()
         )
 
     def unanswered(self, model: nn.Module, report: Report) -> list[dict[str, str]]:

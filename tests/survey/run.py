@@ -32,7 +32,7 @@ from record import machine
 
 from . import alone, pool
 from .census import Census
-from .checking import ROUNDINGS, TIMES, check
+from .checking import ROUNDINGS, TIMES, check, said
 from .collect import answers, summary
 from .compiled import compile_everything, import_every_model
 from .page import to_json, to_markdown
@@ -145,9 +145,12 @@ def worker() -> Callable[[str], dict[str, Any]]:
     compile_everything(manager)
 
     def work(task: str) -> dict[str, Any]:
-        if task.startswith(CLASS):
-            return alone.check(manager, alone.Class(*task.removeprefix(CLASS).split("/")))
-        return check(manager, census, task)
+        try:
+            if task.startswith(CLASS):
+                return alone.check(manager, alone.Class(*task.removeprefix(CLASS).split("/")))
+            return check(manager, census, task)
+        except Exception as error:  # what is compiled in this process is worth more than one record
+            return {"status": "died", "why": said(error)}
 
     return work
 
