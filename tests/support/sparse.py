@@ -58,9 +58,13 @@ MODELS = [
     ("dots1", MLA | HEAD, "silu", "silu"),
     ("gpt_oss", HEAD, *["sigmoid-linear interleaved transposed biased"] * 2),
     ("minimax", HEAD | {"layer_types": ["full_attention"] * 2}, "silu", "silu renormalised"),
-    ("granitemoe", {}, "silu", None),
+    ("granitemoe", {}, "silu", "silu sorted"),
     ("phimoe", {"router_jitter_noise": 0.0, "input_jitter_noise": 0.0}, "silu", None),
-    ("llama4_text", {"interleave_moe_layer_step": 1, "intermediate_size_mlp": 32} | HEAD, None, None),
+    (
+        "llama4_text",
+        {"interleave_moe_layer_step": 1, "intermediate_size_mlp": 32} | HEAD,
+        *["silu input-scaled shared"] * 2,
+    ),
 ]
 ROWS = [(name, config, five if FIVE else four) for name, config, five, four in MODELS]
 
