@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 import torch
 from support.parity import ROUNDINGS, assert_parity
 from support.tiny import TINY, build, exists, step
+from survey.compiled import thresholds
 
 from fuseplug import KernelManager
 
@@ -43,14 +42,8 @@ def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtyp
 @pytest.fixture
 def everything_is_large(manager, monkeypatch):
     """Kernels compile what they would compute eagerly for inputs as small as these."""
-    for kernel in (record.kernel for record in manager.kernels()):
-        if kernel is None or not kernel.runs_on("cpu"):
-            continue
-        module = importlib.import_module(kernel.function.partition(":")[0])
-        thresholds = [name for name in vars(module) if name.startswith("_LARGE")]
-        assert thresholds
-        for name in thresholds:
-            monkeypatch.setattr(module, name, 1)
+    for module, name in thresholds(manager):
+        monkeypatch.setattr(module, name, 1)
 
 
 @pytest.mark.xdist_group(str(torch.bfloat16))

@@ -19,7 +19,7 @@ from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
 from . import gates, rows
 from .reference import Layout
 from .small import Small
-from .stacked import DTYPES, OWN, ROUNDINGS, WORKING_ROUNDINGS, passed, product, routing
+from .stacked import DTYPES, OWN, inexact, named_or_own, own_product, passed, routing
 
 Idle = Literal["zero", "none"]
 
@@ -81,22 +81,17 @@ class Listed:
         idle: Idle,
     ) -> Tensor:
         """What *block* adds up for *routed*: rows, indices and weights."""
+        experts: Any = block._modules[self.experts]
         result: Tensor = compute(
             *routed,
             matrices[self.gate],
             matrices[self.down],
             up=None if self.up is None else matrices[self.up],
             layout=self.layout,
-            activation=self._own(block._modules[self.experts]) if self.activation == OWN else self.activation,
+            activation=own_product(experts[0], self.layout) if self.activation == OWN else self.activation,
             idle=idle,
         )
         return result + passed(len(matrices[self.down]), *routed) if self.passing else result
-
-    def _own(self, experts: Any) -> Callable[[Tensor], Tensor]:
-        activation = gates.activation_of(experts[0])
-        if activation is None:
-            raise TypeError(f"{type(experts[0]).__name__} has no activation")
-        return activation if self.up is None else functools.partial(product, activation)
 
 
 @dataclass(frozen=True)
@@ -288,7 +283,7 @@ def _activations(expert: nn.Module) -> list[str]:
     held = gates.activation_of(expert)
     if held is None:
         return gates.written_activations(type(expert))
-    return [name for name in (gates.named_activation(held), OWN) if name]
+    return named_or_own(held)
 
 
 def _calling_its_own(experts: nn.ModuleList | nn.ModuleDict) -> Rejection | None:
@@ -355,16 +350,8 @@ def takes(function: Callable[..., Any], number: int) -> bool:
 
 def _seam(module: nn.Module, listed: list[Listed], dtype: torch.dtype) -> Proposal:
     adapters = [SeamAdapter(f"{each.activation}", each, "moe", idle) for each in listed for idle in _IDLE]
-    return Proposal(
-        target=Target("moe"),
-        adapters=tuple(adapters),
-        example=functools.partial(_seam_example, module, listed[0]),
-        mixes=tuple(mixes(dtype)),
-        roundings=ROUNDINGS,
-        working_roundings=WORKING_ROUNDINGS,
-        covers=(listed[0].experts,),
-        exact=False,
-    )
+    example = functools.partial(_seam_example, module, listed[0])
+    return inexact(adapters, example, mixes(dtype), (listed[0].experts,), Target("moe"))
 
 
 _IDLE: tuple[Idle, ...] = ("none", "zero")
@@ -451,18 +438,8 @@ def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dt
         )
         for each, way, logits, idle in itertools.product(listed, ways, (True, False), _IDLE)
     ]
-    return [
-        Proposal(
-            target=Target(),
-            adapters=tuple(adapters),
-            example=functools.partial(_block_example, module, adapters[0]),
-            mixes=tuple(mixes(dtype)),
-            roundings=ROUNDINGS,
-            working_roundings=WORKING_ROUNDINGS,
-            covers=(listed[0].experts,),
-            exact=False,
-        )
-    ]
+    example = functools.partial(_block_example, module, adapters[0])
+    return [inexact(adapters, example, mixes(dtype), (listed[0].experts,))]
 
 
 def top_k_of(module: nn.Module) -> str | None:

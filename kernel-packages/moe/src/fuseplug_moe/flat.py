@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
+from fuseplug import Adapter, Compute, Example, Proposal, Rejection
 
 from . import gates
 from .blocks import Mix, bare, is_the_originals
 from .blocks import mixes as all_mixes
 from .small import Small
-from .stacked import DTYPES, OWN, PLAIN, ROUNDINGS, WORKING_ROUNDINGS, product, routing
+from .stacked import DTYPES, OWN, PLAIN, inexact, named_or_own, own_product, routing
 
 
 @dataclass(frozen=True)
@@ -83,19 +83,11 @@ class FlatAdapter(Adapter):
                 gate,
                 down.transpose(1, 2),
                 up=up,
-                activation=how._gate(holder),
+                activation=own_product(holder, "concatenated") if how.activation == OWN else how.activation,
             )
             return y.view(hidden_states.shape)
 
         return forward
-
-    def _gate(self, holder: nn.Module) -> str | Callable[[Tensor], Tensor]:
-        if self.activation != OWN:
-            return self.activation
-        activation = gates.activation_of(holder)
-        if activation is None:
-            raise TypeError(f"{type(holder).__name__} has no activation")
-        return functools.partial(product, activation)
 
 
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:
@@ -117,24 +109,12 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     dtype = holder._parameters[names[0]].dtype
     if dtype not in DTYPES:
         return Rejection(f"its experts are {dtype}; supported are float32, bfloat16 and float16")
-    known = [name for name in (gates.named_activation(activation), OWN) if name]
     adapters = [
         FlatAdapter(f"{each} flat", held[0], sizes, gate, up, down, each, *places)
         for gate, up, down in itertools.permutations(names)
-        for each in known
+        for each in named_or_own(activation)
     ]
-    return [
-        Proposal(
-            target=Target(),
-            adapters=tuple(adapters),
-            example=functools.partial(_example, module, adapters[0]),
-            mixes=tuple(all_mixes(dtype)),
-            roundings=ROUNDINGS,
-            working_roundings=WORKING_ROUNDINGS,
-            covers=tuple(held),
-            exact=False,
-        )
-    ]
+    return [inexact(adapters, functools.partial(_example, module, adapters[0]), all_mixes(dtype), held)]
 
 
 def is_holder(module: nn.Module) -> bool:

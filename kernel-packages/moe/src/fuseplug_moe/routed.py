@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
+from fuseplug import Adapter, Compute, Example, Proposal, Rejection
 
 from . import gates, rows
 from .blocks import bare, is_the_originals, linears_of, mixes, takes, top_k_of
 from .reference import Layout
 from .small import Small
-from .stacked import DTYPES, OWN, PLAIN, ROUNDINGS, WORKING_ROUNDINGS, product, shapes_read
+from .stacked import DTYPES, OWN, PLAIN, inexact, named_or_own, own_product, shapes_read
 
 
 class Routed(NamedTuple):
@@ -115,10 +115,7 @@ class Stacks:
         """The activation to compute with."""
         if self.activation != OWN:
             return self.activation
-        activation = gates.activation_of(block if self.holder is None else getattr(block, self.holder))
-        if activation is None:
-            raise TypeError(f"{type(block).__name__} has no activation")
-        return activation if self.layout == "ungated" else functools.partial(product, activation)
+        return own_product(block if self.holder is None else getattr(block, self.holder), self.layout)
 
 
 @dataclass(frozen=True)
@@ -212,8 +209,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return None
     transposed, halves = read
     layout: Layout = "ungated" if halves == 1 else "concatenated"
-    known = [name for name in (gates.named_activation(activation), OWN) if name]
-    stacks = [Stacks(first, second, transposed, name, layout, holder) for name in known]
+    stacks = [Stacks(first, second, transposed, name, layout, holder) for name in named_or_own(activation)]
     return _propose(module, stacks, router, Sorted() if apart else Scored())
 
 
@@ -258,18 +254,8 @@ def _propose(
     dtype = getattr(module._modules[holder], name).dtype
     if dtype not in DTYPES:
         return Rejection(f"its experts are {dtype}; supported are float32, bfloat16 and float16")
-    return [
-        Proposal(
-            target=Target(),
-            adapters=tuple(adapters),
-            example=functools.partial(_example, module, adapters[0]),
-            mixes=tuple(each for each in mixes(dtype) if each.x is each.router),
-            roundings=ROUNDINGS,
-            working_roundings=WORKING_ROUNDINGS,
-            covers=stacks[0].children,
-            exact=False,
-        )
-    ]
+    alike = (each for each in mixes(dtype) if each.x is each.router)
+    return [inexact(adapters, functools.partial(_example, module, adapters[0]), alike, stacks[0].children)]
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PLAIN = (Tensor, nn.Parameter)
 ROUNDINGS = 16.0
 WORKING_ROUNDINGS = 64.0
+_FORWARD = Target()
 OWN = "own"
 """The activation of an adapter that calls the module's own gate."""
 
@@ -148,10 +149,40 @@ def own_gate(module: nn.Module, layout: Layout) -> Callable[[Tensor], Tensor]:
     gate: Callable[[Tensor], Tensor] | None = getattr(module, "_apply_gate", None)
     if gate is not None and layout != "ungated":
         return gate
+    return own_product(module, layout)
+
+
+def own_product(module: nn.Module, layout: Layout) -> Callable[[Tensor], Tensor]:
+    """The same of a module that has no gate, but an activation."""
     activation = gates.activation_of(module)
     if activation is None:
-        raise TypeError(f"{type(module).__name__} has neither _apply_gate nor an activation")
+        raise TypeError(f"{type(module).__name__} has no activation")
     return activation if layout == "ungated" else functools.partial(product, activation)
+
+
+def named_or_own(activation: Callable[[Tensor], Tensor]) -> list[str]:
+    """What *activation* may be called: its row of `GATES`, if it is one, and `OWN`."""
+    return [name for name in (gates.named_activation(activation), OWN) if name]
+
+
+def inexact(
+    adapters: Sequence[Adapter],
+    example: Callable[[Any, int, torch.Generator], Example],
+    mixes: Iterable[Any],
+    covers: Sequence[str] = (),
+    target: Target = _FORWARD,
+) -> Proposal:
+    """A proposal for experts, whose own matrix products have an order of summation of their own."""
+    return Proposal(
+        target=target,
+        adapters=tuple(adapters),
+        example=example,
+        mixes=tuple(mixes),
+        roundings=ROUNDINGS,
+        working_roundings=WORKING_ROUNDINGS,
+        covers=tuple(covers),
+        exact=False,
+    )
 
 
 def product(activation: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
@@ -177,17 +208,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         adapters += tuple(replace(each, keeps_eval=True) for each in adapters)
     if not adapters:
         return Rejection(f"{type(module).__name__} has neither a gate of its own nor an activation to call")
-    return [
-        Proposal(
-            target=Target(),
-            adapters=adapters,
-            example=functools.partial(_example, module, found, adapters[0]),
-            mixes=tuple(mixes(dtype)),
-            roundings=ROUNDINGS,
-            working_roundings=WORKING_ROUNDINGS,
-            exact=False,
-        )
-    ]
+    return [inexact(adapters, functools.partial(_example, module, found, adapters[0]), mixes(dtype))]
 
 
 def mixes(dtype: torch.dtype) -> Iterator[Mix]:
@@ -302,7 +323,7 @@ def _gates(module: nn.Module, parts: Parts, limit: str | None, alpha: str | None
     own = getattr(module, "_apply_gate", None)
     if parts.halves == 1:
         if activation is not None:
-            yield from ((name, "ungated") for name in (gates.named_activation(activation), OWN) if name)
+            yield from ((name, "ungated") for name in named_or_own(activation))
     elif own is not None:
         bounds = (
             None if limit is None else float(getattr(module, limit)),
@@ -313,7 +334,7 @@ def _gates(module: nn.Module, parts: Parts, limit: str | None, alpha: str | None
             yield named  # type: ignore[misc]
         yield OWN, "concatenated"
     elif activation is not None:
-        yield from ((name, "concatenated") for name in (gates.named_activation(activation), OWN) if name)
+        yield from ((name, "concatenated") for name in named_or_own(activation))
     else:
         rows = [name for name, gate in GATES.items() if limit is not None or gate.clamp is None]
         layouts: tuple[Layout, ...] = ("interleaved", "concatenated")
