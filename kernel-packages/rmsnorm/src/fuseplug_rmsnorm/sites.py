@@ -56,12 +56,14 @@ class Parts:
         eps: What the epsilon may be, as in `NormAdapter`.
         width: Size of the last dimension.
         gate: ``"none"``, ``"optional"`` or ``"required"``: what the forward takes besides x.
+        single: Whether the weight has no dimension: one number for the whole row.
     """
 
     weight: str | None
     eps: tuple[str | float | None, ...]
     width: int
     gate: str
+    single: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class NormAdapter(Adapter):
         group_size: Name of the attribute that says how many neighbours are normalised together.
         groups: Name of the attribute that says in how many groups the row is cut.
         gated: Whether the forward takes a gate.
+        single: Whether the weight is one number for the whole row.
     """
 
     variant: str
@@ -84,11 +87,12 @@ class NormAdapter(Adapter):
     group_size: str | None = None
     groups: str | None = None
     gated: bool = False
+    single: bool = False
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, hidden_states)``, with a ``gate`` after it where the module takes one."""
-        if self.gated or self.group_size or self.groups:
-            return self._bind_gated_or_grouped(compute)
+        if self.gated or self.group_size or self.groups or self.single:
+            return self._bind_any(compute)
         variant, weight, epsilon = self.variant, self.weight, self.eps
         named = isinstance(epsilon, str)
 
@@ -102,14 +106,14 @@ class NormAdapter(Adapter):
 
         return forward
 
-    def _bind_gated_or_grouped(self, compute: Compute) -> Callable[..., Any]:
+    def _bind_any(self, compute: Compute) -> Callable[..., Any]:
         adapter = self
 
         def gated(module: nn.Module, hidden_states: Tensor, gate: Tensor | None = None) -> Any:
             eps = getattr(module, adapter.eps) if isinstance(adapter.eps, str) else adapter.eps
             return compute(
                 hidden_states,
-                None if adapter.weight is None else getattr(module, adapter.weight),
+                adapter._scale(module, hidden_states),
                 _machine_epsilon(hidden_states) if eps is None else eps,
                 variant=adapter.variant,
                 gate=gate,
@@ -120,6 +124,12 @@ class NormAdapter(Adapter):
             return gated(module, hidden_states)
 
         return gated if self.gated else ungated
+
+    def _scale(self, module: nn.Module, hidden_states: Tensor) -> Tensor | None:
+        if self.weight is None:
+            return None
+        scale: Tensor = getattr(module, self.weight)
+        return scale.expand(hidden_states.shape[-1:]) if self.single else scale
 
     def _neighbours(self, module: nn.Module, hidden_states: Tensor) -> int | None:
         if self.groups is not None:
@@ -135,7 +145,7 @@ def _machine_epsilon(hidden_states: Tensor) -> float:
 def match(site: Site) -> list[Proposal] | Rejection | None:
     """Say whether *site* is built like an RMSNorm, and which variants it may be.
 
-    It is if it is a leaf with at most one one-dimensional floating parameter or buffer, an epsilon among its
+    It is if it is a leaf with at most one floating parameter or buffer, of one dimension or none, an epsilon among its
     attributes, and a forward that takes one tensor, or a tensor and a gate.
     """
     parts = _parts(site.module)
@@ -174,18 +184,22 @@ def _parts(module: nn.Module) -> Parts | Rejection | None:
     if len(tensors) > 1:
         return None
     weight = next(iter(tensors), None)
-    named = _find_eps(vars(module), by_name_only=weight is None)
+    shape = None if weight is None else _shape(tensors[weight])
+    named = _find_eps(vars(module), by_name_only=not shape)
     eps = _written_eps(cast("Hashable", type(module))) if named is None else (named,)
     if not eps or (gate := _gate(type(module).forward)) is None:
         return None
-    if weight is None:
+    if weight is None or shape is None:
         return Parts(None, eps, _declared_width(vars(module)), gate)
-    shape = getattr(tensors[weight], "ds_shape", tensors[weight].shape)  # DeepSpeed ZeRO-3 leaves empty placeholders
-    if len(shape) != 1 or not tensors[weight].is_floating_point():
+    if len(shape) > 1 or not tensors[weight].is_floating_point():
         return None
     if tensors[weight].dtype not in _DTYPES:
         return Rejection(f"{weight} is {tensors[weight].dtype}; supported are float32, bfloat16 and float16")
-    return Parts(weight, eps, int(shape[0]), gate)
+    return Parts(weight, eps, shape[0] if shape else _declared_width(vars(module)), gate, single=not shape)
+
+
+def _shape(weight: Tensor) -> tuple[int, ...]:
+    return tuple(getattr(weight, "ds_shape", weight.shape))  # DeepSpeed ZeRO-3 leaves empty placeholders
 
 
 def _around_a_norm(module: nn.Module) -> Rejection | None:
@@ -264,12 +278,15 @@ def _adapters(module: nn.Module, parts: Parts) -> Iterator[NormAdapter]:
     gated, weights = parts.gate != "none", tuple(dict.fromkeys((parts.weight, None)))
     if "rms_norm" in written(cast("Hashable", type(module))).names:
         # Bitwise "cast-last" as well, but told from it under autocast.
-        yield from (NormAdapter("torch", weight, eps) for weight, eps in itertools.product(weights, parts.eps))
+        yield from (
+            NormAdapter("torch", weight, eps, single=parts.single and weight is not None)
+            for weight, eps in itertools.product(weights, parts.eps)
+        )
     if type(module).forward is nn.RMSNorm.forward:
         return
     for weight, (group_size, groups) in itertools.product(weights, _groupings(vars(module))):
         for variant, eps in itertools.product(_variants(gated, weight), parts.eps):
-            yield NormAdapter(variant, weight, eps, group_size, groups, gated)
+            yield NormAdapter(variant, weight, eps, group_size, groups, gated, parts.single and weight is not None)
 
 
 def _variants(gated: bool, weight: str | None) -> Iterable[str]:
@@ -317,6 +334,9 @@ def _example(parts: Parts, eps: float, mix: Mix, size: int, generator: torch.Gen
     gate = (normal().to(mix.x),) if mix.gate else ()
     if parts.weight is None:
         return Example((x, *gate))
+    if parts.single:
+        weight = 1.0 + 0.3 * torch.randn((), generator=generator, dtype=torch.float32, device="cpu")
+        return Example((x, *gate), {parts.weight: weight.to(mix.weight)})
     # Around 1 and around 0 by turns, for w and 1 + w alike are told from each other and from their roundings there.
     weight = 0.3 * torch.randn(parts.width, generator=generator, dtype=torch.float32, device="cpu")
     weight[::2] += 1.0

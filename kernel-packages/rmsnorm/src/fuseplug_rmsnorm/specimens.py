@@ -75,6 +75,15 @@ class CastLastDiv(_Norm):
         return (wide / root * self.weight.float()).type_as(x)
 
 
+class SingleWeight(CastLastDiv):
+    """One number for the whole row, which is not trained: what a norm without a weight is in Gemma 3n."""
+
+    def __init__(self, eps: float = 1e-6) -> None:
+        super().__init__(eps=eps)
+        del self.weight
+        self.register_buffer("weight", torch.tensor(1.0), persistent=False)
+
+
 class Gemma(_Norm):
     """The weight is an offset from one."""
 
@@ -304,5 +313,6 @@ def specimens() -> list[nn.Module]:
         GatedSigmoid(),
         GatedSiluCastLast(),
         GatedSigmoidCastLast(),
+        SingleWeight(),
     ]
     return [norm.to(torch.bfloat16) if number % 2 else norm for number, norm in enumerate(norms)]
