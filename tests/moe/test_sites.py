@@ -377,6 +377,13 @@ def test_frozen_weights_get_no_gradient(manager, weight):
     )
 
 
+def test_a_list_of_one_expert_is_fused_if_the_module_says_that_it_has_one(manager):
+    module = compared(manager, filled(specimens.SparseBlock(1, 12, 7, 1, shared=8)), lambda module: module(X))
+    assert [entry.op for entry in manager.applied_to(module).report.fused] == ["moe"]
+    del module.num_experts, module.top_k
+    assert match(site(module)) is None
+
+
 def test_all_tokens_to_one_expert_and_one_token(manager):
     x, index, weights = routed(None)
     for tokens, chosen in ((9, torch.zeros_like(index)), (1, index[:1])):

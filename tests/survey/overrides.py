@@ -98,6 +98,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "position_embedding_type": "rope",
     },
     "granitemoeshared": {"shared_intermediate_size": 96},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "hunyuan_vl_text": {_ROPE: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}},
     "inkling_vision": {"patch_size": 2, "text_hidden_size": 64},
     "internvl_vision": {"norm_type": "rms_norm", "use_qk_norm": True},

@@ -246,7 +246,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     """Propose for *module* if it holds a list of experts."""
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return _calling_its_own(module)
-    lists = [name for name, child in module._modules.items() if isinstance(child, nn.ModuleList) and len(child) > 1]
+    lists = _lists(module)
     if len(lists) != 1:
         return None
     experts: Any = module._modules[lists[0]]
@@ -276,6 +276,13 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     if not takes(type(module).forward, 1):
         return Rejection(f"its forward takes {inspect.signature(type(module).forward)}; known is (hidden states)")
     return _block(module, listed, router, dtype)
+
+
+def _lists(module: nn.Module) -> list[str]:
+    """The children of *module* that may be lists of experts; a list of one only if the module says that it has one."""
+    lists = {name: len(child) for name, child in module._modules.items() if isinstance(child, nn.ModuleList)}
+    many = [name for name, number in lists.items() if number > 1]
+    return many or [name for name, number in lists.items() if number == 1 and gates.says_how_many(module, 1)]
 
 
 def _activations(expert: nn.Module) -> list[str]:
