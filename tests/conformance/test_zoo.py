@@ -86,7 +86,7 @@ CLASSES = [
     (adapters.NoSpecimens, "declaration", "it names no specimens: declare specimens ="),
     (adapters.RaisingSpecimens, "declaration", "raises LookupError: no such model"),
     (adapters.ForeignSpecimens, "specimens", "none of its modules is the kernel's business"),
-    (adapters.UnlikeSpecimens, "specimens", "computes none of the known variants; plain: "),
+    (adapters.UnlikeSpecimens, "specimens", "computes none of the known variants; of 1 tried, plain is nearest: "),
     (adapters.ClaimsMore, "variants", "twice: is claimed, and found on no specimen"),
     (imports_torch.Kernel, "import", "imports torch"),
     (prints.Kernel, "import", "prints 'hello'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -87,10 +88,31 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Toleran
     return _first(ours, theirs, _judging_results(error))
 
 
+def distance(ours: Outcome, theirs: Outcome) -> float:
+    """The largest difference in a tensor, as a share of its largest number; infinite for outcomes not alike in kind."""
+    if ours.values.keys() != theirs.values.keys() or ours.structure != theirs.structure:
+        return math.inf
+    values = ours.on_cpu()
+    return max((_apart(values[name], expected) for name, expected in theirs.on_cpu().items()), default=0.0)
+
+
+def _apart(found: Tensor | None, expected: Tensor | None) -> float:
+    if found is None or expected is None:
+        return 0.0 if found is expected else math.inf
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return math.inf
+    if _same(found, expected):
+        return 0.0
+    gap = (found.double() - expected.double()).abs().max() / expected.double().abs().max()
+    return gap.nan_to_num(nan=math.inf).item()
+
+
 def _first(ours: Outcome, theirs: Outcome, judge: _Judge) -> str:
     """The first difference in kind, or in what *judge* finds in two tensors alike in kind; ``""`` if there is none."""
-    if ours.values.keys() != theirs.values.keys():
-        return f"gives {_names(ours)} instead of {_names(theirs)}"
+    if missing := [name for name in theirs.values if name not in ours.values]:
+        return f"gives no {', '.join(missing)}"
+    if added := [name for name in ours.values if name not in theirs.values]:
+        return f"gives {', '.join(added)}, which the original does not"
     if ours.structure != theirs.structure:
         return f"returns {ours.structure:.200} instead of {theirs.structure:.200}"
     values = ours.on_cpu()
@@ -146,10 +168,6 @@ def _worst(name: str, found: Tensor, excuse: Tensor | None, true: Tensor | None,
     row = at // width
     magnitude = f"row of magnitude {scale[row, 0]:.3g}"
     return f"{name} is off by {error.flatten()[at]:.3g} where {allowed[row, 0]:.3g} is allowed ({magnitude})"
-
-
-def _names(outcome: Outcome) -> str:
-    return f"[{', '.join(outcome.values)}]"
 
 
 def _shape(value: Tensor | None) -> str:

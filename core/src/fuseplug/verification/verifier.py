@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..hookspecs import BaseKernel
 from ..words import Adapter, Example, Proposal, Rejection
-from .comparing import Tolerance, departure, difference, excess
+from .comparing import Tolerance, departure, difference, distance, excess
 from .neutral import neutral
 from .outcome import Outcome, Subject, run
 
@@ -134,17 +135,19 @@ def _find_variant(kernel: BaseKernel, proposal: Proposal, subject: Subject) -> S
                 unanswered = f"{type(error).__name__}: {error}"
                 continue
             answered.append(example)
-            survivors = []
-            failures = []
-            for adapter, function in candidates:
-                if why := _unlike(subject, proposal, function, example, expected, training, gradients):
-                    failures.append(f"{adapter.variant}: {why}")
-                else:
-                    survivors.append((adapter, function))
-            if not survivors:
+            misses = [
+                _miss(subject, proposal, adapter.variant, function, example, expected, training, gradients)
+                for adapter, function in candidates
+            ]
+            if all(misses):
                 # Those that came this far are the closest.
-                return Rejection(f"computes none of the known variants; {'; '.join(failures)}", kind="unlike")
-            candidates = survivors
+                nearest = min(filter(None, misses), key=lambda miss: miss.distance)
+                return Rejection(
+                    f"computes none of the known variants; of {len(proposal.adapters)} tried, {nearest.variant} is "
+                    f"nearest: {nearest.why}",
+                    kind="unlike",
+                )
+            candidates = [candidate for candidate, miss in zip(candidates, misses, strict=True) if miss is None]
     if not answered:
         return Rejection(f"its own forward cannot be run on examples: {unanswered}", kind="unlike")
     dtypes = dict.fromkeys(example.args[0].dtype for example in answered)
@@ -152,23 +155,34 @@ def _find_variant(kernel: BaseKernel, proposal: Proposal, subject: Subject) -> S
     return Semantics(candidates[0][0], tuple(dtypes), tuple(arities))
 
 
-def _unlike(
+class _Miss(NamedTuple):
+    """What a variant does otherwise than the original, and by how much."""
+
+    variant: str
+    why: str
+    distance: float
+
+
+def _miss(
     subject: Subject,
     proposal: Proposal,
+    variant: str,
     function: Callable[..., Any],
     example: Example,
     expected: Outcome,
     training: bool | None,
     gradients: bool,
-) -> str:
+) -> _Miss | None:
     try:
         found = run(subject, function, example, training=training, gradients=gradients)
         if proposal.exact:
-            return difference(found, expected)
-        truth = run(subject, function, example, dtype=torch.float64, training=training, gradients=gradients)
-        return departure(expected, found, truth, Tolerance.of(proposal))
+            why = difference(found, expected)
+        else:
+            truth = run(subject, function, example, dtype=torch.float64, training=training, gradients=gradients)
+            why = departure(expected, found, truth, Tolerance.of(proposal))
     except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
-        return f"its reference raises {type(error).__name__}: {error}"
+        return _Miss(variant, f"its reference raises {type(error).__name__}: {error}", math.inf)
+    return _Miss(variant, why, distance(found, expected)) if why else None
 
 
 def _describe(example: Example) -> str:
