@@ -28,6 +28,9 @@ ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
 TIMES = 4
 """so many times what the model itself moves by if every fused result is another by one rounding,"""
 
+ELSEWHERE = ("npu", "cuda")
+"""The devices that are not here, for which it is planned too."""
+
 FEWEST_DRAWS, MOST_DRAWS = 3, 16
 """the most of so many draws: it is a matter of chance how far a single number moves, or whether an expert is chosen."""
 
@@ -57,6 +60,7 @@ def _planned_and_compared(manager: KernelManager, census: Census, model: nn.Modu
     found: dict[str, Any] = {"unanswered": census.unanswered(model, report)}
     if not (report.entries or found["unanswered"]):
         return {"status": "nothing to fuse"}
+    found["elsewhere"] = {device: elsewhere(manager, model, device) for device in ELSEWHERE}
     try:
         calls = calls_for(model, {entry.paths[0] for entry in report.entries})
     except RuntimeError as error:
@@ -68,6 +72,17 @@ def planned(manager: KernelManager, model: nn.Module) -> dict[str, Any]:
     """What would be fused in *model*."""
     report = manager.plan(model).report
     return {"planning": report.seconds, "sites": sites(model, report)}
+
+
+def elsewhere(manager: KernelManager, model: nn.Module, device: str) -> dict[str, Any]:
+    """How many sites of *model* would be fused on *device*, by kernels of each kind, and what would be left alone."""
+    report = manager.plan(model, device=device).report
+    by = (
+        "part of what is fused" if each.covered_by else str(each.kernel_id).partition("_")[0]
+        for each in report.entries
+        if each.fused or each.covered_by
+    )
+    return {"fused": Counter(by), "left alone": [site for site in sites(model, report) if not site["fused"]]}
 
 
 def compared(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) -> dict[str, Any]:

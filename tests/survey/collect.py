@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .census import OPS, Census
+from .checking import ELSEWHERE
 
 Record = Mapping[str, Any]
 
@@ -84,6 +85,10 @@ def summary(census: Census, records: Sequence[Record]) -> dict[str, Any]:
         },
         "sites": sum(site["count"] for record in models for site in record.get("sites", ())),
         "sites fused": sum(site["count"] for record in models for site in record.get("sites", ()) if site["fused"]),
+        "planned elsewhere": {
+            device: _planned([record["elsewhere"][device] for record in models if "elsewhere" in record])
+            for device in ELSEWHERE
+        },
         "sites without an answer": sum(len(record.get("unanswered", ())) for record in records),
         "mismatches": [record["model_type"] for record in models if record["status"] == "mismatch"],
         "planning": {
@@ -94,6 +99,11 @@ def summary(census: Census, records: Sequence[Record]) -> dict[str, Any]:
         if planning
         else {},
     }
+
+
+def _planned(plans: Sequence[Record]) -> dict[str, int]:
+    """How many sites were planned to be fused by kernels of each kind."""
+    return dict(sum((Counter(plan["fused"]) for plan in plans), Counter()))
 
 
 def is_concerned(record: Record) -> bool:

@@ -57,7 +57,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         }.items()
     },
     "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 64, "pyramid_num_routed": [-1, 4]},
-    "efficientloftr": {"hidden_size": 64, "out_features": [16, 16, 32, 64], "stage_num_blocks": [1, 1, 1, 1]},
+    "efficientloftr": {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8},
     "embedding_gemma2_text": {"global_head_dim": 32},
     "emu3": {"vocabulary_map": {"<image>": 5, "<|extra_200|>": 6}},
     "emu3_vqgan": _VQ,
@@ -180,7 +180,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     },
     "sam2_vision_model": {"backbone_channel_list": [128, 64, 32, 16]},
     "sam3_tracker": _SAM3_FEATURES,
-    "sam3_tracker_video": _SAM3_FEATURES,
+    "sam3_tracker_video": {**_SAM3_FEATURES, "image_size": 32},
     "seamless_m4t": {"position_embeddings_type": "rotary"},
     "shieldgemma2": {"yes_token_index": 3, "no_token_index": 4},
     "step3p5": {"sliding_window": 8},
@@ -192,6 +192,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "vibevoice_acoustic_tokenizer": _NARROW_TOKENIZER,
     "vibevoice_acoustic_tokenizer_decoder": _NARROW_TOKENIZER,
     "vibevoice_acoustic_tokenizer_encoder": _NARROW_TOKENIZER,
+    "vjepa2": {"crop_size": 32, "frames_per_clip": 4},
     "xcodec2": {"encoder_hidden_size": 4},
     "xlstm": {"qk_dim_factor": 1.0},
     "zamba": {

@@ -26,6 +26,9 @@ the tests hold a random sample of it. All records are in [coverage.json](coverag
 * A tensor may be as far from its unfused value as {roundings} of its size, and {times} times what it
   moves by if every fused result is another by one rounding. The columns *float32* and *bfloat16* give the largest share
   of that which any tensor of the model took; a mismatch would be more than 1.
+* **Planned for** an Ascend NPU (`npu`) or a GPU (`cuda`): what `plan` decides for the same models there, each variant
+  found by running the module on the CPU. Nothing of that was run; the numbers of those kernels are checked on a module
+  of every variant, by the conformance kit.
 """
 
 
@@ -51,6 +54,9 @@ def to_markdown(
     parts = [_HEAD.format(roundings=said, times=times), _machine(about), "## Summary\n", *_summary(releases)]
     for release, content in releases.items():
         parts += ["", f"## Left alone on transformers {release}", "", *_left_alone(content["answers"])]
+        if there := sorted(_left_alone_elsewhere(content["records"])):
+            parts += ["", f"## Fused on CPUs, planned to be left alone elsewhere on transformers {release}", ""]
+            parts += _table(("device", "op", "class", "why"), there)
         parts += ["", f"## Not compared on transformers {release}", "", *_not_compared(content["records"])]
         parts += ["", f"## Model types of transformers {release}", "", *_models(content["records"])]
     return "\n".join(parts) + "\n"
@@ -80,6 +86,12 @@ def _summary(releases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         rows.setdefault("sites in their models", []).append(str(each["sites"]))
         rows.setdefault("… fused", []).append(f"{each['sites fused']} ({_percent(each['sites fused'], each['sites'])})")
         rows.setdefault("… without an answer", []).append(f"**{each['sites without an answer']}**")
+        for device, kinds in each["planned elsewhere"].items():
+            number = sum(kinds.values())
+            by = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            rows.setdefault(f"… fused, planned for {device}", []).append(
+                f"{number} ({_percent(number, each['sites'])}): {by}"
+            )
         planning = each["planning"]
         rows.setdefault("planning a small model, median", []).append(f"{planning['median']:.2f} s")
         rows.setdefault("planning a small model, worst", []).append(
@@ -95,6 +107,23 @@ def _left_alone(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if each["how"] != "fused"
     ]
     yield from _table(("op", "class", "why"), rows)
+
+
+def _left_alone_elsewhere(records: Sequence[Mapping[str, Any]]) -> set[tuple[str, str, str, str]]:
+    found = set()
+    for record in records:
+        fused = {_place(site) for site in record.get("sites", ()) if site["fused"]}
+        for device, plan in record.get("elsewhere", {}).items():
+            found |= {
+                (device, _NAMES[site["op"]], f"{site['folder']}: {site['class']}", _short(site["why"]))
+                for site in plan["left alone"]
+                if _place(site) in fused
+            }
+    return found
+
+
+def _place(site: Mapping[str, Any]) -> tuple[str, ...]:
+    return site["op"], site["folder"], site["class"], site["target"]
 
 
 def _not_compared(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -47,6 +47,7 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r".*(max_position_embeddings|n_positions|max_sequence_length|max_seq_len|n_ctx)", 128),
     (r".*(image_size|img_size|input_size)", 32),
     (r".*(patch_size)", 8),
+    (r".*(rope_feat_sizes)", 4),
 )
 _SIZES = tuple((re.compile(pattern), value) for pattern, value in _RULES)
 _LEFT_OPEN = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "head_dim": _HEAD}
