@@ -115,6 +115,16 @@ def coverage(session: nox.Session, transformers: str) -> None:
     session.run("python", "-m", "survey.run", *session.posargs, env=alone)
 
 
+@nox.session(name="coverage-elsewhere", default=False)
+@nox.parametrize("kernels", ("npu", "triton"))
+def coverage_elsewhere(session: nox.Session, kernels: str) -> None:
+    """The same with the kernels for other devices: on the NPU in host memory, and in Triton's interpreter."""
+    install(session, {"npu": "torch_npu"}.get(kernels, kernels), *FOR_SURVEY)
+    alone = {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    alone |= {"TRITON_INTERPRET": "1", **ONE_THREAD}
+    session.run("python", "-m", "survey.run", "--kernels", kernels, *session.posargs, env=alone)
+
+
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
     """Train a small language model on real text, unfused and fused, and show that only the speed differs."""

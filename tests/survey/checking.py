@@ -35,8 +35,10 @@ FEWEST_DRAWS, MOST_DRAWS = 3, 16
 """the most of so many draws: it is a matter of chance how far a single number moves, or whether an expert is chosen."""
 
 
-def check(manager: KernelManager, census: Census, model_type: str) -> dict[str, Any]:
-    """The record of *model_type*: plain data.
+def check(
+    manager: KernelManager, census: Census, model_type: str, device: str = "cpu", others: Sequence[str] = ELSEWHERE
+) -> dict[str, Any]:
+    """The record of *model_type*, fused and compared on *device*, and planned for *others*: plain data.
 
     Its status is ``"checked"``; ``"mismatch"``; ``"not compared"``, where a step raised, in bfloat16 a fused one;
     ``"not run"``, where none was found; ``"nothing fused"``; ``"nothing to fuse"``; ``"not built"``; or ``"no model"``.
@@ -51,21 +53,24 @@ def check(manager: KernelManager, census: Census, model_type: str) -> dict[str, 
         concerned = census.concerns(CONFIG_MAPPING[model_type])
         return record | {"status": "not built", "why": said(error), "concerned": concerned}
     record |= {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
-    record |= _planned_and_compared(manager, census, model)
+    record |= _planned_and_compared(manager, census, model, device, others)
     return record | {"seconds": time.perf_counter() - start}
 
 
-def _planned_and_compared(manager: KernelManager, census: Census, model: nn.Module) -> dict[str, Any]:
-    report = manager.plan(model, verify=False).report
+def _planned_and_compared(
+    manager: KernelManager, census: Census, model: nn.Module, device: str, others: Sequence[str]
+) -> dict[str, Any]:
+    report = manager.plan(model, device=device, verify=False).report
     found: dict[str, Any] = {"unanswered": census.unanswered(model, report)}
     if not (report.entries or found["unanswered"]):
         return {"status": "nothing to fuse"}
-    found["elsewhere"] = {device: elsewhere(manager, model, device) for device in ELSEWHERE}
+    if others:
+        found["elsewhere"] = {other: elsewhere(manager, model, other) for other in others}
     try:
         calls = calls_for(model, {entry.paths[0] for entry in report.entries})
     except RuntimeError as error:
         return found | planned(manager, model) | {"status": "not run", "why": str(error)}
-    return found | {"calls": [str(call) for call in calls]} | compared(manager, model, calls)
+    return found | {"calls": [str(call) for call in calls]} | compared(manager, model.to(device), calls)
 
 
 def planned(manager: KernelManager, model: nn.Module) -> dict[str, Any]:

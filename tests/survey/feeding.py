@@ -104,7 +104,7 @@ def outputs(model: nn.Module, call: Call) -> tuple[dict[str, Tensor], dict[str, 
     The whole model's own inputs are not among the latter: what it does with them need not be differentiable.
     """
     torch.manual_seed(0)
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    main = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(()))
     asked: dict[str, Tensor] = {}
 
     def given(name: str, value: Any) -> Any:
@@ -113,8 +113,8 @@ def outputs(model: nn.Module, call: Call) -> tuple[dict[str, Tensor], dict[str, 
         if not isinstance(value, Tensor):
             return value
         if not value.is_floating_point():
-            return value.clone()
-        value = value.to(dtype, copy=True)
+            return value.to(main.device, copy=True)
+        value = value.to(main.device, main.dtype, copy=True)
         if call.path:
             asked[name] = value.requires_grad_()
             return value.clone()
@@ -127,7 +127,7 @@ def outputs(model: nn.Module, call: Call) -> tuple[dict[str, Tensor], dict[str, 
 
 def step(model: nn.Module, calls: Sequence[Call]) -> dict[str, Tensor]:
     """One forward and backward for each of *calls*: what came out, and the gradient of each parameter and input that
-    has one, by name.
+    has one, by name, on the CPU.
     """
     result = {}
     for call in calls:
@@ -136,13 +136,14 @@ def step(model: nn.Module, calls: Sequence[Call]) -> dict[str, Tensor]:
         found, asked = outputs(model, call)
         generator = torch.Generator().manual_seed(1)
         upstream = [
-            torch.randn(y.shape, generator=generator).to(y.dtype) / max(1, y.numel()) ** 0.5 for y in found.values()
+            torch.randn(y.shape, generator=generator).to(y.device, y.dtype) / max(1, y.numel()) ** 0.5
+            for y in found.values()
         ]
         torch.autograd.backward(list(found.values()), upstream)
         tensors = itertools.chain(model.named_parameters(), asked.items())
-        gradients = {name: t.grad.clone() for name, t in tensors if t.grad is not None}
-        values = {name: y.detach().clone() for name, y in found.items()}
-        result |= {prefix + name: value for name, value in (values | gradients).items()}
+        gradients = {name: t.grad for name, t in tensors if t.grad is not None}
+        values = {name: y.detach() for name, y in found.items()}
+        result |= {prefix + name: value.to("cpu", copy=True) for name, value in (values | gradients).items()}
     model.zero_grad(set_to_none=True)
     return result
 

@@ -55,4 +55,4 @@ def _move(value: Tensor, generator: torch.Generator) -> Tensor:
     wide = value.to(torch.promote_types(value.dtype, torch.float32))
     eps = torch.finfo(value.dtype).eps
     share = torch.rand(value.shape, generator=generator, dtype=wide.dtype).mul_(2 * eps).sub_(eps)
-    return (wide + wide * share).to(value.dtype)
+    return (wide + wide * share.to(value.device)).to(value.dtype)

@@ -9,9 +9,11 @@ from typing import Any
 
 from .census import OPS
 from .collect import is_concerned
+from .ways import WAYS
 
 _NAMES = {"rmsnorm": "norms", "swiglu": "gated MLPs", "rope": "rotary functions", "moe": "experts"}
 _MOST_CHARACTERS = 300
+_DTYPES = ("float32", "bfloat16")
 _HEAD = """\
 # Coverage
 
@@ -27,8 +29,10 @@ the tests hold a random sample of it. All records are in [coverage.json](coverag
   moves by if every fused result is another by one rounding. The columns *float32* and *bfloat16* give the largest share
   of that which any tensor of the model took; a mismatch would be more than 1.
 * **Planned for** an Ascend NPU (`npu`) or a GPU (`cuda`): what `plan` decides for the same models there, each variant
-  found by running the module on the CPU. Nothing of that was run; the numbers of those kernels are checked on a module
-  of every variant, by the conformance kit.
+  found by running the module on the CPU.
+* **Run without their devices**: the same comparison with the kernels for NPUs on torch_npu's own schemas, limits and
+  autograd formulas, its operations computed by references on the CPU, and with those for GPUs in Triton's interpreter.
+  Neither a chip nor a GPU had a part in it.
 """
 
 
@@ -36,12 +40,16 @@ def to_json(releases: Mapping[str, Mapping[str, Any]], about: Mapping[str, Any])
     """One record to a line, so that two of them can be compared."""
     lines = ["{", f' "machine": {json.dumps(about)},', ' "releases": {']
     for number, (release, content) in enumerate(releases.items()):
-        lines += [f'  "{release}": {{', f'   "summary": {json.dumps(content["summary"])},']
-        for key in ("answers", "records"):
-            rows = ",\n".join(f"    {json.dumps(row)}" for row in content[key])
-            lines.append(f'   "{key}": [\n{rows}\n   ]' + ("," if key == "answers" else ""))
-        lines.append("  }" + ("," if number < len(releases) - 1 else ""))
+        parts = (f"   {json.dumps(key)}: {_lines(value)}" for key, value in content.items())
+        lines += [f'  "{release}": {{', ",\n".join(parts), "  }" + ("," if number < len(releases) - 1 else "")]
     return "\n".join([*lines, " }", "}", ""])
+
+
+def _lines(value: Any) -> str:
+    if not isinstance(value, list):
+        return json.dumps(value)
+    rows = ",\n".join(f"    {json.dumps(row)}" for row in value)
+    return f"[\n{rows}\n   ]"
 
 
 def to_markdown(
@@ -53,6 +61,8 @@ def to_markdown(
     )
     parts = [_HEAD.format(roundings=said, times=times), _machine(about), "## Summary\n", *_summary(releases)]
     for release, content in releases.items():
+        if runs := {way: content[f"by {way}"] for way in WAYS if f"by {way}" in content}:
+            parts += ["", f"## Run without their devices on transformers {release}", "", *_runs(runs)]
         parts += ["", f"## Left alone on transformers {release}", "", *_left_alone(content["answers"])]
         if there := sorted(_left_alone_elsewhere(content["records"])):
             parts += ["", f"## Fused on CPUs, planned to be left alone elsewhere on transformers {release}", ""]
@@ -100,6 +110,33 @@ def _summary(releases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield from _table(("transformers", *summaries), ([name, *cells] for name, cells in rows.items()))
 
 
+def _runs(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """What the kernels for other devices did with the models that those of Inductor were compared on."""
+    rows, rest = [], []
+    for way, records in runs.items():
+        done = [record for record in records if record["status"] == "checked"]
+        worst = [_share(max((r.get(dtype, {}) for r in done), key=lambda c: c.get("worst", 0))) for dtype in _DTYPES]
+        wrong = sum(record["status"] == "mismatch" for record in records)
+        fused = sum(record["fused"] for record in done)
+        rows.append((WAYS[way].said, f"**{len(done)}** of {len(records)}", str(fused), f"**{wrong}**", *worst))
+        rest += [
+            (way, record["model_type"], record["status"], _short(record.get("why") or "; ".join(_errors(record))))
+            for record in records
+            if record["status"] != "checked"
+        ]
+    columns = (
+        "kernels",
+        "model types compared",
+        "sites fused in these",
+        "mismatches",
+        *(f"worst, {d}" for d in _DTYPES),
+    )
+    yield from _table(columns, rows)
+    if rest:
+        yield ""
+        yield from _table(("kernels", "model type", "status", "why"), rest)
+
+
 def _left_alone(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = [
         (_NAMES[each["op"]], f"{each['folder']}: {each['name']}", _short("; ".join(each["variants"]) or each["how"]))
@@ -136,7 +173,7 @@ def _not_compared(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _errors(record: Mapping[str, Any]) -> Iterator[str]:
-    for dtype in ("float32", "bfloat16"):
+    for dtype in _DTYPES:
         compared = record.get(dtype, {})
         if why := compared.get("error", compared.get("unfused")):
             yield f"{dtype}: {why}"
@@ -152,7 +189,7 @@ def _models(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             rest.append(record["model_type"])
         elif record.get("sites"):
             ops = [_of_op(record, op) for op in OPS]
-            shares = [_share(record.get(dtype, {})) for dtype in ("float32", "bfloat16")]
+            shares = [_share(record.get(dtype, {})) for dtype in _DTYPES]
             rows.append((record["model_type"], *ops, record["status"], *shares, f"{record['planning']:.2f} s"))
     columns = ("model type", *(_NAMES[op] for op in OPS), "status", "float32", "bfloat16", "planning")
     yield from _table(columns, rows)

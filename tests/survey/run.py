@@ -1,6 +1,8 @@
 """Every model type of the installed transformers: what is fused in it, and whether it computes what it did.
 
-    python -m survey.run [model types] [--jobs 2] [--fresh] [--keep]
+    python -m survey.run [model types] [--kernels npu] [--jobs 2] [--fresh] [--keep]
+
+Inductor's kernels are asked about everything there is; others run what was compared with these on.
 
 A record is kept for each model type as soon as it is there, so that a run which was stopped goes on where it was. What
 was recorded with other code is done again, unless ``--keep`` is given.
@@ -8,15 +10,20 @@ was recorded with other code is done again, unless ``--keep`` is given.
 
 from __future__ import annotations
 
+from . import stand_in  # noqa: F401
+
+# isort: split
+
 import argparse
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +32,20 @@ import torch
 import transformers
 from packaging.version import Version
 
-from fuseplug import KernelManager
-
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from record import machine
 
 from . import alone, pool
 from .census import Census
-from .checking import ROUNDINGS, TIMES, check, said
+from .checking import ELSEWHERE, ROUNDINGS, TIMES, check, said
 from .collect import answers, summary
-from .compiled import compile_everything, import_every_model
+from .compiled import import_every_model
 from .page import to_json, to_markdown
+from .ways import COMPILED, WAYS
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / ".nox" / "coverage"
+DOCS = ROOT / "docs"
 LIMIT = 180.0
 """Seconds for a model or class."""
 
@@ -49,23 +56,35 @@ CLASS = "class "
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_types", nargs="*", help="all, unless some are named")
+    parser.add_argument("--kernels", choices=WAYS, default=COMPILED, help="whose")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--fresh", action="store_true", help="forget what was recorded")
     parser.add_argument("--keep", action="store_true", help="keep what was recorded with other code")
     given = parser.parse_args()
-    kept = Kept(KEPT / transformers.__version__, any_code=given.keep)
+    release = transformers.__version__
+    kept = Kept(KEPT / release / given.kernels, any_code=given.keep)
     if given.fresh:
         shutil.rmtree(kept.folder, ignore_errors=True)
-    census = Census.of()
-    records = survey(given.model_types or model_types(), kept, given.jobs)
-    if not given.model_types:
-        records += survey([CLASS + "/".join(each) for each in left(census, records)], kept, given.jobs)
-        publish(transformers.__version__, records)
+    do = functools.partial(survey, kept=kept, kernels=given.kernels, jobs=given.jobs)
+    if given.model_types:
+        do(given.model_types)
+    elif given.kernels == COMPILED:
+        records = do(model_types())
+        records += do([CLASS + "/".join(each) for each in left(Census.of(), records)])
+        publish(release, contents(release, records))
+    else:
+        publish(release, {f"by {given.kernels}": in_short(do(model_types_compared(release)))})
 
 
 def model_types() -> list[str]:
     """All that transformers has a config for."""
     return sorted(transformers.CONFIG_MAPPING.keys())
+
+
+def model_types_compared(release: str) -> list[str]:
+    """Those that were fused and compared, as is published."""
+    records = published()[release]["records"]
+    return [record["model_type"] for record in records if "model_type" in record and record["status"] == "checked"]
 
 
 def left(census: Census, records: Sequence[dict[str, Any]]) -> list[alone.Class]:
@@ -103,12 +122,12 @@ class Kept:
         return self.folder / f"{task.replace('/', ' ')}.json"
 
 
-def survey(wanted: Sequence[str], kept: Kept, jobs: int) -> list[dict[str, Any]]:
+def survey(wanted: Sequence[str], kept: Kept, kernels: str, jobs: int) -> list[dict[str, Any]]:
     """The records of *wanted*, made where there are none yet."""
     tasks = [task for task in wanted if kept.get(task) is None]
     columns = (*rich.progress.Progress.get_default_columns(), rich.progress.TextColumn("{task.fields[now]}"))
     with rich.progress.Progress(*columns) as progress:
-        bar = progress.add_task(f"transformers {transformers.__version__}", total=len(tasks), now="")
+        bar = progress.add_task(f"transformers {transformers.__version__}, {kernels}", total=len(tasks), now="")
 
         def done(task: str, record: dict[str, Any]) -> None:
             record = record if task.startswith(CLASS) else {"model_type": task} | record
@@ -117,38 +136,62 @@ def survey(wanted: Sequence[str], kept: Kept, jobs: int) -> list[dict[str, Any]]
             if not progress.console.is_terminal:
                 print(f"{task}: {record['status']}", flush=True)
 
-        pool.run(tasks, worker, done, jobs, LIMIT)
+        pool.run(tasks, functools.partial(worker, kernels), done, jobs, LIMIT)
     return [record for task in wanted if (record := kept.get(task)) is not None]
 
 
-def publish(release: str, records: Sequence[dict[str, Any]], folder: Path = ROOT / "docs") -> None:
-    """Write coverage.json and coverage.md, with *records* in the place of what they say of *release*."""
-    census, about = Census.of(release), machine()
-    found = json.loads(path.read_text())["releases"] if (path := folder / "coverage.json").exists() else {}
-    found[release] = {
+def published(folder: Path = DOCS) -> dict[str, dict[str, Any]]:
+    """What coverage.json says, by release."""
+    path = folder / "coverage.json"
+    return json.loads(path.read_text())["releases"] if path.exists() else {}
+
+
+def publish(release: str, found: Mapping[str, Any], folder: Path = DOCS) -> None:
+    """Write coverage.json and coverage.md, with *found* in the place of what they say of *release*."""
+    releases, about = published(folder), machine()
+    releases[release] = {**releases.get(release, {}), **found}
+    newest_first = dict(sorted(releases.items(), key=lambda item: Version(item[0]), reverse=True))
+    (folder / "coverage.json").write_text(to_json(newest_first, about))
+    (folder / "coverage.md").write_text(to_markdown(newest_first, about, ROUNDINGS, TIMES))
+
+
+def contents(release: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is published of *records* of models and classes."""
+    census = Census.of(release)
+    return {
         "summary": summary(census, records),
         "answers": [dataclasses.asdict(answer) for answer in answers(census, records)],
         "records": [{name: value for name, value in record.items() if name != "code"} for record in records],
     }
-    newest_first = dict(sorted(found.items(), key=lambda item: Version(item[0]), reverse=True))
-    path.write_text(to_json(newest_first, about))
-    (folder / "coverage.md").write_text(to_markdown(newest_first, about, ROUNDINGS, TIMES))
 
 
-def worker() -> Callable[[str], dict[str, Any]]:
+def in_short(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is published of *records* of models that were fused by other kernels than Inductor's."""
+    told = ("model_type", "status", "why", *(str(dtype).removeprefix("torch.") for dtype in ROUNDINGS))
+    return [
+        {name: record[name] for name in told if name in record}
+        | {"fused": sum(site["count"] for site in record.get("sites", ()) if site["fused"])}
+        for record in records
+    ]
+
+
+def worker(kernels: str) -> Callable[[str], dict[str, Any]]:
     """What checks a model type, or a class, in a process of its own."""
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
+    way = WAYS[kernels]
+    manager = way.manager()
+    way.ready(manager).__enter__()  # until the process ends
     import_every_model()
-    manager, census = KernelManager(environ={}), Census.of()
-    compile_everything(manager)
+    census = Census.of()
+    others = ELSEWHERE if kernels == COMPILED else ()
 
     def work(task: str) -> dict[str, Any]:
         try:
             if task.startswith(CLASS):
                 return alone.check(manager, alone.Class(*task.removeprefix(CLASS).split("/")))
-            return check(manager, census, task)
+            return check(manager, census, task, way.device, others)
         except Exception as error:  # what is compiled in this process is worth more than one record
             return {"status": "died", "why": said(error)}
 

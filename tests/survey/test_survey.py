@@ -18,11 +18,12 @@ from torch import nn
 from fuseplug import KernelManager
 
 from . import pool
-from .census import Census
+from .census import OPS, Census
 from .checking import ROUNDINGS, TIMES, check, comparison, elsewhere, sites
 from .feeding import Call
 from .page import to_markdown
 from .run import Kept
+from .ways import WAYS
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "coverage.json"
 SAMPLE = 3
@@ -132,6 +133,12 @@ def test_what_is_planned_for_a_device_that_is_not_here_is_counted_by_kernel():
     manager.register(kernels.variant_of(kernels.NormKernel, "any_norm"))
     assert elsewhere(manager, Toy(), "npu")["fused"] == {"npu": 5}
     assert elsewhere(manager, Toy(), "cuda")["fused"] == {"any": 5}
+
+
+@pytest.mark.parametrize("kernels", ["npu", "triton"])
+def test_kernels_for_other_devices_are_surveyed_by_themselves(kernels):
+    on = [record.kernel_id for record in WAYS[kernels].manager().kernels() if record.state != "off"]
+    assert sorted(on) == [f"{kernels}_fused_{op}" for op in sorted(OPS)]
 
 
 def test_a_site_is_counted_as_called_only_if_it_is():

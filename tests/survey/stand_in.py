@@ -1,0 +1,10 @@
+"""Imported before transformers, which imports torch_npu where that is installed: without CANN, on a stand-in."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from fuseplug.testing.npu import load
+
+if importlib.util.find_spec("torch_npu") is not None:
+    load()

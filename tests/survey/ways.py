@@ -1,0 +1,62 @@
+"""The kernels that are surveyed, and how they are run where their device is not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from fuseplug import KernelManager
+
+from .compiled import compile_everything
+
+
+def _compiled(manager: KernelManager) -> AbstractContextManager[object]:
+    compile_everything(manager)
+    return contextlib.nullcontext()
+
+
+def _on_a_stand_in(_: KernelManager) -> AbstractContextManager[object]:
+    from fuseplug.testing.npu import HostNPU
+
+    return HostNPU()
+
+
+def _interpreted(_: KernelManager) -> AbstractContextManager[object]:
+    from fuseplug.testing.triton import rounding_to_nearest
+
+    return rounding_to_nearest()
+
+
+@dataclass(frozen=True)
+class Way:
+    """One kind of kernels.
+
+    Attributes:
+        kernels: What their ids begin with; ``""`` for all, of which those that run on the device take part.
+        device: Where the models are.
+        said: What they are and how they are run, for a person.
+        ready: Makes this process one that can run them, until it ends.
+    """
+
+    kernels: str
+    device: str
+    said: str
+    ready: Callable[[KernelManager], AbstractContextManager[object]]
+
+    def manager(self) -> KernelManager:
+        """One with these kernels."""
+        everybody = KernelManager(environ={})
+        if not self.kernels:
+            return everybody
+        chosen = [record.kernel_id for record in everybody.kernels() if record.kernel_id.startswith(self.kernels)]
+        return KernelManager(environ={"FUSEPLUG_KERNELS": ",".join(chosen)})
+
+
+COMPILED = "inductor"
+WAYS = {
+    COMPILED: Way("", "cpu", "Inductor's, on the CPU, all compiled", _compiled),
+    "npu": Way("npu_", "npu", "those for Ascend NPUs, on the stand-in in host memory", _on_a_stand_in),
+    "triton": Way("triton_", "cpu", "Triton's in its interpreter", _interpreted),
+}
