@@ -149,12 +149,12 @@ def _left_alone(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _left_alone_elsewhere(records: Sequence[Mapping[str, Any]]) -> set[tuple[str, str, str, str]]:
     found = set()
     for record in records:
-        fused = {_place(site) for site in record.get("sites", ()) if site["fused"]}
+        alone = {_place(site) for site in record.get("sites", ()) if not site["fused"]}
         for device, plan in record.get("elsewhere", {}).items():
             found |= {
                 (device, _NAMES[site["op"]], f"{site['folder']}: {site['class']}", _short(site["why"]))
                 for site in plan["left alone"]
-                if _place(site) in fused
+                if _place(site) not in alone
             }
     return found
 
