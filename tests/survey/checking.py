@@ -53,14 +53,17 @@ def check(
         concerned = census.concerns(CONFIG_MAPPING[model_type])
         return record | {"status": "not built", "why": said(error), "concerned": concerned}
     record |= {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
-    record |= _planned_and_compared(manager, census, model, device, others)
+    # Another for the device, for some keep tensors when they are called that do not move with them.
+    there = model if device == "cpu" else build(model_type).to(device)
+    record |= _planned_and_compared(manager, census, model, there, others)
     return record | {"seconds": time.perf_counter() - start}
 
 
 def _planned_and_compared(
-    manager: KernelManager, census: Census, model: nn.Module, device: str, others: Sequence[str]
+    manager: KernelManager, census: Census, model: nn.Module, there: nn.Module, others: Sequence[str]
 ) -> dict[str, Any]:
-    report = manager.plan(model, device=device, verify=False).report
+    """*model*, on the CPU, is tried for what it can be called with; *there* is what is fused."""
+    report = manager.plan(there, verify=False).report
     found: dict[str, Any] = {"unanswered": census.unanswered(model, report)}
     if not (report.entries or found["unanswered"]):
         return {"status": "nothing to fuse"}
@@ -69,8 +72,8 @@ def _planned_and_compared(
     try:
         calls = calls_for(model, {entry.paths[0] for entry in report.entries})
     except RuntimeError as error:
-        return found | planned(manager, model) | {"status": "not run", "why": str(error)}
-    return found | {"calls": [str(call) for call in calls]} | compared(manager, model.to(device), calls)
+        return found | planned(manager, there) | {"status": "not run", "why": str(error)}
+    return found | {"calls": [str(call) for call in calls]} | compared(manager, there, calls)
 
 
 def planned(manager: KernelManager, model: nn.Module) -> dict[str, Any]:
@@ -108,7 +111,8 @@ def compared(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) ->
         if dtype is torch.float32:
             report = report or manager.plan(model).report
             paths = {path for entry in report.entries for path in entry.paths}
-            found |= {"planning": report.seconds, "sites": sites(model, report, called(model, calls, paths))}
+            reached = called(model, calls if "unfused" not in found[name] else (), paths)
+            found |= {"planning": report.seconds, "sites": sites(model, report, reached)}
     return found | {"status": _status(found)}
 
 
