@@ -78,6 +78,30 @@ def test_the_page_says_what_the_records_say():
     assert PUBLISHED.with_suffix(".md").read_text() == page
 
 
+def test_the_readme_says_what_the_records_say():
+    summaries = [release["summary"] for release in published()["releases"].values()]
+    types = [summary["model types"] for summary in summaries]
+    rows = {
+        "transformers": [*published()["releases"]],
+        "classes of norms fused": fused_of("rmsnorm", summaries),
+        "classes of gated MLPs fused": fused_of("swiglu", summaries),
+        "rotary functions fused": fused_of("rope", summaries),
+        "classes of experts fused": fused_of("moe", summaries),
+        "model types with any of them, compared with themselves unfused": [
+            f"{each['checked']} of {each['with any of the ops']}" for each in types
+        ],
+        "… that computed something else": [str(len(summary["mismatches"])) for summary in summaries],
+        "sites without an answer": [str(summary["sites without an answer"]) for summary in summaries],
+    }
+    readme = (PUBLISHED.parents[1] / "README.md").read_text()
+    for name, cells in rows.items():
+        assert f"| {name} | {' | '.join(cells)} |" in readme, name
+
+
+def fused_of(op, summaries):
+    return [f"{summary['ops'][op]['fused']} of {summary['ops'][op]['of']}" for summary in summaries]
+
+
 # --- what the comparison sees
 
 
