@@ -193,7 +193,9 @@ def _share(found: Tensor | None, true: Tensor, moved: Sequence[Tensor | None]) -
         return 0.0
     movement = max(float("nan") if each is None else _distance(each, true) for each in moved)
     size = _distance(true, torch.zeros_like(true))
-    return distance / (ROUNDINGS.get(true.dtype, 16) * torch.finfo(true.dtype).eps * size + TIMES * movement)
+    allowed = ROUNDINGS.get(true.dtype, 16) * torch.finfo(true.dtype).eps * size + TIMES * movement
+    # Nothing at all is allowed where the true gradient is zero, unless a draw shows that it is by chance.
+    return distance / allowed if allowed else float("inf")
 
 
 def _distance(left: Tensor, right: Tensor) -> float:

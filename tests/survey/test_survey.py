@@ -141,6 +141,14 @@ def test_a_wrong_kernel_is_a_mismatch(function, dtype):
     assert found["wrong"]
 
 
+def test_what_should_be_zero_and_is_not_is_a_mismatch():
+    model = Toy(norm=GemmaNorm)
+    with torch.no_grad():
+        model.norm.weight.fill_(-1)
+    _, found = comparison(manager_with(bad.without_offset), model, [Call("norm", {"hidden_states": inputs()})])
+    assert found["worst"] == float("inf")
+
+
 def test_a_class_of_the_census_that_no_kernel_speaks_of_is_without_an_answer():
     class LlamaRMSNorm(nn.Module):
         __module__ = "transformers.models.llama.modeling_llama"
