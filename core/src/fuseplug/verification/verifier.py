@@ -141,7 +141,7 @@ def _find_variant(kernel: BaseKernel, proposal: Proposal, subject: Subject) -> S
             ]
             if all(misses):
                 # Those that came this far are the closest.
-                nearest = min(filter(None, misses), key=lambda miss: miss.distance)
+                nearest = min(filter(None, misses), key=lambda miss: miss.distance(expected))
                 return Rejection(
                     f"computes none of the known variants; of {len(proposal.adapters)} tried, {nearest.variant} is "
                     f"nearest: {nearest.why}",
@@ -156,11 +156,14 @@ def _find_variant(kernel: BaseKernel, proposal: Proposal, subject: Subject) -> S
 
 
 class _Miss(NamedTuple):
-    """What a variant does otherwise than the original, and by how much."""
+    """What a variant does otherwise than the original, and all that it gave, if it did not raise."""
 
     variant: str
     why: str
-    distance: float
+    found: Outcome | None = None
+
+    def distance(self, expected: Outcome) -> float:
+        return math.inf if self.found is None else distance(self.found, expected)
 
 
 def _miss(
@@ -181,8 +184,8 @@ def _miss(
             truth = run(subject, function, example, dtype=torch.float64, training=training, gradients=gradients)
             why = departure(expected, found, truth, Tolerance.of(proposal))
     except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
-        return _Miss(variant, f"its reference raises {type(error).__name__}: {error}", math.inf)
-    return _Miss(variant, why, distance(found, expected)) if why else None
+        return _Miss(variant, f"its reference raises {type(error).__name__}: {error}")
+    return _Miss(variant, why, found) if why else None
 
 
 def _describe(example: Example) -> str:
