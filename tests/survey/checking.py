@@ -28,6 +28,9 @@ ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
 TIMES = 4
 """so many times what the model itself moves by if every fused result is another by one rounding,"""
 
+DTYPES = tuple(str(dtype).removeprefix("torch.") for dtype in ROUNDINGS)
+"""The names of the dtypes, under which a record has what was found in them."""
+
 ELSEWHERE = ("npu", "cuda")
 """The devices that are not here, for which it is planned too."""
 
@@ -96,8 +99,7 @@ def elsewhere(manager: KernelManager, model: nn.Module, device: str) -> dict[str
 def compared(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) -> dict[str, Any]:
     """What is fused in *model*, and how its results compare, in each dtype that it runs in unfused."""
     found: dict[str, Any] = {}
-    for dtype in ROUNDINGS:
-        name = str(dtype).removeprefix("torch.")
+    for dtype, name in zip(ROUNDINGS, DTYPES, strict=True):
         report = None
         try:
             step(model.to(dtype), calls)
@@ -117,7 +119,7 @@ def compared(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) ->
 
 
 def _status(found: Mapping[str, Any]) -> str:
-    compared = [found[str(dtype).removeprefix("torch.")] for dtype in ROUNDINGS]
+    compared = [found[name] for name in DTYPES]
     if not any(site["fused"] for site in found["sites"]):
         return "nothing fused"
     if any(each.get("wrong") or each.get("undo") is False for each in compared):

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .census import OPS
+from .checking import DTYPES
 from .collect import is_concerned
 from .ways import WAYS
 
 _NAMES = {"rmsnorm": "norms", "swiglu": "gated MLPs", "rope": "rotary functions", "moe": "experts"}
 _MOST_CHARACTERS = 300
-_DTYPES = ("float32", "bfloat16")
 _HEAD = """\
 # Coverage
 
@@ -61,7 +61,7 @@ def to_markdown(
     )
     parts = [_HEAD.format(roundings=said, times=times), _machine(about), "## Summary\n", *_summary(releases)]
     for release, content in releases.items():
-        if runs := {way: content[f"by {way}"] for way in WAYS if f"by {way}" in content}:
+        if runs := without_devices(content):
             parts += ["", f"## Run without their devices on transformers {release}", "", *_runs(runs)]
         parts += ["", f"## Left alone on transformers {release}", "", *_left_alone(content["answers"])]
         if there := sorted(_left_alone_elsewhere(content["records"])):
@@ -110,12 +110,17 @@ def _summary(releases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield from _table(("transformers", *summaries), ([name, *cells] for name, cells in rows.items()))
 
 
+def without_devices(content: Mapping[str, Any]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """The records of each kind of kernels that were run without their device."""
+    return {way: content[f"by {way}"] for way in WAYS if f"by {way}" in content}
+
+
 def _runs(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
     """What the kernels for other devices did with the models that those of Inductor were compared on."""
     rows, rest = [], []
     for way, records in runs.items():
         done = [record for record in records if record["status"] == "checked"]
-        worst = [_share(max((r.get(dtype, {}) for r in done), key=lambda c: c.get("worst", 0))) for dtype in _DTYPES]
+        worst = [_share(max((r.get(dtype, {}) for r in done), key=lambda c: c.get("worst", 0))) for dtype in DTYPES]
         wrong = sum(record["status"] == "mismatch" for record in records)
         fused = sum(record["fused"] for record in done)
         rows.append((WAYS[way].said, f"**{len(done)}** of {len(records)}", str(fused), f"**{wrong}**", *worst))
@@ -129,7 +134,7 @@ def _runs(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
         "model types compared",
         "sites fused in these",
         "mismatches",
-        *(f"worst, {d}" for d in _DTYPES),
+        *(f"worst, {d}" for d in DTYPES),
     )
     yield from _table(columns, rows)
     if rest:
@@ -173,7 +178,7 @@ def _not_compared(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _errors(record: Mapping[str, Any]) -> Iterator[str]:
-    for dtype in _DTYPES:
+    for dtype in DTYPES:
         compared = record.get(dtype, {})
         if why := compared.get("error", compared.get("unfused")):
             yield f"{dtype}: {why}"
@@ -189,7 +194,7 @@ def _models(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             rest.append(record["model_type"])
         elif record.get("sites"):
             ops = [_of_op(record, op) for op in OPS]
-            shares = [_share(record.get(dtype, {})) for dtype in _DTYPES]
+            shares = [_share(record.get(dtype, {})) for dtype in DTYPES]
             rows.append((record["model_type"], *ops, record["status"], *shares, f"{record['planning']:.2f} s"))
     columns = ("model type", *(_NAMES[op] for op in OPS), "status", "float32", "bfloat16", "planning")
     yield from _table(columns, rows)

@@ -37,7 +37,7 @@ from record import machine
 
 from . import alone, pool
 from .census import Census
-from .checking import ELSEWHERE, ROUNDINGS, TIMES, check, said
+from .checking import DTYPES, ELSEWHERE, ROUNDINGS, TIMES, check, said
 from .collect import answers, summary
 from .compiled import import_every_model
 from .page import to_json, to_markdown
@@ -167,7 +167,7 @@ def contents(release: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def in_short(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What is published of *records* of models that were fused by other kernels than Inductor's."""
-    told = ("model_type", "status", "why", *(str(dtype).removeprefix("torch.") for dtype in ROUNDINGS))
+    told = ("model_type", "status", "why", *DTYPES)
     return [
         {name: record[name] for name in told if name in record}
         | {"fused": sum(site["count"] for site in record.get("sites", ()) if site["fused"])}

@@ -21,7 +21,7 @@ from . import pool
 from .census import OPS, Census
 from .checking import ROUNDINGS, TIMES, check, comparison, elsewhere, sites
 from .feeding import Call
-from .page import to_markdown
+from .page import to_markdown, without_devices
 from .run import Kept
 from .ways import WAYS
 
@@ -63,7 +63,7 @@ def fused(record):
 def test_nothing_is_wrong_in_what_is_published():
     for release in published()["releases"].values():
         assert release["summary"]["mismatches"] == []
-        for records in [release["records"], *elsewhere_in(release).values()]:
+        for records in [release["records"], *without_devices(release).values()]:
             assert not [record["model_type"] for record in records if record["status"] == "mismatch"]
 
 
@@ -101,13 +101,8 @@ def test_the_readme_says_what_the_records_say():
         assert f"| {name} | {' | '.join(cells)} |" in readme, name
 
 
-def elsewhere_in(release):
-    """The records of each kind of kernels that were run without their device."""
-    return {way: release[f"by {way}"] for way in WAYS if f"by {way}" in release}
-
-
 def compared_by(way):
-    runs = [elsewhere_in(release).get(way) for release in published()["releases"].values()]
+    runs = [without_devices(release).get(way) for release in published()["releases"].values()]
     return [f"{sum(r['status'] == 'checked' for r in run)} of {len(run)}" if run else "not run" for run in runs]
 
 
