@@ -9,7 +9,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import pluggy
 
@@ -264,7 +264,12 @@ class KernelManager:
                 calls[:] = [known for known in calls if known is not call]
                 complain(take_off(call.changes))
 
-        return Applied(call.report, list(call.patches), undo_all, undo_call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if (alive := reference()) is None:
+                raise PlanError("the model that was fused is gone: keep a reference to it while you use its handle")
+            return alive(*args, **kwargs)
+
+        return Applied(call.report, list(call.patches), undo_all, undo_call, run)
 
     def _destination(
         self, device: torch.device | str | None

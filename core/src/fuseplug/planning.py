@@ -17,9 +17,22 @@ from .asking import Question
 from .discovery import KernelRecord, elsewhere
 from .errors import DiscoveryError, PatchError
 from .hookspecs import BaseKernel, resolve
-from .patching import Accepts, Mark, Patch, calls, class_method, describe, is_original, lookup, our_parts, replacement
+from .patching import (
+    Accepts,
+    Mark,
+    Patch,
+    calls,
+    class_method,
+    describe,
+    is_original,
+    lookup,
+    our_parts,
+    replacement,
+    replacement_of,
+    space_of,
+)
 from .report import Check, Entry, Report
-from .verification import Semantics, Subject, Verifier
+from .verification import ById, Ran, Semantics, Subject, Verifier
 from .walking import Place, upwards
 from .words import Answer, Compute, Mode, Proposal, Rejection, Site, Target
 
@@ -203,8 +216,8 @@ class _Planner:
             if isinstance(verdict, Rejection):
                 rejections.append((record.kernel_id, _blaming(record, verdict)))
                 continue
-            semantics, check = verdict
-            patch = patch_of(place, target, _kernel(record), _compute_of(record), semantics, subject)
+            semantics, ran, check = verdict
+            patch = patch_of(place, target, _kernel(record), _compute_of(record), semantics, ran, subject)
             if isinstance(patch, Rejection):
                 rejections.append((record.kernel_id, _blaming(record, patch)))
                 continue
@@ -221,7 +234,7 @@ class _Planner:
 
     def _verify(
         self, place: Place, record: KernelRecord, proposal: Proposal, subject: Subject
-    ) -> tuple[Semantics, Check] | Rejection:
+    ) -> tuple[Semantics, Ran, Check] | Rejection:
         kernel = _kernel(record)
         if place.device is not None and (why := self._lacks(record, place.device_type)):
             return Rejection(why, kind="unavailable")
@@ -233,11 +246,11 @@ class _Planner:
         if not _runs_elsewhere(record) and (why := _load_failure(kernel)):
             return Rejection(why, kind="error")
         if place.device is None:
-            return semantics, "pending"
+            return semantics, Ran(semantics.dtypes), "pending"
         if not self._rules.check:
-            return semantics, "skipped"
-        wrong = self._verifier.kernel_check(kernel, proposal, semantics.adapter, subject, place.device)
-        return wrong or (semantics, "passed")
+            return semantics, Ran(semantics.dtypes), "skipped"
+        ran = self._verifier.kernel_check(kernel, proposal, semantics, subject, place.device)
+        return ran if isinstance(ran, Rejection) else (semantics, ran, "passed")
 
     @property
     def compile_seconds(self) -> float:
@@ -346,21 +359,37 @@ def subject_of(place: Place, target: Target) -> Subject | Rejection:
     try:
         if not calls(method, target.function):
             return Rejection(f"{method.__qualname__} does not call {target.function}")
-        return Subject(lookup(method, target.function), None)
+        return Subject(lookup(method, target.function), None, space=ById(space_of(method, target.function)))
     except PatchError as error:
         return Rejection(str(error))
 
 
 def patch_of(
-    place: Place, target: Target, kernel: BaseKernel, compute: Compute, semantics: Semantics, subject: Subject
+    place: Place,
+    target: Target,
+    kernel: BaseKernel,
+    compute: Compute,
+    semantics: Semantics,
+    ran: Ran,
+    subject: Subject,
 ) -> Patch | Rejection:
-    """The replacement of *target*, decided and not yet on; or what its adapter raises."""
+    """The replacement of *target*, decided and not yet on; or what its adapter raises, or why it would do nothing."""
     mark = Mark(kernel.kernel_id, semantics.adapter.variant, target, place.device_type)
-    accepts = Accepts(semantics.dtypes, semantics.arities)
+    watch = replace(
+        semantics.watch,
+        contiguous=ran.contiguous,
+        no_autocast=semantics.watch.no_autocast or ran.no_autocast,
+        no_grad=not kernel.differentiable,
+    )
+    accepts = Accepts(
+        semantics.calls, semantics.main, semantics.typed, ran.dtypes, watch, semantics.extra, subject.space
+    )
     try:
         function = replacement(subject.original, semantics.adapter, compute, mark, accepts)
     except Exception as error:  # noqa: BLE001 - a stranger's bind may raise anything
         return Rejection(f"{type(error).__name__} while binding its adapter: {error}", kind="error")
+    if why := replacement_of(function).why_never(place.module if target.function is None else None):
+        return Rejection(f"{why}; without that it can be fused", kind="unlike")
     return Patch(
         place.paths[0], target, kernel.kernel_id, semantics.adapter.variant, function, weakref.ref(place.module)
     )

@@ -95,6 +95,16 @@ def lookup(method: Callable[..., Any], name: str) -> Any:
     return first.__globals__[name]
 
 
+def space_of(method: Callable[..., Any], name: str) -> dict[str, Any]:
+    """The globals in which *method*, or the function it wraps that looks *name* up, finds it.
+
+    Raises:
+        PatchError: As `lookup`.
+    """
+    lookup(method, name)
+    return next(function.__globals__ for function in _reached(method) if _looks_up(function, name))
+
+
 def rebound(method: types.FunctionType, replacements: Mapping[str, Callable[..., Any]]) -> types.FunctionType:
     """Return a copy of *method*, and of what it wraps, that calls the *replacements* where it said their names.
 

@@ -61,6 +61,17 @@ class Adapter(abc.ABC):
     variant: str
     """The name of the exact semantics: ``"llama"``, ``"gemma"``, …"""
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What the bound function reads from the module at each call: names below it, with dots (``"config.dropout"``).
+
+        Name parameters, buffers, numbers and flags; not the children that it calls, which Fuseplug sees for itself.
+        What is named here may change after the kernel was applied, since the kernel sees the change. Whatever else the
+        original reads is compared at each call with what it was, and the original runs if it differs: an adapter that
+        names too little is right, and a little slower.
+        """
+        return ()
+
     @abc.abstractmethod
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return a drop-in replacement for the target that lets *compute* do the work.
@@ -69,8 +80,9 @@ class Adapter(abc.ABC):
         module at each call, never from the site, so that what happens to the module later is seen. For a function
         target it is a function with the signature of the function it replaces.
 
-        Fuseplug calls the result positionally (keyword arguments are put in place first), and calls the original
-        instead whenever the first tensor is on another device type, or of another dtype, than was verified.
+        Fuseplug calls the result as the examples were called, with the arguments that the caller gave in other ways put
+        in place first. It calls the original instead whenever something differs from what was verified: device type,
+        dtype, arguments, or anything that the original depends on and `reads` does not name.
         """
 
 
@@ -84,12 +96,15 @@ class Example:
         children: For a method target: modules that take the place of the module's own children, by name.
         attributes: For a method target: attributes that differ from the module's own: sizes, so that a large module can
             be tried small; numbers, so that one which happens to be 1, or infinite, is seen to be used.
+        kwargs: Keyword arguments of the target. Calls are recognised however they are written; name here what the
+            bound function of the adapter takes by keyword.
     """
 
     args: Sequence[Any]
     parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
     children: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,6 +126,8 @@ class Proposal:
             reproducible to the bit, a grouped matmul that sums in an order of its own for example: then it must be
             within the same tolerance of the reference in float64, values and gradients, in every mix. Magnitudes are
             then those of whole tensors, not of rows. Float32 is the sharp mix, so it must be among them.
+        dtypes_of: Names of the tensors whose dtypes a call is recognised by: parameters of the target, or of the
+            module. By default the first floating-point argument alone.
     """
 
     target: Target
@@ -121,6 +138,7 @@ class Proposal:
     working_roundings: float = 16.0
     covers: Sequence[str] = ()
     exact: bool = True
+    dtypes_of: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

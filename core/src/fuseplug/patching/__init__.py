@@ -1,9 +1,10 @@
 """Changing a model and changing it back: instances only, all or none, recognised wherever it turns up."""
 
-from ..rebind import calls, lookup
+from ..rebind import calls, lookup, space_of
+from .accepts import Accepts, Mark
 from .applied import Applied, complain
 from .journal import Change, Patch, put_on, strip, take_off
-from .replacement import Accepts, Mark, replacement
+from .replacement import replacement, replacement_of
 from .slots import class_method, describe, is_original, our_marks, our_parts
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "our_parts",
     "put_on",
     "replacement",
+    "replacement_of",
+    "space_of",
     "strip",
     "take_off",
 ]

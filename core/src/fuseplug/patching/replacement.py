@@ -3,48 +3,53 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import types
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
 from ..rebind import rebound
 from ..words import Adapter, Compute, Target
+from .accepts import Accepts, Mark
+from .guard import Guard
+from .placing import Placing
+from .tally import Tally
 
 # By identity, not as attributes: functools.wraps copies those onto what somebody else puts around ours.
-_marks: weakref.WeakKeyDictionary[Callable[..., Any], Mark] = weakref.WeakKeyDictionary()
+_replacements: weakref.WeakKeyDictionary[Callable[..., Any], Replacement] = weakref.WeakKeyDictionary()
 _composed: weakref.WeakKeyDictionary[Callable[..., Any], dict[Target, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 _made: weakref.WeakValueDictionary[Any, Callable[..., Any]] = weakref.WeakValueDictionary()
 _making = threading.Lock()
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-@dataclass(frozen=True)
-class Mark:
-    """What a replacement says of itself, so that ours is recognised wherever it turns up: copies of models included."""
-
-    kernel_id: str
-    variant: str
-    target: Target
-    device_type: str
-
-
-@dataclass(frozen=True)
-class Accepts:
-    """The calls that were verified; every other goes to the original.
+class Replacement:
+    """Everything that belongs to one function which is put in the place of others.
 
     Attributes:
-        dtypes: Of the main input.
-        arities: Numbers of arguments, the module not counted.
+        mark: What it says of itself.
+        guards: The comparisons for each way of calling.
+        tally: How often it was called, and with what outcome.
     """
 
-    dtypes: tuple[torch.dtype, ...]
-    arities: tuple[int, ...]
+    def __init__(self, original: Callable[..., Any], mark: Mark, accepts: Accepts) -> None:
+        self.mark = mark
+        self.place = Placing(original, accepts.calls, accepts.extra)
+        self.guards = [Guard(call, original, mark.target, mark.device_type, accepts) for call in accepts.calls]
+        self.tally = Tally()
+
+    def why_not(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Why a call, the module first, goes to the original, in words; ``""`` if it does not."""
+        placed = self.place(args, kwargs)
+        if placed is None:
+            return "it is called in a way that was not tried"
+        return self.guards[placed.number].why_not(placed.values)
+
+    def why_never(self, module: Any) -> str:
+        """What keeps every call on *module* from the kernel, in words; ``""`` if nothing does."""
+        return self.guards[0].why_never(module)
 
 
 def replacement(
@@ -57,8 +62,9 @@ def replacement(
     key = (original, adapter, compute, mark, accepts)
     with _making:
         if key not in _made:
-            made = _guarded(original, adapter.bind(compute), mark, accepts)
-            _marks[made] = mark
+            about = Replacement(original, mark, accepts)
+            made = _guarded(original, adapter.bind(compute), about, accepts)
+            _replacements[made] = about
             _made[key] = made
             return made
         return _made[key]
@@ -83,58 +89,48 @@ def parts(function: Any) -> dict[Target, Callable[..., Any]]:
         return {}
     if function in _composed:
         return dict(_composed[function])
-    return {_marks[function].target: function} if function in _marks else {}
+    return {_replacements[function].mark.target: function} if function in _replacements else {}
+
+
+def replacement_of(part: Callable[..., Any]) -> Replacement:
+    """What belongs to the replacement *part*."""
+    return _replacements[part]
 
 
 def mark_of(part: Callable[..., Any]) -> Mark:
     """What a replacement says of itself."""
-    return _marks[part]
+    return _replacements[part].mark
 
 
 def _guarded(
-    original: Callable[..., Any], fused: Callable[..., Any], mark: Mark, accepts: Accepts
+    original: Callable[..., Any], fused: Callable[..., Any], about: Replacement, accepts: Accepts
 ) -> Callable[..., Any]:
-    device_type, dtypes = mark.device_type, accepts.dtypes
-    first = 1 if mark.target.function is None else 0
-    lengths = tuple(first + arity for arity in accepts.arities)
-    names, defaults = _positional_parameters(original)
+    place, tally, compiling = about.place, about.tally, torch.compiler.is_compiling
+    holds = [guard.holds for guard in about.guards]
+    as_tried = {call.count: test for call, test in zip(accepts.calls, holds, strict=True) if not call.names}
+    one_way = len(holds) == 1 == len(as_tried)
+    bound = about.mark.target.function is None
+    method, name = about.mark.target.method, about.mark.target.function
+    space = None if accepts.space is None else accepts.space.held
 
     @functools.wraps(original)
     def replaced(*args: Any, **kwargs: Any) -> Any:
-        # The original gets the call as it was made: what it wraps may look at its keywords.
-        values, rest = _in_place(args, kwargs, names, defaults) if kwargs else (args, kwargs)
-        if len(values) in lengths and not rest:
-            x = values[first]
-            # Exactly these: a kernel was never run on a FakeTensor, a DTensor or what else is derived from them.
-            if type(x) in _PLAIN and x.device.type == device_type and x.dtype in dtypes:
-                return fused(*values)
-        return original(*args, **kwargs)
+        test = None if kwargs else as_tried.get(len(args))
+        if test is not None and test(args):
+            if not compiling():
+                tally.fused(args[0] if bound else None)
+            return fused(*args)
+        if (test is None or not one_way) and (placed := place(args, kwargs)) is not None:
+            number, values, named = placed
+            if holds[number](values):
+                if not compiling():
+                    tally.fused(args[0] if bound else None)
+                return fused(*values[: accepts.calls[number].count], **named)
+        if not compiling():
+            tally.original(args[0] if bound else None, lambda: about.why_not(args, kwargs))
+        # What stands there now, if somebody put another there; and the call as it was made: what the original wraps
+        # may look at its keywords.
+        now = getattr(type(args[0]), method) if bound else original if space is None else space[name]
+        return now(*args, **kwargs)
 
     return replaced
-
-
-def _positional_parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-    parameters = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-    return tuple(p.name for p in parameters), defaults
-
-
-def _in_place(
-    args: tuple[Any, ...], kwargs: dict[str, Any], names: tuple[str, ...], defaults: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    # Adapters are written with names of their own, and models call by the names of theirs.
-    values, rest = list(args), dict(kwargs)
-    for name in names[len(args) :]:
-        if not any(later in rest for later in names[len(values) :]):
-            break
-        if name in rest:
-            values.append(rest.pop(name))
-        elif name in defaults:
-            values.append(defaults[name])
-        else:
-            return args, kwargs
-    return tuple(values), rest

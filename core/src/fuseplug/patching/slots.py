@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from ..words import Target
-from .replacement import Mark, mark_of, parts
+from .accepts import Mark
+from .replacement import mark_of, parts
 
 
 def class_method(module: nn.Module, method: str) -> types.FunctionType | None:

@@ -1,24 +1,42 @@
 """Accepting a kernel for a module: by what both do, never by what they are called."""
 
 from .comparing import Tolerance, difference, excess
+from .examining import Semantics
+from .examples import SEMANTICS_SIZE, example_of
+from .kernel_check import Ran
 from .neutral import neutral, random_state_kept
 from .outcome import Handing, Outcome, Subject, run
 from .signature import Signatures
 from .snapshot import Snapshot
 from .twin import StandIns, twin
-from .verifier import SEMANTICS_SIZE, Semantics, Verifier, example_of
+from .verifier import Verifier
+from .watch import Bare, ById, Call, Equal, Extra, Frozen, Global, Method, Missing, Route, Same, Step, Watch
 
 __all__ = [
     "SEMANTICS_SIZE",
+    "Bare",
+    "ById",
+    "Call",
+    "Equal",
+    "Extra",
+    "Frozen",
+    "Global",
     "Handing",
+    "Method",
+    "Missing",
     "Outcome",
+    "Ran",
+    "Route",
+    "Same",
     "Semantics",
     "Signatures",
     "Snapshot",
     "StandIns",
+    "Step",
     "Subject",
     "Tolerance",
     "Verifier",
+    "Watch",
     "difference",
     "example_of",
     "excess",

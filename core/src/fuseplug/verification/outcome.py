@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from ..words import Example
 from .neutral import seed
 from .twin import mapped, twin
+from .watch import ById
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class Subject:
         original: The function behind the module's method, or the function that the method calls.
         module: For a method, the module whose twins are run; ``None`` for a function.
         alike: The module's signature: what is true of this subject is true of any other with the same.
+        space: For a function, the globals in which the method looks it up.
     """
 
     original: Callable[..., Any]
     module: nn.Module | None
     alike: int | None = None
+    space: ById | None = None
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
@@ -66,11 +69,13 @@ class Outcome:
 
     Attributes:
         values: The tensors.
-        structure: What the tensors came in: nothing, a list, a tuple with a ``None``, …
+        structure: What the tensors came in, and their types: nothing, a list, a tuple with a ``None``, …
+        strides: Those of the outputs, in each dimension that has any extent.
     """
 
     values: dict[str, Tensor | None]
     structure: str = ""
+    strides: tuple[tuple[int, ...], ...] = ()
 
     def on_cpu(self) -> dict[str, Tensor | None]:
         """Copies to compare."""
@@ -87,6 +92,8 @@ def run(
     gradients: bool = True,
     training: bool | None = None,
     handing: Handing = AS_USUAL,
+    autocast: bool = False,
+    watching: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Outcome:
     """Call *function* in the place of the subject's original.
 
@@ -100,6 +107,8 @@ def run(
             run as under ``no_grad``.
         training: If given, the training flag that the twin runs with.
         handing: How arguments and gradients lie in memory, and which gradients are wanted.
+        autocast: Whether the forward is run under autocast, to the dtype that is the device's own choice.
+        watching: Entered around the forward.
     """
     device = torch.device(device)
 
@@ -109,11 +118,12 @@ def run(
         cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
         return value.detach().to(device, cast, copy=True)
 
-    leaves = pytree.tree_map(place, tuple(example.args))
+    leaves = pytree.tree_map(place, (tuple(example.args), dict(example.kwargs)))
     named = {f"args[{i}]": value for i, value in enumerate(pytree.tree_leaves(leaves)) if isinstance(value, Tensor)}
     for name, leaf in named.items():
         leaf.requires_grad_(gradients and leaf.is_floating_point() and handing.wants(name))
-    args = pytree.tree_map(lambda value: handing.arguments(value) if isinstance(value, Tensor) else value, leaves)
+    given = pytree.tree_map(lambda value: handing.arguments(value) if isinstance(value, Tensor) else value, leaves)
+    args, kwargs = given
     call = args
     double = None
     if subject.module is not None:
@@ -125,19 +135,34 @@ def run(
         call = (double, *args)
     seed(device.type)
     # Nothing around a call with gradients: it would put back what a kernel leaves turned off, and that must be seen.
-    with contextlib.nullcontext() if gradients else torch.no_grad():
-        result = function(*call)
+    with contextlib.ExitStack() as stack:
+        if not gradients:
+            stack.enter_context(torch.no_grad())
+        if autocast:
+            stack.enter_context(torch.autocast(device.type, torch.get_autocast_dtype(device.type)))
+        if watching is not None:
+            stack.enter_context(watching)
+        result = function(*call, **kwargs)
     outputs = [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
     values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
     if gradients:
         values |= _gradients(outputs, {k: v for k, v in named.items() if v.requires_grad}, handing.upstream)
-    after = (value for value in pytree.tree_leaves(args) if isinstance(value, Tensor))
+    after = (value for value in pytree.tree_leaves(given) if isinstance(value, Tensor))
     values |= {f"args[{i}] afterwards": value for i, value in enumerate(after)}
     if double is not None:
         own = (*double.named_parameters(), *double.named_buffers())
         values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
     structure = str(pytree.tree_map(_Kind, result))
-    return Outcome({name: value if value is None else value.detach() for name, value in values.items()}, structure)
+    strides = tuple(_strides(output) for output in outputs)
+    detached = {name: value if value is None else value.detach() for name, value in values.items()}
+    return Outcome(detached, structure, strides)
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of *tensor*, 0 where it has no extent; nothing for one that has none by nature."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return ()
+    return tuple(stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _place_twin(double: nn.Module, device: torch.device, dtype: torch.dtype | None, gradients: bool) -> nn.Module:
@@ -181,7 +206,7 @@ class _Kind:
 
     def __init__(self, value: object) -> None:
         plain = value is None or isinstance(value, int | float)
-        self._name = "Tensor" if isinstance(value, Tensor) else repr(value) if plain else type(value).__name__
+        self._name = repr(value) if plain else type(value).__name__
 
     def __repr__(self) -> str:
         return self._name

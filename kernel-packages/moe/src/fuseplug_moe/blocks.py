@@ -56,6 +56,12 @@ class Listed:
         """As in `fuseplug_moe.reference.moe`."""
         return "ungated" if self.up is None else "concatenated"
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The matrices of all experts."""
+        names = (name for name in (self.gate, self.up, self.down) if name is not None)
+        return tuple(f"{self.experts}.*.{name}.weight" for name in names)
+
     def matrices(self, block: nn.Module) -> dict[str, list[Tensor]] | None:
         """The weights of all experts, by projection; ``None`` if they are not as they were verified."""
         names = [name for name in (self.gate, self.down, self.up) if name is not None]
@@ -110,6 +116,11 @@ class SeamAdapter(Adapter):
     method: str
     idle: Idle
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The matrices of all experts."""
+        return self.listed.reads
+
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``moe(module, hidden_states, top_k_index, top_k_weights)``."""
         listed, method, idle = self.listed, self.method, self.idle
@@ -142,6 +153,13 @@ class Routing:
     correction: str | None
     floor: str | None
     jitter: str | None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The numbers, and the dtype of the router's weight."""
+        flag = self.renormalise if isinstance(self.renormalise, str) else None
+        numbers = (name for name in (self.top_k, flag, self.floor, self.jitter) if name is not None)
+        return (*numbers, f"{self.router}.weight")
 
     def route(self, block: nn.Module, hidden_states: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, indices and weights for the rows *x* of *hidden_states*."""
@@ -186,6 +204,11 @@ class BlockAdapter(Adapter):
     shared_gate: str | None
     logits: bool
     idle: Idle
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The matrices of all experts, and what the routing reads."""
+        return (*self.listed.reads, *self.routing.reads)
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, hidden_states)``."""

@@ -60,6 +60,12 @@ class FlatAdapter(Adapter):
     index: int
     weights: int
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The matrices and the sizes."""
+        names = (self.gate, self.up, self.down, self.sizes.experts, self.sizes.inner, self.sizes.hidden)
+        return tuple(f"{self.holder}.{name}" for name in names)
+
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, hidden_states, *routing)``, in the order of the module."""
         how = self

@@ -127,7 +127,7 @@ class RoutedAdapter(Adapter):
         stacks: Where the experts are.
         router: The child that routes.
         top_k: The name of the number of experts that a token goes to, and the child that has it, or ``None``.
-        reads: What the router says.
+        answer: What the router says.
         shared: The expert that every token goes to.
         bias: The parameter that is added in the end.
         flat: Whether the result has a row for each token, whatever the shape of the input.
@@ -138,11 +138,18 @@ class RoutedAdapter(Adapter):
     stacks: Stacks
     router: str
     top_k: tuple[str | None, str]
-    reads: Sorted | Scored
+    answer: Sorted | Scored
     shared: str | None
     bias: str | None
     flat: bool
     logits: bool
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The matrices, the bias, and how many experts a token goes to."""
+        matrices = [".".join(cube) for cube in (self.stacks.gate_up, self.stacks.down)]
+        top_k = ".".join(name for name in self.top_k if name is not None)
+        return (*matrices, top_k, *([self.bias] if self.bias is not None else []))
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, hidden_states)``."""
@@ -155,7 +162,7 @@ class RoutedAdapter(Adapter):
             x = hidden_states.reshape(-1, hidden_states.shape[-1])
             holder, name = how.top_k
             top_k = operator.attrgetter(name if holder is None else f"{holder}.{name}")(module)
-            routed = how.reads.read(x, getattr(module, how.router)(x), top_k)
+            routed = how.answer.read(x, getattr(module, how.router)(x), top_k)
             y = compute(
                 routed.x,
                 routed.chosen,
@@ -165,7 +172,7 @@ class RoutedAdapter(Adapter):
                 layout=stacks.layout,
                 activation=stacks.gate(module),
             )
-            y = how.reads.total(y, top_k)
+            y = how.answer.total(y, top_k)
             if how.shared is not None:
                 y = getattr(module, how.shared)(x) + y
             if not how.flat:
@@ -214,7 +221,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
 
 
 def _propose(
-    module: nn.Module, stacks: list[Stacks], router: str, reads: Sorted | Scored
+    module: nn.Module, stacks: list[Stacks], router: str, answer: Sorted | Scored
 ) -> list[Proposal] | Rejection:
     taken = {router, *stacks[0].children}
     others = [n for n, c in module._modules.items() if c is not None and n not in taken and _has_parameters(c)]
@@ -236,11 +243,11 @@ def _propose(
         return Rejection("neither it nor its router has an attribute that says how many experts a token goes to")
     adapters = [
         RoutedAdapter(
-            " ".join([each.activation, reads.word, *("shared" for _ in shared), *("biased" for _ in biases)]),
+            " ".join([each.activation, answer.word, *("shared" for _ in shared), *("biased" for _ in biases)]),
             each,
             router,
             top_k,
-            reads,
+            answer,
             next(iter(shared), None),
             next(iter(biases), None),
             flat,

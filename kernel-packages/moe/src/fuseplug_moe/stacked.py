@@ -97,6 +97,14 @@ class StackedAdapter(Adapter):
     alpha: str | None
     keeps_eval: bool = False
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The weights, the limit and the slope; and the gate, where the module's own is called."""
+        parts = self.parts
+        names = (parts.gate_up, parts.down, parts.gate_up_bias, parts.down_bias, self.limit, self.alpha)
+        own = ("_apply_gate",) if self.activation == OWN and self.layout != "ungated" else ()
+        return (*(name for name in names if name is not None), *own)
+
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, hidden_states, top_k_index, top_k_weights)``, in the order of the module."""
         parts, how = self.parts, self

@@ -89,6 +89,12 @@ class NormAdapter(Adapter):
     gated: bool = False
     single: bool = False
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The weight, the epsilon and the size or number of groups."""
+        eps = self.eps if isinstance(self.eps, str) else None
+        return tuple(name for name in (self.weight, eps, self.group_size, self.groups) if name is not None)
+
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, hidden_states)``, with a ``gate`` after it where the module takes one."""
         if self.gated or self.group_size or self.groups or self.single:

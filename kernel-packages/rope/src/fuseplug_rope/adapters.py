@@ -129,6 +129,11 @@ class ConformerAdapter(Adapter):
     heads: str
     head_dim: str
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Both numbers."""
+        return self.heads, self.head_dim
+
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``method(module, hidden_states, tables)``, the tables ``(2, sequence, 1, 1, head_dim)``."""
 

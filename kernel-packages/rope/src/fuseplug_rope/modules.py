@@ -68,6 +68,11 @@ class ModuleAdapter(Adapter):
     held: Held
     sequence: Literal[-3, -2]
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The tables."""
+        return tuple(name for name in (self.held.cos, self.held.sin) if name is not None)
+
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, x)``, with positions after x where they are given."""
         held, sequence, variant = self.held, self.sequence, self.variant

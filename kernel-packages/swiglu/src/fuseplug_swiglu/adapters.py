@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,15 @@ from torch.nn import functional
 
 from fuseplug import Adapter, Compute
 
-Step = Callable[[nn.Module, Tensor], Tensor]
+class Step(Protocol):
+    """Something that is done beside the op."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What it reads from the module, as `fuseplug.Adapter.reads`."""
+
+    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Take the step."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +28,7 @@ class Call:
     """Call the child of this name."""
 
     child: str
+    reads: tuple[str, ...] = ()
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """Take the step."""
@@ -33,6 +42,11 @@ class Drop:
 
     probability: str
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The probability."""
+        return (self.probability,)
+
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """Take the step."""
         return functional.dropout(x, p=getattr(module, self.probability), training=module.training)
@@ -43,6 +57,11 @@ class Multiply:
     """Multiply by what the module holds under this name, a number or a parameter."""
 
     factor: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The factor."""
+        return (self.factor,)
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """Take the step."""
@@ -55,6 +74,11 @@ class CastTo:
     """Cast to the dtype of this child's weight, unless that is quantised to int8: as models do that keep it wide."""
 
     child: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The weight."""
+        return (f"{self.child}.weight",)
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         """Take the step."""
@@ -101,6 +125,12 @@ class GatedAdapter(Adapter):
         words += [self.form] if self.form != "plain" else []
         words += [self.layout] if self.up is None else []
         object.__setattr__(self, "variant", " ".join(words))
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The numbers of the op, and what its steps read."""
+        steps = (name for step in (*self.before, *self.between, *self.after) for name in step.reads)
+        return (*(name for _, name in self.numbers), *steps)
 
     @property
     def children_called(self) -> tuple[str, ...]:

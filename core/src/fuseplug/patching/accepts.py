@@ -1,0 +1,43 @@
+"""What a replacement stands for, and for which calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..verification import ById, Call, Extra, Watch
+from ..words import Target
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a replacement says of itself, so that ours is recognised wherever it turns up: copies of models included."""
+
+    kernel_id: str
+    variant: str
+    target: Target
+    device_type: str
+
+
+@dataclass(frozen=True)
+class Accepts:
+    """The calls that were verified; every other goes to the original.
+
+    Attributes:
+        calls: The ways in which it was called.
+        main: Which argument is the main input.
+        typed: The tensors whose dtypes count: arguments by number, others by name below the module.
+        dtypes: Their dtypes, in each combination that was verified.
+        watch: What else must be as it was.
+        extra: What becomes of keyword arguments that the original has no parameters for.
+        space: For a function target, where the name is looked up, if it is known.
+    """
+
+    calls: tuple[Call, ...]
+    main: int
+    typed: tuple[int | str, ...]
+    dtypes: tuple[tuple[torch.dtype, ...], ...]
+    watch: Watch = Watch()
+    extra: Extra = "original"
+    space: ById | None = None

@@ -1,0 +1,107 @@
+"""What became of the calls at run time: which the kernels computed, which the originals, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..words import Target
+from .journal import Patch
+from .replacement import replacement_of
+from .tally import Count, listening
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of one target since it was fused. Calls inside programs that were compiled are not counted.
+
+    Attributes:
+        paths: Where it is. A function that several modules call alike is counted for all of them together.
+        target: What is replaced there.
+        kernel_id: By which kernel.
+        fused: How many calls the kernel computed.
+        original: How many the original did.
+        reasons: Why it did, where somebody was listening: see `Applied.try_`.
+    """
+
+    paths: tuple[str, ...]
+    target: Target
+    kernel_id: str
+    fused: int
+    original: int
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f"{self.paths[0] or 'the model'}.{self.target}"
+        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
+        if not (self.fused or self.original):
+            return f"{where}{more}: not called"
+        why = f": {'; '.join(self.reasons)}" if self.reasons else ""
+        return f"{where}{more}: {self.fused} by {self.kernel_id}, {self.original} by the original{why}"
+
+
+class Tried(list[Calls]):
+    """What came of one batch: the calls of every target.
+
+    Attributes:
+        result: What the model returned.
+    """
+
+    def __init__(self, calls: Iterable[Calls], result: Any) -> None:
+        super().__init__(calls)
+        self.result = result
+
+    @property
+    def not_reached(self) -> list[Calls]:
+        """The targets of which a call, or all, did not come to the kernel."""
+        return [calls for calls in self if calls.original or not calls.fused]
+
+    def __str__(self) -> str:
+        reached = len(self) - len(self.not_reached)
+        return "\n".join([f"{reached} of {len(self)} targets always came to their kernels", *map(str, self.not_reached)])
+
+
+def calls_of(patches: Iterable[Patch]) -> list[Calls]:
+    """The calls of *patches* so far."""
+    return [
+        Calls(tuple(p.path for p in alike), alike[0].target, alike[0].kernel_id, count.fused, count.original)
+        for alike, count in _counted(patches)
+    ]
+
+
+def tried(patches: Sequence[Patch], run: Callable[[], Any]) -> Tried:
+    """The calls of *patches* while *run* runs."""
+    before = [(count.fused, count.original) for _, count in _counted(patches)]
+    reasons: dict[int, dict[str, None]] = {}
+
+    def heard(count: Count, why: str) -> None:
+        reasons.setdefault(id(count), {})[why] = None
+
+    with listening(heard):
+        result = run()
+    found = [
+        Calls(
+            tuple(patch.path for patch in alike),
+            alike[0].target,
+            alike[0].kernel_id,
+            count.fused - fused,
+            count.original - original,
+            tuple(reasons.get(id(count), ())),
+        )
+        for (alike, count), (fused, original) in zip(_counted(patches), before, strict=True)
+    ]
+    return Tried(found, result)
+
+
+def _counted(patches: Iterable[Patch]) -> list[tuple[list[Patch], Count]]:
+    """The patches that are counted together, with their count: those on one module, and those of one function."""
+    groups: dict[tuple[int, int], tuple[list[Patch], Count]] = {}
+    for patch in patches:
+        module = patch.module_ref()
+        if module is None:
+            continue
+        of = module if patch.target.function is None else None
+        count = replacement_of(patch.function).tally.of(of)
+        groups.setdefault((id(count), id(patch.function)), ([], count))[0].append(patch)
+    return [*groups.values()]

@@ -1,0 +1,205 @@
+"""The guard of a call: what is watched, as one Python function of comparisons, and in words where it says no."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..reading import MISSING
+from ..verification import ById, Call, Frozen, Route, Watch
+from ..words import Target
+from .accepts import Accepts
+
+PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+"""Types that kernels were run on. What is derived from them (a FakeTensor, a DTensor) brings operations of its own."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_EVERYBODYS_HOOKS = [
+    getattr(torch.nn.modules.module, f"_global{name}")
+    for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+]
+_OWN_TYPES = {"cpu": "is_cpu", "cuda": "is_cuda"}
+"""Properties that say in a twentieth of a microsecond what ``device.type`` says in half of one."""
+
+Holds = Callable[[Sequence[Any]], bool]
+"""``holds(args)``, the module first: whether a call is as it was verified."""
+
+
+class _Term(NamedTuple):
+    """One comparison: an expression of ``a``, the arguments; and what it says if it is false."""
+
+    code: str
+    says: str
+
+
+class Guard:
+    """The comparisons of one way of calling.
+
+    Args:
+        call: How it is called.
+        original: What is called where one of them fails.
+        target: Where that is found.
+        device_type: Where the main input must be.
+        accepts: All the rest.
+
+    Attributes:
+        holds: All of them.
+    """
+
+    def __init__(
+        self, call: Call, original: Callable[..., Any], target: Target, device_type: str, accepts: Accepts
+    ) -> None:
+        self._names: dict[str, Any] = {"read": object.__getattribute__, "P": PLAIN}
+        main, watch = accepts.main, accepts.watch
+        of_call = [*self._main(main, device_type), *self._dtypes(accepts), *self._arguments(call, main)]
+        self._of_module = [*self._place(original, target, accepts), *self._module(watch)]
+        self._terms = [*of_call, *self._of_module, *self._surroundings(watch, main, device_type)]
+        self.holds: Holds = self._compiled(self._terms)
+
+    def why_not(self, args: Sequence[Any]) -> str:
+        """The first comparison that fails, in words; ``""`` if none does."""
+        return next((term.says for term in self._terms if not self._compiled([term])(args)), "")
+
+    def why_never(self, module: Any) -> str:
+        """The first that fails for *module*, whatever it is called with; ``""`` if none does."""
+        return next((term.says for term in self._of_module if not self._compiled([term])([module])), "")
+
+    def _compiled(self, terms: Sequence[_Term]) -> Holds:
+        test = " and ".join(term.code for term in terms) or "True"
+        body = f"def holds(a):\n    try:\n        return {test}\n    except GONE:\n        return False\n"
+        names = {**self._names, "GONE": (AttributeError, KeyError, IndexError, TypeError)}
+        exec(compile(body, "<guard of a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name
+        holds: Holds = names["holds"]
+        return holds
+
+    def _constant(self, value: Any) -> str:
+        name = f"k{len(self._names)}"
+        self._names[name] = value
+        return name
+
+    def _main(self, main: int, device_type: str) -> Iterator[_Term]:
+        x = f"a[{main}]"
+        on = f"{x}.{_OWN_TYPES[device_type]}" if device_type in _OWN_TYPES else f"{x}.device.type == {device_type!r}"
+        yield _Term(f"type({x}) in P", "the main input is no plain tensor")
+        yield _Term(on, f"the main input is not on {device_type}")
+
+    def _place(self, original: Callable[..., Any], target: Target, accepts: Accepts) -> Iterator[_Term]:
+        if target.function is None:
+            code = f"a[0].__class__.{target.method} is {self._constant(original)}"
+        elif accepts.space is None:
+            return
+        else:
+            code = f"{self._constant(accepts.space.held)}[{target.function!r}] is {self._constant(original)}"
+        yield _Term(code, f"{target} is no longer the one that was replaced")
+
+    def _dtypes(self, accepts: Accepts) -> Iterator[_Term]:
+        dtypes = accepts.dtypes
+        known = ", ".join(" and ".join(str(each).removeprefix("torch.") for each in row) for row in dtypes)
+        tensors = [f"a[{each}]" if isinstance(each, int) else f"a[0].{each}" for each in accepts.typed]
+        if len(tensors) == 1:
+            code = f"{tensors[0]}.dtype in {self._constant(tuple(row[0] for row in dtypes))}"
+        else:
+            pair = ", ".join(f"{each}.dtype" for each in tensors)
+            code = f"({pair}) in {self._constant(tuple(dtypes))}"
+        yield _Term(code, f"it has a dtype in which the kernel was not checked here (checked: {known})")
+
+    def _arguments(self, call: Call, main: int) -> Iterator[_Term]:
+        for number, kinds in enumerate(call.kinds):
+            which = f"argument {number}" if number < call.count else call.names[number - call.count]
+            if number != main and (code := self._is_of(f"a[{number}]", kinds)):
+                yield _Term(code, f"{which} is something that was not tried")
+        for number, ranks in enumerate(call.ranks):
+            if ranks:
+                sizes = " or ".join(map(str, sorted(ranks)))
+                code = f"a[{number}].dim() in {tuple(sorted(ranks))}"
+                if any(kind is not Tensor for kind in call.kinds[number]):
+                    code = f"(type(a[{number}]) not in P or {code})"
+                yield _Term(code, f"argument {number} has not {sizes} dimensions, with which it was tried")
+
+    def _is_of(self, argument: str, kinds: frozenset[Any]) -> str:
+        parts = [f"type({argument}) in P"] if Tensor in kinds else []
+        values = [kind[1] for kind in kinds if isinstance(kind, tuple)]
+        parts += [f"{argument} is {value!r}" for value in values if value is None or isinstance(value, bool)]
+        if rest := tuple(value for value in values if value is not None and not isinstance(value, bool)):
+            parts.append(f"{argument} in {self._constant(rest)}")
+        if types := tuple(kind for kind in kinds if isinstance(kind, type) and kind is not Tensor):
+            parts.append(f"type({argument}) in {self._constant(types)}")
+        return f"({' or '.join(parts)})" if len(parts) > 1 else "".join(parts)
+
+    def _module(self, watch: Watch) -> Iterator[_Term]:
+        says = iter(watch.described())
+        for route, cls in watch.bare:
+            hooks = " or ".join(f"c.{name}" for name in _HOOKS)
+            held = self._constant(cls)
+            test = "(c := {}).__class__ is %s and not (%s or 'forward' in c.__dict__)" % (held, hooks)
+            yield _Term(_each(route, test), _unlike(next(says)))
+        for route, value in watch.equal:
+            yield _Term(_each(route, self._equals(value)), _unlike(next(says)))
+        for route, one in watch.same:
+            yield _Term(_each(route, f"{{}} is {self._constant(one.held)}"), _unlike(next(says)))
+        for (route,) in watch.missing:
+            yield _Term(_each(route[:-1], _lacks(route[-1])), _unlike(next(says)))
+        for route, name, function in watch.methods:
+            test = f"(c := {{}}).__class__.{name} is {self._constant(function.held)} and {name!r} not in c.__dict__"
+            yield _Term(_each(route, test), _unlike(next(says)))
+        for space, name, looked in watch.spaces:
+            names, key = self._constant(space.held), self._constant(name)
+            test = self._equals(looked) if isinstance(looked, Frozen) else f"{{}} is {self._constant(looked.held)}"
+            absent = isinstance(looked, ById) and looked.held is MISSING
+            yield _Term(f"{key} not in {names}" if absent else test.format(f"{names}[{key}]"), _unlike(next(says)))
+
+    def _equals(self, value: Frozen) -> str:
+        if value.value is None or value.kind is bool:
+            return f"{{}} is {value.value!r}"
+        return f"{{}} == {self._constant(value.thawed())}"
+
+    def _surroundings(self, watch: Watch, main: int, device_type: str) -> Iterator[_Term]:
+        if watch.nonempty:
+            yield _Term(f"a[{main}].numel() != 0", "the main input is empty")
+        if watch.contiguous:
+            yield _Term(f"a[{main}].is_contiguous()", "the main input is not contiguous")
+        if watch.no_grad:
+            yield _Term(f"not {self._constant(torch.is_grad_enabled)}()", "gradients are on, and the kernel has none")
+        if watch.bare:
+            hooks = " or ".join(self._constant(each) for each in _EVERYBODYS_HOOKS)
+            yield _Term(f"not ({hooks})", "there are hooks on all modules, which a fused child would not call")
+        if watch.no_autocast:
+            yield _Term(f"not {self._constant(torch.is_autocast_enabled)}({device_type!r})", "autocast is on")
+
+
+def _unlike(expected: str) -> str:
+    return f"no longer as it was: {expected}"
+
+
+def _each(route: Route, test: str) -> str:
+    """*test*, with a place for what it is about, of what is at *route*; of every item where that leads through a list."""
+    before = list(itertools.takewhile(lambda step: step.name != "*", route))
+    if len(before) == len(route):
+        return f"({test.format(_path('a[0]', route))})" if ":=" in test else test.format(_path("a[0]", route))
+    count, rest = route[len(before)].store, route[len(before) + 1 :]
+    items = f"[*{_path('a[0]', before)}._modules.values()][:{count}]"
+    return f"all([{test.format(_path('e', rest))} for e in {items}])"
+
+
+def _path(root: str, route: Sequence[Any]) -> str:
+    """The expression for what is at *route* below *root*, by way of no ``__getattr__``."""
+    for name, store in route:
+        if store == "plain":
+            root = f"{root}.{name}"
+        elif store == "object":
+            root = f"read({root}, {name!r})"
+        else:
+            root = f"{root}.{store}[{name!r}]"
+    return root
+
+
+def _lacks(step: Any) -> str:
+    stores = ("__dict__",) if step.store == "object" else ("__dict__", "_modules", "_parameters", "_buffers")
+    first, *others = (f"{step.name!r} not in c.{store}" for store in stores)
+    return " and ".join([first.replace("c.", "(c := {}).", 1), *others])
+
+

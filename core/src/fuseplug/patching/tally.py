@@ -1,0 +1,68 @@
+"""How often a replacement was called, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+@dataclass
+class Count:
+    """Calls of one site.
+
+    Attributes:
+        fused: Those that the kernel computed.
+        original: Those that the original did.
+    """
+
+    fused: int = 0
+    original: int = 0
+
+
+Listener = Callable[[Count, str], None]
+"""``heard(count, why)``: told of every call that goes to an original, by where it is counted."""
+
+_listeners: list[Listener] = []
+
+
+@dataclass
+class Tally:
+    """The calls of one replacement, by the module on which it is; together for those of a function.
+
+    A module is known by its id: to hold it would keep it alive, and to ask for its hash may run its code.
+    """
+
+    counts: dict[int, Count] = field(default_factory=dict)
+
+    def fused(self, module: Any) -> None:
+        """Count a call that the kernel computes."""
+        try:
+            self.counts[id(module)].fused += 1
+        except KeyError:
+            self.of(module).fused += 1
+
+    def original(self, module: Any, why: Callable[[], str]) -> None:
+        """Count a call that the original computes, and tell whoever listens why."""
+        count = self.of(module)
+        count.original += 1
+        for heard in _listeners:
+            heard(count, why())
+
+    def of(self, module: Any) -> Count:
+        """The calls on *module*."""
+        return self.counts.setdefault(id(module), Count())
+
+    def forget(self, module: Any) -> None:
+        """Begin again for *module*: another one may have had its id."""
+        self.counts.pop(id(module), None)
+
+
+@contextlib.contextmanager
+def listening(heard: Listener) -> Iterator[None]:
+    """Have *heard* told of the calls inside."""
+    _listeners.append(heard)
+    try:
+        yield
+    finally:
+        _listeners.remove(heard)

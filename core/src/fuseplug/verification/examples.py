@@ -1,0 +1,29 @@
+"""The examples of a proposal: always the same ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..words import Example, Proposal, Rejection
+
+SEMANTICS_SIZE = 64
+"""Elements wanted in the examples that tell variants apart: as few as the package can do with."""
+
+
+def example_of(proposal: Proposal, mix: Any, size: int, number: int = 0) -> Example:
+    """The example of *proposal* for one mix and size: always the same one, and another for each *number*.
+
+    Raises:
+        TypeError: If what the proposal gives is not one.
+    """
+    example = proposal.example(mix, size, torch.Generator().manual_seed(size + number))
+    if not (isinstance(example, Example) and example.args and isinstance(example.args[0], torch.Tensor)):
+        raise TypeError(f"example() must give an Example whose first argument is a tensor; it gave {example!r:.80}")
+    return example
+
+
+def raised(doing: str, error: Exception) -> Rejection:
+    """What a kernel's code raised while Fuseplug was *doing* something with it."""
+    return Rejection(f"{type(error).__name__} while {doing}: {error}", kind="error")

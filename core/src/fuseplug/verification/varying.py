@@ -1,0 +1,179 @@
+"""The examples of a proposal, varied: what else a call may be, and what else a module may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..reading import Path
+from ..words import Example
+from .outcome import Handing
+
+Kind = Literal["rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number", "tensor"]
+
+_LONG = 130
+"""Longer than what examples have, and of no round number."""
+
+_LONGEST = 4096
+"""A length that the code names is tried up to here."""
+
+_LARGEST = 1e30
+_MOST_NUMBERS = 6
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One example more.
+
+    Attributes:
+        kind: What is varied.
+        label: How, for a person.
+        example: The example.
+        handing: How its tensors lie in memory.
+        autocast: Whether it is run under autocast.
+        rank: The number of dimensions of its arguments, where that is what is varied.
+    """
+
+    kind: Kind
+    label: str
+    example: Example
+    handing: Handing = Handing()
+    autocast: bool = False
+    rank: int = 0
+
+
+def variations(
+    example: Example, *, sizes: Iterable[int], numbers: Iterable[float], clamps: bool
+) -> Iterator[Variation]:
+    """Other calls than *example*.
+
+    Args:
+        example: What is varied.
+        sizes: Lengths that the code names.
+        numbers: Numbers that are written in it.
+        clamps: Whether it treats some magnitudes otherwise than others, as far as can be read.
+    """
+    yield from _ranks(example)
+    yield from _lengths(example, sizes)
+    yield from _magnitudes(example, numbers if clamps else (), clamps)
+    yield Variation("layout", "transposed in memory", example, Handing(arguments=transposed))
+    yield Variation("autocast", "under autocast", example, autocast=True)
+
+
+def with_number(example: Example, path: Path, value: float) -> Example | None:
+    """*example* with another number for that at *path* of the module; ``None`` if it cannot be given one."""
+    if len(path) != 1 or path[0] in example.attributes or isinstance(value, bool):
+        return None
+    other = value + 1 if isinstance(value, int) else 0.7 * value + 0.11
+    return replace(example, attributes={**example.attributes, path[0]: other})
+
+
+def with_tensor(example: Example, path: Path, held: Tensor) -> Example | None:
+    """*example* with other values for the tensor at *path* of the module; ``None`` if it cannot be given any."""
+    if len(path) != 1:
+        return None
+    value = example.parameters.get(path[0], held)
+    if value.is_meta:
+        return None
+    if value.is_floating_point():
+        noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float32, device="cpu")
+        other = (value.detach().cpu().float() + 0.5 + noise).to(value.dtype)
+    else:
+        other = ~value if value.dtype is torch.bool else value + 1
+    return replace(example, parameters={**example.parameters, path[0]: other})
+
+
+def main_argument(example: Example) -> int:
+    """Which positional argument is the main input: the first tensor of floating-point numbers, or else the first."""
+    tensors = [i for i, value in enumerate(example.args) if isinstance(value, Tensor)]
+    floating = [i for i in tensors if example.args[i].is_floating_point() or example.args[i].is_complex()]
+    return next(iter(floating or tensors))
+
+
+def transposed(value: Tensor) -> Tensor:
+    """The same numbers with two leading dimensions, or all there are, the other way round in memory."""
+    if value.dim() < 2:
+        return value.clone()
+    first = value.dim() - 3 if value.dim() > 2 else 0
+    return value.transpose(first, first + 1).clone(memory_format=torch.contiguous_format).transpose(first, first + 1)
+
+
+def _ranks(example: Example) -> Iterator[Variation]:
+    """One to five dimensions, where all arguments have the same shape, or there is just one."""
+    tensors = _tensors(example)
+    if len({each.shape for each in tensors}) > 1 or tensors[0].dim() < 2:
+        return
+    for lead in ((), (3,), (2, 3), (2, 2, 3), (2, 1, 2, 3)):
+        rows = torch.Size(lead).numel()
+
+        def shaped(value: Tensor, lead: tuple[int, ...] = lead, rows: int = rows) -> Tensor:
+            flat = value.reshape(-1, value.shape[-1])
+            return flat.repeat(-(-rows // len(flat)), 1)[:rows].reshape(*lead, value.shape[-1])
+
+        rank = len(lead) + 1
+        yield Variation("rank", f"{rank} dimensions", _changed(example, shaped), rank=rank)
+
+
+def _lengths(example: Example, sizes: Iterable[int]) -> Iterator[Variation]:
+    """Each leading dimension of the main input with one element, many, and none; and around what the code names."""
+    main = example.args[main_argument(example)]
+    named = sorted({size + d for size in sizes for d in (0, 1) if 0 < size + d <= _LONGEST})
+    for dim in range(main.dim() - 1):
+        for length in dict.fromkeys((1, _LONG, *named, 0)):
+            resized = _resizing(main.shape[dim], length)
+            kind: Kind = "length" if length else "empty"
+            yield Variation(kind, f"{length} in dimension {dim}", _changed(example, resized))
+
+
+def _resizing(extent: int, length: int) -> Callable[[Tensor], Tensor]:
+    def resized(value: Tensor) -> Tensor:
+        leading = value.dim() - 1 if value.dim() > 1 else 1
+        for dim in range(leading):
+            if value.shape[dim] == extent:
+                times = [1] * value.dim()
+                times[dim] = -(-length // max(1, extent))
+                value = value.repeat(*times).narrow(dim, 0, length)
+        return value
+
+    return resized
+
+
+def _magnitudes(example: Example, numbers: Iterable[float], clamps: bool) -> Iterator[Variation]:
+    main = example.args[main_argument(example)]
+    if not main.is_floating_point():
+        return
+    named = sorted({abs(number) for number in numbers if 1 < abs(number) < _LARGEST}, reverse=True)[:_MOST_NUMBERS]
+    for factor in dict.fromkeys((1e4, 1e-4, *(4 * number for number in named))):
+        yield Variation("magnitude", f"of magnitude {factor:.3g}", _scaled(example, factor))
+    for special in (torch.inf, -torch.inf, torch.nan) if clamps else ():
+        yield Variation("magnitude", f"with {special} in it", _with(example, special))
+
+
+def _scaled(example: Example, factor: float) -> Example:
+    at = main_argument(example)
+    return replace(example, args=[value * factor if i == at else value for i, value in enumerate(example.args)])
+
+
+def _with(example: Example, special: float) -> Example:
+    at = main_argument(example)
+    main = example.args[at].clone()
+    main[(0,) * main.dim()] = special
+    return replace(example, args=[main if i == at else value for i, value in enumerate(example.args)])
+
+
+def _tensors(example: Example) -> list[Tensor]:
+    return [v for v in pytree.tree_leaves((tuple(example.args), dict(example.kwargs))) if isinstance(v, Tensor)]
+
+
+def _changed(example: Example, change: Callable[[Tensor], Tensor]) -> Example:
+    def changed(value: Any) -> Any:
+        return change(value) if isinstance(value, Tensor) else value
+
+    args: list[Any] = pytree.tree_map(changed, list(example.args))
+    kwargs: Mapping[str, Any] = pytree.tree_map(changed, dict(example.kwargs))
+    return replace(example, args=args, kwargs=kwargs)

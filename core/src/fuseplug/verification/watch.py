@@ -1,0 +1,208 @@
+"""What must be as it was for a fused kernel to stand for the original: data, from which the guard of a call is made."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+Kind = Hashable
+"""What an argument was in an example: ``Tensor`` or another type, or the very value of a flag, a number or ``None``."""
+
+Extra = Literal["drop", "pass", "original"]
+"""What becomes of keyword arguments that the original has no parameters for: it ignores them; or it hands them on, and
+so does the fused code; or such calls are the original's."""
+
+BY_VALUE = (type(None), bool, int, str)
+"""Arguments of these types choose among things to do, so each value counts by itself."""
+
+
+SCALARS = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(Ellipsis)}
+)
+MOST_ITEMS = 16
+
+
+class Frozen(NamedTuple):
+    """A value that can be compared and hashed in place of a container that may change."""
+
+    kind: type
+    value: Hashable
+
+    def thawed(self) -> Any:
+        """The value as it was found."""
+        if self.kind is dict:
+            return dict(self.value)  # type: ignore[call-overload]
+        return self.kind(self.value) if self.kind in (list, tuple, set, frozenset) else self.value  # type: ignore[call-arg]
+
+
+def freeze(value: Any) -> Frozen | None:
+    """*value* as `Frozen`; ``None`` if it is neither a scalar nor a short container of scalars."""
+    kind = type(value)
+    if kind in SCALARS or isinstance(value, enum.Enum):
+        return None if value != value else Frozen(kind, value)
+    items = list(value.items() if kind is dict else value) if kind in (list, tuple, set, frozenset, dict) else None
+    if items is None or len(items) > MOST_ITEMS:
+        return None
+    parts = [part for item in items for part in (item if kind is dict else (item,))]
+    if not all(type(part) in SCALARS for part in parts):
+        return None
+    return Frozen(kind, frozenset(items) if kind in (set, frozenset) else tuple(items))
+
+
+class ById:
+    """An object that is equal to itself alone, so that what holds it can be compared and hashed."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ById) and other.held is self.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
+class Step(NamedTuple):
+    """One step down from a module, or from an object below one.
+
+    Attributes:
+        name: Of the attribute; ``"*"`` for each item of a list of modules.
+        store: Where it is: ``"_modules"``, ``"_parameters"`` or ``"_buffers"`` of a module; ``"plain"`` for its other
+            attributes; ``"object"`` for those of what is no module; or how many items of a list count.
+    """
+
+    name: str
+    store: str | int
+
+
+Route = tuple[Step, ...]
+
+
+class Bare(NamedTuple):
+    """A child that the original calls and the fused code does not: it has no hook and no forward of its own."""
+
+    route: Route
+    cls: type
+
+
+class Equal(NamedTuple):
+    """A number, a flag, a string, ``None``, or a short container of such: it is still equal."""
+
+    route: Route
+    value: Frozen
+
+
+class Same(NamedTuple):
+    """Any other object: it is still the same one."""
+
+    route: Route
+    value: ById
+
+
+class Missing(NamedTuple):
+    """An attribute that was asked for and was not there."""
+
+    route: Route
+
+
+class Method(NamedTuple):
+    """A method of what is at *route*: still that of its class, and still that function."""
+
+    route: Route
+    name: str
+    function: ById
+
+
+class Global(NamedTuple):
+    """What a name means in the Python module whose names *space* holds."""
+
+    space: ById
+    name: str
+    value: ById | Frozen
+
+
+@dataclass(frozen=True)
+class Call:
+    """One way of calling that was verified.
+
+    Attributes:
+        count: How many arguments are given by position, the module counted.
+        names: Those given by name.
+        kinds: What each of these was, in order; empty for the module.
+        ranks: The numbers of dimensions that each had; empty where they make no difference.
+    """
+
+    count: int
+    names: tuple[str, ...]
+    kinds: tuple[frozenset[Kind], ...]
+    ranks: tuple[frozenset[int], ...]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Everything that is compared at each call.
+
+    Attributes:
+        bare: Children that are no longer called.
+        equal: What was read below the module, by value.
+        same: What was read there, by identity.
+        missing: What was asked for there and not found.
+        methods: Methods that are called.
+        spaces: What was looked up elsewhere.
+        nonempty: Whether the main input must have elements.
+        contiguous: Whether it must lie in memory without gaps and in order.
+        no_autocast: Whether autocast must be off.
+        no_grad: Whether gradients must be off.
+    """
+
+    bare: tuple[Bare, ...] = ()
+    equal: tuple[Equal, ...] = ()
+    same: tuple[Same, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    methods: tuple[Method, ...] = ()
+    spaces: tuple[Global, ...] = ()
+    nonempty: bool = False
+    contiguous: bool = False
+    no_autocast: bool = False
+    no_grad: bool = False
+
+    def __bool__(self) -> bool:
+        return self != Watch()
+
+    def described(self) -> list[str]:
+        """Each thing that is watched, for a person."""
+        found = [f"{_dotted(route)} is a plain {cls.__name__}, without hooks" for route, cls in self.bare]
+        found += [f"{_dotted(route)} is {value.value!r:.60}" for route, value in self.equal]
+        found += [f"{_dotted(route)} is {_shown(value.held)}" for route, value in self.same]
+        found += [f"there is no {_dotted(route)}" for (route,) in self.missing]
+        found += [f"{name} is {_shown(function.held)}" for _, name, function in self.methods]
+        found += [
+            f"{name} is {_shown(value.held) if isinstance(value, ById) else repr(value.value)[:60]}"
+            for _, name, value in self.spaces
+        ]
+        found += ["the input has elements"] if self.nonempty else []
+        found += ["the input is contiguous"] if self.contiguous else []
+        found += ["autocast is off"] if self.no_autocast else []
+        found += ["gradients are off"] if self.no_grad else []
+        return found
+
+
+def _dotted(route: Route) -> str:
+    return ".".join(step.name for step in route)
+
+
+def _shown(held: Any) -> str:
+    return str(getattr(held, "__qualname__", None) or f"the {type(held).__name__} that it was")[:60]
+
+
+def kind_of(value: Any) -> Kind:
+    """What *value*, an argument, is to the guard."""
+    if isinstance(value, torch.Tensor):
+        return torch.Tensor
+    return (type(value), value) if isinstance(value, BY_VALUE) else type(value)

@@ -1,0 +1,174 @@
+"""From what an original reads to what must be watched, and to what cannot be."""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..reading import MISSING, Path, Reading, attribute
+from .watch import Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Watch, freeze
+
+_STATE = (dict, list, set, bytearray)
+_BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+
+
+@dataclass(frozen=True)
+class Dependence:
+    """What an original depends on that the fused code does not see for itself.
+
+    Attributes:
+        watch: What can be compared at each call.
+        tensors: Tensors, which cannot: names below the module.
+        numbers: Numbers that the adapter says it reads, with their values.
+        unseen: What could change without being seen, for a person.
+    """
+
+    watch: Watch
+    tensors: tuple[Path, ...]
+    numbers: Mapping[Path, Any]
+    unseen: tuple[str, ...]
+
+
+def dependence(reading: Reading, module: nn.Module | None, reads: Collection[str], called: Collection[Path]) -> Dependence:
+    """Sort what was read.
+
+    Args:
+        reading: Of the original.
+        module: The module whose method it is; ``None`` for a function.
+        reads: What the adapter says that it reads: names with dots.
+        called: Paths of the children that the fused code calls: what these depend on is theirs.
+    """
+    watch, tensors, numbers, unseen = Watch(), [], {}, []
+    if module is not None:
+        for path, value in reading.reads.items():
+            if not path or _below(path, called) or path[-1] == "training":
+                continue
+            declared = _declared(path, reads)
+            if type(value) in (int, float) and declared:
+                numbers[path] = value
+            if declared:
+                continue
+            found = _term(reading, module, path, value)
+            if isinstance(found, Watch):
+                watch = _joined(watch, found)
+            elif found == "tensor":
+                tensors.append(path)
+            elif found:
+                unseen.append(f"{'.'.join(path)}, {found}")
+        for (path, name), function in reading.methods.items():
+            if not (_below(path, called) or _declared((*path, name), reads)) and _is_watched(function):
+                route = _route(module, path)
+                if route is not None:
+                    watch = _joined(watch, Watch(methods=(Method(route, name, ById(function)),)))
+    for space in _looked_up(reading):
+        if isinstance(space, str):
+            unseen.append(space)
+        else:
+            watch = _joined(watch, Watch(spaces=(space,)))
+    return Dependence(watch, tuple(tensors), numbers, tuple(unseen))
+
+
+def _below(path: Path, above: Collection[Path]) -> bool:
+    return any(path[:count] in above for count in range(1, len(path) + 1))
+
+
+def _declared(path: Path, reads: Collection[str]) -> bool:
+    return ".".join(path) in reads
+
+
+def _term(reading: Reading, module: nn.Module, path: Path, value: Any) -> Watch | str:
+    """What to watch of *value* at *path*; ``"tensor"``; or what it is, if nothing can be."""
+    route = _route(module, path)
+    if route is None:
+        return ""  # Reached through an object whose own place is watched.
+    if value is MISSING:
+        return Watch(missing=(Missing(route),))
+    if isinstance(value, nn.Module):
+        return Watch(bare=(Bare(route, type(value)),)) if path in reading.calls else Watch()
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if (frozen := freeze(value)) is not None:
+        return Watch(equal=(Equal(route, frozen),))
+    if isinstance(value, _BY_IDENTITY):
+        # Methods of a class are found by `Reading.methods`; what hangs on the instance is here.
+        return Watch(same=(Same(route, ById(value)),)) if _is_own(module, path) else Watch()
+    if any(len(other) > len(path) and other[: len(path)] == path for other in reading.reads):
+        return Watch()  # What is read from it is listed by itself.
+    if isinstance(value, _STATE):
+        return f"a {type(value).__name__} that may change"
+    return Watch(same=(Same(route, ById(value)),)) if _is_own(module, path) else Watch()
+
+
+def _is_own(module: nn.Module, path: Path) -> bool:
+    """Whether the last name of *path* hangs on the instance there, and not on its class."""
+    owner: Any = module
+    for name in path[:-1]:
+        owner = next(iter(owner._modules.values()), None) if name == "*" else attribute(owner, name)
+    return path[-1] in getattr(owner, "__dict__", {}) or (isinstance(owner, nn.Module) and path[-1] in owner._modules)
+
+
+def _route(module: nn.Module, path: Path) -> Route | None:
+    """The steps to *path*; ``None`` if one of them leads through what has no attributes."""
+    owner: Any = module
+    steps: list[Step] = []
+    for number, name in enumerate(path):
+        if name == "*":
+            items = [*owner._modules.values()]
+            alike = [each for each in items if type(each) is type(items[0])] if items else []
+            steps.append(Step("*", len(alike)))
+            owner = items[0] if items else None
+            continue
+        if isinstance(owner, nn.Module):
+            stores = ("_modules", "_parameters", "_buffers")
+            steps.append(Step(name, next((store for store in stores if name in getattr(owner, store)), "plain")))
+        elif owner is None or isinstance(owner, torch.Tensor) or owner is MISSING:
+            return None
+        else:
+            steps.append(Step(name, "object"))
+        owner = attribute(owner, name)
+        if owner is MISSING and number < len(path) - 1:
+            return None
+    return tuple(steps)
+
+
+def _looked_up(reading: Reading) -> Iterator[Global | str]:
+    """What was looked up in Python modules; or, of what may change unseen, what it is."""
+    indexed = {id(looked.space) for looked in reading.globals}
+    for looked in reading.globals:
+        name, value = looked.name, looked.value
+        if id(value) in indexed:
+            continue  # What is found in it is listed by itself.
+        if _is_torchs(looked.space.get("__name__")) or isinstance(value, types.ModuleType | logging.Logger):
+            continue
+        if isinstance(value, _BY_IDENTITY):
+            if _is_watched(value):
+                yield Global(ById(looked.space), name, ById(value))
+        elif (frozen := freeze(value)) is not None:
+            yield Global(ById(looked.space), name, frozen)
+        elif isinstance(value, _STATE):
+            yield f"the global {name}, a {type(value).__name__} that may change"
+        elif isinstance(value, torch.Tensor):
+            yield f"the global {name}, a tensor"
+        else:
+            yield Global(ById(looked.space), name, ById(value))
+
+
+def _is_watched(value: Any) -> bool:
+    """Whether somebody may well put another function or class in the place of *value*: of torch's and Python's, nobody."""
+    return not (_is_torchs(getattr(value, "__module__", "")) or getattr(value, "__module__", "") == "builtins")
+
+
+def _is_torchs(name: Any) -> bool:
+    return str(name or "").partition(".")[0] == "torch"
+
+
+def _joined(one: Watch, other: Watch) -> Watch:
+    parts = ("bare", "equal", "same", "missing", "methods", "spaces")
+    return replace(one, **{part: (*getattr(one, part), *getattr(other, part)) for part in parts})
+
