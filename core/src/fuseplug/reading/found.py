@@ -57,7 +57,7 @@ class Looked:
         value: What it is now, or `MISSING`.
     """
 
-    space: Mapping[str, Any]
+    space: Mapping[str, Any] = field(repr=False)
     name: str
     value: Any
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import __future__
 import ast
+import dis
 import functools
 import inspect
 import linecache
@@ -15,6 +16,14 @@ from typing import Any, TypeAlias
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 _FUTURE = functools.reduce(int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
+# How a method is called depends on whether the module imports the name in front of the dot; how far a jump goes, on that.
+_CALLING = {0} | {
+    number
+    for name, number in dis.opmap.items()
+    if name in ("CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
+    or name.startswith("CALL")
+}
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 # Equal code comes from equal source. A tree says nothing of its code, so the code can go.
 _trees: weakref.WeakKeyDictionary[types.CodeType, Function] = weakref.WeakKeyDictionary()
 
@@ -126,7 +135,7 @@ def _no_defaults(given: ast.arguments) -> ast.arguments:
 
 
 def _alike(one: types.CodeType, other: types.CodeType) -> bool:
-    told = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
+    told = ("co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
     if any(getattr(one, name) != getattr(other, name) for name in told) or len(one.co_consts) != len(other.co_consts):
         return False
     for mine, theirs in zip(one.co_consts, other.co_consts, strict=True):
@@ -135,7 +144,13 @@ def _alike(one: types.CodeType, other: types.CodeType) -> bool:
                 return False
         elif type(mine) is not type(theirs) or (mine != theirs and repr(mine) != repr(theirs)):
             return False
-    return True
+    return _operations(one) == _operations(other)
+
+
+def _operations(code: types.CodeType) -> list[tuple[int, int]]:
+    """What *code* does, step by step, less how it calls: that depends on what its module imports."""
+    steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
+    return [(step, 0 if step in _JUMPS else argument) for step, argument in steps if step not in _CALLING]
 
 
 def nested(code: types.CodeType) -> list[types.CodeType]:
