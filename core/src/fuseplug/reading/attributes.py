@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import sys
 import types
 from collections.abc import Iterable, Mapping
@@ -14,7 +16,7 @@ from .arguments import Arguments
 from .found import MISSING
 from .libraries import is_library, is_readable
 from .lookup import answers_itself, attribute, in_class, namespace
-from .tables import OF_TENSOR, SHAPE
+from .tables import OF_TENSOR, SHAPE, TENSORS
 from .values import NEVER, NOTHING, Value, either, known, part_of
 
 if TYPE_CHECKING:
@@ -70,12 +72,12 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
 def _unknown(v: Value, name: str) -> Value:
     """An attribute, or a method, of what may be a tensor."""
     kinds = v.kinds
-    if name in SHAPE:
-        kinds = frozenset({"shape"}) if kinds or v.known else kinds
-    elif name in OF_TENSOR:
-        kinds = frozenset({OF_TENSOR[name]})
-    elif isinstance(v.object, Tensor):
+    if isinstance(v.object, Tensor):
         kinds = frozenset({"param"})
+    if name in SHAPE:
+        kinds = frozenset({"shape"}) if kinds & TENSORS else kinds
+    elif name in OF_TENSOR:
+        kinds = frozenset({OF_TENSOR[name]}) if kinds & TENSORS else kinds
     return Value(kinds, owned=v.owned, given=v.given, receiver=v, name=name)
 
 
@@ -122,7 +124,7 @@ def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
         if answers_itself(owner):
             reader.unread(owner, f"{name} of a {type(owner).__name__}: what it is, is told by code of its own{_at(where)}", None)
         return replace(NEVER, kinds=frozenset({"presence"}), name="never", _key=[]) if v.path is None else _absent(v, name)
-    if isinstance(found, _OF_C):
+    if isinstance(found, _OF_C) or _is_cached(found) or isinstance(owner, logging.Logger):
         return Value(v.kinds, object=found, owned=v.owned, given=v.given, receiver=v, name=name)
     if name not in namespace(owner) and in_class(type(found), "__get__") is not MISSING and not isinstance(found, type):
         if not isinstance(found, types.MemberDescriptorType):
@@ -139,6 +141,11 @@ def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
         else:
             reader.looked(vars(owner if isinstance(owner, type) else type(owner)), name, found, owner)
     return Value(kinds, object=found, owned=v.owned, given=v.given, name=name)
+
+
+def _is_cached(thing: Any) -> bool:
+    """Whether ``functools`` remembers what *thing* gives."""
+    return isinstance(thing, functools._lru_cache_wrapper)
 
 
 def _absent(v: Value, name: str) -> Value:

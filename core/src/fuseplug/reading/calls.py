@@ -18,7 +18,7 @@ from .expressions import Expressions, Local
 from .found import MISSING
 from .known import BUILTINS
 from .libraries import is_library, is_readable, only_computes, wrapped_by
-from .library import call_library
+from .library import call_library, is_log
 from .lookup import in_class
 from .reaching import is_wrapped
 from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed
@@ -175,8 +175,13 @@ class Calls(Expressions):
 
     def _other(self, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
         """Something that is neither a function of Python nor a module nor a class."""
-        inner = getattr(thing, "__wrapped__", None) if type(thing).__module__ == "functools" else None
-        if isinstance(inner, types.FunctionType):
+        if isinstance(thing, functools._lru_cache_wrapper):
+            inner: Any = thing.__wrapped__
+            if is_log(f.receiver, thing, f.name):
+                return known(None)
+            # What is remembered depends on the arguments alone; where they are the same always, so is what it gives.
+            if not kinds_of(given.all) and f.receiver is None:
+                return NOTHING
             return self._function(node, replace(f, object=inner, _key=[]), inner, given)
         function = in_class(type(thing), "__call__")
         if not isinstance(thing, types.BuiltinFunctionType) and is_readable(function):

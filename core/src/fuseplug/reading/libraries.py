@@ -7,7 +7,6 @@ import types
 from typing import Any
 
 from .found import MISSING
-from .lookup import in_class
 
 _COMPUTING = frozenset({"torch", "torch_npu", "numpy", "einops", "triton"})
 _PURE = frozenset({
@@ -34,8 +33,7 @@ def home(thing: Any) -> str:
     if isinstance(thing, types.ModuleType):
         return thing.__name__
     cls = thing if isinstance(thing, type) else type(thing)
-    found = in_class(cls, "__module__")
-    return found if isinstance(found, str) else ""
+    return str(type.__dict__["__module__"].__get__(cls))
 
 
 def is_library(thing: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +31,7 @@ def call_library(walk: Calls, node: Any, f: Value, thing: Any, given: Arguments)
     """What a call gives of a function, class or method that is not read, or of what is not known but by name."""
     name = _name(f, thing)
     receiver = f.receiver
-    if _is_log(receiver, thing, name):
+    if is_log(receiver, thing, name):
         return known(None)
     if not _is_known(walk, node, f, thing, name):
         walk.escapes(node, given)
@@ -49,7 +49,8 @@ def _name(f: Value, thing: Any) -> str:
     return own or f.name or str(getattr(thing, "__name__", ""))
 
 
-def _is_log(receiver: Value | None, thing: Any, name: str) -> bool:
+def is_log(receiver: Value | None, thing: Any, name: str) -> bool:
+    """Say whether a call only logs."""
     logger = receiver is not None and isinstance(receiver.object, logging.Logger | logging.LoggerAdapter)
     return (logger and (name in LOGS or name.endswith("_once"))) or (home(thing) in ("warnings", "_warnings", "logging") and name in LOGS)
 
@@ -62,17 +63,14 @@ def _is_known(walk: Calls, node: Any, f: Value, thing: Any, name: str) -> bool:
         python = any(hasattr(each, name) for each in _PYTHON) or name in READS
         if receiver is None or tensor or (python and not (receiver.given and name in MUTATES)) or name in OF_TENSOR:
             return True
-        if receiver.made is not None and is_library(receiver.made):
-            return True
+        if not receiver.given and not receiver.foreign:
+            return receiver.made is None or is_library(receiver.made) or _is_unread(walk, node, name)
         if receiver.given and name in MUTATES:
             walk.note(walk.reader.found.effects, node)
         walk.unread(node, f"what is called {name} is not known")
         return False
     if isinstance(thing, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
-        if str(thing).split(".")[0].split("::")[0] in ("aten", "prims", "prim"):
-            return True
-        walk.unread(node, f"{thing} is an operation of another library")
-        return False
+        return True
     owner = receiver.object if receiver is not None and receiver.known else thing
     if not is_library(owner if receiver is not None and not isinstance(thing, types.FunctionType) else thing):
         walk.unread(node, f"{home(thing) or type(thing).__name__}.{name} cannot be read")
@@ -81,6 +79,24 @@ def _is_known(walk: Calls, node: Any, f: Value, thing: Any, name: str) -> bool:
         walk.unread(node, f"{home(thing)}.{name} does more than compute")
         return False
     return True
+
+
+def _is_unread(walk: Calls, node: Any, name: str) -> bool:
+    walk.unread(node, f"what is called {name} is not known")
+    return False
+
+
+def _writes(thing: Any, given: Arguments) -> Iterator[Value]:
+    """What an operation of torch writes into, by its schema."""
+    if isinstance(thing, torch._ops.OpOverloadPacket):
+        schemas = torch._C._jit_get_schemas_for_operator(thing._qualified_op_name)
+    else:
+        schemas = [thing._schema] if isinstance(thing, torch._ops.OpOverload) else []
+    for schema in schemas:
+        for place, each in enumerate(schema.arguments):
+            found = given.at(place, each.name)
+            if each.alias_info is not None and each.alias_info.is_write and found is not None:
+                yield found
 
 
 def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Arguments) -> None:
@@ -100,7 +116,8 @@ def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Argume
         walk.note(found.contexts, node, {_CONTEXTS[name]})
     elif receiver is None and tensors and name.startswith(_SETTERS) and not isinstance(thing, type):
         walk.note(found.effects, node)
-    if _changes(name, subject, receiver, given, tensors):
+    written = any(each.foreign for each in _writes(thing, given))
+    if written or _changes(name, subject, receiver, given, tensors):
         walk.note(found.effects, node)
 
 

@@ -95,6 +95,8 @@ class Reader:
 
     def finish(self, function: types.FunctionType, given: Sequence[tuple[str, str]]) -> None:
         """Add up what was read."""
+        for path in self.found.calls:
+            self.found.methods.pop((path, "forward"), None)
         codes = dict.fromkeys(code for read in self.found.codes for code in all_codes(read))
         self.found.codes = list(codes)
         self.found.numbers = {float(n) for code in codes for n in _numbers(code.co_consts)}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 SHAPE = frozenset({"shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "nbytes",
                    "storage_offset", "dense_dim", "sparse_dim"})  # fmt: skip
+TENSORS = frozenset({"value", "param", "option"})
+"""Kinds of what may be a tensor."""
+
 OF_TENSOR = {
     "dtype": "dtype", "is_floating_point": "dtype", "is_complex": "dtype", "itemsize": "dtype", "element_size": "dtype",
     "type": "dtype", "device": "device", "is_cuda": "device", "is_cpu": "device", "is_meta": "device", "get_device": "device",
