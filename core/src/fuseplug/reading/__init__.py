@@ -1,0 +1,15 @@
+"""What a forward depends on, read from its source: the one reader of code, for core and for kernels.
+
+>>> from fuseplug.reading import read
+>>> reading = read(type(module).forward, module)  # doctest: +SKIP
+>>> reading.reads, reading.effects, reading.unread  # doctest: +SKIP
+
+Nothing that is read is run: no function, no property, no ``__getattr__``. What cannot be read is listed, never guessed.
+"""
+
+from .found import MISSING, Finding, Held, Looked, Path, Reading
+from .lookup import attribute
+from .naming import constants, names
+from .reader import read
+
+__all__ = ["MISSING", "Finding", "Held", "Looked", "Path", "Reading", "attribute", "constants", "names", "read"]

@@ -1,0 +1,226 @@
+"""What an attribute or an item of a value is, and the account of what was looked at on the way."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from .arguments import Arguments
+from .found import MISSING
+from .libraries import is_library, is_readable
+from .lookup import answers_itself, attribute, in_class, namespace
+from .tables import OF_TENSOR, SHAPE, TENSORS
+from .values import NEVER, NOTHING, Value, either, known, part_of
+
+if TYPE_CHECKING:
+    from .reader import Reader
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_BOUND = (types.FunctionType, staticmethod, classmethod)
+_OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType,
+         types.ClassMethodDescriptorType, types.BuiltinFunctionType)  # fmt: skip
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodType)
+_MOST = 16
+
+
+def kind_of(thing: Any, name: str = "") -> tuple[str, ...]:
+    """What a condition depends on that depends on *thing*, which outlives the call."""
+    if isinstance(thing, Tensor):
+        return ("param",)
+    if name == "training":
+        return ("training",)
+    return () if isinstance(thing, _CODE) else ("state",)
+
+
+def attribute_of(reader: Reader, value: Value, name: str, where: Any = None) -> Value:
+    """What *name* is of *value*; *where*, for a person, is where it is asked."""
+    return either(_attribute(reader, each, name, where) for each in value.each)
+
+
+def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
+    if v is NEVER:
+        return NEVER
+    if v.after is not None and v.receiver is not None:
+        owner = v.receiver.made or v.receiver.object
+        found = in_class(owner if isinstance(owner, type) else type(owner), name, v.after)
+        return _bound(reader, v.receiver, name, found, where)
+    if v.made is not None:
+        found = in_class(v.made, name)
+        return _bound(reader, v, name, found, where) if isinstance(found, (*_BOUND, property)) else _unknown(v, name)
+    if not v.known or isinstance(v.object, Tensor):
+        return _unknown(v, name)
+    if isinstance(v.object, types.ModuleType):
+        return _of_module(reader, v.object, name, where)
+    if name == "__dict__":
+        reader.unread(v.object, f"everything that a {type(v.object).__name__} has is looked at{_at(where)}", None)
+        return Value(owned=False)
+    if name == "__class__":
+        return known(type(v.object), owned=False)
+    found = attribute(v.object, name)
+    if isinstance(found, (*_BOUND, property)):
+        return _bound(reader, v, name, found, where)
+    return _data(reader, v, name, found, where)
+
+
+def _unknown(v: Value, name: str) -> Value:
+    """An attribute, or a method, of what may be a tensor."""
+    kinds = v.kinds
+    if isinstance(v.object, Tensor):
+        kinds = frozenset({"param"})
+    if name in SHAPE:
+        kinds = frozenset({"shape"}) if kinds & TENSORS else kinds
+    elif name in OF_TENSOR:
+        kinds = frozenset({OF_TENSOR[name]}) if kinds & TENSORS else kinds
+    return Value(kinds, owned=v.owned, given=v.given, receiver=v, name=name)
+
+
+def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) -> Value:
+    found = vars(module).get(name, MISSING)
+    if found is MISSING:
+        found = sys.modules.get(f"{module.__name__}.{name}", MISSING)
+    if is_library(module):
+        return Value(frozenset(kind_of(found)) if found is not MISSING else frozenset(), object=found, owned=False, name=name)
+    reader.looked(vars(module), name, found)
+    if found is MISSING and answers_itself(module):
+        reader.unread(module, f"{module.__name__}.{name}: what it is, is told by code of the module{_at(where)}", None)
+    return known(found, *kind_of(found), owned=False)
+
+
+def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
+    """What an attribute is that a class has."""
+    if isinstance(found, property):
+        if is_readable(found.fget):
+            return reader.function(found.fget, Arguments((v,)))  # type: ignore[arg-type]
+        reader.unread(v.object, f"the property {name} of a {type(v.object).__name__} cannot be read{_at(where)}", None)
+        return part_of(v)
+    function = found.__func__ if isinstance(found, staticmethod | classmethod) else found
+    if v.path is not None and isinstance(function, types.FunctionType):
+        reader.found.methods.setdefault((v.path, name), function)
+    receiver: Value | None = v
+    of_class = v.made is not None or v.after is not None or name not in namespace(v.object)
+    if isinstance(v.object, type):
+        of_class = isinstance(found, classmethod)
+    elif isinstance(found, classmethod):
+        receiver = known(v.made or type(v.object), owned=False)
+    if isinstance(found, staticmethod) or not of_class:
+        receiver = None
+    if found is MISSING or not isinstance(found, _BOUND):
+        return Value(object=found, owned=False, receiver=v, name=name)
+    return Value(object=function, owned=False, receiver=receiver, name=name)
+
+
+def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
+    owner = v.object
+    if found is MISSING:
+        if v.path is not None:
+            reader.found.reads.setdefault((*v.path, name), MISSING)
+        if answers_itself(owner):
+            reader.unread(owner, f"{name} of a {type(owner).__name__}: what it is, is told by code of its own{_at(where)}", None)
+        return replace(NEVER, kinds=frozenset({"presence"}), name="never", _key=[]) if v.path is None else _absent(v, name)
+    if isinstance(found, _OF_C) or _is_cached(found) or isinstance(owner, logging.Logger):
+        return Value(v.kinds, object=found, owned=v.owned, given=v.given, receiver=v, name=name)
+    if name not in namespace(owner) and in_class(type(found), "__get__") is not MISSING and not isinstance(found, type):
+        if not isinstance(found, types.MemberDescriptorType):
+            reader.unread(owner, f"{name} of a {type(owner).__name__} is a descriptor, which is not read{_at(where)}", None)
+        return part_of(v)
+    kinds = frozenset(kind_of(found, name))
+    if v.path is not None:
+        path = (*v.path, name)
+        reader.found.reads.setdefault(path, found)
+        return Value(kinds, path, found, owned=False, name=name)
+    if not v.owned and not is_library(owner):
+        if name in (own := namespace(owner)):
+            reader.looked(own, name, found)
+        else:
+            reader.looked(vars(owner if isinstance(owner, type) else type(owner)), name, found, owner)
+    return Value(kinds, object=found, owned=v.owned, given=v.given, name=name)
+
+
+def _is_cached(thing: Any) -> bool:
+    """Whether ``functools`` remembers what *thing* gives."""
+    return isinstance(thing, functools._lru_cache_wrapper)
+
+
+def _absent(v: Value, name: str) -> Value:
+    return Value(frozenset({"state"}), (*(v.path or ()), name), MISSING, owned=False, name="never")
+
+
+def item_of(reader: Reader, value: Value, index: Value | None) -> Value:
+    """What is in *value*: at *index*, or anywhere."""
+    return either(_item(reader, each, index) for each in value.each)
+
+
+def _item(reader: Reader, v: Value, index: Value | None) -> Value:
+    at = index.object if index is not None else MISSING
+    if v is NEVER:
+        return NEVER
+    if v.named is not None and isinstance(at, str):
+        return v.named.get(at, NEVER)
+    if v.items is not None:
+        if v.exact and type(at) is int and -len(v.items) <= at < len(v.items):
+            return v.items[at]
+        return either(v.items) if v.items else NOTHING
+    held = v.object
+    if isinstance(held, _CONTAINERS) and not is_readable(in_class(type(held), "__getitem__" if index else "__iter__")):
+        if index is None and isinstance(held, nn.ModuleDict):
+            return NOTHING
+        return _any_module(v, held._modules.values())
+    if isinstance(held, Mapping | list | tuple) and type(held).__module__ in ("builtins", "collections"):
+        return _of_container(reader, v, held, index)
+    if v.known and not is_library(held):
+        name = "__getitem__" if index is not None else "__iter__"
+        if is_readable(function := in_class(type(held), name)):
+            found = reader.function(function, Arguments((v,) if index is None else (v, index)))
+            return found if index is not None else item_of(reader, found, None)
+    kinds = v.kinds | ((index.kinds - {"shape"}) if index is not None else frozenset())
+    return Value(kinds, owned=v.owned, given=v.given)
+
+
+def _of_container(reader: Reader, v: Value, held: Any, index: Value | None) -> Value:
+    mapping = isinstance(held, Mapping)
+    if mapping and index is None:
+        return NOTHING
+    if index is not None and index.known and isinstance(index.object, int | str | type(None) | bool):
+        try:
+            found = held[index.object] if not mapping or index.object in held else MISSING
+        except (IndexError, TypeError):
+            found = MISSING
+        if mapping and v.path is None and isinstance(index.object, str):
+            reader.looked(held, index.object, found)
+        return NEVER if found is MISSING else _held(v, found)
+    return _any_of(v, held.values() if mapping else held)
+
+
+def _any_module(v: Value, modules: Iterable[Any]) -> Value:
+    return _any_of(v, [module for module in modules if module is not None])
+
+
+def _any_of(v: Value, things: Iterable[Any]) -> Value:
+    """Any of *things*; of modules one of each class stands for all."""
+    found: dict[Any, Any] = {}
+    for thing in things:
+        plain = isinstance(thing, nn.Module) and not {"forward", "_forward_hooks"} & _own(thing)
+        found.setdefault(type(thing) if plain else id(thing), thing)
+        if len(found) > _MOST:
+            return Value(v.kinds, owned=v.owned, given=v.given)
+    return either(_held(v, thing) for thing in found.values()) if found else Value(v.kinds, owned=v.owned, given=v.given)
+
+
+def _own(module: nn.Module) -> set[str]:
+    return {"forward"} & vars(module).keys()
+
+
+def _held(v: Value, thing: Any) -> Value:
+    path = (*v.path, "*") if v.path is not None and isinstance(thing, nn.Module) else None
+    return Value(frozenset(kind_of(thing)), path, thing, owned=v.owned, given=v.given)
+
+
+def _at(where: Any) -> str:
+    return f" ({where})" if where else ""

@@ -1,0 +1,259 @@
+"""What is called, and what becomes of its arguments."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .arguments import Arguments
+from .attributes import item_of
+from .expressions import Expressions, Local
+from .found import MISSING
+from .known import BUILTINS
+from .libraries import is_library, is_readable, only_computes, wrapped_by
+from .library import call_library, is_log
+from .lookup import in_class
+from .reaching import is_wrapped
+from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed
+
+
+class Calls(Expressions):
+    """Expressions, with calls."""
+
+    def on_Call(self, node: ast.Call) -> Value:
+        if isinstance(node.func, ast.Name) and node.func.id == "super" and "super" not in self.env:
+            return self._super(node)
+        called = self.value(node.func)
+        given = self._given(node)
+        return either(self._call(node, each, given) for each in called.each)
+
+    def _given(self, node: ast.Call) -> Arguments:
+        values: list[Value] = []
+        rest: Value | None = None
+        for each in node.args:
+            found = self.value(each)
+            if not isinstance(each, ast.Starred):
+                values.append(found)
+            elif found.items is not None and found.exact and rest is None:
+                values += found.items
+            else:
+                item = item_of(self.reader, found, None)
+                rest = item if rest is None else either((rest, item))
+        named: dict[str, Value] = {}
+        others: Value | None = None
+        for keyword in node.keywords:
+            found = self.value(keyword.value)
+            if keyword.arg is not None:
+                named[keyword.arg] = found
+            elif found.named is not None:
+                named |= found.named
+            else:
+                item = item_of(self.reader, found, Value())
+                others = item if others is None else either((others, item))
+        return Arguments(tuple(values), rest, named, others)
+
+    def call(self, node: Any, called: Value, given: Arguments) -> Value:
+        """Follow a call of *called*."""
+        return either(self._call(node, each, given) for each in called.each)
+
+    def _call(self, node: Any, f: Value, given: Arguments) -> Value:
+        thing = f.object
+        if f is NEVER or f.name == "never":
+            return NEVER
+        if isinstance(f.local, Local):
+            return self.call_local(f.local, given)
+        if f.made is not None:
+            return self._made(node, f, given)
+        if isinstance(thing, types.MethodType):
+            bound = f if f.receiver is None else f.receiver
+            itself = bound if bound.object is thing.__self__ else known(thing.__self__, owned=False)
+            if itself.object is getattr(self.env.get("self"), "object", MISSING):
+                itself = self.env["self"]
+            return self._call(node, Value(object=thing.__func__, owned=False, receiver=itself, name=f.name), given)
+        if isinstance(thing, functools.partial):
+            more = replace(given.after(*map(_outside, thing.args)), named={**_outsides(thing.keywords), **given.named})
+            return self._call(node, _outside(thing.func), more)
+        if (builtin := BUILTINS.get(id(thing))) is not None:
+            return builtin(self, node, given)
+        if isinstance(thing, nn.Module):
+            found = self.reader.module(f, given)
+            return found if found.items is not None or not found.owned else self._called(f, given)
+        if isinstance(thing, type):
+            return self._made_of(node, thing, given)
+        if thing is MISSING or isinstance(thing, torch.Tensor) or thing is None:
+            return self._unknown(node, f, given)
+        if isinstance(thing, types.FunctionType):
+            return self._function(node, f, thing, given)
+        return self._other(node, f, thing, given)
+
+    def _called(self, f: Value, given: Arguments) -> Value:
+        kinds = kinds_of(given.all) & {"value", "param"} | {"value"}
+        return Value(kinds) if not isinstance(f.object, nn.Identity | nn.Flatten) else given.at(0) or Value(kinds)
+
+    def _function(self, node: Any, f: Value, function: types.FunctionType, given: Arguments) -> Value:
+        bound = given if f.receiver is None else given.after(f.receiver)
+        if is_readable(function) or is_wrapped(wrapped_by(function)):
+            return self.reader.function(function, bound)
+        name, owner = function.__name__, f.receiver.object if f.receiver is not None else MISSING
+        if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and name == "apply":
+            return self._differentiated(owner, given)
+        if f.receiver is not None and isinstance(owner, nn.Module) and name in ("__call__", "_call_impl", "_wrapped_call_impl"):
+            return self._call(node, f.receiver, given)
+        # A mixin of Python's own that goes through what a class of a model defines.
+        if name == "get" and f.receiver is not None and is_readable(in_class(type(owner), "__getitem__")):
+            at, default = given.at(0) or NOTHING, given.at(1, "default") or known(None)
+            return either((item_of(self.reader, f.receiver, at), default))
+        return call_library(self, node, f, function, given)
+
+    def _differentiated(self, cls: type, given: Arguments) -> Value:
+        found = []
+        for name in ("forward", "backward", "setup_context"):
+            function = in_class(cls, name)
+            function = function.__func__ if isinstance(function, staticmethod) else function
+            if isinstance(function, types.FunctionType) and is_wrapped(function):
+                context = () if "setup_context" in vars(cls) and name == "forward" else (NOTHING,)
+                unknown = Arguments(context, rest=Value(frozenset({"value"})))
+                found.append(self.reader.function(function, given.after(*context) if name == "forward" else unknown))
+        return found[0] if found else NOTHING
+
+    def _made_of(self, node: Any, cls: type, given: Arguments) -> Value:
+        """An instance of *cls*."""
+        if issubclass(cls, BaseException):
+            return NOTHING
+        if cls in (list, tuple, set, frozenset):
+            first = given.at(0)
+            if first is None:
+                return listed(())
+            return replace(first, owned=True, given=False, _key=[]) if first.items else listed((item_of(self.reader, first, None),), exact=False)
+        if cls is dict:
+            if not given.values and given.others is None:
+                return Value(kinds_of(given.all), items=tuple(given.named.values()), exact=False, named=dict(given.named))
+            return listed([*(item_of(self.reader, v, NOTHING) for v in given.values), *given.named.values()], exact=False)
+        if cls in (int, float, bool, str, complex, range, slice, bytes):
+            return Value(kinds_of(given.all))
+        if is_library(cls):
+            return call_library(self, node, Value(object=cls, owned=False), cls, given)
+        made = Value(kinds_of(given.all), made=cls)
+        for name in ("__new__", "__init__", "__post_init__"):
+            function = in_class(cls, name)
+            function = function.__func__ if isinstance(function, staticmethod) else function
+            if not isinstance(function, types.FunctionType) or _is_generated(function):
+                continue
+            if is_readable(function):
+                first = known(cls, owned=False) if name == "__new__" else made
+                self.reader.function(function, given.after(first) if name != "__post_init__" else Arguments((first,)))
+        metaclass = in_class(type(cls), "__call__")
+        if is_readable(metaclass):
+            self.unread(node, "the class of the class makes it")
+        return made
+
+    def _made(self, node: Any, f: Value, given: Arguments) -> Value:
+        cls: Any = f.made
+        name = "forward" if issubclass(cls, nn.Module) else "__call__"
+        function = in_class(cls, name)
+        if is_readable(function):
+            return self.reader.function(function, given.after(f))
+        if not is_library(cls):
+            self.unread(node, f"a {cls.__name__} cannot be called by reading")
+        return Value(kinds_of([f, *given.all]))
+
+    def _unknown(self, node: Any, f: Value, given: Arguments) -> Value:
+        if f.receiver is not None:
+            return call_library(self, node, f, MISSING, given)
+        if f.object is None:
+            return NEVER
+        self.unread(node, "an argument is called" if f.given else "what is called is not known")
+        self.escapes(node, given)
+        return Value(kinds_of(given.all))
+
+    def _other(self, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
+        """Something that is neither a function of Python nor a module nor a class."""
+        if isinstance(thing, functools._lru_cache_wrapper):
+            inner: Any = thing.__wrapped__
+            if is_log(f.receiver, thing, f.name):
+                return known(None)
+            # What is remembered depends on the arguments alone; where they are the same always, so is what it gives.
+            if not kinds_of(given.all) and f.receiver is None:
+                return NOTHING
+            return self._function(node, replace(f, object=inner, _key=[]), inner, given)
+        function = in_class(type(thing), "__call__")
+        if not isinstance(thing, types.BuiltinFunctionType) and is_readable(function):
+            return self.reader.function(function, given.after(f))
+        return call_library(self, node, f, thing, given)
+
+    def _super(self, node: ast.Call) -> Value:
+        """What ``super()`` is, with arguments or without."""
+        given = [self.value(each) for each in node.args]
+        if len(given) == 2:
+            itself, cls = given[1], given[0].object
+        else:
+            code = self.function.__code__
+            itself = self.env.get(code.co_varnames[0], NOTHING) if code.co_argcount else NOTHING
+            cls = self.name("__class__").object if "__class__" in code.co_freevars else MISSING
+        if not isinstance(cls, type) or not (itself.known or itself.made):
+            self.unread(node, "what follows in the order of classes is not known")
+            return NOTHING
+        return Value(after=cls, receiver=itself, owned=itself.owned)
+
+    def escapes(self, node: Any, given: Arguments) -> None:
+        """Note what is handed to code that is not read, and read the functions among it."""
+        for each in _flat(given.all):
+            if isinstance(each.local, Local):
+                if not each.local.called:
+                    self.call_local(each.local, Arguments(rest=_ARGUMENT, others=_ARGUMENT))
+                continue
+            thing = each.object
+            function = thing.__func__ if isinstance(thing, types.MethodType) else thing
+            if isinstance(function, types.FunctionType) and is_wrapped(function):
+                more = Arguments(rest=_ARGUMENT, others=_ARGUMENT)
+                self.call(node, each, more)
+            elif isinstance(thing, nn.Module) and not each.owned:
+                self.unread(node, f"a {type(thing).__name__} is handed to what is not read")
+            elif not each.owned and each.known and each.path is not None and _has_state(thing):
+                self.unread(node, f"{'.'.join(each.path)} is handed to what is not read")
+
+    def grown(self, target: Any, before: Value, added: Value) -> None:
+        """Let a container that was made in the call hold one thing more."""
+        if isinstance(target, ast.Name) and before.items is not None:
+            items = (either((*before.items, added)),)
+            self.env[target.id] = replace(before, kinds=before.kinds | added.kinds, items=items, exact=False, named=None, _key=[])
+
+    def call_local(self, local: Local, given: Arguments) -> Value:
+        """Follow a call of a function that is defined in the code."""
+        raise NotImplementedError
+
+
+_ARGUMENT = Value(frozenset({"value"}), owned=False, given=True)
+
+
+def _outside(thing: Any) -> Value:
+    return known(thing, owned=False)
+
+
+def _outsides(things: dict[str, Any]) -> dict[str, Value]:
+    return {name: _outside(thing) for name, thing in things.items()}
+
+
+def _is_generated(function: types.FunctionType) -> bool:
+    """Whether ``dataclass`` or ``namedtuple`` made it: it does nothing but store what it is given."""
+    return function.__code__.co_filename == "<string>" or function.__globals__.get("__name__", "").startswith("namedtuple_")
+
+
+def _has_state(thing: Any) -> bool:
+    return not isinstance(thing, torch.Tensor | int | float | str | tuple | type | types.ModuleType | None.__class__) and (
+        not only_computes(thing) or isinstance(thing, list | dict | set)
+    )
+
+
+def _flat(values: list[Value]) -> Iterator[Value]:
+    for value in values:
+        for each in value.each:
+            yield each
+            yield from _flat(list(each.items or ()))

@@ -1,0 +1,306 @@
+"""What an expression stands for."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import math
+import operator
+import types
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .arguments import Arguments
+from .attributes import attribute_of, item_of, kind_of
+from .found import MISSING, Finding
+from .libraries import is_library, is_readable
+from .lookup import in_class
+from .source import code_of
+from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed
+
+if TYPE_CHECKING:
+    from .reader import Reader
+
+_ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_IS = (ast.Is, ast.IsNot)
+_FOLDED: Mapping[type, tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Add: ("add", operator.add),
+    ast.Sub: ("sub", operator.sub),
+    ast.Mult: ("mul", operator.mul),
+    ast.FloorDiv: ("floordiv", operator.floordiv),
+    ast.Div: ("truediv", operator.truediv),
+    ast.Mod: ("mod", operator.mod),
+    ast.MatMult: ("matmul", operator.matmul),
+    ast.Pow: ("pow", operator.pow),
+}
+
+
+class Local:
+    """A function that is defined in the code that is read."""
+
+    def __init__(self, node: Any, around: Expressions) -> None:
+        self.node, self.around, self.code, self.called = node, around, code_of(node, around.code), False
+
+
+class Expressions:
+    """The names that code knows, and what its expressions stand for."""
+
+    def __init__(self, reader: Reader, function: types.FunctionType, env: dict[str, Value], code: Any = None) -> None:
+        self.reader, self.function, self.env = reader, function, env
+        self.code: types.CodeType = code or function.__code__
+        self.locals: list[Local] = []
+        self._testing = False
+
+    # What is found
+
+    def where(self, node: Any) -> str:
+        """Where *node* is, for a person."""
+        return f"line {node.lineno} of {self.function.__qualname__}"
+
+    def note(self, store: list[Finding], node: Any, kinds: Any = (), why: str = "") -> None:
+        """Keep *node* as a finding."""
+        text = " ".join(ast.unparse(node).split())
+        text = f"{why}{text if len(text) <= 90 else text[:87] + '...'} ({self.where(node)})"
+        span = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+        self.reader.note(store, text, kinds, self.code, span)
+
+    def unread(self, node: Any, why: str) -> None:
+        """Keep *node* as what could not be read."""
+        self.note(self.reader.found.unknown, node, (), f"{why}: ")
+
+    # Names
+
+    def name(self, name: str) -> Value:
+        """What *name* stands for."""
+        if name in self.env:
+            return self.env[name]
+        code, reader = self.function.__code__, self.reader
+        if name in code.co_freevars and self.function.__closure__ is not None:
+            cell = self.function.__closure__[code.co_freevars.index(name)]
+            try:
+                held = cell.cell_contents
+            except ValueError:
+                return NEVER
+            if name != "__class__":
+                reader.held(cell, name, held)
+            return known(held, *kind_of(held), owned=False)
+        space = self.function.__globals__
+        if name in space:
+            reader.looked(space, name, space[name])
+            return known(space[name], *kind_of(space[name]), owned=False)
+        if hasattr(builtins, name):
+            return known(getattr(builtins, name), owned=False)
+        reader.looked(space, name, MISSING)
+        return NEVER
+
+    # Expressions
+
+    def value(self, node: Any) -> Value:
+        """What *node* stands for."""
+        testing, self._testing = self._testing, False
+        handler = getattr(self, f"on_{type(node).__name__}", None)
+        if isinstance(node, ast.Compare):
+            return self.compare(node, testing)
+        if handler is not None:
+            found: Value = handler(node)
+            return found
+        parts = [self.value(each) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+        return Value(kinds_of(parts))
+
+    def condition(self, test: Any, *, raises: bool = False) -> None:
+        """Note what *test* depends on; of several that are joined, each by itself."""
+        if isinstance(test, ast.BoolOp):
+            for each in test.values:
+                self.condition(each, raises=raises)
+        elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            self.condition(test.operand, raises=raises)
+        else:
+            self._testing = True
+            found = self.value(test)
+            if isinstance(found.object, types.FunctionType | type | types.ModuleType) and not found.kinds:
+                return
+            if found.kinds and not raises:
+                self.note(self.reader.found.conditions, test, found.kinds)
+
+    def on_Constant(self, node: ast.Constant) -> Value:
+        return known(node.value)
+
+    def on_Name(self, node: ast.Name) -> Value:
+        return self.name(node.id)
+
+    def on_Attribute(self, node: ast.Attribute) -> Value:
+        return attribute_of(self.reader, self.value(node.value), self._mangled(node.attr), self.where(node))
+
+    def _mangled(self, name: str) -> str:
+        if name.startswith("__") and not name.endswith("__"):
+            cls = [part for part in self.function.__qualname__.rpartition("<locals>.")[2].split(".")[:-1]]
+            return f"_{cls[-1].lstrip('_')}{name}" if cls else name
+        return name
+
+    def on_Subscript(self, node: ast.Subscript) -> Value:
+        whole = self.value(node.value)
+        index = self.value(node.slice)
+        if isinstance(node.slice, ast.Slice) and whole.items is not None:
+            return listed(whole.items, exact=False)
+        return item_of(self.reader, whole, index)
+
+    def on_Starred(self, node: ast.Starred) -> Value:
+        return self.value(node.value)
+
+    def on_NamedExpr(self, node: ast.NamedExpr) -> Value:
+        found = self.value(node.value)
+        self.bind(node.target, found)
+        return found
+
+    def on_IfExp(self, node: ast.IfExp) -> Value:
+        self.condition(node.test)
+        return either((self.value(node.body), self.value(node.orelse)))
+
+    def on_BoolOp(self, node: ast.BoolOp) -> Value:
+        values = []
+        for each in node.values[:-1]:
+            found = self.value(each)
+            if found.kinds:
+                self.note(self.reader.found.conditions, each, found.kinds)
+            values.append(found)
+        return either((*values, self.value(node.values[-1])))
+
+    def on_UnaryOp(self, node: ast.UnaryOp) -> Value:
+        found = self.value(node.operand)
+        if isinstance(node.op, ast.USub) and type(found.object) in (int, float):
+            return known(-found.object, *found.kinds)
+        return Value(found.kinds)
+
+    def on_BinOp(self, node: ast.BinOp) -> Value:
+        left, right = self.value(node.left), self.value(node.right)
+        kinds = left.kinds | right.kinds
+        if type(node.op) in _FOLDED:
+            name, fold = _FOLDED[type(node.op)]
+            for one, other, method in ((left, right, f"__{name}__"), (right, left, f"__r{name}__")):
+                self.operator(one, method, other)
+            if type(left.object) in (int, float) and type(right.object) in (int, float) and name != "pow":
+                try:
+                    return known(fold(left.object, right.object), *kinds)
+                except (ArithmeticError, TypeError):
+                    return Value(kinds)
+            if isinstance(node.op, ast.Add) and left.items is not None and right.items is not None:
+                return listed((*left.items, *right.items), exact=left.exact and right.exact)
+        if isinstance(node.op, ast.Mod) and "shape" in kinds:
+            self.sizes(right)
+        return Value(kinds - {"shape"} if kinds & {"value", "param"} else kinds)
+
+    def operator(self, one: Value, method: str, *others: Value) -> None:
+        """Follow an operator that a class of a model defines."""
+        for each in one.each:
+            cls = each.made or (type(each.object) if each.known else None)
+            if cls is None or is_library(cls):
+                continue
+            if is_readable(function := in_class(cls, method)):
+                self.reader.function(function, Arguments((each, *others)))
+
+    def compare(self, node: ast.Compare, testing: bool) -> Value:
+        """A comparison: a condition's, or one that is computed with."""
+        values = [self.value(each) for each in (node.left, *node.comparators)]
+        kinds = kinds_of(values)
+        if all(isinstance(op, _IS) for op in node.ops):
+            return Value(frozenset({"presence" if kind in ("value", "param", "option") else kind for kind in kinds}))
+        for op, one, other in zip(node.ops, values, values[1:], strict=False):
+            if isinstance(op, ast.In | ast.NotIn):
+                self.operator(other, "__contains__", one)
+            else:
+                self.operator(one, "__eq__" if isinstance(op, ast.Eq | ast.NotEq) else "__lt__", other)
+        if "shape" in kinds:
+            for each in values:
+                self.sizes(each)
+        compared = kinds & {"value", "param"} and any(isinstance(op, _ORDER) for op in node.ops)
+        if compared and not testing and not any(type(v.object) in (int, float) and v.object == 0 for v in values):
+            self.note(self.reader.found.clamps, node)
+        return Value(kinds)
+
+    def sizes(self, value: Value) -> None:
+        """Keep the integers in *value*, which a shape is compared with."""
+        for each in value.each:
+            for number in each.object if isinstance(each.object, tuple | list | set | frozenset | range) else (each.object,):
+                if type(number) is int:
+                    self.reader.found.sizes.add(number)
+                elif type(number) is float and number.is_integer() and math.isfinite(number):
+                    self.reader.found.sizes.add(int(number))
+            for item in each.items or ():
+                self.sizes(item)
+
+    def on_Tuple(self, node: Any) -> Value:
+        items: list[Value] = []
+        exact = True
+        for each in node.elts:
+            found = self.value(each)
+            if not isinstance(each, ast.Starred):
+                items.append(found)
+            elif found.items is not None and found.exact:
+                items += found.items
+            else:
+                items.append(item_of(self.reader, found, None))
+                exact = False
+        return listed(items, exact=exact)
+
+    on_List = on_Tuple
+    on_Set = on_Tuple
+
+    def on_Dict(self, node: ast.Dict) -> Value:
+        named: dict[str, Value] | None = {}
+        items = []
+        for key, each in zip(node.keys, node.values, strict=True):
+            at, found = self.value(key) if key is not None else NOTHING, self.value(each)
+            if key is None:
+                found = item_of(self.reader, found, Value())
+            items.append(found)
+            named = {**named, at.object: found} if named is not None and isinstance(at.object, str) else None
+        return Value(kinds_of(items), items=(either(items),) if items else (), exact=False, named=named)
+
+    def on_Lambda(self, node: ast.Lambda) -> Value:
+        return self.define(node)
+
+    def define(self, node: Any) -> Value:
+        """A function that is defined here."""
+        local = Local(node, self)
+        self.locals.append(local)
+        return Value(local=local)
+
+    def on_ListComp(self, node: Any) -> Value:
+        before, code = self.env, self.code
+        self.env, self.code = dict(self.env), code_of(node, self.code)
+        try:
+            for each in node.generators:
+                self.bind(each.target, item_of(self.reader, self.value(each.iter), None))
+                for test in each.ifs:
+                    self.condition(test)
+            parts = (node.value,) if isinstance(node, ast.DictComp) else (node.elt,)
+            if isinstance(node, ast.DictComp):
+                self.value(node.key)
+            return listed([self.value(part) for part in parts], exact=False)
+        finally:
+            self.env, self.code = before, code
+
+    on_SetComp = on_ListComp
+    on_GeneratorExp = on_ListComp
+    on_DictComp = on_ListComp
+
+    def on_Await(self, node: ast.Await) -> Value:
+        return self.value(node.value)
+
+    def on_JoinedStr(self, node: ast.JoinedStr) -> Value:
+        parts = [self.value(each) for each in node.values]
+        if all(isinstance(v.object, str | int) for v in parts) and all(
+            isinstance(each, ast.Constant) or (each.conversion == -1 and each.format_spec is None)  # type: ignore[attr-defined]
+            for each in node.values
+        ):
+            return known("".join(str(v.object) for v in parts), *kinds_of(parts))
+        return Value(kinds_of(parts))
+
+    def on_FormattedValue(self, node: ast.FormattedValue) -> Value:
+        return self.value(node.value)
+
+    def on_Call(self, node: ast.Call) -> Value:
+        raise NotImplementedError
+
+    def bind(self, target: Any, value: Value) -> None:
+        raise NotImplementedError

@@ -1,0 +1,125 @@
+"""What a reading finds: data."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from torch import nn
+
+Path: TypeAlias = tuple[str, ...]
+"""Names below a module; ``"*"`` stands for each item of a list or dict of modules."""
+
+Span: TypeAlias = tuple[int, int, int, int]
+"""First line, first column, last line, last column: as in ``types.CodeType.co_positions``, but lines first."""
+
+
+class _Missing(enum.Enum):
+    MISSING = "MISSING"
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = _Missing.MISSING
+"""Nothing is there."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place in the code that was read.
+
+    Attributes:
+        text: What it says and where, for a person: ``"x[0] = 3 (line 12 of Llama.forward)"``.
+        inside: The path of the called child whose forward it is in; ``()`` for the module itself.
+        kinds: What it depends on, or what kind it is of.
+        code: The code object it is in; a nested function has one of its own.
+        span: First line, first column, last line, last column.
+    """
+
+    text: str
+    inside: Path = ()
+    kinds: frozenset[str] = frozenset()
+    code: types.CodeType | None = None
+    span: Span | None = None
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A name that is looked up outside the module: a global, mostly.
+
+    Attributes:
+        space: Where: the globals of a function, the namespace of a module, object or class, or a dict.
+        name: The name.
+        value: What it is now, or `MISSING`.
+    """
+
+    space: Mapping[str, Any] = field(repr=False)
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Held:
+    """A closure cell that is read.
+
+    Attributes:
+        cell: The cell.
+        name: What the code calls it.
+        value: What it holds now.
+    """
+
+    cell: types.CellType
+    name: str
+    value: Any
+
+
+@dataclass
+class Reading:
+    """Everything that was found.
+
+    Attributes:
+        reads: The chains of attributes below the module that are read, with what is there now, or `MISSING`. A property
+            of a Python class is read like a function, so what it reads is listed in its place.
+        calls: The modules below the module that are called; their forwards are read too.
+        methods: The methods of the module, and of what is below it, that are used: by the path of the owner and name.
+        globals: What is looked up elsewhere, each once.
+        cells: The closure cells that are read.
+        effects: What is changed that was not made in the call. Writing into a tensor that is an argument does not
+            count, as it shows when the function is run.
+        contexts: Contexts and decorators that change how torch computes: kinds ``"autocast"``, ``"grad"``, ``"other"``.
+        random: Random numbers that are drawn.
+        conditions: What is tested. Kinds are of ``"shape"``, ``"value"``, ``"param"``, ``"dtype"``, ``"device"``,
+            ``"grad"``, ``"autocast"``, ``"tracing"``, ``"training"``, ``"state"``, ``"presence"`` and ``"option"``.
+            Tests that only decide whether to raise are left out.
+        clamps: Computation that treats some magnitudes otherwise than others.
+        sizes: Integers that shapes are compared with.
+        numbers: Numbers that are written in the code.
+        unknown: What could not be read, and where.
+        codes: The code objects that were read, nested ones too.
+        ignored: The parameters of the function that its code never uses.
+    """
+
+    reads: dict[Path, Any] = field(default_factory=dict)
+    calls: dict[Path, nn.Module] = field(default_factory=dict)
+    methods: dict[tuple[Path, str], types.FunctionType] = field(default_factory=dict)
+    globals: list[Looked] = field(default_factory=list)
+    cells: list[Held] = field(default_factory=list)
+    effects: list[Finding] = field(default_factory=list)
+    contexts: list[Finding] = field(default_factory=list)
+    random: list[Finding] = field(default_factory=list)
+    conditions: list[Finding] = field(default_factory=list)
+    clamps: list[Finding] = field(default_factory=list)
+    sizes: set[int] = field(default_factory=set)
+    numbers: set[float] = field(default_factory=set)
+    unknown: list[Finding] = field(default_factory=list)
+    codes: list[types.CodeType] = field(default_factory=list)
+    ignored: frozenset[str] = frozenset()
+
+    @property
+    def unread(self) -> list[str]:
+        """What could not be read, for a person."""
+        return [finding.text for finding in self.unknown]

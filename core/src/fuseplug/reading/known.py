@@ -1,0 +1,173 @@
+"""Functions of Python that say something of their arguments: what they give is known by what they are."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .arguments import Arguments
+from .attributes import attribute_of, item_of
+from .values import NOTHING, Value, either, kinds_of, known, listed
+
+if TYPE_CHECKING:
+    from .calls import Calls
+
+_Call = Callable[["Calls", Any, Arguments], Value]
+
+
+def _getattr(walk: Calls, node: Any, given: Arguments) -> Value:
+    owner, name, default = given.at(0) or NOTHING, given.at(1) or NOTHING, given.at(2)
+    if not isinstance(name.object, str):
+        if owner.foreign or owner.given:
+            walk.unread(node, "which attribute is meant is not known")
+        return Value(owner.kinds | name.kinds, owned=owner.owned, given=owner.given)
+    found = attribute_of(walk.reader, owner, name.object, walk.where(node))
+    if default is None:
+        return found
+    if all(each.name == "never" for each in found.each):
+        kinds = found.kinds | default.kinds
+        return Value(kinds, object=default.object, owned=default.owned, items=default.items, made=default.made, path=default.path)
+    return found if owner.known or owner.made else either((found, default))
+
+
+def _hasattr(walk: Calls, node: Any, given: Arguments) -> Value:
+    found = _getattr(walk, node, Arguments(given.values[:2]))
+    return Value(frozenset({"state"}) if found.path is not None else frozenset({"presence"}))
+
+
+def _setattr(walk: Calls, node: Any, given: Arguments) -> Value:
+    if any(not each.owned for each in (given.at(0) or NOTHING).each):
+        walk.note(walk.reader.found.effects, node)
+    return known(None)
+
+
+def _effect(walk: Calls, node: Any, given: Arguments) -> Value:
+    walk.note(walk.reader.found.effects, node)
+    walk.escapes(node, given)
+    return NOTHING
+
+
+def _everything(walk: Calls, node: Any, given: Arguments) -> Value:
+    first = given.at(0)
+    if first is None or first.foreign or first.given:
+        walk.unread(node, "everything is looked at")
+    return NOTHING
+
+
+def _type(walk: Calls, node: Any, given: Arguments) -> Value:
+    first = given.at(0) or NOTHING
+    if first.known or first.made:
+        return known(first.made or type(first.object), owned=False)
+    return Value(frozenset({"presence"}) if first.kinds else frozenset())
+
+
+def _len(walk: Calls, node: Any, given: Arguments) -> Value:
+    first = given.at(0) or NOTHING
+    walk.operator(first, "__len__")
+    return Value(frozenset({"shape"}) if first.kinds & {"value", "param"} else first.kinds)
+
+
+def _presence(walk: Calls, node: Any, given: Arguments) -> Value:
+    kinds = (given.at(0) or NOTHING).kinds
+    return Value(frozenset("presence" if kind in ("value", "param") else kind for kind in kinds))
+
+
+def _same(walk: Calls, node: Any, given: Arguments) -> Value:
+    """What goes through its argument."""
+    first = given.at(0)
+    if first is None:
+        return listed(())
+    walk.escapes(node, Arguments(named={name: v for name, v in given.named.items() if name == "key"}))
+    return listed(first.items, exact=first.exact) if first.items is not None else listed((item_of(walk.reader, first, None),), exact=False)
+
+
+def _unordered(walk: Calls, node: Any, given: Arguments) -> Value:
+    found = _same(walk, node, given)
+    return listed(found.items or (), exact=False)
+
+
+def _zip(walk: Calls, node: Any, given: Arguments) -> Value:
+    return listed((listed([item_of(walk.reader, each, None) for each in given.values]),), exact=False)
+
+
+def _enumerate(walk: Calls, node: Any, given: Arguments) -> Value:
+    return listed((listed((NOTHING, item_of(walk.reader, given.at(0) or NOTHING, None))),), exact=False)
+
+
+def _map(walk: Calls, node: Any, given: Arguments) -> Value:
+    items = [item_of(walk.reader, each, None) for each in given.values[1:]]
+    return listed((walk.call(node, given.values[0], Arguments(tuple(items))),), exact=False)
+
+
+def _filter(walk: Calls, node: Any, given: Arguments) -> Value:
+    item = item_of(walk.reader, given.values[1], None)
+    found = walk.call(node, given.values[0], Arguments((item,)))
+    if found.kinds:
+        walk.note(walk.reader.found.conditions, node, found.kinds)
+    return listed((item,), exact=False)
+
+
+def _reduce(walk: Calls, node: Any, given: Arguments) -> Value:
+    item = item_of(walk.reader, given.values[1], None)
+    start = given.at(2) or item
+    return walk.call(node, given.values[0], Arguments((either((start, item)), item)))
+
+
+def _next(walk: Calls, node: Any, given: Arguments) -> Value:
+    first = given.at(0) or NOTHING
+    if any(not each.owned for each in first.each):
+        walk.note(walk.reader.found.effects, node)
+    return either((item_of(walk.reader, first, None), *given.values[1:]))
+
+
+def _partial(walk: Calls, node: Any, given: Arguments) -> Value:
+    walk.escapes(node, given)
+    return NOTHING
+
+
+def _extreme(walk: Calls, node: Any, given: Arguments) -> Value:
+    kinds = kinds_of(given.all)
+    if "shape" in kinds:
+        for each in given.values:
+            walk.sizes(each)
+    elif kinds & {"value", "param"} and len(given.values) > 1:
+        walk.note(walk.reader.found.clamps, node)
+    return Value(kinds)
+
+
+def _number(walk: Calls, node: Any, given: Arguments) -> Value:
+    return Value(kinds_of(given.all))
+
+
+def _environment(walk: Calls, node: Any, given: Arguments) -> Value:
+    walk.unread(node, "the environment is looked at")
+    return Value(frozenset({"state"}))
+
+
+_BY_FUNCTION: list[tuple[_Call, tuple[Any, ...]]] = [
+    (_getattr, (getattr,)),
+    (_hasattr, (hasattr,)),
+    (_setattr, (setattr, delattr, object.__setattr__, object.__delattr__)),
+    (_effect, (print, open, exec, eval, input, builtins.breakpoint, compile, __import__)),
+    (_everything, (vars, globals, locals, dir)),
+    (_type, (type,)),
+    (_len, (len,)),
+    (_presence, (isinstance, issubclass, callable, id, hash)),
+    (_same, (iter, reversed)),
+    (_unordered, (sorted,)),
+    (_zip, (zip,)),
+    (_enumerate, (enumerate,)),
+    (_map, (map,)),
+    (_filter, (filter,)),
+    (_reduce, (functools.reduce,)),
+    (_next, (next,)),
+    (_partial, (functools.partial,)),
+    (_extreme, (min, max)),
+    (_number, (abs, round, sum, any, all, pow, divmod, repr, str, format, ord, chr)),
+    (_environment, (os.getenv,)),
+]
+BUILTINS: Mapping[int, _Call] = {id(function): handler for handler, functions in _BY_FUNCTION for function in functions}
+"""By the ``id`` of the function, for not everything that is called can be hashed."""

@@ -1,0 +1,64 @@
+"""Whose code is read: that of models, not of torch and Python, which are known by what their functions are called."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from .found import MISSING
+
+_COMPUTING = frozenset({"torch", "torch_npu", "numpy", "einops", "triton"})
+_PURE = frozenset({
+    "abc", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "copyreg", "dataclasses", "decimal", "enum",
+    "fractions", "functools", "heapq", "inspect", "itertools", "keyword", "logging", "math", "numbers", "operator",
+    "random", "re", "statistics", "string", "textwrap", "types", "typing", "typing_extensions", "warnings", "weakref",
+    "_collections_abc", "_operator", "_functools", "_collections", "_weakref", "_abc", "_warnings", "_bisect", "_heapq",
+    "_random", "_typing",
+})  # fmt: skip
+
+
+def home(thing: Any) -> str:
+    """The name of the Python module that *thing*, a function, a class or an object, is written in.
+
+    Of a function it is that of its globals: a decorator of torch takes over ``__module__`` from what it decorates.
+    """
+    if isinstance(thing, types.FunctionType):
+        return str(thing.__globals__.get("__name__", ""))
+    if isinstance(thing, types.BuiltinFunctionType):
+        bound = thing.__self__
+        return str(thing.__module__ or (bound.__name__ if isinstance(bound, types.ModuleType) else home(type(bound))))
+    if isinstance(thing, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):
+        return home(thing.__objclass__)
+    if isinstance(thing, types.ModuleType):
+        return thing.__name__
+    cls = thing if isinstance(thing, type) else type(thing)
+    return str(type.__dict__["__module__"].__get__(cls))
+
+
+def is_library(thing: Any) -> bool:
+    """Say whether *thing* belongs to torch, Python itself, or another library that only computes."""
+    top = home(thing).partition(".")[0]
+    return top in _COMPUTING or (top in sys.stdlib_module_names and top != "__main__") or top == "typing_extensions"
+
+
+def only_computes(thing: Any) -> bool:
+    """Say whether *thing*, of a library, has nothing to do with files, processes, clocks or other machines."""
+    name = home(thing)
+    if name.startswith(("torch.distributed", "torch.jit", "torch._jit", "torch.utils.data")):
+        return False
+    return name.partition(".")[0] in _COMPUTING | _PURE
+
+
+def is_readable(function: Any) -> bool:
+    """Say whether *function* is Python of a model, or of a module of torch."""
+    if not isinstance(function, types.FunctionType):
+        return False
+    name = home(function)
+    return not is_library(function) or (name.startswith("torch.nn.modules.") and name != "torch.nn.modules.module")
+
+
+def wrapped_by(function: types.FunctionType) -> types.FunctionType | None:
+    """What a decorator of a library says that it wraps."""
+    found = function.__dict__.get("__wrapped__", MISSING)
+    return found if isinstance(found, types.FunctionType) else None

@@ -1,0 +1,227 @@
+"""What a call of torch or Python does, as far as its name tells: their code is not read."""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .arguments import Arguments
+from .attributes import item_of
+from .found import MISSING
+from .libraries import home, is_library, only_computes
+from .tables import CLAMPS, COMPARES, LOGS, MODULE_CHANGES, MUTATES, OF_TENSOR, RANDOM, READS, SHAPE, STATE, VIEWS
+from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed, part_of
+
+if TYPE_CHECKING:
+    from .calls import Calls
+
+_PYTHON = (dict, list, set, tuple, str, int, float, bytes)
+_SETTERS = ("set_", "use_", "manual_seed", "seed", "_set_", "enable_", "disable_", "clear_", "increment_", "reset_", "empty_cache")
+_SLICES = frozenset({"__getitem__", "get"})
+_CONTEXTS = {"set_grad_enabled": "grad", "_set_grad_enabled": "grad", "set_autocast_enabled": "autocast",
+             "set_autocast_dtype": "autocast", "_C._set_grad_enabled": "grad"}  # fmt: skip
+
+
+def call_library(walk: Calls, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
+    """What a call gives of a function, class or method that is not read, or of what is not known but by name."""
+    name = _name(f, thing)
+    receiver = f.receiver
+    if is_log(receiver, thing, name):
+        return known(None)
+    if not _is_known(walk, node, f, thing, name):
+        walk.escapes(node, given)
+        return Value(kinds_of([*given.all, *([receiver] if receiver else [])]) or frozenset({"value"}))
+    if receiver is not None and receiver.items is not None and not receiver.known:
+        return _of_local(walk, node, receiver, name, given)
+    _note(walk, node, f, thing, name, given)
+    if not (isinstance(thing, type) and name in ("partial",)):
+        walk.escapes(node, given)
+    return _result(walk, f, thing, name, given)
+
+
+def _name(f: Value, thing: Any) -> str:
+    own = getattr(thing, "__name__", "") if isinstance(thing, type | types.FunctionType | types.BuiltinFunctionType) else ""
+    return own or f.name or str(getattr(thing, "__name__", ""))
+
+
+def is_log(receiver: Value | None, thing: Any, name: str) -> bool:
+    """Say whether a call only logs."""
+    logger = receiver is not None and isinstance(receiver.object, logging.Logger | logging.LoggerAdapter)
+    return (logger and (name in LOGS or name.endswith("_once"))) or (home(thing) in ("warnings", "_warnings", "logging") and name in LOGS)
+
+
+def _is_known(walk: Calls, node: Any, f: Value, thing: Any, name: str) -> bool:
+    """Whether it can be told what is called; otherwise it is listed."""
+    receiver = f.receiver
+    if thing is MISSING:
+        tensor = hasattr(Tensor, name)
+        python = any(hasattr(each, name) for each in _PYTHON) or name in READS
+        if receiver is None or tensor or (python and not (receiver.given and name in MUTATES)) or name in OF_TENSOR:
+            return True
+        if not receiver.given and not receiver.foreign:
+            return receiver.made is None or is_library(receiver.made) or _is_unread(walk, node, name)
+        if receiver.given and name in MUTATES:
+            walk.note(walk.reader.found.effects, node)
+        walk.unread(node, f"what is called {name} is not known")
+        return False
+    if isinstance(thing, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
+        return True
+    owner = receiver.object if receiver is not None and receiver.known else thing
+    if not is_library(owner if receiver is not None and not isinstance(thing, types.FunctionType) else thing):
+        walk.unread(node, f"{home(thing) or type(thing).__name__}.{name} cannot be read")
+        return False
+    if not only_computes(thing if receiver is None else owner):
+        walk.unread(node, f"{home(thing)}.{name} does more than compute")
+        return False
+    return True
+
+
+def _is_unread(walk: Calls, node: Any, name: str) -> bool:
+    walk.unread(node, f"what is called {name} is not known")
+    return False
+
+
+def _writes(thing: Any, given: Arguments) -> Iterator[Value]:
+    """What an operation of torch writes into, by its schema."""
+    if isinstance(thing, torch._ops.OpOverloadPacket):
+        schemas = torch._C._jit_get_schemas_for_operator(thing._qualified_op_name)
+    else:
+        schemas = [thing._schema] if isinstance(thing, torch._ops.OpOverload) else []
+    for schema in schemas:
+        for place, each in enumerate(schema.arguments):
+            found = given.at(place, each.name)
+            if each.alias_info is not None and each.alias_info.is_write and found is not None:
+                yield found
+
+
+def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Arguments) -> None:
+    """Keep what the call does besides computing, and what its computation is sensitive to."""
+    found, receiver = walk.reader.found, f.receiver
+    subject = receiver if receiver is not None and not isinstance(receiver.object, types.ModuleType) else given.at(0)
+    tensors = home(thing).partition(".")[0] in ("torch", "torch_npu", "numpy") if thing is not MISSING else True
+    tensors = tensors or (receiver is not None and isinstance(receiver.object, Tensor))
+    if tensors and (name in RANDOM or home(thing).startswith(("torch.random", "numpy.random"))):
+        walk.note(found.random, node)
+    elif home(thing).partition(".")[0] in ("random", "_random", "secrets"):
+        walk.note(found.random, node)
+    arguments = len(given.values) + (receiver is not None) + len(given.named)
+    if tensors and _clamps(name, given, receiver, arguments):
+        walk.note(found.clamps, node)
+    if name in _CONTEXTS and tensors:
+        walk.note(found.contexts, node, {_CONTEXTS[name]})
+    elif receiver is None and tensors and name.startswith(_SETTERS) and not isinstance(thing, type):
+        walk.note(found.effects, node)
+    written = any(each.foreign for each in _writes(thing, given))
+    if written or _changes(name, subject, receiver, given, tensors):
+        walk.note(found.effects, node)
+
+
+def _clamps(name: str, given: Arguments, receiver: Value | None, arguments: int) -> bool:
+    if name in ("max", "min"):
+        last = given.values[-1] if given.values else NOTHING
+        return arguments == 2 and bool(given.values) and type(last.object) is not int and bool(last.kinds & {"value", "param", "state"})
+    if name in COMPARES:
+        last = given.at(len(given.values) - 1) if given.values else None
+        return not (last is not None and type(last.object) in (int, float) and last.object == 0)
+    return name in CLAMPS and not (name == "where" and arguments == 1)
+
+
+def _changes(name: str, subject: Value | None, receiver: Value | None, given: Arguments, tensors: bool) -> bool:
+    """Whether something changes that was not made in the call."""
+    out = given.named.get("out")
+    if out is not None and (out.foreign or any(each.foreign for each in out.items or ())):
+        return True
+    if subject is None:
+        return False
+    place = name.endswith("_") and not name.endswith("__")
+    if tensors and subject.foreign and (place or (inplace := given.named.get("inplace")) is not None and inplace.object is not False):
+        return True
+    if receiver is None:
+        return False
+    for each in receiver.each:
+        if each.owned:
+            continue
+        if isinstance(each.object, nn.Module):
+            if name in MODULE_CHANGES or "register" in name or name == "apply":
+                return True
+        elif name in MUTATES and not isinstance(each.object, Tensor | types.ModuleType | str | tuple | type):
+            if each.known or not hasattr(Tensor, name):
+                return True
+    return False
+
+
+def _of_local(walk: Calls, node: Any, receiver: Value, name: str, given: Arguments) -> Value:
+    """A method of a container that was made in the call."""
+    target = getattr(getattr(node, "func", None), "value", None)
+    added = given.at(0) or NOTHING
+    if name in ("append", "add", "appendleft", "insert"):
+        walk.grown(target, receiver, given.values[-1] if given.values else added)
+    elif name in ("extend", "update"):
+        for each in [item_of(walk.reader, v, NOTHING) for v in given.values] + list(given.named.values()):
+            walk.grown(target, receiver, each)
+    elif name in ("get", "pop", "setdefault", "popleft", "popitem"):
+        found = item_of(walk.reader, receiver, added if isinstance(added.object, str | int) else None)
+        default = given.at(1, "default")
+        if found is NEVER:
+            return default or known(None)
+        sure = receiver.named is not None and isinstance(added.object, str)
+        return found if sure else either([found, *([default] if default is not None else [known(None)] if name == "get" else [])])
+    elif name == "items":
+        return listed((listed((NOTHING, item_of(walk.reader, receiver, NOTHING))),), exact=False)
+    elif name == "values":
+        return listed((item_of(walk.reader, receiver, NOTHING),), exact=False)
+    elif name == "keys":
+        return listed((NOTHING,), exact=False)
+    elif name == "copy":
+        return receiver
+    return Value(receiver.kinds | kinds_of(given.all))
+
+
+def _result(walk: Calls, f: Value, thing: Any, name: str, given: Arguments) -> Value:
+    receiver = f.receiver
+    everything = [*given.all, *([receiver] if receiver is not None else [])]
+    kinds = kinds_of(everything)
+    if name in STATE and (receiver is None or receiver.known or name == "is_inference"):
+        return Value(frozenset({STATE[name]}))
+    if isinstance(thing, type):
+        return Value(_data(kinds), made=thing)
+    if receiver is not None and receiver.known and not isinstance(receiver.object, Tensor | types.ModuleType):
+        return _of_object(walk, receiver, name, given, kinds)
+    if name in SHAPE:
+        return Value(frozenset({"shape"}) if kinds else kinds)
+    if name in OF_TENSOR and (name != "type" or not given.values):
+        return Value(frozenset({OF_TENSOR[name]}))
+    first = receiver if receiver is not None else given.at(0) or given.named.get("input")
+    place = name.endswith("_") and not name.endswith("__")
+    if first is not None and (name in VIEWS or place):
+        if first.items is not None:
+            return listed(first.items, exact=False)
+        return part_of(Value(_data(kinds), owned=first.owned, given=first.given))
+    return Value(_data(kinds))
+
+
+def _data(kinds: frozenset[str]) -> frozenset[str]:
+    """What depends on values is not said to depend on shapes and dtypes as well."""
+    return kinds & {"value", "param"} if kinds & {"value", "param"} else kinds
+
+
+def _of_object(walk: Calls, receiver: Value, name: str, given: Arguments, kinds: frozenset[str]) -> Value:
+    """A method of an object of Python's own."""
+    thing = receiver.object
+    if isinstance(thing, nn.ModuleList | nn.ModuleDict | nn.Sequential | Mapping | list | tuple):
+        if name in ("values", "children", "modules"):
+            return listed((item_of(walk.reader, receiver, Value()),), exact=False)
+        if name in ("items", "named_children"):
+            return listed((listed((NOTHING, item_of(walk.reader, receiver, Value()))),), exact=False)
+        if name in _SLICES:
+            found = item_of(walk.reader, receiver, given.at(0) or NOTHING)
+            default = given.at(1) or known(None)
+            return default if found is NEVER else either((found, default)) if name == "get" else found
+    return Value(kinds)
+
+

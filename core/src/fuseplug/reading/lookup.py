@@ -1,0 +1,76 @@
+"""What an attribute is, found without running any code of its owner."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from torch import nn
+
+from .found import MISSING
+
+_STORES = ("_parameters", "_buffers", "_modules")
+_C_MEMBERS = (types.MemberDescriptorType, type(types.SimpleNamespace.__dict__.get("__dict__")))
+
+
+def attribute(owner: Any, name: str) -> Any:
+    """Return what *name* is on *owner*, or `MISSING`.
+
+    Functions, properties and other descriptors are returned as they are in their class. What an ``__getattr__`` would
+    answer is not found, except that of `torch.nn.Module`.
+
+    Args:
+        owner: A module, a class, or any object.
+        name: The name of the attribute.
+    """
+    if isinstance(owner, type):
+        return in_class(owner, name)
+    of_class = in_class(type(owner), name)
+    if isinstance(of_class, types.MemberDescriptorType):
+        return _of_slot(of_class, owner)
+    if isinstance(of_class, property):
+        return of_class
+    own = namespace(owner)
+    if name in own:
+        return own[name]
+    if of_class is not MISSING:
+        return of_class
+    if isinstance(owner, nn.Module):
+        for store in _STORES:
+            if name in own.get(store, ()):
+                return own[store][name]
+    return MISSING
+
+
+def in_class(cls: type, name: str, after: type | None = None) -> Any:
+    """Return what *name* is in *cls* or the first of its bases that has it; with *after*, in those that follow it."""
+    bases = type.__dict__["__mro__"].__get__(cls)
+    for base in bases[bases.index(after) + 1 :] if after in bases else bases:
+        if name in (names := type.__dict__["__dict__"].__get__(base)):
+            return names[name]
+    return MISSING
+
+
+def namespace(owner: Any) -> dict[str, Any]:
+    """Return the attributes of *owner* itself, past any ``__getattribute__`` or property; empty if it has none."""
+    try:
+        found = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _of_slot(member: types.MemberDescriptorType, owner: Any) -> Any:
+    try:
+        return member.__get__(owner, type(owner))
+    except AttributeError:
+        return MISSING
+
+
+def answers_itself(owner: Any) -> bool:
+    """Say whether the class of *owner* answers for attributes that are not there, by code of its own."""
+    for name, known in (("__getattr__", nn.Module.__getattr__), ("__getattribute__", object.__getattribute__)):
+        found = in_class(type(owner), name)
+        if found is not MISSING and found is not known and found is not in_class(types.ModuleType, name):
+            return True
+    return isinstance(owner, types.ModuleType) and "__getattr__" in namespace(owner)

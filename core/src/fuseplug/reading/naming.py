@@ -1,0 +1,92 @@
+"""Which names and numbers a function says: a cheap way to leave out what it cannot be, before anything is run.
+
+Nothing here is kept but what a code object itself says. So nothing keeps a class alive, or is out of date after
+``LlamaMLP.forward = …``.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from .libraries import is_library, wrapped_by
+from .source import all_codes
+
+_said: weakref.WeakKeyDictionary[types.CodeType, tuple[dict[str, None], tuple[float, ...]]] = weakref.WeakKeyDictionary()
+
+
+def names(function: types.FunctionType, cls: type | None = None) -> dict[str, int]:
+    """Return every name in the code of *function*, numbered by order of first mention.
+
+    That includes the code of what is defined in it, of what its decorators wrap, of the functions that it names as
+    globals, and of the methods of *cls* that it names. Functions of torch and of Python are named, not read.
+
+    Args:
+        function: A function or a method; of anything else that can be called there is nothing to say.
+        cls: The class that it is a method of.
+    """
+    found: dict[str, None] = {}
+    for each in _reached(function, cls):
+        found.update(_says(each.__code__)[0])
+    return {name: number for number, name in enumerate(found)}
+
+
+def constants(function: types.FunctionType, cls: type | None = None) -> tuple[float, ...]:
+    """Return the floating-point numbers that are written in the code of *function*, found as by `names`.
+
+    Args:
+        function: A function or a method.
+        cls: The class that it is a method of.
+    """
+    found: dict[float, None] = {}
+    for each in _reached(function, cls):
+        found.update(dict.fromkeys(_says(each.__code__)[1]))
+    return tuple(found)
+
+
+def _says(code: types.CodeType) -> tuple[dict[str, None], tuple[float, ...]]:
+    if (said := _said.get(code)) is None:
+        codes = list(all_codes(code))
+        numbers = dict.fromkeys(value for each in codes for value in each.co_consts if isinstance(value, float))
+        said = dict.fromkeys(name for each in codes for name in each.co_names), tuple(numbers)
+        _said[code] = said
+    return said
+
+
+def _reached(function: Any, cls: type | None) -> Iterator[types.FunctionType]:
+    waiting, seen = _unwrapped(function), set()
+    asked = len(waiting)
+    for number, each in enumerate(waiting):  # grows on the way
+        if each in seen or (number >= asked and is_library(each) and wrapped_by(each) is None):
+            continue
+        seen.add(each)
+        yield each
+        for named in _named(each, cls):
+            waiting += _unwrapped(named)
+
+
+def _unwrapped(function: Any) -> list[types.FunctionType]:
+    """*function* and what its decorators wrap; nothing if it is no function of Python."""
+    function = function.__func__ if isinstance(function, types.MethodType) else function
+    found: list[types.FunctionType] = []
+    while isinstance(function, types.FunctionType) and function not in found:
+        found.append(function)
+        function = wrapped_by(function)
+    return found
+
+
+def _named(function: types.FunctionType, cls: type | None) -> Iterator[Any]:
+    """What the code of *function* may call by name: a global, or a method of *cls*, by ``super()`` too."""
+    if is_library(function):
+        return
+    spaces = [function.__globals__]
+    for base in cls.__mro__ if cls is not None else ():
+        if base is nn.Module:
+            break
+        spaces.append(vars(base))  # type: ignore[arg-type]
+    for name in _says(function.__code__)[0]:
+        yield from (space[name] for space in spaces if name in space)

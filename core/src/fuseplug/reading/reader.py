@@ -1,0 +1,215 @@
+"""A reading: one function, and all that it reaches."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from .arguments import Arguments, bind, parameters
+from .attributes import attribute_of
+from .decorators import context_kinds
+from .found import Finding, Held, Looked, Path, Reading
+from .libraries import is_readable, wrapped_by
+from .lookup import in_class
+from .reaching import is_wrapped
+from .source import all_codes, tree_of
+from .statements import Walk
+from .values import NEVER, NOTHING, Value, either, kinds_of
+
+_DEEPEST = 40
+_MOST = 4000
+"""How many calls are followed: a transformer of many kinds of layers takes some hundred."""
+
+
+def read(function: types.FunctionType, module: nn.Module | None = None) -> Reading:
+    """Read what *function* depends on, with all that it calls, but for torch and Python.
+
+    Args:
+        function: A function; or, with *module*, a method of it, whose first parameter is the module.
+        module: The module whose method it is. It is looked at as it is now, and not run.
+    """
+    reader = Reader()
+    given = list(parameters(function))
+    itself = None
+    if module is not None and not isinstance(in_class(type(module), function.__name__), staticmethod):
+        itself = Value(path=(), object=module, owned=False)
+    defaults = _defaults(function)
+    values = {name: _argument(kind, defaults.get(name)) for name, kind in given}
+    if itself is not None and given and given[0][1] == "positional":
+        values[given[0][0]] = itself
+    elif itself is not None and given and given[0][1] == "*":
+        values[given[0][0]] = Value(frozenset({"value"}), given=True, owned=False, items=(itself,), exact=False)
+    reader.root(function, values, itself)
+    reader.finish(function, given[itself is not None :])
+    return reader.found
+
+
+def _defaults(function: types.FunctionType) -> dict[str, Any]:
+    for each in iter(lambda: wrapped_by(function), None):
+        function = each
+    names = [name for name, kind in parameters(function) if kind == "positional"]
+    plain = function.__defaults__ or ()
+    return dict(zip(names[len(names) - len(plain) :], plain, strict=True)) | (function.__kwdefaults__ or {})
+
+
+def _argument(kind: str, default: Any) -> Value:
+    if kind in ("*", "**"):
+        item = Value(frozenset({"value"}), owned=False, given=True)
+        return Value(frozenset({"value"}), items=(item,), exact=False)
+    option = isinstance(default, bool | int | float | str)
+    return Value(frozenset({"option" if option else "value"}), owned=False, given=True)
+
+
+class Reader:
+    """Walks through functions, and keeps what they say."""
+
+    def __init__(self) -> None:
+        self.found = Reading()
+        self.inside: Path = ()
+        self._stack: list[tuple[types.CodeType, Any]] = []
+        self.walking: list[Any] = []
+        self._results: dict[Any, tuple[Value, Any]] = {}
+        self._seen: set[Any] = set()
+        self._calls = 0
+
+    def root(self, function: types.FunctionType, values: dict[str, Value], itself: Value | None) -> None:
+        """Read the function that was asked about, and what it wraps and holds, whether or not it is seen to be called."""
+        waiting: list[types.FunctionType] = [function]
+        for each in waiting:  # grows on the way
+            if each.__code__ in self.found.codes:
+                continue
+            if is_readable(each):
+                self._walk(each, {n: values.get(n, _argument(k, None)) for n, k in parameters(each)} | self._first(each, itself))
+            elif each is function and wrapped_by(each) is None:
+                self.unread(function, f"{each.__module__}.{each.__qualname__}", None)
+            self.decorated(each)
+            waiting += [f for f in (wrapped_by(each), *(held.value for held in self.found.cells)) if is_wrapped(f)]
+
+    def _first(self, function: types.FunctionType, itself: Value | None) -> dict[str, Value]:
+        name, kind = next(iter(parameters(function)), ("", ""))
+        return {name: itself} if itself is not None and kind == "positional" else {}
+
+    def finish(self, function: types.FunctionType, given: Sequence[tuple[str, str]]) -> None:
+        """Add up what was read."""
+        for path in self.found.calls:
+            self.found.methods.pop((path, "forward"), None)
+        codes = dict.fromkeys(code for read in self.found.codes for code in all_codes(read))
+        self.found.codes = list(codes)
+        self.found.numbers = {float(n) for code in codes for n in _numbers(code.co_consts)}
+        if (tree := tree_of(function)) is not None:
+            used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+            self.found.ignored = frozenset(name for name, _ in given if name not in used)
+
+    # What is found
+
+    def note(self, store: list[Finding], text: str, kinds: Any, code: Any, span: Any) -> None:
+        """Keep a finding, once."""
+        finding = Finding(text, self.inside, frozenset(kinds), code, span)
+        if (id(store), finding) not in self._seen:
+            self._seen.add((id(store), finding))
+            store.append(finding)
+
+    def unread(self, _: Any, text: str, code: Any) -> None:
+        """Keep what could not be read."""
+        self.note(self.found.unknown, text, (), code, None)
+
+    def looked(self, space: Mapping[str, Any], name: str, value: Any, owner: Any = None) -> None:
+        """Keep a name that was looked up outside the module."""
+        if (key := ("looked", id(space if owner is None else owner), name)) not in self._seen:
+            self._seen.add(key)
+            self.found.globals.append(Looked(space, name, value))
+
+    def held(self, cell: types.CellType, name: str, value: Any) -> None:
+        """Keep a cell that was read."""
+        if ("cell", id(cell)) not in self._seen:
+            self._seen.add(("cell", id(cell)))
+            self.found.cells.append(Held(cell, name, value))
+
+    # What is followed
+
+    def function(self, function: types.FunctionType, given: Arguments) -> Value:
+        """Follow a call of *function*, and return what it returns."""
+        self.decorated(function)
+        if not is_readable(function):
+            inner = wrapped_by(function)
+            return NOTHING if inner is None else self.function(inner, given)
+        key = (function.__code__, id(function), self.inside, given.key)
+        if key in self._results:
+            return self._results[key][0]
+        self._calls += 1
+        again = any(code is function.__code__ for code, _ in self._stack)
+        if again:
+            return Value(kinds_of(given.all))
+        if len(self._stack) >= _DEEPEST or self._calls > _MOST:
+            self.unread(function, f"{function.__qualname__}: what is called is too much to follow", None)
+            return Value(kinds_of(given.all))
+        result = self._walk(function, bind(function, given))
+        self._results[key] = (result, (function, given))  # held, since the key has their ids
+        inner = wrapped_by(function)
+        if inner is not None and inner.__code__ not in self.found.codes:
+            self.function(inner, given)
+        return result
+
+    def decorated(self, function: types.FunctionType) -> None:
+        """Note what a decorator of torch does around what it wraps."""
+        if kinds := context_kinds(function):
+            inner = wrapped_by(function) or function
+            text = f"a decorator of {inner.__qualname__} (line {inner.__code__.co_firstlineno})"
+            self.note(self.found.contexts, text, kinds, inner.__code__, None)
+
+    def _walk(self, function: types.FunctionType, env: dict[str, Value]) -> Value:
+        tree = tree_of(function)
+        if tree is None:
+            where = f"{function.__module__}.{function.__qualname__}"
+            self.unread(function, f"{where}: there is no source that compiles to its code", function.__code__)
+            return Value(kinds_of(env.values()))
+        if function.__code__ not in self.found.codes:
+            self.found.codes.append(function.__code__)
+        self._stack.append((function.__code__, None))
+        try:
+            walk = Walk(self, function, env)
+            return walk.run(tree)
+        finally:
+            self._stack.pop()
+
+    def module(self, value: Value, given: Arguments) -> Value:
+        """Follow a call of a module."""
+        module, path = value.object, value.path
+        before = self.inside
+        if path is not None:
+            self.found.calls.setdefault(path, module)
+            self.inside = path
+        try:
+            return self._forward(value, module, given)
+        finally:
+            self.inside = before
+
+    def _forward(self, value: Value, module: nn.Module, given: Arguments) -> Value:
+        name = "__call__" if in_class(type(module), "__call__") is not nn.Module.__call__ else "forward"
+        results = []
+        if value.path is None and not value.owned:
+            self.unread(module, f"a {type(module).__name__} is called that is not below the module", None)
+        for each in attribute_of(self, value, name, None).each:
+            method = each.object
+            function = method.__func__ if isinstance(method, types.MethodType) else method
+            bound = each.receiver
+            if isinstance(method, types.MethodType):
+                bound = value if method.__self__ is module else Value(object=method.__self__, owned=False)
+            if isinstance(function, types.FunctionType) and (is_readable(function) or is_wrapped(wrapped_by(function))):
+                results.append(self.function(function, given.after(bound) if bound else given))
+            else:
+                self.unread(module, f"{type(module).__module__}.{type(module).__qualname__}.{name} cannot be read", None)
+                results.append(Value(frozenset({"value"})))
+        return either(results) if results else NEVER
+
+
+def _numbers(constants: Any) -> Iterator[float]:
+    for constant in constants:
+        if isinstance(constant, tuple | frozenset):
+            yield from _numbers(constant)
+        elif isinstance(constant, int | float) and not isinstance(constant, bool) and abs(constant) < 1e300:
+            yield constant
