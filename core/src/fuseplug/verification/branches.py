@@ -44,9 +44,12 @@ class Branches:
             self._taken[code][jump].add(to)
 
     def one_sided(self, file: str, span: Span) -> bool:
-        """Whether a jump within *span* of the source in *file* was always taken, or never."""
+        """Whether a jump within *span* of the source in *file* was taken, or passed, at every visit.
+
+        Of code that was never visited nothing is known, but that what leads to it was decided otherwise.
+        """
         return any(
-            len(ways) < 2 and _within(position, span)
+            len(ways) == 1 and _within(position, span)
             for code, jumps in self._taken.items()
             if code.co_filename == file
             for ways, position in zip(jumps.values(), _positions(code, jumps), strict=True)

@@ -36,13 +36,20 @@ _FAR = 100.0
 
 _CONSTANT = 4.0
 
+_PARALLEL = "_is_expert_parallel"
+
 
 class Mix(NamedTuple):
-    """One combination to check: the dtypes of the rows, of the experts and of what the router gives."""
+    """One combination to check: the dtypes of the rows, of the experts and of what the router gives.
+
+    With *elsewhere*, some rows go to an expert that is not there, the number after the last: with expert parallelism,
+    one of another rank.
+    """
 
     x: torch.dtype
     experts: torch.dtype
     routing: torch.dtype
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,7 +223,8 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         adapters += tuple(replace(each, keeps_eval=True) for each in adapters)
     if not adapters:
         return Rejection(f"{type(module).__name__} has neither a gate of its own nor an activation to call")
-    return [inexact(adapters, functools.partial(_example, module, found, adapters[0]), mixes(dtype))]
+    every = [*mixes(dtype), *([] if found.dense else [Mix(dtype, dtype, dtype, elsewhere=True)])]
+    return [inexact(adapters, functools.partial(_example, module, found, adapters[0]), every)]
 
 
 def mixes(dtype: torch.dtype) -> Iterator[Mix]:
@@ -388,6 +396,8 @@ def _example(
     if parts.down_bias is not None:
         parameters[parts.down_bias] = small.normal(experts, h, scale=0.3)
     index, weights = routing(tokens, every, generator)
+    if mix.elsewhere:
+        index[::3, 0] = every
     weights = weights.to(mix.routing)
     if parts.dense:
         weights = torch.zeros(tokens, experts, dtype=mix.routing, device="cpu").scatter(1, index, weights)
@@ -398,7 +408,12 @@ def _example(
         {name: value.to(mix.experts) for name, value in parameters.items()},
         {} if parts.post is None or post is None else {parts.post: small.module(post, mix.experts)},
         # What computes every expert may do so in eval mode alone: then it is in training that a kernel is called.
-        {**small.attributes(module), **({"training": True} if parts.dense else {})},
+        {
+            **small.attributes(module),
+            **({"training": True} if parts.dense else {}),
+            # Some implementations of experts look at such rows only if this flag says that there may be any.
+            **({_PARALLEL: True} if mix.elsewhere and _PARALLEL in vars(module) else {}),
+        },
     )
 
 
