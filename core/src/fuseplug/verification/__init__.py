@@ -1,11 +1,13 @@
 """Accepting a kernel for a module: by what both do, never by what they are called."""
 
 from .comparing import Tolerance, difference, excess
-from .neutral import neutral, random_state_kept
+from .copying import Uncopyable
+from .memory import dense
+from .neutral import neutral, plain_torch, random_state_kept
 from .outcome import Handing, Outcome, Subject, run
 from .signature import Signatures
 from .snapshot import Snapshot
-from .twin import StandIns, twin
+from .twin import StandIns, own_tensors, twin
 from .verifier import SEMANTICS_SIZE, Semantics, Verifier, example_of
 
 __all__ = [
@@ -18,11 +20,15 @@ __all__ = [
     "StandIns",
     "Subject",
     "Tolerance",
+    "Uncopyable",
     "Verifier",
+    "dense",
     "difference",
     "example_of",
     "excess",
     "neutral",
+    "own_tensors",
+    "plain_torch",
     "random_state_kept",
     "run",
     "twin",
