@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import nn
+from torch import nn
+
+_ATTRIBUTES: Any = vars(nn.Module)["__dict__"]
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """The attributes of *module* itself, whatever its ``__getattribute__`` would say."""
-    return cast("dict[str, Any]", object.__getattribute__(module, "__dict__"))
+    """The attributes of *module* itself, whatever its class would say of them."""
+    attributes: dict[str, Any] = _ATTRIBUTES.__get__(module)
+    return attributes
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
@@ -20,15 +22,13 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     Raises:
         TypeError: If it has no registry of children, or one that holds something else.
     """
-    from torch import nn
-
     registry = attributes_of(module).get("_modules")
     if registry is None:
-        raise TypeError(f"{class_name(module)} has no children and no parameters: call super().__init__() in its class")
+        raise TypeError(f"{class_name(module)} has no registries: call super().__init__() in its __init__()")
     found = dict(registry.items())
     for name, child in found.items():
         if child is not None and not issubclass(type(child), nn.Module):
-            raise TypeError(f"its child {name} is a {class_name(child)}, expected a torch.nn.Module: register one")
+            raise TypeError(f"its child {name} is {class_name(child)}, not a torch.nn.Module")
     return found
 
 

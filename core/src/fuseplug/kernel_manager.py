@@ -17,7 +17,6 @@ from .by_identity import ByIdentity
 from .discovery import KernelRecord, discover, elsewhere, load_class
 from .errors import DiscoveryError, PlanError
 from .hookspecs import PROJECT, BaseKernel
-from .insides import all_below, class_name
 from .words import Mode
 
 if TYPE_CHECKING:
@@ -212,6 +211,7 @@ class KernelManager:
     def applied_to(self, model: nn.Module) -> Applied | None:
         """What is fused in *model* now, a copy of a fused one included; ``None`` if nothing is."""
         _must_be_module(model)
+        from .insides import all_below
         from .patching import our_marks
 
         if not any(our_marks(module) for module in all_below(model)):
@@ -227,6 +227,7 @@ class KernelManager:
             UndoError: If something was replaced over by somebody else since; all the rest has been taken off.
         """
         _must_be_module(model)
+        from .insides import all_below
         from .patching import complain, strip, take_off
 
         calls = self._calls.pop(model) or []
@@ -368,6 +369,7 @@ def _unknown(word: str, known: Sequence[str]) -> str:
 
 def _report_of_marks(model: nn.Module) -> Report:
     """What can be said of a model whose plan is not at hand, such as a copy of a fused one."""
+    from .insides import class_name
     from .patching import our_marks
     from .report import Entry, Report
     from .walking import everywhere

@@ -14,7 +14,7 @@ from .collecting import collection_paused
 from .devices import Destination
 from .errors import PlanError
 from .insides import attributes_of, children_of, said_by
-from .verification import Signatures, StandIns, Uncopyable
+from .verification import Signatures, StandIns, UncopyableError
 from .words import Rejection
 
 _MOST_PATHS = 256
@@ -116,7 +116,7 @@ def everywhere(model: nn.Module) -> dict[int, Found]:
 
 def _fault(path: str, error: Exception) -> Rejection:
     where = f"skip={path!r}" if path else "skip="
-    if isinstance(error, Uncopyable):
+    if isinstance(error, UncopyableError):
         return Rejection(str(error))
     return Rejection(
         f"it cannot be looked at: {said_by(error)}. Expected a module whose registries and attributes can be read; "

@@ -1,7 +1,7 @@
 """Accepting a kernel for a module: by what both do, never by what they are called."""
 
 from .comparing import Tolerance, difference, excess
-from .copying import Uncopyable
+from .copying import UncopyableError
 from .memory import dense
 from .neutral import neutral, plain_torch, random_state_kept
 from .outcome import Handing, Outcome, Subject, run
@@ -20,7 +20,7 @@ __all__ = [
     "StandIns",
     "Subject",
     "Tolerance",
-    "Uncopyable",
+    "UncopyableError",
     "Verifier",
     "dense",
     "difference",

@@ -54,10 +54,10 @@ _ALSO_SHARED = (enum.Enum, type, types.ModuleType)
 """The same with all that is derived from them."""
 
 _MOST_OBJECTS = 10_000
-"""What holds more objects than this is no small thing that belongs to one module, but a way to the rest of a program."""
+"""What leads to more objects than this does not belong to one module: it is a way to the rest of a program."""
 
 
-class Uncopyable(Exception):
+class UncopyableError(Exception):
     """Something that can neither be copied nor be shared."""
 
 
@@ -96,12 +96,14 @@ def _refuse(self: Uncopied, *_args: Any, **_kwargs: Any) -> Any:
     raise TypeError(object.__getattribute__(self, "_why"))
 
 
+_OPERATIONS = (
+    *("call", "setattr", "delattr", "bool", "len", "iter", "next", "reversed", "contains", "getitem", "setitem"),
+    *("delitem", "enter", "exit", "aenter", "aexit", "await", "eq", "ne", "lt", "le", "gt", "ge", "hash", "str"),
+    *("format", "int", "float", "complex", "index", "abs", "neg", "add", "radd", "iadd", "sub", "rsub", "isub", "mul"),
+    *("rmul", "imul", "truediv", "rtruediv", "floordiv", "mod", "pow", "matmul", "rmatmul", "and", "or", "xor"),
+)
 # Python looks these up on the class, where __getattribute__ is not asked.
-for _operation in (
-    "call setattr delattr bool len iter next contains getitem setitem delitem enter exit eq ne lt le gt ge hash "
-    "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow neg abs int float complex index str format "
-    "matmul rmatmul iadd isub imul and or xor reversed await aenter aexit"
-).split():
+for _operation in _OPERATIONS:
     setattr(Uncopied, f"__{_operation}__", _refuse)
 
 
@@ -138,13 +140,13 @@ class Copying:
             # Objects half made are in there.
             while len(self._memo) > before:
                 self._memo.popitem()
-            return Uncopied(name, value, str(error) if type(error) is Uncopyable else said_by(error))
+            return Uncopied(name, value, str(error) if type(error) is UncopyableError else said_by(error))
 
     def copy(self, value: Any) -> Any:
         """The copy of *value*.
 
         Raises:
-            Uncopyable: If there can be none.
+            UncopyableError: If there can be none.
             Exception: Whatever its class raises when it is copied.
         """
         kind = type(value)
@@ -154,7 +156,7 @@ class Copying:
             return self._memo[id(value)]
         self._left -= 1
         if self._left < 0:
-            raise Uncopyable(f"it leads to more than {_MOST_OBJECTS} objects")
+            raise UncopyableError(f"it leads to more than {_MOST_OBJECTS} objects")
         self._alive.append(value)
         made = self._copy(kind, value)
         self._memo[id(value)] = made
@@ -165,9 +167,13 @@ class Copying:
             return value
         if kind is dict:
             made: Any = {}
+            if _SHARED.issuperset(map(type, value)) and _SHARED.issuperset(map(type, value.values())):
+                return value.copy()
             self._memo[id(value)] = made
             made.update((self.copy(key), self.copy(item)) for key, item in value.items())
             return made
+        if kind in (list, tuple, set, frozenset) and _SHARED.issuperset(map(type, value)):
+            return value if kind in (tuple, frozenset) else value.copy()
         if kind is list:
             made = []
             self._memo[id(value)] = made
@@ -216,7 +222,7 @@ class Copying:
     @staticmethod
     def _another(made: Any, value: Any) -> Any:
         if made is value:
-            raise Uncopyable("copying it gives itself")
+            raise UncopyableError("copying it gives itself")
         return made
 
     def _bound(self, value: types.MethodType) -> types.MethodType:
@@ -244,7 +250,7 @@ class Copying:
             return value
         if id(target) in self._memo:
             return weakref.ref(self._memo[id(target)])
-        raise Uncopyable(f"it refers to a {class_name(target)} outside of the module")
+        raise UncopyableError(f"it refers to a {class_name(target)} outside of the module")
 
 
 def _is_number(kind: type) -> bool:

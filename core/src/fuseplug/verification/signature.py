@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..insides import attributes_of, children_of
+from .copying import UncopyableError
 from .memory import dense, readable
 
 HOOKS = frozenset(name for name in nn.Module().__dict__ if name.endswith("_hooks") or "_hooks_" in name)
@@ -58,6 +60,7 @@ class Signatures:
         if issubclass(type(module), torch.jit.ScriptModule):
             return ("identity", id(module))
         held = attributes_of(module)
+        _must_have_shapes(held)
         within: dict[int, Hashable] = {}
         attributes = [
             (name, type(value), value) if type(value) in _SCALARS else (name, self._value(value, within))
@@ -91,6 +94,15 @@ class Signatures:
             return tuple((self._value(key, within), self._value(item, within)) for key, item in value.items())
         items = (self._value(item, within) for item in value)
         return frozenset(items) if kind in (set, frozenset) else tuple(items)
+
+
+def _must_have_shapes(held: Mapping[str, Any]) -> None:
+    for registry in (held["_parameters"], held["_buffers"]):
+        for name, tensor in registry.items():
+            if is_lazy(tensor):
+                raise UncopyableError(
+                    f"its {name} is lazy, without a shape yet: run the model once, then call apply_all again"
+                )
 
 
 _CONTAINERS = frozenset({list, tuple, set, frozenset, dict})

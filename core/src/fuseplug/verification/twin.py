@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from ..insides import all_below, attributes_of, children_of, class_name
 from ..words import Example
-from .copying import Copying, Uncopyable
+from .copying import Copying, UncopyableError
 from .memory import readable
 from .signature import HOOKS, INSTANCE_ONLY, Signatures
 
@@ -45,7 +44,7 @@ class StandIns:
     def of(self, module: nn.Module) -> nn.Module:
         """The stand-in of *module*, those of all below it included.
 
-        For TorchScript, which cannot be copied so, an empty module stands in.
+        For TorchScript, which cannot be copied so, and for what cannot be looked at an empty module stands in.
         """
         if id(module) not in self._made:
             try:
@@ -61,6 +60,9 @@ class StandIns:
             self._made[id(module)] = nn.Module()
             return
         number = self._signatures.of(module)
+        if id(module) in self._signatures.faults:
+            self._made[id(module)] = nn.Module()
+            return
         # Before its children, one of which may refer to it.
         copy = self._made[id(module)] = object.__new__(type(module))
         if number not in self._attributes:
@@ -132,7 +134,7 @@ class _Twin:
         """A copy of what an attribute leads to and no registry has, with the values that are small."""
         for number, each in enumerate(all_below(module)):
             if number == _MOST_MODULES or issubclass(type(each), torch.jit.ScriptModule):
-                raise Uncopyable(f"it leads to a {class_name(module)} that is no child of the module")
+                raise UncopyableError(f"it leads to a {class_name(module)} that is no child of the module")
         return self._all(module, self._with_values, self._place)
 
     def _all(self, module: nn.Module, copying: Copying, parameter: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -201,13 +203,11 @@ def _valueless(tensor: Tensor) -> Tensor:
     try:
         # DeepSpeed's ZeRO-3 leaves an empty tensor behind, with the true shape beside it.
         return torch.empty(getattr(tensor, "ds_shape", tensor.shape), dtype=tensor.dtype, device="meta")
-    except (RuntimeError, NotImplementedError):
+    except Exception:  # noqa: BLE001 - a subclass of Tensor may raise anything
         # A nested tensor has no shape; planning leaves alone what has one.
         return torch.empty(0, device="meta")
 
 
 def _valueless_parameter(parameter: Tensor) -> nn.Parameter:
-    if is_lazy(parameter):
-        raise Uncopyable("a parameter of it has no shape yet: run the model once, then call apply_all again")
     valueless = _valueless(parameter)
     return nn.Parameter(valueless, valueless.is_floating_point() or valueless.is_complex())
