@@ -20,7 +20,7 @@ KERNELS = ROOT / "kernel-packages"
 
 # Lowest first; names on one line do not import each other.
 LAYERS = (
-    {"errors"},
+    {"errors", "by_identity", "insides", "plain_text"},
     {"words"},
     {"hookspecs", "differentiating"},
     {"functional", "inductor", "npu", "triton"},

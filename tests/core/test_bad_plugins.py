@@ -298,9 +298,11 @@ def test_an_error_names_the_place_in_the_plugins_own_file(manager):
     assert f"{__file__}:{raising.__code__.co_firstlineno + 1}" in rejection.reason
 
 
-@pytest.mark.parametrize("where", ["match", "example", "unavailable"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_what_is_to_stop_everything_passes_through(manager, model, where, error):
+class Stop(BaseException):
+    """What no ``except Exception`` catches."""
+
+
+def stopping_kernel(where, error):
     def stopping(*args):
         raise error
 
@@ -308,12 +310,44 @@ def test_what_is_to_stop_everything_passes_through(manager, model, where, error)
         "match": matching(stopping),
         "example": matching(lambda self, site: [proposal(example=stopping)]),
         "unavailable": variant_of(NormKernel, "bad", unavailable=stopping),
+        "unsupported": variant_of(NormKernel, "bad", unsupported=stopping),
+        "propose": matching(lambda self, site: (stopping() for _ in range(2))),
+        "bind": matching(lambda self, site: [proposal(adapters=(Stopping("stops", error),))]),
     }
-    manager.register(changed[where])
+    return changed[where]
+
+
+@dataclass(frozen=True)
+class Stopping(NormAdapter.__mro__[1]):
+    variant: str
+    error: type
+
+    def bind(self, compute):
+        raise self.error
+
+
+STOPS = ["match", "example", "unavailable", "unsupported", "propose", "bind"]
+
+
+@pytest.mark.parametrize("where", STOPS)
+def test_ctrl_c_passes_through(manager, model, where):
+    manager.register(stopping_kernel(where, KeyboardInterrupt))
     before = state_of(model)
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         manager.apply_all(model)
     assert not differing(before, state_of(model))
+
+
+@pytest.mark.parametrize("where", STOPS)
+@pytest.mark.parametrize("error", [SystemExit, Stop])
+def test_a_kernel_that_would_end_the_program_is_an_answer(manager, model, where, error):
+    manager.register(stopping_kernel(where, error))
+    manager.register(RotaryKernel)
+    report = manager.apply_all(model).report
+    assert {entry.kernel_id for entry in report.fused} == {"toy_rotary"}
+    reasons = [r.reason for entry in report.left_alone for k, r in entry.rejections if k == "bad"]
+    assert reasons
+    assert all(error.__name__ in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("said", [ValueError("who knows"), 3])

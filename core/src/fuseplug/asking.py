@@ -9,7 +9,7 @@ import pluggy
 
 from .collecting import collection_paused
 from .discovery import KernelRecord
-from .verification import Snapshot
+from .verification import Snapshot, neutral, random_state_kept
 from .words import Answer, Rejection, Site
 
 IMPURE = Rejection("it changed the module it was asked about; match() may only look", kind="error")
@@ -41,10 +41,11 @@ class Asking:
         alone, to find out who.
         """
         before = Snapshot(question.site.module for question in questions)
-        answers = [self._put(question) for question in questions]
-        if before.changed():
-            before.restore()
-            answers = [self._put_one_by_one(question) for question in questions]
+        with neutral(), random_state_kept("cpu"):
+            answers = [self._put(question) for question in questions]
+            if before.changed():
+                before.restore()
+                answers = [self._put_one_by_one(question) for question in questions]
         return [sorted(each, key=lambda answer: answer.kernel_id) for each in answers]
 
     def _put(self, question: Question) -> list[Answer]:

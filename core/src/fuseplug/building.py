@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import PlanError
+from .plain_text import one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,7 +20,7 @@ def build(name: str, *, trust_remote_code: bool = False) -> nn.Module:
         trust_remote_code: Whether Python code that comes with the model may be run.
 
     Raises:
-        PlanError: If there is no such model, or what it takes to build it is not installed.
+        PlanError: If there is no such model, its config is bad, or what it takes to build it is not installed.
     """
     _must_exist(name)
     torch, transformers = _torch(), _transformers()
@@ -29,6 +30,12 @@ def build(name: str, *, trust_remote_code: bool = False) -> nn.Module:
             return _from_config(transformers, config, trust_remote_code)
     except ImportError as error:
         raise PlanError(f"{name} cannot be built: {_first_line(error)}", name=name) from error
+    except Exception as error:  # a config of wrong types or sizes raises whatever the model's code makes of it
+        raise PlanError(
+            f"{name} cannot be built: {type(error).__name__}: {_first_line(error)}; expected the config of a model that "
+            "transformers can build: look at its sizes and types",
+            name=name,
+        ) from error
 
 
 def _must_exist(name: str) -> None:
@@ -66,7 +73,7 @@ def _config(transformers: Any, name: str, trust_remote_code: bool) -> Any:
     # False rather than None, or transformers asks on the terminal whether to run the model's code.
     try:
         return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a file that is no config raises whatever transformers makes of it
         raise PlanError(
             f"the config of {name} cannot be read: {_first_line(error)}\n{_remedy(name, error)}", name=name
         ) from error
@@ -99,4 +106,4 @@ def _remedy(name: str, error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next((line for line in map(one_line, str(error).splitlines()) if line), type(error).__name__)

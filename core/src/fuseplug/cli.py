@@ -13,6 +13,7 @@ import typer
 from .discovery import KernelRecord
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
+from .plain_text import one_line, some_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,8 +40,17 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         app(args=None if args is None else list(args), prog_name="fuseplug")
     except FuseplugError as error:
-        typer.echo(f"fuseplug: {error}", err=True)
+        typer.echo(f"fuseplug: {some_lines(error)}", err=True)
         sys.exit(2)
+
+
+def _kernels(manager: KernelManager) -> Sequence[KernelRecord]:
+    """Those of *manager*; an interrupt while a plug-in is imported says whose import that was."""
+    try:
+        return manager.kernels()
+    except KeyboardInterrupt as interrupt:
+        typer.echo(f"fuseplug: {some_lines(interrupt) or 'interrupted'}", err=True)
+        raise typer.Exit(130) from interrupt
 
 
 def _print_version(wanted: bool) -> None:
@@ -64,7 +74,7 @@ def list_kernels(
     as_json: AsJson = False,
 ) -> None:
     """List the installed kernels, and why those that are not ready are not."""
-    records = KernelManager().kernels()
+    records = _kernels(KernelManager())
     if as_json:
         _print_json([record.to_dict() for record in records])
     elif records:
@@ -97,9 +107,9 @@ def plan(
 ) -> None:
     """Show what would be fused in a model, what would not, and why."""
     manager, console = KernelManager(), _console(stderr=True)
-    if not manager.kernels():
+    if not _kernels(manager):
         typer.echo(NOTHING_INSTALLED, err=True)
-    with console.status(f"building {model} on meta"):
+    with console.status(f"building {one_line(model)} on meta"):
         from .building import build
 
         built = build(model, trust_remote_code=trust_remote_code)
@@ -126,7 +136,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     with _console(stderr=True).status("importing torch and looking at the devices"):
         machine = look()
-    rows = examine(machine, KernelManager().kernels())
+    rows = examine(machine, _kernels(KernelManager()))
     if as_json:
         _print_json([row._asdict() for row in rows])
     else:
@@ -141,13 +151,14 @@ def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
         kernel = record.kernel
         devices = ", ".join(kernel.device_types) or "any" if kernel else ""
         source = f"{record.distribution} {record.version}".strip()
-        table.add_row(record.kernel_id, source, kernel.op if kernel else "", devices, _state(record.state))
+        cells = (record.kernel_id, source, kernel.op if kernel else "", devices)
+        table.add_row(*map(one_line, cells), _state(record.state))
     console.print(table)
     for record in records:
         if record.reason:
             _print_reason(console, record)
         if record.traceback and verbose:
-            console.print(record.traceback, markup=False, highlight=False, soft_wrap=True)
+            console.print(some_lines(record.traceback), markup=False, highlight=False, soft_wrap=True)
     if not verbose and any(record.traceback for record in records):
         console.print("`fuseplug list -v` shows the tracebacks.")
 
@@ -157,7 +168,7 @@ def _print_rows(rows: Sequence[Row]) -> None:
     table.add_column("found", ratio=1, overflow="fold")
     for row in rows:
         remedy = [f"→ {row.remedy}"] if row.remedy else []
-        table.add_row(_state(row.state), row.name, "\n".join([row.found, *remedy]))
+        table.add_row(_state(row.state), one_line(row.name), some_lines("\n".join([row.found, *remedy])))
     console.print(table)
     counts = [f"{sum(row.state == state for row in rows)} {state}" for state in ("ok", "warn", "fail")]
     console.print(", ".join(counts))
@@ -167,8 +178,8 @@ def _print_reason(console: Console, record: KernelRecord) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    console.print(Text.assemble((record.name.lstrip(":"), "bold"), " is ", _state(record.state)))
-    console.print(Padding(Text(record.reason), (0, 0, 1, 2)))
+    console.print(Text.assemble((one_line(record.name.lstrip(":")), "bold"), " is ", _state(record.state)))
+    console.print(Padding(Text(some_lines(record.reason)), (0, 0, 1, 2)))
 
 
 def _table(*columns: str) -> Any:

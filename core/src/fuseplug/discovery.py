@@ -126,7 +126,9 @@ def elsewhere(record: KernelRecord) -> KernelRecord:
     there = replace(record, state="ready", reason=_with_extras(record, entry))
     try:
         loaded = load_class(entry.load(), there)
-    except (Exception, SystemExit):  # noqa: BLE001 - what is missing may be what its import needs
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - what is missing may be what its import needs
         return record
     return loaded if loaded.kernel is not None else record
 
@@ -221,7 +223,14 @@ def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelR
             remedy = f'pip install "{_with_extras(record, entry)}"'
             return replace(record, state=state, reason=f"needs {', '.join(lacking)}: {remedy}")
         return load_class(entry.load(), record)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's import may raise anything, or exit
+    except KeyboardInterrupt as error:
+        # Whether somebody pressed Ctrl-C or the plug-in raised it cannot be told.
+        raise KeyboardInterrupt(
+            f"interrupted while importing kernel {record.name} ({record.value}); if nobody pressed Ctrl-C, the "
+            f"distribution raised it: uninstall {record.distribution}, or leave it out with {KERNELS_VARIABLE}=-"
+            f"{record.kernel_id}"
+        ) from error
+    except BaseException as error:  # noqa: BLE001 - a stranger's import may raise anything, or exit
         reason = f"{type(error).__name__}: {error}"
         return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
 

@@ -131,7 +131,9 @@ class BaseKernel(abc.ABC):
                 raise TypeError("; ".join(wrong))
             if isinstance(said, Rejection):
                 return Answer(self.kernel_id, rejection=said)
-        except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything, or exit
             where = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__} while matching: {error} ({where.filename}:{where.lineno})"
             return Answer(self.kernel_id, rejection=Rejection(reason, kind="error"))
@@ -143,7 +145,9 @@ def _asked(kernel: BaseKernel, question: str, subject: Any) -> str | None:
     try:
         said: str | None = getattr(kernel, question)(subject)
         return said
-    except Exception as error:  # noqa: BLE001 - a stranger's check may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a stranger's check may raise anything, or exit
         return f"{type(error).__name__}: {error} (raised by its {question}())"
 
 

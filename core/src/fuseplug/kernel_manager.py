@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import pluggy
 
+from .by_identity import ByIdentity
 from .discovery import KernelRecord, discover, elsewhere, load_class
 from .errors import DiscoveryError, PlanError
 from .hookspecs import PROJECT, BaseKernel
@@ -87,7 +88,7 @@ class KernelManager:
         self._records: list[KernelRecord] | None = None
         self._plugins = pluggy.PluginManager(PROJECT)
         self._registered: dict[str, KernelRecord] = {}
-        self._calls: weakref.WeakKeyDictionary[nn.Module, list[_Call]] = weakref.WeakKeyDictionary()
+        self._calls: ByIdentity[nn.Module, list[_Call]] = ByIdentity()
 
     def kernels(self) -> list[KernelRecord]:
         """Every kernel that is installed or registered, whatever its state, by distribution and id."""
@@ -153,7 +154,7 @@ class KernelManager:
         from .asking import Asking
         from .planning import Rules, make_plan
         from .refusing import refuse_left_alone
-        from .verification import neutral
+        from .verification import plain_torch
         from .walking import walk
 
         _must_be_module(model)
@@ -161,7 +162,7 @@ class KernelManager:
         there, records, plugins = self._destination(device)
         taking_part = _select(records, include, exclude, purpose)
         rules = Rules(taking_part, _words(include or ()), purpose, verify, records)
-        with neutral():
+        with plain_torch():
             places = walk(model, only=_words(only), skip=_words(skip), device=there)
             plan = make_plan(model, places, rules, Asking(plugins).ask)
         if strict:
@@ -210,9 +211,10 @@ class KernelManager:
     def applied_to(self, model: nn.Module) -> Applied | None:
         """What is fused in *model* now, a copy of a fused one included; ``None`` if nothing is."""
         _must_be_module(model)
+        from .insides import all_below
         from .patching import our_marks
 
-        if not any(our_marks(module) for module in model.modules()):
+        if not any(our_marks(module) for module in all_below(model)):
             return None
         calls = self._calls.get(model)
         last = calls[-1] if calls else _Call(_report_of_marks(model), [], [])
@@ -225,11 +227,12 @@ class KernelManager:
             UndoError: If something was replaced over by somebody else since; all the rest has been taken off.
         """
         _must_be_module(model)
+        from .insides import all_below
         from .patching import complain, strip, take_off
 
-        calls = self._calls.pop(model, [])
+        calls = self._calls.pop(model) or []
         left = take_off([change for call in calls for change in call.changes])
-        for module in model.modules():
+        for module in all_below(model):
             strip(module)
         if left:
             self._calls[model] = [replace(calls[-1], changes=left)]
@@ -239,7 +242,9 @@ class KernelManager:
         from .patching import put_on
 
         call = _Call(plan.report, plan.patches, put_on(plan.patches))
-        calls = self._calls.setdefault(model, [])
+        calls = self._calls.get(model)
+        if calls is None:
+            calls = self._calls[model] = []
         if calls and not call.changes:
             # Nothing to take back: it stands in for the call before, or the list would grow with every call.
             calls[-1].report, calls[-1].patches = call.report, call.patches
@@ -259,7 +264,7 @@ class KernelManager:
 
         def undo_call() -> None:
             alive = reference()
-            calls = self._calls.get(alive, []) if alive is not None else []
+            calls = (self._calls.get(alive) if alive is not None else None) or []
             if any(known is call for known in calls):
                 calls[:] = [known for known in calls if known is not call]
                 complain(take_off(call.changes))
@@ -330,7 +335,9 @@ def _registered_with(plugins: pluggy.PluginManager, record: KernelRecord) -> Ker
         return record
     try:
         plugins.register(record.kernel, name=record.kernel_id)
-    except Exception as error:  # noqa: BLE001 - pluggy looks at every attribute of a stranger's class
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - pluggy looks at every attribute of a stranger's class
         reason = f"{type(error).__name__} while registering it with pluggy: {error}"
         return replace(record, state="broken", kernel=None, reason=reason, traceback=traceback.format_exc())
     return record
@@ -367,12 +374,16 @@ def _unknown(word: str, known: Sequence[str]) -> str:
 
 def _report_of_marks(model: nn.Module) -> Report:
     """What can be said of a model whose plan is not at hand, such as a copy of a fused one."""
+    from .insides import class_name
     from .patching import our_marks
     from .report import Entry, Report
+    from .walking import everywhere
 
     entries = [
-        Entry((path,), type(module).__name__, mark.device_type, "", target, mark.kernel_id, mark.variant)
-        for path, module in model.named_modules()
-        for target, mark in our_marks(module).items()
+        Entry(
+            tuple(found.paths[:1]), class_name(found.module), mark.device_type, "", target, mark.kernel_id, mark.variant
+        )
+        for found in everywhere(model).values()
+        for target, mark in our_marks(found.module).items()
     ]
-    return Report(type(model).__name__, "training", entries, notes=["read off the model: its plan is not at hand"])
+    return Report(class_name(model), "training", entries, notes=["read off the model: its plan is not at hand"])

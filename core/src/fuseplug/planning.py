@@ -17,6 +17,7 @@ from .asking import Question
 from .discovery import KernelRecord, elsewhere
 from .errors import DiscoveryError, PatchError
 from .hookspecs import BaseKernel, resolve
+from .insides import all_below, attributes_of, class_name, said_by
 from .patching import (
     Accepts,
     Mark,
@@ -32,7 +33,7 @@ from .patching import (
     space_of,
 )
 from .report import Check, Entry, Report
-from .verification import ById, Ran, Semantics, Subject, Verifier
+from .verification import ById, Ran, Semantics, Subject, Verifier, dense, own_tensors
 from .walking import Place, upwards
 from .words import Answer, Compute, Mode, Proposal, Rejection, Site, Target
 
@@ -93,7 +94,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
     planner.ask(places)
     decisions = [decision for place in places for decision in planner.decide(place)]
     report = Report(
-        model_class=type(model).__name__,
+        model_class=class_name(model),
         mode=rules.mode,
         entries=[entry for entry, _ in decisions],
         records=[record for record in rules.installed if _concerns(record, places)],
@@ -129,7 +130,23 @@ class _Planner:
         self._unavailable: dict[tuple[str, str], str | None] = {}
         self._offered: dict[tuple[int, str], _Offered] = {}
 
-    def decide(self, place: Place) -> Iterator[_Decision]:
+    def decide(self, place: Place) -> list[_Decision]:
+        """The answers for *place*; what deciding raises is one of them, and nothing of the place is replaced then."""
+        try:
+            return list(self._answers(place))
+        except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything, whatever is done to it
+            why = Rejection(
+                f"it cannot be planned: {said_by(error)}. Mend its class, or leave it out with skip=", kind="error"
+            )
+            return [(replace(_blank(place), rejections=(("fuseplug", why),)), None)]
+
+    def _answers(self, place: Place) -> Iterator[_Decision]:
+        if place.fault is not None:
+            if covering := self._covering(place):
+                yield replace(_blank(place), covered_by=covering), None
+            else:
+                yield replace(_blank(place), rejections=(("fuseplug", place.fault),)), None
+            return
         if _scripted(place.module):
             why = Rejection("it is TorchScript, whose methods cannot be replaced: apply before scripting")
             yield replace(_blank(place), rejections=(("fuseplug", why),)), None
@@ -149,7 +166,7 @@ class _Planner:
         """Ask about *places*, once about all that are alike."""
         first: dict[tuple[int, str], Place] = {}
         for place in places:
-            if not _scripted(place.module):
+            if place.fault is None and not _scripted(place.module):
                 first.setdefault(_likeness(place), place)
         questions = [
             Question(
@@ -212,7 +229,12 @@ class _Planner:
         if isinstance(subject, Rejection):
             return replace(entry, rejections=(*rejections, ("fuseplug", subject))), None, None
         for number, (record, proposal) in enumerate(ranked):
-            verdict = self._verify(place, record, proposal, subject)
+            try:
+                verdict = self._verify(place, record, proposal, subject)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a kernel that calls sys.exit() ends no program
+                verdict = Rejection(f"{said_by(error)} while it was verified", kind="error")
             if isinstance(verdict, Rejection):
                 rejections.append((record.kernel_id, _blaming(record, verdict)))
                 continue
@@ -290,11 +312,11 @@ def _likeness(place: Place) -> tuple[int, str]:
 
 
 def _blank(place: Place) -> Entry:
-    return Entry(place.paths, type(place.module).__name__, place.device_type)
+    return Entry(place.paths, class_name(place.module), place.device_type)
 
 
 def _scripted(module: nn.Module) -> bool:
-    return isinstance(module, torch.jit.ScriptModule)
+    return issubclass(type(module), torch.jit.ScriptModule)
 
 
 def _concerns(record: KernelRecord, places: Sequence[Place]) -> bool:
@@ -337,7 +359,9 @@ def _loaded_when_called(function: str) -> Compute:
 def _load_failure(kernel: BaseKernel) -> str:
     try:
         kernel.load()
-    except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a stranger's module may raise anything, or exit
         return f"{type(error).__name__} while loading {kernel.function}: {error}"
     return ""
 
@@ -347,7 +371,7 @@ def subject_of(place: Place, target: Target) -> Subject | Rejection:
     module = place.module
     method = class_method(module, target.method)
     if method is None:
-        return Rejection(f"{type(module).__name__}.{target.method} is not a plain method, so it cannot be replaced")
+        return Rejection(f"{class_name(module)}.{target.method} is not a plain method, so it cannot be replaced")
     if not (is_original(module, target.method) or our_parts(module, target.method)):
         who = describe(module, target.method)
         return Rejection(
@@ -355,13 +379,34 @@ def subject_of(place: Place, target: Target) -> Subject | Rejection:
             kind="foreign",
         )
     if target.function is None:
-        return Subject(method, module, place.alike)
+        return _odd_tensor(module) or Subject(method, module, place.alike)
     try:
         if not calls(method, target.function):
             return Rejection(f"{method.__qualname__} does not call {target.function}")
         return Subject(lookup(method, target.function), None, space=ById(space_of(method, target.function)))
     except PatchError as error:
         return Rejection(str(error))
+
+
+def _odd_tensor(module: nn.Module) -> Rejection | None:
+    """Why no kernel can read what *module* holds, if a tensor of it or below it is not dense."""
+    for each in all_below(module):
+        for name, tensor in own_tensors(each).items():
+            if not dense(tensor):
+                holder = "its" if each is module else f"the {class_name(each)} below it: its"
+                return Rejection(
+                    f"{holder} {name} is {_layout(tensor)}, and kernels read dense tensors: make it dense, or leave "
+                    "the module as it is"
+                )
+    return None
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}"
+    return f"quantised to {tensor.dtype}" if tensor.is_quantized else "wrapped by torch.func"
 
 
 def patch_of(
@@ -386,7 +431,9 @@ def patch_of(
     )
     try:
         function = replacement(subject.original, semantics.adapter, compute, mark, accepts)
-    except Exception as error:  # noqa: BLE001 - a stranger's bind may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a stranger's bind may raise anything, or exit
         return Rejection(f"{type(error).__name__} while binding its adapter: {error}", kind="error")
     if why := replacement_of(function).why_never(place.module if target.function is None else None):
         return Rejection(f"{why}; without that it can be fused", kind="unlike")
@@ -403,7 +450,7 @@ def notes(model: nn.Module, decisions: Sequence[_Decision], records: Sequence[Ke
         found.append(f"the machine that this is planned for needs: pip install {' '.join(lacking)}")
     if any(entry.check == "pending" for entry, _ in decisions):
         found.append("kernel check pending: call apply_all again once the model is on its device")
-    if getattr(model, "_use_kernels", False):
+    if attributes_of(model).get("_use_kernels") is True:
         found.append(
             "this model has use_kernels=True: transformers sets forwards again on train() and eval(), which takes "
             "kernels off; call apply_all after, or set model.use_kernels = False"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from .discovery import KernelRecord
+from .plain_text import one_line, some_lines
 from .words import Mode, Rejection, Target
 
 if TYPE_CHECKING:
@@ -150,28 +151,32 @@ class Report:
         from rich.text import Text
 
         narrow = options.max_width < _WIDE
-        yield Text(self.summary())
+        yield Text(one_line(self.summary()))
         fused: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.fused:
             where = f"{entry.check} on {entry.device_type}" if entry.check == "passed" else entry.check
             # Two lines to a cell: side by side they would leave no room for the paths.
-            key = (f"{entry.kernel_id}\n{entry.variant}", f"{entry.class_name}\n{entry.target}", where)
+            names = map(one_line, (entry.kernel_id, entry.variant, entry.class_name, entry.target))
+            kernel_id, variant, class_name, target = names
+            key = (f"{kernel_id}\n{variant}", f"{class_name}\n{target}", where)
             fused[key].append(entry)
         yield from _table("fused", ("kernel\nvariant", "class\ntarget", "kernel check"), fused, narrow)
         alone: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.left_alone:
             covered = "no longer called: its parent is fused" if entry.covered_by else entry.why_not
-            alone[entry.op, entry.class_name, covered].append(entry)
+            alone[one_line(entry.op), one_line(entry.class_name), covered].append(entry)
         yield from _table("left alone", ("op", "class", "why"), alone, narrow)
         passed_over: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.fused:
             for kernel, rejection in entry.rejections:
-                passed_over[kernel, entry.class_name, rejection.reason].append(entry)
+                passed_over[one_line(kernel), one_line(entry.class_name), rejection.reason].append(entry)
             for kernel in entry.outranked:
-                passed_over[kernel, entry.class_name, f"outranked by {entry.kernel_id}"].append(entry)
+                passed_over[one_line(kernel), one_line(entry.class_name), f"outranked by {entry.kernel_id}"].append(
+                    entry
+                )
         yield from _table("passed over", ("kernel", "class", "why"), passed_over, narrow)
         yield from _kernels([r for r in self.records if r.state != "ready"], self.idle, narrow)
-        yield from (Text(f"note: {note}") for note in self.notes)
+        yield from (Text(f"note: {one_line(note)}") for note in self.notes)
 
 
 _WIDE = 110
@@ -209,7 +214,8 @@ def _cells(cells: Sequence[str], stacked: bool = False) -> list[Any]:
     # Text, because rich would take the brackets of "pip install x[npu]" in a string for its markup.
     from rich.text import Text
 
-    return [Text("\n".join(cells))] if stacked else [Text(cell) for cell in cells]
+    safe = [some_lines(cell) for cell in cells]
+    return [Text("\n".join(safe))] if stacked else [Text(cell) for cell in safe]
 
 
 def _empty(title: str, columns: Sequence[str], stacked: bool) -> Any:
@@ -226,6 +232,6 @@ def _empty(title: str, columns: Sequence[str], stacked: bool) -> Any:
 
 def _where(entries: Sequence[Entry], most: int = 3) -> str:
     """The paths with their numbers starred, so that the layers of a model are one line."""
-    shapes = dict.fromkeys(re.sub(r"\b\d+\b", "*", entry.paths[0]) or "(the model)" for entry in entries)
+    shapes = dict.fromkeys(re.sub(r"\b\d+\b", "*", one_line(entry.paths[0])) or "(the model)" for entry in entries)
     rest = [f"and {len(shapes) - most} more"] if len(shapes) > most else []
     return "\n".join([*list(shapes)[:most], *rest])

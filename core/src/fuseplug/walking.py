@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,12 @@ from torch import nn
 from .collecting import collection_paused
 from .devices import Destination
 from .errors import PlanError
-from .verification import Signatures, StandIns
+from .insides import attributes_of, children_of, said_by
+from .verification import Signatures, StandIns, UncopyableError
+from .words import Rejection
+
+_MOST_PATHS = 256
+"""How many paths of one module are listed. Modules that share children at each level have exponentially many."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Place:
         stand_in: What kernels are shown of it.
         device_type: Where it runs, or will.
         device: Where it can be checked now; ``None`` while it is on meta, or planned for a device that is not there.
+        fault: Why it cannot be looked at; its stand-in is an empty module then.
     """
 
     module: nn.Module
@@ -35,6 +41,7 @@ class Place:
     stand_in: nn.Module
     device_type: str
     device: torch.device | None
+    fault: Rejection | None = None
 
 
 @collection_paused()
@@ -50,32 +57,82 @@ def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: 
     Raises:
         PlanError: If a glob matches nothing.
     """
-    paths: dict[nn.Module, list[str]] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        paths.setdefault(module, []).append(path)
-    everything = [path for found in paths.values() for path in found]
+    found = everywhere(model)
+    everything = [path for each in found.values() for path in each.paths]
     wanted = _below(everything, only, "only") if only else set(everything)
     unwanted = _below(everything, skip, "skip")
-    devices, signatures = _Devices(paths), Signatures()
+    devices, signatures = _Devices(found), Signatures()
     stand_ins = StandIns(signatures)
     places = []
-    for module, found in paths.items():
-        if wanted.isdisjoint(found) or not unwanted.isdisjoint(found):
+    for number, each in found.items():
+        if wanted.isdisjoint(each.paths) or not unwanted.isdisjoint(each.paths):
             continue
-        now = devices.of(found[0])
+        now = devices.of(each.paths[0])
         kind, usable = _planned_type(device, now), _usable(device, now)
-        places.append(Place(module, tuple(found), signatures.of(module), stand_ins.of(module), kind, usable))
+        alike, stand_in = signatures.of(each.module), stand_ins.of(each.module)
+        error = each.error or signatures.faults.get(number) or stand_ins.faults.get(number)
+        fault = None if error is None else _fault(each.paths[0], error)
+        places.append(Place(each.module, tuple(each.paths), alike, stand_in, kind, usable, fault))
     return places
+
+
+@dataclass
+class Found:
+    """A module of a model.
+
+    Attributes:
+        module: The module.
+        paths: Where it is.
+        error: What looking for its children raised.
+    """
+
+    module: nn.Module
+    paths: list[str]
+    error: Exception | None = None
+
+
+def everywhere(model: nn.Module) -> dict[int, Found]:
+    """Every module by its ``id``, parents before children, with each path on which no module comes twice."""
+    found: dict[int, Found] = {}
+    waiting: list[tuple[str, nn.Module, tuple[int, ...]]] = [("", model, ())]
+    while waiting:
+        path, module, above = waiting.pop()
+        number = id(module)
+        each = found.setdefault(number, Found(module, []))
+        if number in above or len(each.paths) == _MOST_PATHS:
+            continue
+        each.paths.append(path)
+        try:
+            children = children_of(module)
+        except Exception as error:  # noqa: BLE001 - a stranger's registry may raise anything
+            each.error = error
+            continue
+        inside, above = f"{path}." if path else "", (*above, number)
+        waiting += [
+            (f"{inside}{name}", child, above) for name, child in reversed(children.items()) if child is not None
+        ]
+    return found
+
+
+def _fault(path: str, error: Exception) -> Rejection:
+    where = f"skip={path!r}" if path else "skip="
+    if isinstance(error, UncopyableError):
+        return Rejection(str(error))
+    return Rejection(
+        f"it cannot be looked at: {said_by(error)}. Expected a module whose registries and attributes can be read; "
+        f"mend its class, or leave it out with {where}",
+        kind="error",
+    )
 
 
 class _Devices:
     """Where each module runs: its own tensors say, else those below it, else those of the nearest module above."""
 
-    def __init__(self, paths: dict[nn.Module, list[str]]) -> None:
+    def __init__(self, everywhere: Mapping[int, Found]) -> None:
         self._known: dict[str, torch.device] = {}
-        for module, found in reversed(paths.items()):
-            own = _own_device(module)
-            for path in found:
+        for each in reversed(everywhere.values()):
+            own = _own_device(each.module)
+            for path in each.paths:
                 device = own or self._known.get(path)
                 if device is not None:
                     self._known[path] = device
@@ -98,15 +155,19 @@ def upwards(path: str) -> Iterator[str]:
 
 
 def _own_device(module: nn.Module) -> torch.device | None:
-    # An offloaded module's tensors are on meta between calls; accelerate's hook knows where they will be.
-    hook = module.__dict__.get("_hf_hook")
-    for each in getattr(hook, "hooks", (hook,)):
-        if (execution := getattr(each, "execution_device", None)) is not None:
-            return torch.device(execution)
-    for registry in (module._parameters, module._buffers):
-        for tensor in registry.values():
-            if tensor is not None:
-                return tensor.device
+    try:
+        held = attributes_of(module)
+        # An offloaded module's tensors are on meta between calls; accelerate's hook knows where they will be.
+        hook = held.get("_hf_hook")
+        for each in getattr(hook, "hooks", (hook,)):
+            if (execution := getattr(each, "execution_device", None)) is not None:
+                return torch.device(execution)
+        for registry in (held["_parameters"], held["_buffers"]):
+            for tensor in registry.values():
+                if tensor is not None:
+                    return torch.device(tensor.device)
+    except Exception:  # noqa: BLE001 - a stranger's tensor or hook may raise anything; what cannot be read is reported
+        return None
     return None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ..insides import attributes_of
 from ..words import Target
 from .accepts import Mark
 from .replacement import mark_of, parts
@@ -24,13 +25,14 @@ def holder(module: nn.Module, method: str) -> str:
 
     accelerate's hooks put a wrapper under ``forward`` and what was there under ``_old_forward``.
     """
-    hooked = method == "forward" and "_hf_hook" in module.__dict__ and "_old_forward" in module.__dict__
+    held_now = attributes_of(module)
+    hooked = method == "forward" and "_hf_hook" in held_now and "_old_forward" in held_now
     return "_old_forward" if hooked else method
 
 
 def held(module: nn.Module, method: str) -> Any:
     """What the instance itself holds for *method*; ``None`` if it is its class's."""
-    return module.__dict__.get(holder(module, method))
+    return attributes_of(module).get(holder(module, method))
 
 
 def is_original(module: nn.Module, method: str) -> bool:
@@ -54,7 +56,7 @@ def our_parts(module: nn.Module, method: str) -> dict[Target, Callable[..., Any]
 
 def our_marks(module: nn.Module) -> dict[Target, Mark]:
     """What of ours is on this instance, whatever the method, by target."""
-    bound = [value.__func__ for value in module.__dict__.values() if isinstance(value, types.MethodType)]
+    bound = [value.__func__ for value in attributes_of(module).values() if type(value) is types.MethodType]
     methods = {target.method for function in bound for target in parts(function)}
     return {target: mark_of(part) for method in methods for target, part in our_parts(module, method).items()}
 

@@ -1,14 +1,16 @@
 """Accepting a kernel for a module: by what both do, never by what they are called."""
 
 from .comparing import Tolerance, difference, excess
+from .copying import UncopyableError
 from .examining import Semantics
 from .examples import SEMANTICS_SIZE, example_of
 from .kernel_check import Ran
-from .neutral import neutral, random_state_kept
+from .memory import dense
+from .neutral import neutral, plain_torch, random_state_kept
 from .outcome import Handing, Outcome, Subject, run
 from .signature import Signatures
 from .snapshot import Snapshot
-from .twin import StandIns, twin
+from .twin import StandIns, own_tensors, twin
 from .verifier import Verifier
 from .watch import Bare, ById, Call, Equal, Extra, Frozen, Global, Method, Missing, Route, Same, Step, Watch
 
@@ -35,12 +37,16 @@ __all__ = [
     "Step",
     "Subject",
     "Tolerance",
+    "UncopyableError",
     "Verifier",
     "Watch",
+    "dense",
     "difference",
     "example_of",
     "excess",
     "neutral",
+    "own_tensors",
+    "plain_torch",
     "random_state_kept",
     "run",
     "twin",

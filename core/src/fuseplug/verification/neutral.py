@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -15,11 +16,11 @@ _alone = threading.RLock()
 
 
 @contextlib.contextmanager
-def neutral(device_type: str = "cpu") -> Iterator[None]:
-    """Plain eager PyTorch inside, whatever is ambient: gradients on, no modes, no autocast, float32 by default.
+def plain_torch(device_type: str = "cpu") -> Iterator[None]:
+    """Plain eager PyTorch inside, whatever is ambient: gradients on, no modes, no autocast.
 
-    Random state, of the CPU and of *device_type*, is what it was afterwards. One thread at a time: the default dtype
-    and the generators are the whole process's.
+    All of this is the calling thread's own. One thread at a time, because what `neutral` and `same_random_numbers` set
+    is not.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone)
@@ -27,10 +28,33 @@ def neutral(device_type: str = "cpu") -> Iterator[None]:
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
-        for kind in {"cpu", device_type}:
+        for kind in dict.fromkeys(("cpu", device_type)):
             stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def neutral(device_type: str = "cpu") -> Iterator[None]:
+    """The same, with float32 by default: for what runs code of models and kernels.
+
+    The default dtype is the whole process's. Where the ambient one is another, other threads see float32 meanwhile;
+    PyTorch offers no other way. Where it is float32 already, nothing is set.
+    """
+    with plain_torch(device_type), _default_dtype(torch.float32):
+        yield
+
+
+@contextlib.contextmanager
+def same_random_numbers(device_type: str) -> Iterator[None]:
+    """What is drawn inside is the same each time, and the generators are put back afterwards.
+
+    They are the whole process's, and a forward has no others. Another thread that draws meanwhile gets some of these
+    numbers, and its own later: so enter this around one short run only, and only around one that may draw.
+    """
+    with contextlib.ExitStack() as stack:
+        for kind in dict.fromkeys(("cpu", device_type)):
             stack.enter_context(random_state_kept(kind))
-        stack.enter_context(_default_dtype(torch.float32))
+        seed(device_type)
         yield
 
 
@@ -57,22 +81,31 @@ def _function_modes_off() -> Iterator[None]:
 
 @contextlib.contextmanager
 def random_state_kept(device_type: str) -> Iterator[None]:
-    """Random state, of the CPU or of *device_type*, is afterwards what it was."""
-    if device_type == "cpu":
-        state, plain = torch.default_generator.get_state(), random.getstate()
-        numpy = sys.modules.get("numpy")
-        numpys = numpy.random.get_state() if numpy else None
-        try:
-            yield
-        finally:
-            torch.default_generator.set_state(state)
-            random.setstate(plain)
-            if numpy:
-                numpy.random.set_state(numpys)
-    else:
+    """Random state, of the CPU or of *device_type*, is afterwards what it was; where nobody drew, nothing is set."""
+    if device_type != "cpu":
         devices = range(torch.get_device_module(device_type).device_count())
         with torch.random.fork_rng(devices, device_type=device_type):
             yield
+        return
+    state, plain = torch.default_generator.get_state(), random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpys = numpy.random.get_state(legacy=False) if numpy else None
+    try:
+        yield
+    finally:
+        if not torch.equal(torch.default_generator.get_state(), state):
+            torch.default_generator.set_state(state)
+        if random.getstate() != plain:
+            random.setstate(plain)
+        if numpy and not _same_state(numpy.random.get_state(legacy=False), numpys):
+            numpy.random.set_state(numpys)
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    """Whether two states of a generator of numpy's are equal: numbers, words and arrays in dictionaries."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same_state(value, other[name]) for name, value in one.items())
+    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..words import Example
-from .neutral import seed
-from .twin import mapped, twin
+from .neutral import same_random_numbers
+from .twin import twin
 from .watch import ById
 
 
@@ -94,6 +94,7 @@ def run(
     handing: Handing = AS_USUAL,
     autocast: bool = False,
     watching: contextlib.AbstractContextManager[Any] | None = None,
+    draws: bool = True,
 ) -> Outcome:
     """Call *function* in the place of the subject's original.
 
@@ -109,6 +110,8 @@ def run(
         handing: How arguments and gradients lie in memory, and which gradients are wanted.
         autocast: Whether the forward is run under autocast, to the dtype that is the device's own choice.
         watching: Entered around the forward.
+        draws: Whether the call may draw random numbers. It then draws the same ones as any other run, and the process's
+            generators are put back; if not, they are left alone.
     """
     device = torch.device(device)
 
@@ -127,26 +130,27 @@ def run(
     call = args
     double = None
     if subject.module is not None:
-        double = _place_twin(twin(subject.module, example), device, dtype, gradients)
+        double = twin(subject.module, example, _place(device, dtype, gradients))
         if training is not None:
             double.train(training)
         for name, parameter in double.named_parameters():
             named[name] = parameter.requires_grad_(parameter.requires_grad and handing.wants(name))
         call = (double, *args)
-    seed(device.type)
-    # Nothing around a call with gradients: it would put back what a kernel leaves turned off, and that must be seen.
-    with contextlib.ExitStack() as stack:
-        if not gradients:
-            stack.enter_context(torch.no_grad())
-        if autocast:
-            stack.enter_context(torch.autocast(device.type, torch.get_autocast_dtype(device.type)))
-        if watching is not None:
-            stack.enter_context(watching)
-        result = function(*call, **kwargs)
-    outputs = [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
-    values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
-    if gradients:
-        values |= _gradients(outputs, {k: v for k, v in named.items() if v.requires_grad}, handing.upstream)
+    with same_random_numbers(device.type) if draws else contextlib.nullcontext():
+        # Nothing else around a call with gradients: it would put back what a kernel leaves turned off, and that must be
+        # seen.
+        with contextlib.ExitStack() as stack:
+            if not gradients:
+                stack.enter_context(torch.no_grad())
+            if autocast:
+                stack.enter_context(torch.autocast(device.type, torch.get_autocast_dtype(device.type)))
+            if watching is not None:
+                stack.enter_context(watching)
+            result = function(*call, **kwargs)
+        outputs = [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
+        values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
+        if gradients:
+            values |= _gradients(outputs, {k: v for k, v in named.items() if v.requires_grad}, handing.upstream)
     after = (value for value in pytree.tree_leaves(given) if isinstance(value, Tensor))
     values |= {f"args[{i}] afterwards": value for i, value in enumerate(after)}
     if double is not None:
@@ -165,24 +169,19 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
     return tuple(stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def _place_twin(double: nn.Module, device: torch.device, dtype: torch.dtype | None, gradients: bool) -> nn.Module:
+def _place(device: torch.device, dtype: torch.dtype | None, gradients: bool) -> Callable[[Tensor], Tensor]:
+    """Copies tensors of a twin to where it runs, parameters as parameters."""
+
     def place(value: Tensor) -> Tensor:
         if value.is_meta:
             return value
         cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
         moved = value.detach().to(device, cast, copy=True)
-        if isinstance(value, nn.Parameter):
+        if issubclass(type(value), nn.Parameter):
             return nn.Parameter(moved, requires_grad=gradients and moved.is_floating_point())
         return moved
 
-    for module in double.modules():
-        for name, value in list(module.__dict__.items()):
-            if name not in ("_parameters", "_buffers", "_modules"):
-                module.__dict__[name] = mapped(value, place)
-        registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for registry in registries:
-            registry.update((name, place(value)) for name, value in registry.items() if value is not None)
-    return double
+    return place
 
 
 def _gradients(
@@ -194,7 +193,7 @@ def _gradients(
     generator = torch.Generator().manual_seed(1)
     # Eighths of integers below 16 are the same number in every dtype, so that the truth gets what the others get.
     upstream = [
-        lay_out(torch.randint(-15, 16, output.shape, generator=generator).div(8).to(output.device, output.dtype))
+        lay_out(torch.randint(-15, 16, output.shape, generator=generator, device="cpu").div(8).to(output.device, output.dtype))
         for output in differentiable
     ]
     found = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..insides import attributes_of, children_of
+from .copying import UncopyableError
+from .memory import dense, readable
 
 HOOKS = frozenset(name for name in nn.Module().__dict__ if name.endswith("_hooks") or "_hooks_" in name)
 INSTANCE_ONLY = frozenset({"forward", "_old_forward", "_hf_hook", "_compiled_call_impl"})
@@ -24,9 +28,13 @@ class Signatures:
     Behind a number stand the class; every attribute, scalars, containers and small tensors by value and everything else
     by identity; names, shapes and dtypes of parameters; buffers as attributes; the numbers of all children. Numbers
     hold as long as the modules live and are not changed, so one `Signatures` serves one plan.
+
+    Attributes:
+        faults: By the ``id`` of a module that cannot be looked at, what it raised; it is like no other.
     """
 
     def __init__(self) -> None:
+        self.faults: dict[int, Exception] = {}
         self._numbers: dict[Hashable, int] = {}
         self._known: dict[int, int] = {}
 
@@ -34,48 +42,85 @@ class Signatures:
         """The number of *module*."""
         number = self._known.get(id(module))
         if number is None:
-            # A number for each level keeps what is compared small, however deep the module.
-            number = self._numbers.setdefault(self._describe(module), len(self._numbers))
+            # For a descendant that refers to it: nothing else is like what goes round in a circle.
+            alone = self._known[id(module)] = self._number(("identity", id(module)))
+            try:
+                # A number for each level keeps what is compared small, however deep the module.
+                number = self._number(self._describe(module))
+            except Exception as error:  # noqa: BLE001 - a stranger's attributes may raise anything
+                self.faults[id(module)] = error
+                number = alone
             self._known[id(module)] = number
         return number
 
+    def _number(self, description: Hashable) -> int:
+        return self._numbers.setdefault(description, len(self._numbers))
+
     def _describe(self, module: nn.Module) -> Hashable:
-        if isinstance(module, torch.jit.ScriptModule):
+        if issubclass(type(module), torch.jit.ScriptModule):
             return ("identity", id(module))
+        held = attributes_of(module)
+        _must_have_shapes(held)
+        within: dict[int, Hashable] = {}
         attributes = [
-            (name, type(value), value) if type(value) in _SCALARS else (name, _value(value))
-            for name, value in module.__dict__.items()
+            (name, type(value), value) if type(value) in _SCALARS else (name, self._value(value, within))
+            for name, value in held.items()
             if name not in _IGNORED
         ]
+        children = [(name, None if child is None else self.of(child)) for name, child in children_of(module).items()]
         parameters = [
-            (name, None if parameter is None else (getattr(parameter, "ds_shape", parameter.shape), parameter.dtype))
-            for name, parameter in module._parameters.items()
+            (name, None if parameter is None else _kind(parameter)) for name, parameter in held["_parameters"].items()
         ]
-        buffers = [(name, _value(buffer)) for name, buffer in module._buffers.items()]
-        children = [(name, None if child is None else self.of(child)) for name, child in module._modules.items()]
+        buffers = [(name, self._value(buffer, within)) for name, buffer in held["_buffers"].items()]
         return (type(module), tuple(attributes), tuple(parameters), tuple(buffers), tuple(children))
 
+    def _value(self, value: Any, within: dict[int, Hashable]) -> Hashable:
+        kind = type(value)
+        if kind in _SCALARS:
+            # 1, 1.0 and True are equal to Python and not to a forward.
+            return (kind, value)
+        if issubclass(kind, torch.Tensor):
+            return _tensor(value)
+        if kind not in _CONTAINERS:
+            return ("identity", id(value))
+        if id(value) not in within:
+            # Known before its items, one of which may be the container itself.
+            within[id(value)] = ("identity", id(value))
+            within[id(value)] = self._number((kind, self._items(kind, value, within)))
+        return (kind, within[id(value)])
 
-def _value(value: Any) -> Hashable:
-    if type(value) in _SCALARS or isinstance(value, enum.Enum):
-        # 1, 1.0 and True are equal to Python and not to a forward.
-        return (type(value), value)
-    if isinstance(value, torch.Tensor):
-        return _tensor(value)
-    if type(value) in (list, tuple):
-        return (type(value), tuple(_value(item) for item in value))
-    if type(value) in (set, frozenset):
-        return (type(value), frozenset(_value(item) for item in value))
-    if type(value) is dict:
-        return (dict, tuple((_value(key), _value(item)) for key, item in value.items()))
-    return ("identity", id(value))
+    def _items(self, kind: type, value: Any, within: dict[int, Hashable]) -> Hashable:
+        if kind is dict:
+            return tuple((self._value(key, within), self._value(item, within)) for key, item in value.items())
+        items = (self._value(item, within) for item in value)
+        return frozenset(items) if kind in (set, frozenset) else tuple(items)
+
+
+def _must_have_shapes(held: Mapping[str, Any]) -> None:
+    for registry in (held["_parameters"], held["_buffers"]):
+        for name, tensor in registry.items():
+            if is_lazy(tensor):
+                raise UncopyableError(
+                    f"its {name} is lazy, without a shape yet: run the model once, then call apply_all again"
+                )
+
+
+_CONTAINERS = frozenset({list, tuple, set, frozenset, dict})
+
+
+def _kind(tensor: torch.Tensor) -> Hashable:
+    """Shape and dtype, as far as there is a shape; what is not dense is like nothing else."""
+    return (getattr(tensor, "ds_shape", tensor.shape), tensor.dtype) if dense(tensor) else ("identity", id(tensor))
 
 
 def _tensor(value: torch.Tensor) -> Hashable:
     # What a forward reads from a buffer is part of what it computes: a per-layer scale must not be taken for another's.
+    if not dense(value):
+        return ("identity", id(value))
     kind = (tuple(value.shape), value.dtype)
     if value.is_meta:
         return kind
-    if value.numel() > _SMALL or value.dtype.is_complex or type(value) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+    plain = type(value) in (torch.Tensor, nn.Parameter, nn.Buffer)
+    if value.numel() > _SMALL or value.dtype.is_complex or not plain or not readable(value):
         return (*kind, id(value))
     return (*kind, value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

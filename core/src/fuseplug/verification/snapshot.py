@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+import types
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..insides import all_below, attributes_of
+from .copying import Uncopied
+
 
 class Snapshot:
     """What some stand-ins and all below them hold, to see whether a stranger changed it, and to put it back.
+
+    Dictionaries, lists, sets, deques and the attributes of objects are looked into; other objects are not.
 
     Args:
         copies: Stand-ins; what they share is looked at once.
     """
 
     def __init__(self, copies: Iterable[nn.Module]) -> None:
-        registries = {id(registry): registry for module in _all(copies) for registry in _registries(module)}
+        registries = {id(registry): registry for module in all_below(*copies) for registry in _registries(module)}
+        containers = _inside(registries)
         self._held = [(registry, dict(registry)) for registry in registries.values()]
+        self._containers = [(container, list(container)) for container in containers]
         tensors = {
             id(value): value
             for registry in registries.values()
             if not {Tensor, nn.Parameter}.isdisjoint(map(type, registry.values()))
             for value in registry.values()
-            if isinstance(value, Tensor)
+            if issubclass(type(value), Tensor)
         }
         self._tensors = [(tensor, _kind(tensor), tensor._version) for tensor in tensors.values()]
 
     def changed(self) -> bool:
         """Whether anything was set on or removed from them, or written into their tensors, since they were as now."""
         try:
-            if any(registry != held for registry, held in self._held):
+            if any(dict.__ne__(registry, held) for registry, held in self._held):
+                return True
+            if any(list(container) != held for container, held in self._containers):
                 return True
         except Exception:  # noqa: BLE001 - comparing what was put there, a tensor say, may raise anything
             return True
@@ -42,6 +53,9 @@ class Snapshot:
         for registry, held in self._held:
             registry.clear()
             registry.update(held)
+        for container, items in self._containers:
+            container.clear()
+            (container.update if isinstance(container, set) else container.extend)(items)
         for tensor, (shape, dtype, gradient), _ in self._tensors:
             tensor.requires_grad_(False)
             tensor.data = torch.empty(shape, dtype=dtype, device="meta")
@@ -49,19 +63,38 @@ class Snapshot:
         self._tensors = [(tensor, kind, tensor._version) for tensor, kind, _ in self._tensors]
 
 
-def _all(copies: Iterable[nn.Module]) -> Iterable[nn.Module]:
-    seen: dict[int, nn.Module] = {}
-    waiting = list(copies)
-    while waiting:
-        module = waiting.pop()
-        if id(module) not in seen:
-            seen[id(module)] = module
-            waiting += [child for child in module._modules.values() if child is not None]
-    return seen.values()
-
-
 def _registries(copy: nn.Module) -> tuple[dict[str, Any], ...]:
-    return (copy.__dict__, copy._parameters, copy._buffers, copy._modules)
+    held = attributes_of(copy)
+    return tuple(
+        found for found in (held, *map(held.get, ("_parameters", "_buffers", "_modules"))) if found is not None
+    )
+
+
+_FLAT = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+_OPAQUE = (Tensor, nn.Module, Uncopied, type, types.ModuleType, types.FunctionType)
+
+
+def _inside(registries: dict[int, dict[Any, Any]]) -> list[Any]:
+    """The lists, sets and deques that *registries* lead to; dictionaries on the way are added to these."""
+    containers: dict[int, Any] = {}
+    seen: set[int] = set()
+    waiting: list[Iterable[Any]] = [registry.values() for registry in registries.values()]
+    while waiting:
+        for value in waiting.pop():
+            kind = type(value)
+            if kind in _FLAT or id(value) in seen or issubclass(kind, _OPAQUE):
+                continue
+            seen.add(id(value))
+            if issubclass(kind, (list, set, deque)):
+                containers[id(value)] = value
+            if issubclass(kind, dict):
+                registries[id(value)] = value
+                waiting.append(dict.values(value))
+            elif issubclass(kind, (list, set, deque, tuple)):
+                waiting.append(list(value))
+            elif kind.__dictoffset__:
+                waiting.append([object.__getattribute__(value, "__dict__")])
+    return list(containers.values())
 
 
 def _kind(tensor: Tensor) -> tuple[torch.Size, torch.dtype, bool]:

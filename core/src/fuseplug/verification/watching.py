@@ -146,7 +146,9 @@ def _looked_up(reading: Reading) -> Iterator[Global | str]:
             continue  # What is found in it is listed by itself.
         if _is_torchs(looked.space.get("__name__")) or isinstance(value, types.ModuleType | logging.Logger):
             continue
-        if isinstance(value, _BY_IDENTITY):
+        if value is MISSING:
+            yield Global(ById(looked.space), name, ById(value))
+        elif isinstance(value, _BY_IDENTITY):
             if _is_watched(value):
                 yield Global(ById(looked.space), name, ById(value))
         elif (frozen := freeze(value)) is not None:

@@ -18,6 +18,8 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     """
     # Most of the modules of a model have neither.
     module = site.module
+    if not module._parameters and (why := stacked.flattened(module)):
+        return why
     if len(module._parameters) > 1:
         return stacked.match(module) or flat.match(module)
     if not module._modules:

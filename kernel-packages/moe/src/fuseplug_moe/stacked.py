@@ -227,6 +227,17 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     return [inexact(adapters, functools.partial(_example, module, found, adapters[0]), every)]
 
 
+def flattened(module: nn.Module) -> Rejection | None:
+    """An answer for experts whose weights are plain attributes, as FSDP leaves them where it flattens parameters."""
+    cubes = [name for name, value in vars(module).items() if isinstance(value, Tensor) and value.dim() == 3]
+    if len(cubes) < 2 or not gates.speaks_of_experts(module):
+        return None
+    return Rejection(
+        f"its weights {', '.join(cubes)} are no parameters of its own; FSDP leaves them so where it flattens: fuse "
+        "before wrapping, or wrap with use_orig_params=True or fully_shard"
+    )
+
+
 def mixes(dtype: torch.dtype) -> Iterator[Mix]:
     """As the module stands, then in the other dtypes; routers give float32 or the dtype of the rows."""
     for each in sorted(DTYPES, key=lambda other: other is not dtype):

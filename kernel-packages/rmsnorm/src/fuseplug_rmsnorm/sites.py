@@ -183,7 +183,7 @@ def _working_roundings(width: int) -> float:
 def _parts(module: nn.Module) -> Parts | Rejection | None:
     # The order is that of cost: most of the modules of a model leave at the first line or the second.
     if module._modules:
-        return _around_a_norm(module)
+        return _parametrized(module) or _around_a_norm(module)
     if _is_of_torch(cast("Hashable", type(module))):
         return None
     tensors = dict(_tensors(module))
@@ -201,11 +201,26 @@ def _parts(module: nn.Module) -> Parts | Rejection | None:
         return None
     if tensors[weight].dtype not in _DTYPES:
         return Rejection(f"{weight} is {tensors[weight].dtype}; supported are float32, bfloat16 and float16")
-    return Parts(weight, eps, shape[0] if shape else _declared_width(vars(module)), gate, single=not shape)
+    # FSDP leaves a rank without elements of a weight an empty shard; it is whole again when it is used.
+    return Parts(weight, eps, (shape and shape[0]) or _declared_width(vars(module)), gate, single=not shape)
 
 
 def _shape(weight: Tensor) -> tuple[int, ...]:
     return tuple(getattr(weight, "ds_shape", weight.shape))  # DeepSpeed ZeRO-3 leaves empty placeholders
+
+
+def _parametrized(module: nn.Module) -> Rejection | None:
+    """An answer for a norm whose weight is computed anew at each use."""
+    if list(module._modules) != ["parametrizations"] or _is_of_torch(cast("Hashable", type(module))):
+        return None
+    computed = list(cast("nn.Module", module._modules["parametrizations"])._modules)
+    named = _find_eps(vars(module), by_name_only=True)
+    if len(computed) + len(dict(_tensors(module))) != 1 or named is None or _gate(type(module).forward) is None:
+        return None
+    return Rejection(
+        f"its {computed[0]} is computed by a parametrization; a weight that is a parameter is expected: "
+        f"torch.nn.utils.parametrize.remove_parametrizations(norm, {computed[0]!r}) makes it one"
+    )
 
 
 def _around_a_norm(module: nn.Module) -> Rejection | None:

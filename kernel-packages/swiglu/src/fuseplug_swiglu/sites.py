@@ -16,11 +16,15 @@ from fuseplug import Proposal, Rejection, Site, Target
 
 from .candidates import Found, Projections, adapters_for
 from .examples import DTYPES, Mix, Parts, Projection, longest_sum, make_example
-from .mentions import mentioned, required
+from .mentions import mentioned, required, words_of
+from .reference import ACTIVATIONS
 
 _SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "unflatten", "glu"})
-_ATTENDS = frozenset({"softmax", "matmul", "bmm", "einsum", "scaled_dot_product_attention", "attention_interface"})
+_ATTENDS = frozenset({"softmax", "scaled_dot_product_attention", "attention_interface"})
 """What the code of a forward says if it cuts a tensor in two, or is an attention, whose projections are alike too."""
+
+_MULTIPLIES = frozenset({"matmul", "bmm", "einsum"})
+"""What an attention says too, and other code may."""
 
 _MOST_CANDIDATES = 256
 
@@ -47,6 +51,8 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return None
     # Equal widths all around are no sign of a gate, nor is a single projection: not worth a word in the report.
     sure = len(roles) == 1 and roles[0].down is not None
+    if _MULTIPLIES & says.keys() and not (sure and _is_expanding(linears, roles[0]) and _has_activation(module, says)):
+        return None
     if (arguments := required(cls)) != 1:
         return Rejection(f"its forward takes {arguments} tensors, not one") if sure and arguments is not None else None
     found = _found(module, linears, roles, says)
@@ -73,6 +79,20 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             covers=tuple(leaf for leaf in found.leaves if leaf not in called),
         )
     ]
+
+
+def _is_expanding(linears: Mapping[str, tuple[int, int]], roles: Projections) -> bool:
+    """Whether nothing but gate, up and down is there, and down leads back to the width that these come from."""
+    width_in, width_out = linears[roles.gate]
+    back = roles.down is not None and linears[roles.down][1] == width_in
+    return back and not roles.extra and (roles.up is None or width_in != width_out)
+
+
+def _has_activation(module: nn.Module, says: Mapping[str, int]) -> bool:
+    """Whether the forward says the word of an activation, or of a child or an attribute that is one."""
+    held = {name: value for name, value in {**vars(module), **module._modules}.items() if name in says}
+    words = {*says, *(word for value in held.values() for word in words_of(value))}
+    return any(activation.says & words for activation in ACTIVATIONS.values())
 
 
 def _without_linears(module: nn.Module) -> Rejection | None:

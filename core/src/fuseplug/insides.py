@@ -1,0 +1,65 @@
+"""What a module holds, read without running any code of its class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+_ATTRIBUTES: Any = vars(nn.Module)["__dict__"]
+
+
+def attributes_of(module: nn.Module) -> dict[str, Any]:
+    """The attributes of *module* itself, whatever its class would say of them."""
+    attributes: dict[str, Any] = _ATTRIBUTES.__get__(module)
+    return attributes
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The children of *module*, by name.
+
+    Raises:
+        TypeError: If it has no registry of children, or one that holds something else.
+    """
+    registry = attributes_of(module).get("_modules")
+    if registry is None:
+        raise TypeError(f"{class_name(module)} has no registries: call super().__init__() in its __init__()")
+    found = dict(registry.items())
+    for name, child in found.items():
+        if child is not None and not issubclass(type(child), nn.Module):
+            raise TypeError(f"its child {name} is {class_name(child)}, not a torch.nn.Module")
+    return found
+
+
+def all_below(*modules: nn.Module) -> Iterator[nn.Module]:
+    """*modules* and every module below them, each once, by identity; what holds no children properly has none."""
+    seen: set[int] = set()
+    waiting = list(modules)
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        try:
+            waiting += [child for child in reversed(children_of(each).values()) if child is not None]
+        except Exception:  # noqa: BLE001, S112 - a stranger's registry may raise anything
+            continue
+
+
+def class_name(value: object) -> str:
+    """The name of the class of *value*."""
+    try:
+        return str(type(value).__name__)
+    except Exception:  # noqa: BLE001 - a metaclass may raise anything
+        return "(a class without a name)"
+
+
+def said_by(error: BaseException) -> str:
+    """The class of *error* and its message, in a line."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - a stranger's exception may raise anything
+        message = "(its message cannot be read)"
+    return f"{class_name(error)}: {message}" if message else class_name(error)

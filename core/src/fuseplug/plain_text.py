@@ -1,0 +1,27 @@
+"""Text from strangers, made safe for a terminal."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of Unicode that move the cursor, change colours, turn the writing direction, or break lines."""
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]")
+"""Sequences that terminals obey: CSI and OSC, and those of two characters."""
+
+
+def one_line(text: object) -> str:
+    """*text* without terminal escapes and control characters, its lines joined by spaces."""
+    return " ".join(line for line in (part.strip() for part in _lines(text)) if line)
+
+
+def some_lines(text: object) -> str:
+    """The same, with the lines kept."""
+    return "\n".join(_lines(text))
+
+
+def _lines(text: object) -> list[str]:
+    cleaned = _ESCAPES.sub("", str(text)).replace("\r\n", "\n").expandtabs(4)
+    return ["".join(char for char in line if unicodedata.category(char) not in _UNSEEN) for line in cleaned.split("\n")]

@@ -1,0 +1,35 @@
+"""Which tensors have bytes that can be read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def dense(tensor: Tensor) -> bool:
+    """Whether *tensor* is what kernels are written for: strided and neither nested nor quantised by torch itself."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether *tensor* has values: it is not on meta, and the memory that it is a view of is still there.
+
+    FSDP frees the storage of a flattened parameter between calls and leaves the views. To read one ends the process.
+    """
+    if tensor.is_meta:
+        return False
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return True  # sparse and nested tensors hold their values in tensors of their own
+    if tensor.numel() == 0:
+        return True
+    try:
+        size = tensor.untyped_storage().size()
+    except (RuntimeError, NotImplementedError):
+        return True  # a wrapper, which has no memory of its own
+    last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size() <= size
