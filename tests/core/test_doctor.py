@@ -222,6 +222,23 @@ class TestCommand:
         assert "ready on cpu" in done.stdout
         assert ", 0 fail" in done.stdout
 
+    @pytest.mark.parametrize(
+        ("source", "said"),
+        [
+            ("print('hello')", "importing x_a prints 'hello'"),
+            ("import os; os.write(2, b'hello')", "importing x_a prints 'hello'"),
+            ("import torch; torch.set_default_dtype(torch.float64)", "changes the default dtype for the whole process"),
+            ("import time; time.sleep(11)", "importing x_a takes longer than 10 s"),
+        ],
+        ids=["prints", "writes", "dtype", "hangs"],
+    )
+    def test_an_import_without_manners_is_not_ok(self, package, fresh_python, source, said):
+        package("x-a", "a", also=source)
+        done = self.run(fresh_python, "--json")
+        rows = {row["name"]: row for row in json.loads(done.stdout[done.stdout.index("[\n") :])}
+        assert rows["a"]["state"] == "warn"
+        assert said in rows["a"]["found"]
+
     def test_something_cannot_work(self, package, fresh_python):
         package("x-a", "a", source="1 / 0")
         package("x-b", "b")
