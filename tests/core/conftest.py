@@ -75,17 +75,14 @@ def distribution(site: Path) -> Callable[..., None]:
 
 @pytest.fixture
 def package(distribution: Callable[..., None]) -> Callable[..., None]:
-    """Install a distribution with one kernel: ``package(name, kernel_id, source=…, also=…, requires=…)``."""
+    """Install a distribution with one kernel: ``package(name, kernel_id, source=…, requires=…)``."""
 
-    def install(
-        name: str, kernel_id: str, *, source: str | None = None, also: str = "", extras: str = "", **kwargs: object
-    ) -> None:
+    def install(name: str, kernel_id: str, *, source: str | None = None, extras: str = "", **kwargs: object) -> None:
         module = name.replace("-", "_")
-        source = f"{KERNEL.format(kernel_id) if source is None else source}\n{also}"
         distribution(
             name,
             entry_points={kernel_id: f"{module}:Kernel {extras}".strip()},
-            files={f"{module}.py": source},
+            files={f"{module}.py": KERNEL.format(kernel_id) if source is None else source},
             **kwargs,
         )
 

@@ -34,7 +34,7 @@ LONGEST_FUNCTIONS = 300.0
 """Seconds for all of it, its functions and torch too: what is compiled on import takes its time."""
 
 
-def imports_of(module: str, functions: list[str], *, host_npu: bool = False) -> list[str]:
+def imports_of(module: str, functions: list[str], *, longest: float = LONGEST, host_npu: bool = False) -> list[str]:
     """Import *module*, then torch, then *functions* (``"module:name"``); say what each did that it must not do.
 
     Raises:
@@ -42,7 +42,7 @@ def imports_of(module: str, functions: list[str], *, host_npu: bool = False) -> 
     """
     found: list[str] = []
     before, threads = of_python(), threading.active_count()
-    faulthandler.dump_traceback_later(LONGEST, exit=True)
+    faulthandler.dump_traceback_later(longest, exit=True)
     with _written_variables() as written:
         _import(module, module, found)
     faulthandler.cancel_dump_traceback_later()
@@ -142,7 +142,7 @@ def _written_variables() -> Iterator[set[str]]:
 
 def _in_a_fresh_python(module: str, functions: list[str], *options: str) -> list[str]:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    options = (*options, *(["--host-npu"] if is_loaded() else []))
+    options = (*options, f"--longest={LONGEST}", *(["--host-npu"] if is_loaded() else []))
     with tempfile.TemporaryDirectory() as folder:
         report, output = Path(folder, "report"), Path(folder, "output")
         command = [sys.executable, "-m", "fuseplug.testing.fresh", *options, str(report), module, *functions]
@@ -184,6 +184,7 @@ def _main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host-npu", action="store_true", help="import torch with the stand-in of fuseplug.testing.npu")
     parser.add_argument("--torch-first", action="store_true", help="say which settings the module changes")
+    parser.add_argument("--longest", type=float, help="how many seconds importing the module may take")
     parser.add_argument("report", type=Path)
     parser.add_argument("module")
     parser.add_argument("functions", nargs="*")
@@ -195,7 +196,7 @@ def _main() -> None:
                 load()
             said: Any = settings_changed_by(given.module)
         else:
-            said = imports_of(given.module, given.functions, host_npu=given.host_npu)
+            said = imports_of(given.module, given.functions, longest=given.longest, host_npu=given.host_npu)
     except ImportError as error:
         said = str(error)
     given.report.write_text(json.dumps(said))
