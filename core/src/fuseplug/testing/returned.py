@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -137,20 +136,10 @@ def _lost(found: Outcome, usual: Outcome) -> str:
 
 
 def _elsewhere(case: Case, function: Callable[..., Any], example: Example) -> Outcome:
-    """Run *function* while tensors are made on meta unless it says where; on the CPU its backward too."""
-    # A device's backward runs in a thread of its own, which has a default device of its own.
-    both = case.device.type == "cpu"
-    with contextlib.ExitStack() as during_backward:
+    """Run *function* while tensors are made on meta unless it says where."""
 
-        def enter(_gradient: Tensor) -> None:
-            during_backward.enter_context(torch.device("meta"))
+    def call(*args: Any) -> Any:
+        with torch.device("meta"):
+            return function(*args)
 
-        def call(*args: Any) -> Any:
-            with torch.device("meta"):
-                result = function(*args)
-            first = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor) and each.requires_grad]
-            for output in first[:1] if both else ():
-                output.register_hook(enter)
-            return result
-
-        return case.kernel_on(example, function=call)
+    return case.kernel_on(example, function=call)
