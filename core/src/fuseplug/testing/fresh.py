@@ -182,7 +182,9 @@ def _read(module: str, code: int | None, said: Any, started: bool, output: str) 
 
 def _main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--host-npu", action="store_true", help="import torch with the stand-in of fuseplug.testing.npu")
+    parser.add_argument(
+        "--host-npu", action="store_true", help="import torch with the stand-in of fuseplug.testing.npu"
+    )
     parser.add_argument("--torch-first", action="store_true", help="say which settings the module changes")
     parser.add_argument("--longest", type=float, help="how many seconds importing the module may take")
     parser.add_argument("report", type=Path)

@@ -13,7 +13,14 @@ import torch._dynamo  # it wraps torch.manual_seed when it is imported, which is
 
 from .settings import is_late, of_python, of_torch
 
-_LASTING = ("os.environ", "torch.get_num_threads()", "torch.get_float32_matmul_precision()")
+_LASTING = (
+    "os.environ",
+    "torch.get_num_threads()",
+    "torch.get_float32_matmul_precision()",
+    "torch.backends",
+    "whether torch flushes denormal numbers",
+    "torch._dynamo.config",
+)
 
 
 def _lasts(setting: str) -> bool:

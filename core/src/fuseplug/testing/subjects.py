@@ -236,7 +236,9 @@ class Case:
         """Whether no specimen before this one has its variant, or all are to be checked alike."""
         variant = self.semantics.adapter.variant
         cases = (case for specimen in self.examined.specimens for case in specimen.cases)
-        return self.examined.thorough or next(case for case in cases if case.semantics.adapter.variant == variant) is self
+        return (
+            self.examined.thorough or next(case for case in cases if case.semantics.adapter.variant == variant) is self
+        )
 
     @property
     def sizes(self) -> tuple[int, ...]:
