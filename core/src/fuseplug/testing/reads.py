@@ -37,6 +37,8 @@ def reads(case: Case) -> Iterator[Finding]:
         return
     noted, falls_back = _noted(case)
     felt = set() if falls_back else {name for name in _changeable(case) if _matters(case, name)}
+    if not (declared or noted or felt):
+        yield Finding("")
     for name in declared:
         seen = any(_within(each, name) or _within(name, each) for each in noted | felt)
         yield Finding(name, fault="" if seen else "is declared in reads, and never read: take it out, or read it")
@@ -87,7 +89,7 @@ class Notes:
         return {name for name in self._leaves if not any(each.startswith(f"{name}.") for each in self._leaves)}
 
     @contextlib.contextmanager
-    def of(self, module: nn.Module) -> Iterator[None]:
+    def of(self, module: nn.Module) -> Iterator[None]:  # noqa: C901 - what is put on must come off in one place
         """Note what is read of *module* in this thread, except by the forwards of its children."""
         paths = {id(part): path for path, part in module.named_modules()}
         here, calls = threading.get_ident(), []

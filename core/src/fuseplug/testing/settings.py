@@ -14,6 +14,7 @@ import threading
 import types
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 _OTHERS_VARIABLES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "PYTEST_")
@@ -39,7 +40,7 @@ def of_python(environ: Iterable[str] = ()) -> dict[str, Any]:
         "gc.isenabled()": gc.isenabled(),
         "gc.get_threshold()": gc.get_threshold(),
         "the locale": locale.setlocale(locale.LC_ALL),
-        "the working directory": os.getcwd(),
+        "the working directory": Path.cwd(),
         "the names in builtins": sorted(set(vars(builtins)) - {"_"}),
         "the root logger's level": logging.getLogger().level,
         "the root logger's handlers": list(logging.getLogger().handlers),
