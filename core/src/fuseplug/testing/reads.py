@@ -7,6 +7,7 @@ shows when it is changed: then the result is another one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 import threading
@@ -92,7 +93,8 @@ class Notes:
     def of(self, module: nn.Module) -> Iterator[None]:  # noqa: C901 - what is put on must come off in one place
         """Note what is read of *module* in this thread, except by the forwards of its children."""
         paths = {id(part): path for path, part in module.named_modules()}
-        here, calls = threading.get_ident(), []
+        here = threading.get_ident()
+        calls: list[nn.Module] = []
         usual, called = nn.Module.__call__, nn.Module.__dict__.get("__getattribute__")
 
         def note(part: nn.Module, name: str, frame: Any) -> None:
@@ -122,7 +124,7 @@ class Notes:
             for store in ("_parameters", "_buffers", "_modules"):
                 held = part.__dict__[store]
                 kept.append((part, store, held))
-                part.__dict__[store] = _Noting(held, lambda name, frame, part=part: note(part, name, frame))
+                part.__dict__[store] = _Noting(held, functools.partial(note, part))
         nn.Module.__getattribute__ = reading  # type: ignore[method-assign, assignment]
         nn.Module.__call__ = calling  # type: ignore[method-assign]
         try:
