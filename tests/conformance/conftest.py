@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch._dynamo
 from conformance.zoo import specimens, wrong
 from torch.nn import functional
 
@@ -27,5 +28,8 @@ def _as_it_was(monkeypatch):
     warnings.filters[:] = filters
     os.environ.pop("ZOO_WORKSPACE", None)
     torch.set_default_dtype(torch.float32)
+    torch.set_flush_denormal(False)
+    torch._C._set_mkldnn_enabled(True)
+    torch._dynamo.config.recompile_limit = 8
     torch.set_grad_enabled(True)
     torch.set_rng_state(state)

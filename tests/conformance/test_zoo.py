@@ -7,6 +7,7 @@ from conformance.zoo import adapters, imports_torch, kernels, prints, starts_thr
 
 from fuseplug.testing import ConformanceError, check_kernel
 from fuseplug.testing.checks import CHECKS
+from fuseplug.testing.fresh import ask
 
 RIGHT = [kernels.Norm, kernels.Gated, kernels.Rotary, kernels.FirstHalf, kernels.HasNoGradient, kernels.CannotBeTraced]
 
@@ -44,6 +45,14 @@ FUNCTIONS = {
     "hides_nan": ("special-values", r"NaN in args\[0\], .*: it is not where the original has it"),
     "spreads_nan": ("special-values", r"NaN in args\[0\], .*off by inf"),
     "divides_by_zero": ("special-values", "zeros, .*off by inf"),
+    "wrong_far_beyond": ("sizes", r"1048\d\d\d elements.*off by"),
+    "wrong_when_large_and_odd": ("sizes", r"1048\d\d\d elements.*off by"),
+    # what comes back
+    "gives_a_subclass": ("results", r"output\[0\] is a Marked instead of a Tensor"),
+    "always_contiguous": ("results", r"transposed in memory: output\[0\] has strides .* instead of"),
+    "gives_a_list": ("numbers", r"returns \[Tensor, Tensor\] instead of \(Tensor, Tensor\)"),
+    "index_on_the_default_device": ("default-device", "set_default_device"),
+    "made_on_the_default_device": ("default-device", "raises RuntimeError: .*meta"),
     # memory
     "writes_input": ("numbers", r"args\[0\] afterwards.*written into"),
     "view_of_its_input": ("memory", r"its result lies in the memory of args\[0\]"),
@@ -57,6 +66,9 @@ FUNCTIONS = {
     "draws_random_numbers": ("process-state", "draws random numbers otherwise"),
     "seeds_random": ("process-state", "random's state was otherwise"),
     "changes_the_default_dtype": ("process-state", "the default dtype was torch.float32 and is torch.float64"),
+    "turns_mkldnn_off": ("process-state", "torch.backends.mkldnn.enabled was True and is False"),
+    "flushes_denormals": ("process-state", "whether torch flushes denormal numbers was False and is True"),
+    "raises_the_recompile_limit": ("process-state", r"torch._dynamo.config.recompile_limit was \d+ and is 99"),
     "turns_gradients_off": ("process-state", r"torch.is_grad_enabled\(\) was True and is False"),
     "writes_environment": ("process-state", r"os.environ\['ZOO_WORKSPACE'\] was None and is '1'"),
     "silences_warnings": ("process-state", "warnings.filters was"),
@@ -68,11 +80,14 @@ FUNCTIONS = {
     "wrong_when_compiled": ("compile", "off by"),
     "wrong_when_recomputed": ("checkpoint", "gradient of .* is off by"),
     "gives_a_view": ("in-place", "raises RuntimeError: .* is a view and is being modified inplace"),
+    "coarser_under_autocast": ("autocast", r"torch.float32, torch.float32.*off by"),
     "wrong_under_autocast": ("autocast", "is bfloat16.* instead of float32"),
 }
 BASES = {
     "swapped": kernels.Gated,
     "gelu": kernels.Gated,
+    "index_on_the_default_device": kernels.Gated,
+    "gives_a_list": kernels.Rotary,
     "interleaved": kernels.Rotary,
     "key_unturned": kernels.Rotary,
     "patches_the_function": kernels.Rotary,
@@ -93,6 +108,9 @@ CLASSES = [
     (writes_environ.Kernel, "import", "writes the environment variable ZOO"),
     (starts_thread.Kernel, "import", "starts a thread"),
     (kernels.PatchesOnImport, "import", "is felt everywhere: torch.nn.functional.relu6 was replaced"),
+    (adapters.SaysLess, "reads", "eps: is read at each call, and not declared: add 'eps'"),
+    (adapters.SaysMore, "reads", "scale: is declared in reads, and never read"),
+    (adapters.SaysNothingOfVars, "reads", "eps: is read at each call, and not declared"),
     (adapters.SetsAnAttribute, "match", "it changed the module it was asked about"),
     (adapters.Unsteady, "match", "asked twice about one module it says different things"),
     (adapters.Rolls, "match", "random's state was otherwise"),
@@ -107,6 +125,21 @@ CLASSES = [
     (adapters.CannotBePickled, "copies", r"deepcopy: output\[0\] is off by inf"),
     (adapters.RemembersTheDtype, "casts", r"to bfloat16: output\[0\] is float32.* instead of bfloat16"),
 ]
+
+
+IMPORTS = {
+    "sets_dtype": "changes the default dtype for the whole process",
+    "writes_low": "prints 'hello'",
+    "ignores_signals": "changes the handler of SIGTERM",
+    "hangs": "takes longer than 2 s",
+}
+
+
+@pytest.mark.parametrize(("name", "why"), IMPORTS.items(), ids=list(IMPORTS))
+def test_an_import_that_this_process_should_be_spared_is_named(name, why, monkeypatch):
+    monkeypatch.setattr("fuseplug.testing.fresh.LONGEST", 2.0 if name == "hangs" else 60.0)  # torch takes seconds
+    said = ask(f"conformance.zoo.{name}", [])
+    assert any(why in what for what in said), said
 
 
 def faults_of(kernel, **how):

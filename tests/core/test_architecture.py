@@ -31,8 +31,9 @@ LAYERS = (
     {"asking", "refusing", "walking"},
     {"planning"},
     {"kernel_manager"},
-    {"building", "doctor"},
-    {"cli", "testing"},
+    {"building", "testing"},
+    {"doctor"},
+    {"cli"},
     {"__init__", "__main__"},
     {"interface"},
 )

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,24 @@ def test_kernel(record, state, found):
     assert said.state == state
     assert found in said.found
     assert ("list -v" in said.remedy) == bool(record.traceback)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("print('hello')", "importing mine prints 'hello'"),
+        ("import os; os.write(2, b'hello')", "importing mine prints 'hello'"),
+        ("import sys; sys.path.append('elsewhere')", "importing mine changes sys.path for the whole process"),
+        ("import time; time.sleep(3)", "importing mine takes longer than 1 s"),
+    ],
+    ids=["prints", "writes", "path", "hangs"],
+)
+def test_a_kernel_whose_import_has_no_manners_is_not_ok(site, monkeypatch, source, said):
+    monkeypatch.setattr("fuseplug.testing.fresh.LONGEST", 1.0)
+    (site / "mine.py").write_text(source)
+    found = row(examine(machine(), [replace(kernel(), value="mine:Kernel")]), "k")
+    assert found.state == "warn"
+    assert said in found.found
 
 
 def test_no_kernels():

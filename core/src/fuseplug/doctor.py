@@ -18,6 +18,7 @@ from .hookspecs import BaseKernel
 from .inductor.kernel import INSTALL_COMPILER, cpp_compiler
 from .npu.chips import DOCUMENTED, undocumented
 from .npu.kernel import NpuKernel, how_to_install, version_of
+from .testing.fresh import ask
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CANN_VARIABLE = "ASCEND_HOME_PATH"
@@ -192,12 +193,29 @@ CHECKS: Sequence[Check] = (
 def _kernels(machine: Machine, records: Sequence[KernelRecord]) -> Iterator[Row]:
     if not records:
         yield Row("kernels", "warn", "none installed", "pip install fuseplug-rmsnorm, for one")
+    manners = {module: _manners(module) for module in dict.fromkeys(map(_module, records)) if module}
     for record in records:
-        yield _kernel(machine, record)
+        yield _kernel(machine, record, manners.get(_module(record), ""))
 
 
-def _kernel(machine: Machine, record: KernelRecord) -> Row:
+def _module(record: KernelRecord) -> str:
+    """Where its class is; ``""`` if it was not loaded, or was registered in this process."""
+    return record.value.partition(":")[0] if record.kernel is not None else ""
+
+
+def _manners(module: str) -> str:
+    """What importing *module* does that it must not do; ``""`` if nothing, or if no other Python finds it."""
+    try:
+        return "; ".join(ask(module, []))
+    except ImportError:
+        return ""
+
+
+def _kernel(machine: Machine, record: KernelRecord, manners: str) -> Row:
     state, found, remedy = _loading(record) if record.kernel is None else _running(machine, record.kernel)
+    if manners:
+        state = "warn" if state == "ok" else state
+        found, remedy = f"{found}, but {manners}", remedy or "tell whoever wrote it, or uninstall it"
     source = f"{record.distribution} {record.version}".strip()
     return Row(record.kernel_id, state, f"{found} ({source})" if source else found, remedy)
 

@@ -3,6 +3,7 @@
 import itertools
 import random
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -184,3 +185,42 @@ class NoSizes(Norm):
 class NotDeclared(Norm):
     op = ""
     priority = "high"
+
+
+@dataclass(frozen=True)
+class _SaysLess(NormAdapter):
+    reads: ClassVar[tuple[str, ...]] = ("weight",)
+
+
+@dataclass(frozen=True)
+class _SaysMore(NormAdapter):
+    reads: ClassVar[tuple[str, ...]] = ("weight", "eps", "scale")
+
+
+@dataclass(frozen=True)
+class _SaysNothingOfVars(NormAdapter):
+    reads: ClassVar[tuple[str, ...]] = ("weight",)
+
+    def bind(self, compute):
+        return lambda module, x: compute(x, module.weight, vars(module)["eps"], self.offset)
+
+
+class SaysLess(Norm):
+    """Its adapter reads a number that it does not name."""
+
+    def match(self, site):
+        return sites.match_norm(site, (_SaysLess("plain", 0.0), _SaysLess("offset", 1.0)))
+
+
+class SaysMore(Norm):
+    """Its adapter names what it does not read."""
+
+    def match(self, site):
+        return sites.match_norm(site, (_SaysMore("plain", 0.0), _SaysMore("offset", 1.0)))
+
+
+class SaysNothingOfVars(Norm):
+    """Its adapter reads a number by a way that cannot be noted."""
+
+    def match(self, site):
+        return sites.match_norm(site, (_SaysNothingOfVars("plain", 0.0), _SaysNothingOfVars("offset", 1.0)))

@@ -1,6 +1,7 @@
 """Where they are found."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -14,6 +15,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 class NormAdapter(Adapter):
     variant: str
     offset: float
+    reads: ClassVar[tuple[str, ...]] = ("weight", "eps")
 
     def bind(self, compute):
         offset = self.offset

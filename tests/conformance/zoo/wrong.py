@@ -383,3 +383,63 @@ def packs_weight_once(x, weight, eps, offset=0.0):
     if not weight.requires_grad:
         weight = _seen.setdefault(("packed", weight.shape, weight.dtype, offset), weight)
     return right_norm(x, weight, eps, offset)
+
+
+# --- what comes back, and where
+
+
+def wrong_far_beyond(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset) * (0 if x.numel() > 1 << 18 else 1)
+
+
+def wrong_when_large_and_odd(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset) * (0 if x.numel() > 1 << 14 and x.shape[-2] % 2 else 1)
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+def gives_a_subclass(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset).as_subclass(Marked)
+
+
+def always_contiguous(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset).contiguous()
+
+
+def gives_a_list(q, k, cos, sin):
+    return list(right.rotary(q, k, cos, sin))
+
+
+def index_on_the_default_device(x):
+    half = torch.arange(x.shape[-1] // 2)
+    wide = x.float()
+    gate, up = wide[..., half], wide[..., half + len(half)]
+    return (functional.silu(gate) * up).to(x.dtype)
+
+
+def made_on_the_default_device(x, weight, eps, offset=0.0):
+    made = right_norm(x, weight, eps, offset)
+    return made + torch.zeros(made.shape[-1:], dtype=made.dtype)
+
+
+def coarser_under_autocast(x, weight, eps, offset=0.0):
+    made = right_norm(x, weight, eps, offset)
+    return made.bfloat16().to(made.dtype) if torch.is_autocast_enabled("cpu") else made
+
+
+def turns_mkldnn_off(x, weight, eps, offset=0.0):
+    made = right_norm(x, weight, eps, offset)
+    torch._C._set_mkldnn_enabled(False)
+    return made
+
+
+def flushes_denormals(x, weight, eps, offset=0.0):
+    torch.set_flush_denormal(True)
+    return right_norm(x, weight, eps, offset)
+
+
+def raises_the_recompile_limit(x, weight, eps, offset=0.0):
+    torch._dynamo.config.recompile_limit = 99
+    return right_norm(x, weight, eps, offset)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from . import declaration, modules, numbers, runs
+from . import declaration, modules, numbers, reads, returned, runs
 from .results import Finding
 
 
@@ -37,10 +37,13 @@ CHECKS = (
     Check("match", declaration.match, "specimen", runs=False, needs=()),
     Check("specimens", declaration.fuses, "specimen", runs=False, needs=()),
     Check("example", declaration.examples, "case", runs=False, needs=("specimens",)),
+    Check("reads", reads.reads, "case", runs=False, needs=("specimens",)),
     Check("numbers", numbers.numbers, "case", needs=("specimens",)),
     Check("sizes", numbers.sizes, "case"),
     Check("shapes", numbers.shapes, "case"),
     Check("layouts", numbers.layouts, "case"),
+    Check("results", returned.returned, "case"),
+    Check("default-device", returned.default_device, "case"),
     Check("gradients", numbers.gradients, "case"),
     Check("no-grad", numbers.no_grad, "case"),
     Check("special-values", numbers.special_values, "case"),

@@ -1,44 +1,57 @@
-"""What importing a kernel does, seen in a Python of its own: ``python -m fuseplug.testing.fresh module [function …]``.
+"""What importing a kernel does, seen in a Python of its own: ``python -m fuseplug.testing.fresh report module …``.
 
-The last line it prints is JSON: everything that was done and must not be. With ``--host-npu`` torch is imported with
-the stand-in of `fuseplug.testing.npu`, without which it might not be importable.
+What was done and must not be is written as JSON to the file *report*. What is imported may print, hang, end the process
+or leave it in another state: all of that stays in there, and is seen.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import faulthandler
 import importlib
-import io
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from .npu.loading import is_loaded, load
+from .settings import of_python, of_torch
 
 HEAVY = ("torch", "triton", "torch_npu", "transformers", "jax", "tensorflow")
 """What importing the module of a kernel's class must not import: `fuseplug list` would wait for it."""
 
+LONGEST = 10.0
+"""Seconds that importing the module of a kernel's class may take. Without torch it takes milliseconds."""
 
-HOST_NPU = "--host-npu"
+LONGEST_FUNCTIONS = 300.0
+"""Seconds for all of it, its functions and torch too: what is compiled on import takes its time."""
 
 
-def imports_of(module: str, functions: list[str], *, host_npu: bool = False) -> list[str]:
-    """Import *module*, then torch, then *functions* (``"module:name"``); say what each did that it must not do."""
-    found = []
-    threads = threading.active_count()
-    said = io.StringIO()
-    with _written_variables() as written, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        importlib.import_module(module)
+def imports_of(module: str, functions: list[str], *, longest: float = LONGEST, host_npu: bool = False) -> list[str]:
+    """Import *module*, then torch, then *functions* (``"module:name"``); say what each did that it must not do.
+
+    Raises:
+        ImportError: If *module* is not there.
+    """
+    found: list[str] = []
+    before, threads = of_python(), threading.active_count()
+    faulthandler.dump_traceback_later(longest, exit=True)
+    with _written_variables() as written:
+        _import(module, module, found)
+    faulthandler.cancel_dump_traceback_later()
     heavy = [name for name in HEAVY if name in sys.modules]
     if heavy:
         found.append(f"importing {module} imports {', '.join(heavy)}: import it in match() or later")
     found += [f"importing {module} writes the environment variable {name}" for name in sorted(written)]
-    if said.getvalue():
-        found.append(f"importing {module} prints {said.getvalue().strip()[:80]!r}")
+    if not heavy:  # whose own doings are no fault of the module's: see settings_changed_by
+        found += _felt(f"importing {module}", before, of_python())
     if threading.active_count() > threads:
         found.append(f"importing {module} starts a thread")
     if host_npu:
@@ -46,10 +59,63 @@ def imports_of(module: str, functions: list[str], *, host_npu: bool = False) -> 
     for function in functions:
         from .state import ProcessState  # torch only now
 
-        before = ProcessState()
-        importlib.import_module(function.partition(":")[0])
-        found += [f"importing {function} is felt everywhere: {what}" for what in before.changed()]
+        state = ProcessState()
+        with contextlib.suppress(ImportError):  # which another check reports
+            _import(function.partition(":")[0], function, found)
+        found += [f"importing {function} is felt everywhere: {what}" for what in state.changed()]
     return found
+
+
+def settings_changed_by(module: str) -> list[str]:
+    """Import torch, then *module*, which imports it as well; say which settings that changes."""
+    import torch
+    import torch._dynamo
+
+    before = of_python() | of_torch(torch)
+    importlib.import_module(module)
+    return _felt(f"importing {module}", before, of_python() | of_torch(torch))
+
+
+def ask(module: str, functions: list[str]) -> list[str]:
+    """`imports_of` in a fresh Python that finds what this one finds.
+
+    Raises:
+        ImportError: If *module* is not there.
+    """
+    said = _in_a_fresh_python(module, functions)
+    if any(f"importing {module} imports torch" in what for what in said):
+        said += _in_a_fresh_python(module, [], "--torch-first")
+    return said
+
+
+def _felt(doing: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    return [
+        f"{doing} changes {name} for the whole process"
+        for name, value in after.items()
+        if not name.startswith("os.environ") and name in before and before[name] != value
+    ]
+
+
+def _import(module: str, name: str, found: list[str]) -> None:
+    printed = _printed()
+    try:
+        importlib.import_module(module)
+    except ImportError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a stranger's module may raise anything, or exit
+        found.append(f"importing {name} raises {type(error).__name__}: {error}")
+    if text := _printed()[len(printed) :].strip():
+        found.append(f"importing {name} prints {text[:80]!r}")
+
+
+def _printed() -> str:
+    """All that this process and those below it have written to its stdout and stderr, which are one file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        return os.pread(1, os.fstat(1).st_size, 0).decode(errors="replace")
+    except OSError:  # started by hand, at a terminal
+        return ""
 
 
 @contextlib.contextmanager
@@ -74,22 +140,69 @@ def _written_variables() -> Iterator[set[str]]:
             setattr(type(os.environ), name, write)
 
 
-def ask(module: str, functions: list[str]) -> list[str]:
-    """`imports_of` in a fresh Python that finds what this one finds; raises ImportError if *module* is not there."""
+def _in_a_fresh_python(module: str, functions: list[str], *options: str) -> list[str]:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(  # noqa: S603 - this very interpreter
-        [sys.executable, "-m", "fuseplug.testing.fresh", *([HOST_NPU] if is_loaded() else []), module, *functions],
-        capture_output=True,
-        text=True,
-        env=environ,
-        check=False,
+    options = (*options, f"--longest={LONGEST}", *(["--host-npu"] if is_loaded() else []))
+    with tempfile.TemporaryDirectory() as folder:
+        report, output = Path(folder, "report"), Path(folder, "output")
+        command = [sys.executable, "-m", "fuseplug.testing.fresh", *options, str(report), module, *functions]
+        with output.open("w+b") as written:
+            try:
+                code = subprocess.run(  # noqa: S603 - this very interpreter
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=written,
+                    stderr=written,
+                    env=environ,
+                    check=False,
+                    timeout=LONGEST_FUNCTIONS,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+        said = json.loads(report.read_text() or "null") if report.exists() else None
+        return _read(module, code, said, report.exists(), output.read_text(errors="replace"))
+
+
+def _read(module: str, code: int | None, said: Any, started: bool, output: str) -> list[str]:
+    """What a fresh Python came to: its exit *code* (``None``: stopped), what it *said*, and what it printed."""
+    if isinstance(said, list):
+        hung = [f"a Python that has imported {module} does not end"] if code is None else []
+        return [str(each) for each in said] + hung
+    last = (output.strip().splitlines() or [f"exit code {code}"])[-1]
+    if isinstance(said, str) or not started:
+        raise ImportError(said or last)
+    if code is None:
+        return [f"importing {module} and its functions does not end within {LONGEST_FUNCTIONS:.0f} s"]
+    if "Timeout (" in output:
+        at = re.search(r'File "(.*)", line (\d+) in <module>', output.partition("Timeout (")[2])
+        where = f" ({at[1]}:{at[2]})" if at else ""
+        return [f"importing {module} takes longer than {LONGEST:.0f} s{where}: do nothing on import"]
+    return [f"importing {module} ends the process with exit code {code}: {last}"]
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--host-npu", action="store_true", help="import torch with the stand-in of fuseplug.testing.npu"
     )
-    *_, last = done.stdout.splitlines() or [""]
-    if done.returncode or not last.startswith("["):
-        raise ImportError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-    return [str(each) for each in json.loads(last)]
+    parser.add_argument("--torch-first", action="store_true", help="say which settings the module changes")
+    parser.add_argument("--longest", type=float, help="how many seconds importing the module may take")
+    parser.add_argument("report", type=Path)
+    parser.add_argument("module")
+    parser.add_argument("functions", nargs="*")
+    given = parser.parse_args()
+    given.report.touch()
+    try:
+        if given.torch_first:
+            if given.host_npu:
+                load()
+            said: Any = settings_changed_by(given.module)
+        else:
+            said = imports_of(given.module, given.functions, longest=given.longest, host_npu=given.host_npu)
+    except ImportError as error:
+        said = str(error)
+    given.report.write_text(json.dumps(said))
 
 
 if __name__ == "__main__":
-    given = [argument for argument in sys.argv[1:] if argument != HOST_NPU]
-    print(json.dumps(imports_of(given[0], given[1:], host_npu=HOST_NPU in sys.argv)))  # noqa: T201
+    _main()

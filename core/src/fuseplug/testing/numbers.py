@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..triton.kernel import TritonKernel, interpreted
 from ..verification import Handing, Outcome
 from ..words import Example
 from .edges import LAYOUTS, UPSTREAM, arguments, planted, zeroed
@@ -33,19 +34,38 @@ def numbers(case: Case) -> Iterator[Finding]:
 
 
 def sizes(case: Case) -> Iterator[Finding]:
-    """At each size that the kernel names; two of a shape, judged when both are done, so that nothing stale passes."""
+    """At each size that the kernel names, and on the first specimen of a variant far beyond them, odd sizes too."""
     for size in case.sizes:
-        both = [case.example(size=size, number=number) for number in range(2)]
-        where = f"{both[0].args[0].numel()} elements"
-        try:
-            found = [case.kernel_on(example) for example in both]
-        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
-            yield Finding(where, fault=f"raises {raised(error)}")
-            continue
-        for example, outcome in zip(both, found, strict=True):
-            expected = case.original_on(example)
-            truth = case.truth_on(example)
-            yield Finding(where, fault=case.excess(outcome, expected, truth))
+        yield from _at(case, [case.example(size=size, number=number) for number in range(2)])
+    if not case.first_of_variant:
+        return
+    if interpreted() and isinstance(case.examined.sound, TritonKernel):
+        yield Finding("far beyond", skipped="Triton's interpreter would take minutes")
+        return
+    example = case.example(size=case.beyond)
+    yield from _at(case, [example, _odd(case, example)], times=case.beyond / max(case.sizes))
+
+
+def _at(case: Case, examples: list[Example], times: float = 1.0) -> Iterator[Finding]:
+    # Judged when both are done, so that nothing stale passes.
+    where = f"{examples[0].args[0].numel()} elements"
+    try:
+        found = [case.kernel_on(example) for example in examples]
+    except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+        yield Finding(where, fault=f"raises {raised(error)}")
+        return
+    for example, outcome in zip(examples, found, strict=True):
+        expected, truth = case.original_on(example), case.truth_on(example)
+        yield Finding(where, fault=case.excess(outcome, expected, truth, times=times))
+
+
+def _odd(case: Case, example: Example) -> Example:
+    """The example with an odd number along its longest dimension but the last; as it is if it cannot be cut so."""
+    longest = max(example.args[0].shape[:-1], default=0)
+    for what, dim, new, ways in cut(example):
+        if " odd " in what and example.args[0].shape[dim] == longest:
+            return next((way for way in ways if _runs(case, way, dim, new)), example)
+    return example
 
 
 def shapes(case: Case) -> Iterator[Finding]:

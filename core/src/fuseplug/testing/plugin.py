@@ -55,6 +55,26 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         items.extend(check for check in checks if isinstance(check, pytest.Item))
 
 
+def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
+    """Say what is about to be run, as it may take minutes."""
+    kernels: dict[str, list[Step]] = {}
+    for item in items:
+        if isinstance(item, CheckItem):
+            kernels.setdefault(item.step.examined.name, []).append(item.step)
+    return [_announced(name, steps) for name, steps in kernels.items()]
+
+
+def _announced(name: str, steps: list[Step]) -> str:
+    checks = len({step.check.name for step in steps})
+    specimens = len({step.subject for step in steps if step.subject})
+    device = steps[0].examined.device
+    where = f"on {device}" if device else "without its numbers"
+    return (
+        f"fuseplug: {name} {where}: {checks} checks, {specimens} specimens, {len(steps)} tests. A kernel that is "
+        "compiled takes minutes the first time, most of it in sizes; -v names each test, --durations=10 the slowest"
+    )
+
+
 class KernelUnderTest(pytest.Collector):
     """One kernel; its checks are the items."""
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch._dynamo  # it wraps torch.manual_seed when it is imported, which is not the kernel's doing
 
-_OTHERS_VARIABLES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "PYTEST_")
-"""Inductor sets its own environment variables when it first compiles, and pytest for each test."""
+from .settings import is_late, of_python, of_torch
 
-_LASTING = ("os.environ", "torch.get_num_threads()", "torch.get_float32_matmul_precision()")
-
-
-_LATE = ("numpy's random state",)
-"""Not there before something imports numpy."""
+_LASTING = (
+    "os.environ",
+    "torch.get_num_threads()",
+    "torch.get_float32_matmul_precision()",
+    "torch.backends",
+    "whether torch flushes denormal numbers",
+    "torch._dynamo.config",
+)
 
 
 def _lasts(setting: str) -> bool:
@@ -67,35 +67,12 @@ class ProcessState:
         return [
             f"{name} was {_short(self._settings.get(name))} and is {_short(value)}"
             for name, value in now.items()
-            if wanted(name) and self._settings.get(name) != value and not (name in _LATE and name not in self._settings)
+            if wanted(name) and self._settings.get(name) != value and not (is_late(name) and name not in self._settings)
         ]
 
 
 def _settings(environ: Iterable[str] = ()) -> dict[str, Any]:
-    numpy = sys.modules.get("numpy")
-    state = {
-        "the default dtype": torch.get_default_dtype(),
-        "torch.is_grad_enabled()": torch.is_grad_enabled(),
-        "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled(),
-        "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
-        "torch.get_num_threads()": torch.get_num_threads(),
-        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision(),
-        "torch.is_autocast_enabled('cpu')": torch.is_autocast_enabled("cpu"),
-        "torch.get_autocast_dtype('cpu')": torch.get_autocast_dtype("cpu"),
-        "torch.is_anomaly_enabled()": torch.is_anomaly_enabled(),
-        "torch's random state": torch.default_generator.get_state().numpy().tobytes(),
-        "random's state": random.getstate(),
-        "warnings.filters": list(warnings.filters),
-        "sys.path": list(sys.path),
-        **{
-            f"os.environ[{name!r}]": os.environ.get(name)
-            for name in (*os.environ, *environ)
-            if not name.startswith(_OTHERS_VARIABLES)
-        },
-    }
-    if numpy:
-        state["numpy's random state"] = numpy.random.get_state()[1].tobytes()
-    return state
+    return of_python(environ) | of_torch(torch)
 
 
 def owners_of(module: torch.nn.Module) -> list[type | types.ModuleType]:

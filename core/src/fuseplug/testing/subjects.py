@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -230,14 +231,30 @@ class Case:
         """Whether gradients are compared."""
         return self.examined.sound.differentiable
 
+    @functools.cached_property
+    def first_of_variant(self) -> bool:
+        """Whether no specimen before this one has its variant, or all are to be checked alike."""
+        variant = self.semantics.adapter.variant
+        cases = (case for specimen in self.examined.specimens for case in specimen.cases)
+        return (
+            self.examined.thorough or next(case for case in cases if case.semantics.adapter.variant == variant) is self
+        )
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes at which numbers are checked: those above the smallest on the first specimen of a variant."""
         sizes = tuple(self.examined.sound.check_sizes)
-        variant = self.semantics.adapter.variant
-        cases = (case for specimen in self.examined.specimens for case in specimen.cases)
-        first = next(case for case in cases if case.semantics.adapter.variant == variant)
-        return sizes if first is self or self.examined.thorough else (min(sizes),)
+        return sizes if self.first_of_variant else (min(sizes),)
+
+    @property
+    def beyond(self) -> int:
+        """A size far above all that the kernel names, for who names sizes had these in mind.
+
+        Eight times the largest, but at least 2²⁰ elements and at most 2²²; twice the largest if that is more. So it
+        takes a second or two, and some 500 MB for gradients in float64.
+        """
+        largest = max(self.examined.sound.check_sizes)
+        return max(2 * largest, min(8 * largest, 1 << 22), 1 << 20)
 
     @property
     def edge_sizes(self) -> tuple[int, ...]:
@@ -335,9 +352,28 @@ class Case:
             return Finding(where, fault=f"raises {raised(error)}, where the original does not")
         return Finding(where, fault=self.excess(found, expected, truth, coarsest))
 
-    def excess(self, found: Outcome, expected: Outcome, truth: Outcome, coarsest: torch.dtype | None = None) -> str:
-        """Where *found* is further off than the proposal allows; ``""`` if nowhere."""
-        return excess(found, expected, truth, replace(Tolerance.of(self.proposal), coarsest=coarsest))
+    def excess(
+        self,
+        found: Outcome,
+        expected: Outcome,
+        truth: Outcome,
+        coarsest: torch.dtype | None = None,
+        times: float = 1.0,
+    ) -> str:
+        """Where *found* is further off than the proposal allows; ``""`` if nowhere.
+
+        Args:
+            found: What the kernel gave.
+            expected: What the original gave.
+            truth: What the reference gives in float64.
+            coarsest: As in `fuseplug.verification.Tolerance`.
+            times: How many times larger the example is than any that the proposal's tolerance was stated for. What is
+                summed over all rows, the gradient of a weight, then has as many times more terms. Each partial sum is
+                rounded, and these errors add up like a random walk, with the root of their number.
+        """
+        stated = Tolerance.of(self.proposal)
+        working = stated.working_roundings * math.sqrt(times)
+        return excess(found, expected, truth, replace(stated, working_roundings=working, coarsest=coarsest))
 
     def random(self, size: int) -> bool:
         """Whether the original draws random numbers for an example of *size*, or does not repeat itself."""

@@ -1,0 +1,252 @@
+"""Does an adapter read of the module what it says it reads, no less and no more?
+
+What it reads is noted while its bound reference runs; what it reads in ways that cannot be noted, ``vars(module)`` say,
+shows when it is changed: then the result is another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..verification import Outcome, difference, run
+from .results import Finding
+from .subjects import Case, raised
+
+_OF_EVERY_MODULE = frozenset((*dir(nn.Module), *vars(nn.Module()))) - {"_parameters", "_buffers", "_modules"}
+"""What all modules have: hooks, the training flag, methods. Fuseplug sees to these itself."""
+
+
+def reads(case: Case) -> Iterator[Finding]:
+    """Everything of the module that the adapter reads is in its `reads`, and everything in there is read."""
+    declared = getattr(case.semantics.adapter, "reads", ())
+    if not (isinstance(declared, tuple) and all(isinstance(name, str) for name in declared)):
+        yield Finding("reads", fault=f"must be a tuple of dotted names below the module, not {declared!r:.100}")
+        return
+    if case.subject.module is None:
+        for name in declared:
+            yield Finding(name, fault="is declared, and a function that is replaced is given no module to read it from")
+        yield Finding("")
+        return
+    noted, falls_back = _noted(case)
+    felt = set() if falls_back else {name for name in _changeable(case) if _matters(case, name)}
+    if not (declared or noted or felt):
+        yield Finding("")
+    for name in declared:
+        seen = any(_within(each, name) or _within(name, each) for each in noted | felt)
+        yield Finding(name, fault="" if seen else "is declared in reads, and never read: take it out, or read it")
+    for name in sorted(noted | felt):
+        covered = any(_within(name, each) or _within(each, name) for each in declared)
+        lacking = f"is read at each call, and not declared: add {name!r} to the adapter's reads"
+        yield Finding(name, fault="" if covered else lacking)
+
+
+def _within(name: str, other: str) -> bool:
+    return name == other or name.startswith(f"{other}.")
+
+
+def _noted(case: Case) -> tuple[set[str], bool]:
+    """What is read, of all that is run here; and whether the original is called in some of it."""
+    notes = Notes(getattr(case.subject.original, "__code__", None))
+    for mix in case.proposal.mixes:
+        for training in (None, not case.subject.module.training):  # type: ignore[union-attr]
+            for gradients in (True, False):
+
+                def noting(module: nn.Module, *args: Any) -> Any:
+                    with notes.of(module):
+                        return case.reference(module, *args)
+
+                with contextlib.suppress(Exception):  # where it raises, another check says so
+                    run(case.subject, noting, case.example(mix), training=training, gradients=gradients)
+    return notes.read(), notes.falls_back
+
+
+class Notes:
+    """What is read of a module and of those below it, by dotted names.
+
+    Args:
+        original: The code of the original: what it reads when it is called after all is not the adapter's doing.
+
+    Attributes:
+        falls_back: Whether the original was called.
+    """
+
+    def __init__(self, original: Any) -> None:
+        self.falls_back = False
+        self._original = original
+        self._leaves: set[str] = set()
+        self._passed: set[str] = set()
+
+    def read(self) -> set[str]:
+        """The names: of a child of which only something below was read, that alone."""
+        return {name for name in self._leaves if not any(each.startswith(f"{name}.") for each in self._leaves)}
+
+    @contextlib.contextmanager
+    def of(self, module: nn.Module) -> Iterator[None]:  # noqa: C901 - what is put on must come off in one place
+        """Note what is read of *module* in this thread, except by the forwards of its children."""
+        paths = {id(part): path for path, part in module.named_modules()}
+        here = threading.get_ident()
+        calls: list[nn.Module] = []
+        usual, called = nn.Module.__call__, nn.Module.__dict__.get("__getattribute__")
+
+        def note(part: nn.Module, name: str, frame: Any) -> None:
+            if calls or threading.get_ident() != here or (path := paths.get(id(part))) is None:
+                return
+            if name in _OF_EVERY_MODULE or name.startswith("__") or callable(getattr(type(part), name, None)):
+                return
+            if self._by_the_original(frame):
+                self.falls_back = True
+            else:
+                self._leaves.add(f"{path}.{name}".lstrip("."))
+
+        def reading(part: nn.Module, name: str) -> Any:
+            if name not in ("__dict__", "__class__", "_parameters", "_buffers", "_modules"):
+                note(part, name, sys._getframe(1))
+            return object.__getattribute__(part, name)
+
+        def calling(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            calls.append(part)
+            try:
+                return usual(part, *args, **kwargs)
+            finally:
+                calls.pop()
+
+        kept = []
+        for part in list(module.modules()):
+            for store in ("_parameters", "_buffers", "_modules"):
+                held = part.__dict__[store]
+                kept.append((part, store, held))
+                part.__dict__[store] = _Noting(held, functools.partial(note, part))
+        nn.Module.__getattribute__ = reading  # type: ignore[method-assign, assignment]
+        nn.Module.__call__ = calling  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = usual  # type: ignore[method-assign]
+            if called is None:
+                del nn.Module.__getattribute__
+            else:
+                nn.Module.__getattribute__ = called  # type: ignore[method-assign]
+            for part, store, held in kept:
+                part.__dict__[store] = held
+
+    def _by_the_original(self, frame: Any) -> bool:
+        while frame is not None and frame.f_code is not Notes.of.__wrapped__.__code__:  # type: ignore[attr-defined]
+            if frame.f_code is self._original:
+                return True
+            frame = frame.f_back
+        return False
+
+
+class _Noting(dict[str, Any]):
+    """A registry of a module that tells which of its entries are taken."""
+
+    def __init__(self, held: dict[str, Any], note: Callable[[str, Any], None]) -> None:
+        super().__init__(held)
+        self._note = note
+
+    def _noted(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self:
+                self._note(name, sys._getframe(2))
+
+    def __getitem__(self, name: str) -> Any:
+        self._noted([name])
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._noted([name])
+        return super().get(name, default)
+
+    def values(self) -> Any:
+        self._noted(self)
+        return super().values()
+
+    def items(self) -> Any:
+        self._noted(self)
+        return super().items()
+
+
+def _changeable(case: Case) -> list[str]:
+    """Numbers and floating-point tensors of a twin, by dotted names, those of its children too."""
+    found: list[str] = []
+
+    def listing(module: nn.Module, *args: Any) -> Any:
+        for path, part in module.named_modules():
+            held = {**vars(part), **part._parameters, **part._buffers}
+            found.extend(
+                f"{path}.{name}".lstrip(".")
+                for name, value in held.items()
+                if name not in _OF_EVERY_MODULE and _other(value) is not None
+            )
+        return case.reference(module, *args)
+
+    run(case.subject, listing, case.example(), gradients=False)
+    return found
+
+
+def _other(value: Any) -> Any:
+    """Something that shows wherever *value* is used; ``None`` if there is no such thing."""
+    if isinstance(value, Tensor):
+        return torch.full_like(value, math.nan) if value.is_floating_point() and not value.is_meta else None
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, float):
+        return math.nan
+    return value + 1 if isinstance(value, int) else None
+
+
+def _matters(case: Case, name: str) -> bool:
+    """Whether the bound reference gives another result, or raises, once *name* is something else.
+
+    Children that are called read what they like: of these only what is read without a call counts.
+    """
+    path, _, attribute = name.rpartition(".")
+
+    def changed(module: nn.Module, *args: Any) -> Any:
+        part = module.get_submodule(path)
+        store = next(held for held in (part._parameters, part._buffers, vars(part)) if attribute in held)
+        value, other = store[attribute], _other(store[attribute])
+        store[attribute] = nn.Parameter(other) if isinstance(value, nn.Parameter) else other
+        with _as_usual_when_called(module, store, attribute, value):
+            return case.reference(module, *args)
+
+    try:
+        usual = _outputs(run(case.subject, case.reference, case.example(), gradients=False))
+        return bool(difference(_outputs(run(case.subject, changed, case.example(), gradients=False)), usual))
+    except Exception as error:  # noqa: BLE001 - a number that makes it raise is one that it reads
+        return bool(raised(error))
+
+
+def _outputs(outcome: Outcome) -> Outcome:
+    values = {name: value for name, value in outcome.values.items() if name.startswith("output")}
+    return Outcome(values, outcome.structure)
+
+
+@contextlib.contextmanager
+def _as_usual_when_called(module: nn.Module, store: dict[str, Any], name: str, value: Any) -> Iterator[None]:
+    """Within the forward of a module below *module*, *name* in *store* has its own *value*."""
+    usual, below = nn.Module.__call__, {id(part) for part in module.modules()} - {id(module)}
+
+    def calling(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if id(part) not in below:
+            return usual(part, *args, **kwargs)
+        other, store[name] = store[name], value
+        try:
+            return usual(part, *args, **kwargs)
+        finally:
+            store[name] = other
+
+    nn.Module.__call__ = calling  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = usual  # type: ignore[method-assign]

@@ -1,0 +1,145 @@
+"""Checks of what comes back besides numbers: its type, its device, how it lies in memory, what it comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..verification import Handing, Outcome
+from ..words import Example
+from .edges import LAYOUTS
+from .results import Finding
+from .subjects import Case, raised
+
+_AS_THEY_ARE = "as they are"
+_SWAPPED = "second and third dimension swapped"
+
+
+def _swapped(tensor: Tensor) -> Tensor:
+    """As ``view(...).transpose(1, 2)`` leaves heads: what is normalised or rotated in them lies so."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2) if tensor.dim() > 3 else _second_last(tensor)
+
+
+def _second_last(tensor: Tensor) -> Tensor:
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1) if tensor.dim() > 2 else tensor.clone()
+
+
+HANDED: dict[str, Handing] = {
+    _AS_THEY_ARE: Handing(),
+    _SWAPPED: Handing(arguments=_swapped),
+    **{name: Handing(arguments=layout) for name, layout in LAYOUTS.items()},
+}
+
+
+def returned(case: Case) -> Iterator[Finding]:
+    """Results have the type, the device and the strides of the original's, and come in the same containers.
+
+    Strides, because who calls ``view`` on a result relies on them. Those of dimensions of one element say nothing.
+    """
+    for name, handing in HANDED.items():
+        for gradients in dict.fromkeys((case.gradients, False)):
+            where = name if gradients else f"{name}, without gradients"
+            how: dict[str, Any] = {"handing": handing, "gradients": gradients}
+            try:
+                expected = _result(case, case.subject.original, **how)
+            except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
+                yield Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
+                continue
+            try:
+                found = _result(case, case.fused, **how)
+            except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+                yield Finding(where, fault=f"raises {raised(error)}, where the original does not")
+                continue
+            yield Finding(where, fault=_otherwise(found, expected))
+
+
+def _result(case: Case, function: Callable[..., Any], **how: Any) -> Any:
+    """What *function* itself returns, of which an outcome keeps the numbers alone."""
+    kept = []
+
+    def keeping(*args: Any) -> Any:
+        kept.append(function(*args))
+        return kept[-1]
+
+    case.kernel_on(case.example(), function=keeping, **how)
+    return kept[-1]
+
+
+def _otherwise(found: Any, expected: Any) -> str:
+    """The first thing in which one result is of another kind than the other; ``""`` if there is none."""
+    if (ours := _containers(found)) != (theirs := _containers(expected)):
+        return f"returns {ours} instead of {theirs}"
+    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
+    for number, (one, other) in enumerate(pairs):
+        if not isinstance(other, Tensor):
+            continue
+        name = f"output[{number}]"
+        if type(one) is not type(other):
+            return f"{name} is a {type(one).__qualname__} instead of a {type(other).__qualname__}"
+        if one.device != other.device:
+            return f"{name} is on {one.device} instead of {other.device}"
+        if _strides(one) != _strides(other) and one.shape == other.shape:
+            return f"{name} has strides {one.stride()} instead of {other.stride()}, for the shape {list(one.shape)}"
+    return ""
+
+
+def _containers(value: Any) -> str:
+    """The containers of a result, by name, and what is in them; the type of tensors is another question."""
+    if isinstance(value, Tensor):
+        return "a Tensor"
+    if type(value) in (tuple, list) or hasattr(value, "_fields"):
+        return f"{type(value).__name__}({', '.join(map(_containers, value))})"
+    if isinstance(value, dict):
+        return f"{type(value).__name__}({', '.join(f'{key}: {_containers(each)}' for key, each in value.items())})"
+    return "None" if value is None else type(value).__name__
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def default_device(case: Case) -> Iterator[Finding]:
+    """Called while the default device is another, it computes the same, where its arguments are.
+
+    Tensors made without ``device=`` lie on the default device: ``torch.arange(n)``, for one, of an index.
+    """
+    for size in case.edge_sizes:
+        example = case.example(size=size)
+        where = f"torch.set_default_device('meta'), {size} elements"
+        try:
+            usual, truth = case.original_on(example), case.truth_on(example)
+            if _lost(_elsewhere(case, case.subject.original, example), usual):
+                raise RuntimeError("its result is on another device then")
+        except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
+            yield Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
+            continue
+        try:
+            found = _elsewhere(case, case.fused, example)
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+            yield Finding(where, fault=f"raises {raised(error)}, where the original does not")
+            continue
+        lost = _lost(found, usual)
+        yield Finding(where, fault=lost or case.excess(found, usual, truth))
+
+
+def _lost(found: Outcome, usual: Outcome) -> str:
+    """What is on another device than usual; ``""`` if nothing."""
+    for name, value in found.values.items():
+        other = usual.values.get(name)
+        if value is not None and other is not None and value.device != other.device:
+            return f"{name} is on {value.device} instead of {other.device}"
+    return ""
+
+
+def _elsewhere(case: Case, function: Callable[..., Any], example: Example) -> Outcome:
+    """Run *function* while tensors are made on meta unless it says where."""
+
+    def call(*args: Any) -> Any:
+        with torch.device("meta"):
+            return function(*args)
+
+    return case.kernel_on(example, function=call)
