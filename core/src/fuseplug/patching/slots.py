@@ -60,15 +60,14 @@ def bind(module: nn.Module, method: str, function: types.FunctionType | None) ->
     if after is None or now is after:
         return True
     # Straight into __dict__: nn.Module's and its subclasses' __setattr__ may do more than set.
-    held = module.__dict__
+    held, bound = module.__dict__, types.MethodType(after, module)
     for place in [*_ends(module, method), *_remembered(module)]:
         # What is only remembered was so before us, unless it is ours that is remembered.
         movable = place.put is not None and _is_bound(module, place.value) and place.value.__func__ is now
         if movable and (place.called or parts(now)):
-            place.put(types.MethodType(after, module))
-    if method not in held:
-        held[method] = types.MethodType(after, module)
-    if function is None and _is_bound(module, held[method]):
+            place.put(bound)
+    held.setdefault(method, bound)
+    if function is None and held[method] is bound:
         del held[method]
     return function_of(module, method) is not now
 
@@ -83,8 +82,12 @@ def describe(module: nn.Module, method: str) -> str:
 
 def _end(module: nn.Module, method: str) -> Held | None:
     """Where a call of *method* ends: rather in ours than in the class's own, if wrappers hold both."""
-    called = [end for end in _ends(module, method) if end.called]
-    return min(called, key=lambda end: (not parts(_function(end.value)), not _is_bound(module, end.value)), default=None)
+
+    def rank(end: Held) -> tuple[bool, bool]:
+        return not parts(_function(end.value)), not _is_bound(module, end.value)
+
+    called = (end for end in _ends(module, method) if end.called)
+    return min(called, key=rank, default=None)
 
 
 def _ends(module: nn.Module, method: str) -> Iterator[Held]:
