@@ -123,10 +123,11 @@ def _by_torch(experts: Experts, x: Tensor, weights: Tensor, order: _Order) -> Te
     counts = [0] * experts.number
     for expert, size in zip(order.hit, order.sizes, strict=True):
         counts[expert] = size
-    ends = torch.tensor(counts).cumsum(0, dtype=torch.int32)
+    ends = torch.tensor(counts, device=x.device).cumsum(0, dtype=torch.int32)
     which = None
     if experts.gate_up_bias is not None or experts.down_bias is not None:
-        which = torch.tensor(order.hit).repeat_interleave(torch.tensor(order.sizes))
+        hit, sizes = (torch.tensor(each, device=x.device) for each in (order.hit, order.sizes))
+        which = hit.repeat_interleave(sizes)
 
     def linear(rows: Tensor, projection: Projection, bias: Tensor | None) -> Tensor:
         matrices = cast("Tensor", projection)
@@ -225,7 +226,7 @@ def _sort_few(index: Tensor, number: int) -> _Order:
     for row, slot in enumerate(slots):
         rows[slot] = row
     k = index.shape[1]
-    tensors = torch.tensor([slots + [0] * (len(experts) - len(slots)), rows])
+    tensors = torch.tensor([slots + [0] * (len(experts) - len(slots)), rows], device=index.device)
     by_row = tensors[0, : len(slots)]
     return _Order(by_row // k, by_row, tensors[1], list(sizes), list(sizes.values()), (index.shape[0], k))
 
