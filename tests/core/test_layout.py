@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+
+from fuseplug.layout import keeping_order
 from fuseplug_rmsnorm import inductor as norms
 from fuseplug_rmsnorm import reference as norm_reference
 from fuseplug_swiglu import inductor as gates
 from fuseplug_swiglu import reference as gate_reference
-
-from fuseplug.layout import keeping_order
 
 LAYOUTS = {
     "contiguous": lambda b, s, h, d: torch.randn(b, s, h, d),

@@ -154,9 +154,7 @@ def _keeps(
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         formula(*likes, *constants)
-    return tuple(
-        t is None or any(torch._C._is_alias_of(t, each) for each in saved if each.is_meta) for t in likes
-    )
+    return tuple(t is None or any(torch._C._is_alias_of(t, each) for each in saved if each.is_meta) for t in likes)
 
 
 def unviewed(result: Tensor) -> Tensor:

@@ -100,6 +100,8 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor, stacke
         out = experts.post(out)
     if order.pairs < index.numel():
         weights = weights.masked_fill(index >= experts.number, 0)
+    elif recording(weights, out):
+        weights = weights.clone()  # a caller may write into its own, of which the originals keep a copy
     return _weighed(_collect(out, order), weights, x.dtype)
 
 
@@ -138,7 +140,7 @@ def _by_torch(experts: Experts, x: Tensor, weights: Tensor, order: _Order) -> Te
     out = linear(inner, experts.down, experts.down_bias)
     if experts.post is not None:
         out = experts.post(out)
-    return reference.weigh(out[order.rows].view(*order.shape, -1), weights).to(x.dtype)
+    return reference.weigh(out[order.rows].view(*order.shape, -1), weights.clone()).to(x.dtype)
 
 
 def _one_token(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
@@ -324,12 +326,14 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, order: _Order, experts: Experts, rows: Tensor, bias: Tensor | None, *each: Tensor) -> Tensor:
         ctx.order, ctx.transposed, ctx.skip = order, experts.transposed, experts.idle == "none"
-        ctx.save_for_backward(rows, bias, *each)
+        # Of the bias only the shape matters to the backward, so nothing forbids to write into it.
+        ctx.bias = bias
+        ctx.save_for_backward(rows, *each)
         return _multiply(rows, each, bias, order, transposed=experts.transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, bias, *each = ctx.saved_tensors
+        (rows, *each), bias = ctx.saved_tensors, ctx.bias
         needs = ctx.needs_input_grad[2:]
         order, transposed = ctx.order, ctx.transposed
         if torch.is_grad_enabled():
