@@ -154,7 +154,8 @@ def _keeps(
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         formula(*likes, *constants)
-    return tuple(t is None or any(torch._C._is_alias_of(t, each) for each in saved if each.is_meta) for t in likes)
+    kept = {tensor.untyped_storage()._cdata for tensor in saved}
+    return tuple([t is None or t.untyped_storage()._cdata in kept for t in likes])
 
 
 def unviewed(result: Tensor) -> Tensor:

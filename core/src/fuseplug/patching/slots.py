@@ -62,9 +62,10 @@ def bind(module: nn.Module, method: str, function: types.FunctionType | None) ->
     # Straight into __dict__: nn.Module's and its subclasses' __setattr__ may do more than set.
     held, bound = module.__dict__, types.MethodType(after, module)
     for place in [*_ends(module, method), *_remembered(module)]:
+        if place.put is None or not _is_bound(module, place.value) or place.value.__func__ is not now:
+            continue
         # What is only remembered was so before us, unless it is ours that is remembered.
-        movable = place.put is not None and _is_bound(module, place.value) and place.value.__func__ is now
-        if movable and (place.called or parts(now)):
+        if place.called or parts(now):
             place.put(bound)
     held.setdefault(method, bound)
     if function is None and held[method] is bound:
