@@ -278,15 +278,15 @@ def test_handles_left_in_another_order_take_off_what_each_put_on(manager, model)
 @pytest.mark.parametrize("nth", [1, 2, 4, 7])
 def test_if_one_cannot_be_put_on_none_is(fusing, model, monkeypatch, nth, error):
     before = state_of(model)
-    bind, count = journal._bind, []
+    bind, count = journal.bind, []
 
     def failing(module, method, function):
         count.append(None)
         if len(count) == nth:
             raise error("half-way")
-        bind(module, method, function)
+        return bind(module, method, function)
 
-    monkeypatch.setattr(journal, "_bind", failing)
+    monkeypatch.setattr(journal, "bind", failing)
     with pytest.raises(error, match="half-way"):
         fusing.apply_all(model)
     assert not differing(before, state_of(model))

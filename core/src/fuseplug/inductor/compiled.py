@@ -8,6 +8,7 @@ no faster on the CPU.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 import types
@@ -19,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import SUPPORTED_NODES
 
 from ..differentiating import differentiated_again, recording, vjp
+from ..layout import keeping_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -48,6 +50,7 @@ class Compiled:
     def __init__(self, formula: Formula) -> None:
         self.formula = formula
         self._programs: dict[Hashable, Program] = {}
+        self._keeps: dict[Hashable, tuple[bool, ...]] = {}
         self._lock = threading.Lock()
 
     def __call__(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
@@ -57,11 +60,13 @@ class Compiled:
             constants: The formula's last arguments; compiled in.
             x: ``(..., hidden)``, at least two rows and ``hidden`` at least two: 0 and 1 are compiled for specially.
             others: The formula's other tensors, on the device of *x*.
+
+        Returns:
+            The result, its dimensions in the order in memory that those of *x* have, as an elementwise formula's are.
         """
         if recording(x, *others):
-            result: Tensor = _Differentiable.apply(self, constants, x, *others)  # type: ignore[no-untyped-call]
-            return result
-        return self.forward(constants, x, *others)
+            return keeping_order(functools.partial(_Differentiable.apply, self, constants), x, *others)
+        return keeping_order(functools.partial(self.forward, constants), x, *others)
 
     def forward(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
         """Compute the formula and record nothing for a backward."""
@@ -84,6 +89,16 @@ class Compiled:
             for t, need in zip(tensors, needs, strict=True)
         ]
 
+    def keeps(
+        self, constants: Constants, tensors: Sequence[Tensor | None], needs: tuple[bool, ...]
+    ) -> tuple[bool, ...]:
+        """Whether the formula, run by PyTorch, keeps each of *tensors* itself for its backward."""
+        key = (constants, needs, tuple([None if t is None else (t.dtype, t.shape[-1], t.dim() > 1) for t in tensors]))
+        found = self._keeps.get(key)
+        if found is None:
+            found = self._keeps[key] = _keeps(self.formula, constants, tensors, needs)
+        return found
+
     def _program(self, constants: Constants, rows: Sequence[Tensor | None], needs: tuple[bool, ...] | None) -> Program:
         kinds = tuple([None if t is None else (t.dtype, t.device.type, t.shape[-1], t.is_contiguous()) for t in rows])
         key = (constants, needs, kinds, ambient(backward=needs is not None))
@@ -102,7 +117,10 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, compiled: Compiled, constants: Constants, *tensors: Tensor | None) -> Tensor:
         ctx.compiled, ctx.constants = compiled, constants
-        ctx.save_for_backward(*tensors)
+        kept = compiled.keeps(constants, tensors, ctx.needs_input_grad[2:])
+        # What the formula would not keep itself, having cast it, its caller may write into before the backward.
+        own = [t if t is None or itself else t.clone() for t, itself in zip(tensors, kept, strict=True)]
+        ctx.save_for_backward(*own)
         return unviewed(compiled.forward(constants, *tensors))  # type: ignore[arg-type]
 
     @staticmethod
@@ -116,6 +134,28 @@ class _Differentiable(torch.autograd.Function):
         else:
             found = ctx.compiled.backward(ctx.constants, needs, grad, *tensors)
         return (None, None, *found)
+
+
+def _keeps(
+    formula: Formula, constants: Constants, tensors: Sequence[Tensor | None], needs: Sequence[bool]
+) -> tuple[bool, ...]:
+    """Run *formula* on two rows without values, and see what is saved."""
+    likes = [
+        None
+        if t is None
+        else torch.empty((2, t.shape[-1]) if t.dim() > 1 else t.shape, dtype=t.dtype, device="meta", requires_grad=need)
+        for t, need in zip(tensors, needs, strict=True)
+    ]
+    saved: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        formula(*likes, *constants)
+    kept = {tensor.untyped_storage()._cdata for tensor in saved}
+    return tuple([t is None or t.untyped_storage()._cdata in kept for t in likes])
 
 
 def unviewed(result: Tensor) -> Tensor:

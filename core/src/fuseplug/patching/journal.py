@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,8 @@ from torch import nn
 from ..errors import PatchError
 from ..words import Target
 from .replacement import compose, parts
-from .slots import class_method, describe, held, holder, is_original, our_marks, our_parts
+from .replicas import leave_replicas, make_replicable
+from .slots import bind, class_method, describe, function_of, is_original, our_marks, our_parts
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,15 @@ def put_on(patches: Iterable[Patch]) -> list[Change]:
     Raises:
         PatchError: If one cannot be put on. All that were have been taken off again.
     """
-    wanted: dict[tuple[nn.Module, str], dict[Target, Patch]] = defaultdict(dict)
+    # By id: modules with an __eq__ of their own are not the same for being equal.
+    wanted: dict[tuple[int, str], tuple[nn.Module, dict[Target, Patch]]] = {}
     for patch in patches:
         if (module := patch.module_ref()) is not None:
-            wanted[module, patch.target.method][patch.target] = patch
+            _, by_target = wanted.setdefault((id(module), patch.target.method), (module, {}))
+            by_target[patch.target] = patch
     changes: list[Change] = []
     try:
-        for (module, method), by_target in wanted.items():
+        for (_, method), (module, by_target) in wanted.items():
             path = next(iter(by_target.values())).path
             functions = {target: patch.function for target, patch in by_target.items()}
             if change := _put_on(module, path, method, functions):
@@ -82,31 +84,44 @@ def take_off(changes: Sequence[Change]) -> list[Change]:
     left: list[Change] = []
     for change in reversed(changes):
         module = change.module_ref()
-        if module is None or is_original(module, change.method):
+        if module is None:
             continue
-        if not our_parts(module, change.method):
+        if not (is_original(module, change.method) or _take_off(module, change)):
             left.insert(0, change)
-        elif held(module, change.method).__func__ is change.after:
-            _bind(module, change.method, change.before)
-        else:
-            _take_out(module, change)
+        if not our_marks(module):
+            leave_replicas(module)
     return left
 
 
-def _take_out(module: nn.Module, change: Change) -> None:
+def _take_off(module: nn.Module, change: Change) -> bool:
+    if not our_parts(module, change.method):
+        return False
+    if function_of(module, change.method) is change.after:
+        return bind(module, change.method, change.before)
+    return _take_out(module, change)
+
+
+def _take_out(module: nn.Module, change: Change) -> bool:
     """Undo *change* under later ones: what it brought goes, what they brought stays."""
     kept, now = parts(change.before), our_parts(module, change.method)
     brought = [part for target, part in parts(change.after).items() if kept.get(target) is not part]
     rest = {target: part for target, part in now.items() if not any(part is gone for gone in brought)}
     own = class_method(module, change.method)
-    if own is not None and len(rest) < len(now):
-        _bind(module, change.method, compose(own, rest) if rest else None)
+    if own is None or len(rest) == len(now):
+        return True
+    return bind(module, change.method, compose(own, rest) if rest else None)
 
 
-def strip(module: nn.Module) -> None:
-    """Take everything of ours off *module* itself, whoever put it on."""
+def strip(module: nn.Module) -> list[Change]:
+    """Take everything of ours off *module* itself, whoever put it on; return what could not be taken off."""
+    left = []
     for method in {target.method for target in our_marks(module)}:
-        _bind(module, method, None)
+        after = function_of(module, method)
+        if not bind(module, method, None) and after is not None:
+            left.append(Change("", method, None, after, weakref.ref(module)))
+    if not left:
+        leave_replicas(module)
+    return left
 
 
 def _put_on(module: nn.Module, path: str, method: str, functions: Mapping[Target, Callable[..., Any]]) -> Change | None:
@@ -120,20 +135,13 @@ def _put_on(module: nn.Module, path: str, method: str, functions: Mapping[Target
         )
     if any(target.function is None for target in (*functions, *ours)):
         ours = {}
-    before = getattr(held(module, method), "__func__", None)
+    before = function_of(module, method)
     after = compose(own, ours | dict(functions))
-    if after is before:
-        return None
-    _bind(module, method, after)
-    return Change(path, method, before, after, weakref.ref(module))
-
-
-def _bind(module: nn.Module, method: str, function: types.FunctionType | None) -> None:
-    # Straight into __dict__: nn.Module's and its subclasses' __setattr__ may do more than set.
-    slot = holder(module, method)
-    if function is None and slot != method:
-        function = class_method(module, method)  # a hook's saved forward must not go missing
-    if function is None:
-        module.__dict__.pop(slot, None)
-    else:
-        module.__dict__[slot] = types.MethodType(function, module)
+    if not bind(module, method, after):
+        raise PatchError(
+            f"cannot replace {method} of {path or 'the model'} ({type(module).__name__}): "
+            f"{describe(module, method)} holds it in a way that copies of the model share; take that off first",
+            module=module,
+        )
+    make_replicable(module)
+    return None if after is before else Change(path, method, before, after, weakref.ref(module))

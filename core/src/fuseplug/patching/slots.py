@@ -1,9 +1,10 @@
-"""Where a method of an instance lives, and whose it is."""
+"""Where a method of an instance lives, under whatever was wrapped around it, and whose it is."""
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,7 @@ from ..insides import attributes_of
 from ..words import Target
 from .accepts import Mark
 from .replacement import mark_of, parts
+from .wrappers import Held, reached
 
 
 def class_method(module: nn.Module, method: str) -> types.FunctionType | None:
@@ -20,50 +22,100 @@ def class_method(module: nn.Module, method: str) -> types.FunctionType | None:
     return found if isinstance(found, types.FunctionType) else None
 
 
-def holder(module: nn.Module, method: str) -> str:
-    """The name under which the instance holds, or would hold, a *method* of its own.
-
-    accelerate's hooks put a wrapper under ``forward`` and what was there under ``_old_forward``.
-    """
-    held_now = attributes_of(module)
-    hooked = method == "forward" and "_hf_hook" in held_now and "_old_forward" in held_now
-    return "_old_forward" if hooked else method
-
-
-def held(module: nn.Module, method: str) -> Any:
-    """What the instance itself holds for *method*; ``None`` if it is its class's."""
-    return attributes_of(module).get(holder(module, method))
+def function_of(module: nn.Module, method: str) -> types.FunctionType | None:
+    """The class's own function or ours, if the instance holds it for *method*, bound or under wrappers."""
+    end = _end(module, method)
+    return None if end is None else _function(end.value)
 
 
 def is_original(module: nn.Module, method: str) -> bool:
-    """Whether *method* is the class's own, bound explicitly or not.
+    """Whether a call of *method* runs the class's own, and another one can be put in its place.
 
-    It is bound explicitly after a pickle's round trip, and after hooks were removed; that is not a patch.
+    The instance may hold it bound, after a pickle's round trip or after hooks were removed; that is not a patch. A
+    wrapper may hold it bound. One that holds the plain function may serve many modules, and is not looked through.
     """
-    value = held(module, method)
-    return value is None or (
-        isinstance(value, types.MethodType)
-        and value.__self__ is module
-        and value.__func__ is class_method(module, method)
-    )
+    if method not in module.__dict__:
+        return True
+    end = _end(module, method)
+    return end is not None and _is_bound(module, end.value) and end.value.__func__ is class_method(module, method)
 
 
 def our_parts(module: nn.Module, method: str) -> dict[Target, Callable[..., Any]]:
     """What of ours is on *method* of this instance, by target."""
-    value = held(module, method)
-    return parts(value.__func__) if isinstance(value, types.MethodType) and value.__self__ is module else {}
+    return parts(function_of(module, method))
 
 
 def our_marks(module: nn.Module) -> dict[Target, Mark]:
     """What of ours is on this instance, whatever the method, by target."""
-    bound = [value.__func__ for value in attributes_of(module).values() if type(value) is types.MethodType]
-    methods = {target.method for function in bound for target in parts(function)}
+    methods = [name for name in attributes_of(module) if class_method(module, name) is not None]
     return {target: mark_of(part) for method in methods for target, part in our_parts(module, method).items()}
+
+
+def bind(module: nn.Module, method: str, function: types.FunctionType | None) -> bool:
+    """Put *function* in the place of the class's own, or of ours; ``None`` takes ours off.
+
+    Returns:
+        Whether it was put there. It is not where a wrapper holds ours as a plain function, for copies of the model
+        share that wrapper.
+    """
+    now, after = function_of(module, method), function or class_method(module, method)
+    if after is None or now is after:
+        return True
+    # Straight into __dict__: nn.Module's and its subclasses' __setattr__ may do more than set.
+    held, bound = module.__dict__, types.MethodType(after, module)
+    for place in [*_ends(module, method), *_remembered(module)]:
+        if place.put is None or not _is_bound(module, place.value) or place.value.__func__ is not now:
+            continue
+        # What is only remembered was so before us, unless it is ours that is remembered.
+        if place.called or parts(now):
+            place.put(bound)
+    held.setdefault(method, bound)
+    if function is None and held[method] is bound:
+        del held[method]
+    return function_of(module, method) is not now
 
 
 def describe(module: nn.Module, method: str) -> str:
     """Whose the method is now, for a message."""
-    value = held(module, method)
+    value = module.__dict__.get(method)
     function = getattr(value, "__func__", getattr(value, "func", value))
     name = getattr(function, "__qualname__", type(value).__name__)
     return f"{getattr(function, '__module__', '?')}.{name}"
+
+
+def _end(module: nn.Module, method: str) -> Held | None:
+    """Where a call of *method* ends: rather in ours than in the class's own, if wrappers hold both."""
+
+    def rank(end: Held) -> tuple[bool, bool]:
+        return not parts(_function(end.value)), not _is_bound(module, end.value)
+
+    called = (end for end in _ends(module, method) if end.called)
+    return min(called, key=rank, default=None)
+
+
+def _ends(module: nn.Module, method: str) -> Iterator[Held]:
+    """Where *method* of the instance may end, and what its wrappers remember."""
+    own = class_method(module, method)
+
+    def is_end(value: Any) -> bool:
+        function = _function(value)
+        ours = isinstance(function, types.FunctionType) and (function is own or bool(parts(function)))
+        return ours and (function is value or _is_bound(module, value))
+
+    if method in module.__dict__:
+        top = Held(module.__dict__[method], functools.partial(module.__dict__.__setitem__, method))
+        yield from reached(top, module, is_end)
+
+
+def _remembered(module: nn.Module) -> list[Held]:
+    """Every method that the instance itself holds: some wrappers keep there what they were put around."""
+    held = module.__dict__
+    return [Held(value, functools.partial(held.__setitem__, name), called=False) for name, value in held.items()]
+
+
+def _is_bound(module: nn.Module, value: Any) -> bool:
+    return isinstance(value, types.MethodType) and value.__self__ is module
+
+
+def _function(value: Any) -> Any:
+    return value.__func__ if isinstance(value, types.MethodType) else value

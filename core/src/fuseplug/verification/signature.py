@@ -14,7 +14,9 @@ from .copying import UncopyableError
 from .memory import dense, readable
 
 HOOKS = frozenset(name for name in nn.Module().__dict__ if name.endswith("_hooks") or "_hooks_" in name)
-INSTANCE_ONLY = frozenset({"forward", "_old_forward", "_hf_hook", "_compiled_call_impl"})
+INSTANCE_ONLY = frozenset(
+    {"forward", "_old_forward", "_hf_hook", "_compiled_call_impl", "_replicate_for_data_parallel"}
+)
 """What hangs on an instance without being part of what it computes: patches, hooks, compiled calls."""
 
 _SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})

@@ -50,14 +50,15 @@ def _numbers_of_experts(module: nn.Module) -> list[int]:
 
 def named_activation(activation: Callable[[Tensor], Tensor]) -> str | None:
     """The row of `GATES` that *activation*, of one tensor, is on its own."""
-    x = torch.linspace(-8, 8, 67)
+    x = torch.linspace(-8, 8, 67, device="cpu")
     return next(_equal(activation, x, [(name, functools.partial(_alone, name)) for name in _unclamped()]), None)
 
 
 def named_gate(gate: Callable[[Tensor], Tensor], limit: float | None, alpha: float) -> tuple[str, str] | None:
     """The row of `GATES` and the layout that *gate*, of rows of gate and up, is."""
     reach = 2 * limit if limit and limit < 1e3 else 8.0
-    rows = torch.linspace(-reach, reach, 11 * 14).view(11, 14)[:, torch.arange(14) * 5 % 14]
+    columns = torch.arange(14, device="cpu") * 5 % 14
+    rows = torch.linspace(-reach, reach, 11 * 14, device="cpu").view(11, 14)[:, columns]
     candidates = [
         ((name, layout), functools.partial(_split, name, layout, limit, alpha))
         for name in GATES

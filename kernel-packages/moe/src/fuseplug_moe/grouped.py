@@ -24,6 +24,8 @@ def linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         # How many rows a group has is data, and no tracer can follow what depends on it: to it this is one operation.
         result: Tensor = _linear(rows, weight, ends)
         return result
+    if _is_batched(rows, weight, ends):
+        return _each_by_its_own(rows, weight, ends)
     return walk(rows, weight.unbind(), ends, skip=False)
 
 
@@ -32,9 +34,29 @@ def walk(rows: Tensor, matrices: Sequence[Tensor], ends: Tensor, *, skip: bool) 
 
     With *skip*, groups without rows are left out, and so have no gradient; else theirs is zero.
     """
+    if _is_batched(rows, ends, *matrices):
+        return _each_by_its_own(rows, torch.stack(list(matrices)), ends)
     pieces = [rows[start:end] @ matrices[group] for group, start, end in _groups(ends) if end > start or not skip]
     done = sum(len(piece) for piece in pieces)
     return torch.cat([*pieces, rows.new_zeros(len(rows) - done, matrices[0].shape[-1])])
+
+
+def _is_batched(*tensors: Tensor) -> bool:
+    """Whether ``torch.vmap`` runs over one of *tensors*: how many rows a group has is not one number then."""
+    for tensor in tensors:
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            if torch._C._functorch.is_batchedtensor(tensor):
+                return True
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+    return False
+
+
+def _each_by_its_own(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """`linear` with a matrix for each row, whose shapes do not depend on the groups."""
+    numbers = torch.arange(rows.shape[0], device=rows.device)
+    group = (numbers[:, None] >= ends).sum(1)
+    own = weight.index_select(0, group.clamp(max=weight.shape[0] - 1))
+    return (rows[:, None] @ own)[:, 0].masked_fill((group >= weight.shape[0])[:, None], 0)
 
 
 def _groups(ends: Tensor) -> Iterator[tuple[int, int, int]]:

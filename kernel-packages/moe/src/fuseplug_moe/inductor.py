@@ -100,6 +100,8 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor, stacke
         out = experts.post(out)
     if order.pairs < index.numel():
         weights = weights.masked_fill(index >= experts.number, 0)
+    elif recording(weights, out):
+        weights = weights.clone()  # a caller may write into its own, of which the originals keep a copy
     return _weighed(_collect(out, order), weights, x.dtype)
 
 
@@ -123,10 +125,11 @@ def _by_torch(experts: Experts, x: Tensor, weights: Tensor, order: _Order) -> Te
     counts = [0] * experts.number
     for expert, size in zip(order.hit, order.sizes, strict=True):
         counts[expert] = size
-    ends = torch.tensor(counts).cumsum(0, dtype=torch.int32)
+    ends = torch.tensor(counts, device=x.device).cumsum(0, dtype=torch.int32)
     which = None
     if experts.gate_up_bias is not None or experts.down_bias is not None:
-        which = torch.tensor(order.hit).repeat_interleave(torch.tensor(order.sizes))
+        hit, sizes = (torch.tensor(each, device=x.device) for each in (order.hit, order.sizes))
+        which = hit.repeat_interleave(sizes)
 
     def linear(rows: Tensor, projection: Projection, bias: Tensor | None) -> Tensor:
         matrices = cast("Tensor", projection)
@@ -137,7 +140,7 @@ def _by_torch(experts: Experts, x: Tensor, weights: Tensor, order: _Order) -> Te
     out = linear(inner, experts.down, experts.down_bias)
     if experts.post is not None:
         out = experts.post(out)
-    return reference.weigh(out[order.rows].view(*order.shape, -1), weights).to(x.dtype)
+    return reference.weigh(out[order.rows].view(*order.shape, -1), weights.clone()).to(x.dtype)
 
 
 def _one_token(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
@@ -225,7 +228,7 @@ def _sort_few(index: Tensor, number: int) -> _Order:
     for row, slot in enumerate(slots):
         rows[slot] = row
     k = index.shape[1]
-    tensors = torch.tensor([slots + [0] * (len(experts) - len(slots)), rows])
+    tensors = torch.tensor([slots + [0] * (len(experts) - len(slots)), rows], device=index.device)
     by_row = tensors[0, : len(slots)]
     return _Order(by_row // k, by_row, tensors[1], list(sizes), list(sizes.values()), (index.shape[0], k))
 
@@ -323,12 +326,14 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, order: _Order, experts: Experts, rows: Tensor, bias: Tensor | None, *each: Tensor) -> Tensor:
         ctx.order, ctx.transposed, ctx.skip = order, experts.transposed, experts.idle == "none"
-        ctx.save_for_backward(rows, bias, *each)
+        # Of the bias only the shape matters to the backward, so nothing forbids to write into it.
+        ctx.bias = bias
+        ctx.save_for_backward(rows, *each)
         return _multiply(rows, each, bias, order, transposed=experts.transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, bias, *each = ctx.saved_tensors
+        (rows, *each), bias = ctx.saved_tensors, ctx.bias
         needs = ctx.needs_input_grad[2:]
         order, transposed = ctx.order, ctx.transposed
         if torch.is_grad_enabled():

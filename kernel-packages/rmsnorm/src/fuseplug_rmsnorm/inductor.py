@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fuseplug.inductor import Compiled, plain
+from fuseplug.layout import keeping_order
 
 from . import reference
 from .reference import Semantics
@@ -43,7 +44,11 @@ def rms_norm(
         return _fused((variant, float(eps), group_size), x, weight, gate)
     if autocast or not how.upcast or how.native:
         return reference.compute(how, x, weight, eps, gate, group_size)
-    return _small(how, x, weight, eps, gate, group_size)
+
+    def small(x: Tensor, gate: Tensor | None) -> Tensor:
+        return _small(how, x, weight, eps, gate, group_size)
+
+    return keeping_order(small, x, gate)
 
 
 def rms_norm_formula(

@@ -346,7 +346,7 @@ def _example(parts: Parts, eps: float, mix: Mix, size: int, generator: torch.Gen
     near_eps = math.sqrt(eps) or 1e-3
     magnitudes = [1.0, near_eps, 16.0, 0.25 * near_eps, 1.0, 0.0 if eps > 0 else 4.0]
     tokens = max(3, math.ceil(size / parts.width / 2))
-    scale = torch.tensor(magnitudes).repeat(math.ceil(2 * tokens / len(magnitudes)))[: 2 * tokens]
+    scale = torch.tensor(magnitudes, device="cpu").repeat(math.ceil(2 * tokens / len(magnitudes)))[: 2 * tokens]
 
     def normal() -> Tensor:
         return torch.randn(2, tokens, parts.width, generator=generator, dtype=torch.float32, device="cpu")

@@ -116,7 +116,7 @@ def make_example(parts: Parts, mix: Mix, size: int, generator: torch.Generator) 
     hidden = width[parts.hidden]
     elements = _LARGE_GATE if size >= _FOR_WIDTHS else 0
     tokens = max(3, math.ceil(size / hidden / 2), min(_MOST_ROWS, math.ceil(elements / width[parts.inner])) // 2)
-    scale = torch.tensor(_MAGNITUDES).repeat(math.ceil(2 * tokens / len(_MAGNITUDES)))[: 2 * tokens]
+    scale = torch.tensor(_MAGNITUDES, device="cpu").repeat(math.ceil(2 * tokens / len(_MAGNITUDES)))[: 2 * tokens]
     x = torch.randn(2, tokens, hidden, generator=generator, dtype=torch.float32, device="cpu")
     return Example(((x * scale.view(2, tokens, 1)).to(mix.x),), scales, children, attributes)
 

@@ -46,7 +46,7 @@ def matrices(weights: Sequence[Tensor], *, transposed: bool) -> Matrices:
 @functools.lru_cache(maxsize=4096)
 def _addresses(pointers: tuple[int, ...], device: torch.device) -> tuple[Tensor, int]:
     """They are on the device once, however often asked for; nothing waits for them to arrive."""
-    table = torch.tensor(pointers, dtype=torch.int64)
+    table = torch.tensor(pointers, dtype=torch.int64, device="cpu")
     if device.type != "cpu":
         table = table.pin_memory().to(device, non_blocking=True)
     return table, math.gcd(16, *pointers)

@@ -1,0 +1,46 @@
+"""In which order the dimensions of a result lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+
+def keeping_order(compute: Callable[..., Tensor], x: Tensor, *others: Tensor | None) -> Tensor:
+    """Compute what treats all rows alike, with its dimensions in memory in the order that those of *x* have.
+
+    Elementwise operations keep the order of their input, so a caller may view their result in a shape that only this
+    order allows, as ``norm(x.transpose(1, 2)).transpose(1, 2).view(...)`` does.
+
+    Args:
+        compute: Takes *x* and *others*; gives one contiguous tensor of the rank of *x*. Rows are its last dimension.
+        x: Of any layout.
+        others: Of the rank of *x*, or of another one where all rows share them.
+    """
+    order = _order_in_memory(x)
+    if order is None:
+        return compute(x, *others)
+    last = x.dim() - 1
+    rows = [*(dim for dim in order if dim != last), last]
+    y = compute(*[t if t is None or t.dim() != x.dim() else t.permute(rows) for t in (x, *others)])
+    y = y.permute(_inverse(rows))
+    return y if order == rows else y.permute(order).contiguous().permute(_inverse(order))
+
+
+def _order_in_memory(x: Tensor) -> list[int] | None:
+    """The dimensions of *x*, the outermost in memory first; ``None`` where that is the order they have."""
+    if x.is_contiguous():
+        return None
+    steps: list[int] = []
+    for size, step in zip(x.shape, x.stride(), strict=True):
+        if size > 1 and step == 0:
+            return None
+        # Where a dimension of one element lies says nothing: it stays with the one before.
+        steps.append(step if size > 1 or not steps else steps[-1])
+    order = sorted(range(x.dim()), key=lambda dim: -steps[dim])
+    return None if order == [*range(x.dim())] else order
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)

@@ -1,0 +1,122 @@
+"""What a wrapper holds: the callables that it may call, and the way to put others in their places.
+
+Parallelism, mixed precision and hooks replace a method by a function that closes over the method that was there. What
+they hold is in closure cells, partials, bound methods, defaults and attributes of callable objects.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+_DEEPEST = 8
+_OPAQUE = (type, nn.Module, torch.Tensor, types.ModuleType)
+
+Put = Callable[[Any], None]
+
+
+class Held(NamedTuple):
+    """Something that a wrapper holds.
+
+    Attributes:
+        value: What it holds.
+        put: Puts something else there; ``None`` where nothing can be put.
+        called: Whether the wrapper may call it. What ``__wrapped__`` names says only where a wrapper comes from.
+    """
+
+    value: Any
+    put: Put | None
+    called: bool = True
+
+
+def reached(top: Held, module: nn.Module, is_end: Callable[[Any], bool]) -> Iterator[Held]:
+    """Yield what is held by *top*, or by what that holds and so on, for which *is_end*; *top* itself included.
+
+    Args:
+        top: Where to begin.
+        module: The module whose method is wrapped. A function that says the name of one of its attributes, as
+            accelerate's hooks say ``_old_forward``, may call it.
+        is_end: Says what is looked for. Nothing is looked for inside it.
+    """
+    seen: set[tuple[int, bool]] = set()
+    level = [top]
+    for _ in range(_DEEPEST):
+        following: list[Held] = []
+        for held in level:
+            if is_end(held.value):
+                yield held
+            elif callable(held.value) and (id(held.value), held.called) not in seen:
+                seen.add((id(held.value), held.called))
+                following += [
+                    inner._replace(called=inner.called and held.called) for inner in _contents(held.value, module)
+                ]
+        level = following
+
+
+def _contents(value: Any, module: nn.Module) -> Iterator[Held]:
+    if isinstance(value, types.MethodType):
+        # A method of another module is that one's: a copied model shares its closures with the original.
+        if value.__self__ is module:
+            yield Held(value.__func__, None)
+        elif not isinstance(value.__self__, _OPAQUE):
+            yield Held(value.__func__, None)
+            yield from _entries(value.__self__, called=True)
+    elif isinstance(value, functools.partial):
+        yield from _of_partial(value)
+        yield from _entries(value, called=False)
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(value)
+        for name in value.__code__.co_names:
+            if callable(module.__dict__.get(name)):
+                yield Held(module.__dict__[name], functools.partial(module.__dict__.__setitem__, name))
+        yield from _entries(value, called=False)
+    elif not isinstance(value, _OPAQUE):
+        yield from _entries(value, called=True)
+
+
+def _entries(value: Any, *, called: bool) -> Iterator[Held]:
+    """The attributes of *value*; ``__wrapped__`` is no reason to believe that it is called."""
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(attributes, dict):
+        for name, entry in list(attributes.items()):
+            if callable(entry):
+                yield Held(entry, functools.partial(attributes.__setitem__, name), called and name != "__wrapped__")
+
+
+def _of_function(function: types.FunctionType) -> Iterator[Held]:
+    for cell in function.__closure__ or ():
+        try:
+            yield Held(cell.cell_contents, functools.partial(setattr, cell, "cell_contents"))
+        except ValueError:  # not filled yet
+            continue
+    for number, value in enumerate(function.__defaults__ or ()):
+        yield Held(value, functools.partial(_put_default, function, number))
+    for name, value in (function.__kwdefaults__ or {}).items():
+        yield Held(value, functools.partial((function.__kwdefaults__ or {}).__setitem__, name))
+
+
+def _put_default(function: types.FunctionType, number: int, value: Any) -> None:
+    defaults = function.__defaults__ or ()
+    function.__defaults__ = (*defaults[:number], value, *defaults[number + 1 :])
+
+
+def _of_partial(partial: functools.partial[Any]) -> Iterator[Held]:
+    yield Held(partial.func, functools.partial(_put_in_partial, partial, "func"))
+    for number, value in enumerate(partial.args):
+        yield Held(value, functools.partial(_put_in_partial, partial, number))
+    for name, value in partial.keywords.items():
+        yield Held(value, functools.partial(partial.keywords.__setitem__, name))
+
+
+def _put_in_partial(partial: functools.partial[Any], where: str | int, value: Any) -> None:
+    function, args = partial.func, list(partial.args)
+    if isinstance(where, int):
+        args[where] = value
+    else:
+        function = value
+    partial.__setstate__((function, tuple(args), partial.keywords, partial.__dict__))  # type: ignore[attr-defined]

@@ -1,0 +1,414 @@
+"""Wrappers around a module's forward, before us and after: parallelism's, mixed precision's, hooks', anybody's."""
+
+import copy
+import functools
+import types
+
+import pytest
+import torch
+from support.kernels import ran
+from support.models import Norm, Toy, inputs
+from support.states import differing, state_of
+from torch import nn
+
+from fuseplug import UndoError
+
+
+def closure(module):
+    original = module.forward
+
+    def tp_forward(*args, **kwargs):
+        return original(*args, **kwargs) + len(module.__dict__.get("nothing", ()))
+
+    module.forward = tp_forward
+
+
+def wraps(module):
+    original = module.forward
+
+    @functools.wraps(original)
+    def wrapped(*args, **kwargs):
+        return original(*args, **kwargs)
+
+    module.forward = wrapped
+
+
+def bound(module):
+    original = module.forward
+
+    def forward(self, *args, **kwargs):
+        return original(*args, **kwargs)
+
+    module.forward = types.MethodType(forward, module)
+
+
+def partial(module):
+    module.forward = functools.partial(lambda original, x: original(x), module.forward)
+
+
+def partial_keyword(module):
+    module.forward = functools.partial(lambda x, original: original(x), original=module.forward)
+
+
+def partial_itself(module):
+    module.forward = functools.partial(module.forward)
+
+
+def default(module):
+    def forward(x, _original=module.forward, *, _unused=None):
+        return _original(x)
+
+    module.forward = forward
+
+
+def keyword_default(module):
+    def forward(x, *, _original=module.forward):
+        return _original(x)
+
+    module.forward = forward
+
+
+def remembered(module):
+    module._original_forward = module.forward
+
+    def forward(self, x):
+        return self._original_forward(x)
+
+    module.forward = types.MethodType(forward, module)
+
+
+class Implementation:
+    """As transformers' expert parallelism keeps the experts' own forward."""
+
+    def __init__(self, module):
+        self.experts_forward = module.forward
+
+    def __call__(self, x):
+        return self.experts_forward(x)
+
+    def run(self, x):
+        return self(x)
+
+
+def an_object(module):
+    implementation = Implementation(module)
+
+    def ep_forward(x):
+        return implementation(x)
+
+    module.forward = ep_forward
+
+
+def method_of_an_object(module):
+    module.forward = Implementation(module).run
+
+
+def compiled(module):
+    module.forward = torch.compile(module.forward, backend="eager", dynamic=False)
+
+
+def autocast(module):
+    module.forward = torch.autocast("cpu", enabled=False)(module.forward)
+
+
+def hooked(module):
+    hooks = pytest.importorskip("accelerate.hooks")
+    hooks.add_hook_to_module(module, hooks.ModelHook())
+
+
+def three(module):
+    closure(module)
+    partial(module)
+    wraps(module)
+
+
+def hook_between(module):
+    closure(module)
+    hooked(module)
+    bound(module)
+
+
+WRAPPERS = [
+    closure,
+    wraps,
+    bound,
+    partial,
+    partial_keyword,
+    partial_itself,
+    default,
+    keyword_default,
+    remembered,
+    an_object,
+    method_of_an_object,
+    compiled,
+    autocast,
+    hooked,
+    three,
+    hook_between,
+]
+wrapped_in = pytest.mark.parametrize("wrap", WRAPPERS, ids=[each.__name__ for each in WRAPPERS])
+
+
+def holds(value, seen=None):
+    """Every function and method that *value* is made of, in order: what must be as it was after an undo."""
+    seen = [] if seen is None else seen
+    if isinstance(value, nn.Module) or any(_one(value, each) for each in seen):
+        return seen
+    seen.append(value)
+    inner = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    inner += [value.func, *value.args, *value.keywords.values()] if isinstance(value, functools.partial) else []
+    inner += [*(getattr(value, "__defaults__", None) or ()), *(getattr(value, "__kwdefaults__", None) or {}).values()]
+    inner += [getattr(value, name) for name in ("__wrapped__", "__self__", "__func__") if hasattr(value, name)]
+    inner += vars(value).values() if isinstance(value, Implementation) else []
+    for each in inner:
+        if callable(each):
+            holds(each, seen)
+    return seen
+
+
+def _one(value, other):
+    return value is other or (isinstance(value, types.MethodType) and value == other)
+
+
+def same(before, after):
+    return len(before) == len(after) and all(map(_one, before, after))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def norms_run(model):
+    ran.clear()
+    found = model(inputs())
+    return found, ran["norm"]
+
+
+@wrapped_in
+def test_wrapped_afterwards_it_is_in_place_and_taken_out_from_under_the_wrapper(fusing, model, wrap):
+    want, part = model(inputs()), model.norm
+    plain = copy.deepcopy(part)
+    wrap(plain)
+    applied = fusing.apply_all(model)
+    wrap(part)
+    wrapper = part.forward
+    assert (applied.lost, fusing.applied_to(model).lost) == ([], [])
+    assert fusing.apply_all(model).lost == []
+    assert norms_run(model)[1] == 5
+    applied.undo()
+    assert part.forward is wrapper or part.forward == wrapper
+    assert fusing.applied_to(model) is None
+    found, count = norms_run(model)
+    assert torch.equal(found, want)
+    assert count == 0
+    # Nothing of it is left, not even where the wrapper only remembers what it was put around.
+    kinds = [getattr(each, "__qualname__", type(each).__name__) for each in holds(part.forward)]
+    assert kinds == [getattr(each, "__qualname__", type(each).__name__) for each in holds(plain.forward)]
+    assert not [each for each in holds(part.forward) if "_marks" in getattr(each, "__globals__", {})]
+    assert vars(part).keys() == vars(plain).keys()
+
+
+@wrapped_in
+def test_wrapped_before_it_goes_underneath_and_away_again_exactly(fusing, model, wrap):
+    want = model(inputs())
+    wrap(model.norm)
+    before, inside = state_of(model), holds(model.norm.forward)
+    applied = fusing.apply_all(model)
+    assert len(applied.report.fused) == 7
+    found, count = norms_run(model)
+    torch.testing.assert_close(found, want)
+    assert count == 5
+    assert (applied.lost, fusing.applied_to(model).lost) == ([], [])
+    applied.undo()
+    assert not differing(before, state_of(model))
+    assert same(inside, holds(model.norm.forward))
+    assert torch.equal(norms_run(model)[0], want)
+
+
+@wrapped_in
+def test_taken_off_and_put_on_again_under_the_same_wrapper(fusing, model, wrap):
+    fusing.apply_all(model)
+    wrap(model.norm)
+    for _ in range(2):
+        fusing.undo(model)
+        assert norms_run(model)[1] == 0
+        assert fusing.apply_all(model).lost == []
+        assert norms_run(model)[1] == 5
+
+
+@wrapped_in
+def test_a_copy_is_undone_without_the_original(fusing, model, wrap):
+    applied = fusing.apply_all(model)
+    wrap(model.norm)
+    duplicate = copy.deepcopy(model)
+    fusing.undo(duplicate)
+    assert applied.lost == []
+    assert norms_run(model)[1] == 5
+    other = copy.deepcopy(model)
+    applied.undo()
+    assert norms_run(model)[1] == 0
+    assert norms_run(other)[1] >= 4
+
+
+def test_functions_inside_a_wrapped_method_are_found_too(fusing, model):
+    want, attention = model(inputs()), model.layers[0].attention
+    closure(attention)
+    inside = holds(attention.forward)
+    applied = fusing.apply_all(model)
+    closure(attention)
+    ran.clear()
+    torch.testing.assert_close(model(inputs()), want)
+    assert ran["rotary"] == 2
+    assert applied.lost == []
+    applied.undo()
+    assert torch.equal(model(inputs()), want)
+    assert all(each in holds(attention.forward) for each in inside)
+
+
+def test_calls_that_overlap_are_undone_one_by_one_under_a_wrapper(fusing, model):
+    attention = model.layers[0].attention
+    with fusing.apply("toy_norm", model):
+        closure(model.norm)
+        with fusing.apply("toy_rotary", model) as inner:
+            closure(attention)
+            assert inner.lost == []
+        assert norms_run(model)[1] == 5
+        assert ran["rotary"] == 0
+    assert norms_run(model)[1] == 0
+
+
+# --- what holds no method of this module
+
+
+def plain_function(module):
+    """As accelerate's mixed precision does: the wrapper holds a function, and every copy of the model that wrapper."""
+    function = module.forward.__func__
+
+    def forward(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    module.forward = types.MethodType(forward, module)
+
+
+def test_a_wrapper_that_holds_the_plain_function_is_seen_and_refused_for_all_its_copies(fusing, model):
+    applied = fusing.apply_all(model)
+    plain_function(model.norm)
+    duplicate = copy.deepcopy(model)
+    assert applied.lost == []
+    assert norms_run(duplicate)[1] == 5
+    with pytest.raises(UndoError, match=r"norm\.forward is now .*plain_function"):
+        applied.undo()
+    assert norms_run(duplicate)[1] == 5
+    assert norms_run(model)[1] == 1
+
+
+def test_under_a_wrapper_that_holds_the_plain_function_nothing_is_put(fusing, model):
+    plain_function(model.norm)
+    before, inside = state_of(model), holds(model.norm.forward)
+    report = fusing.apply_all(model).report
+    assert len(report.fused) == 6
+    (entry,) = [entry for entry in report.entries if "norm" in entry.paths]
+    assert entry.rejections[0][1].kind == "foreign"
+    fusing.undo(model)
+    assert not differing(before, state_of(model))
+    assert same(inside, holds(model.norm.forward))
+
+
+def test_a_wrapper_of_another_module_is_foreign(fusing, model):
+    model.norm.forward = functools.partial(model.layers[0].norm1.forward)
+    assert len(fusing.apply_all(model).report.fused) == 6
+    assert "forward" in vars(model.layers[0].norm1)
+    assert fusing.apply_all(model).lost == []
+
+
+def test_what_only_remembers_ours_is_not_taken_for_it(fusing, model):
+    applied = fusing.apply_all(model)
+
+    @functools.wraps(model.norm.forward)
+    def instead(x):
+        return x * 0
+
+    model.norm.forward = instead
+    assert [patch.path for patch in applied.lost] == ["norm"]
+
+
+def test_ligers_ways_are_seen(fusing, model):
+    def liger(self, hidden_states):
+        return nn.functional.rms_norm(hidden_states, (16,), self.weight, self.eps)
+
+    applied = fusing.apply_all(model)
+    model.norm.forward = types.MethodType(liger, model.norm)
+    model.layers[0].norm1.__dict__.pop("forward")
+    assert {patch.path for patch in applied.lost} == {"norm", "layers.0.norm1"}
+    with pytest.raises(UndoError, match=r"norm\.forward is now .*liger"):
+        applied.undo()
+
+
+def test_a_class_patched_afterwards_leaves_ours_and_undo_gives_what_it_has_now(fusing, model, monkeypatch):
+    applied = fusing.apply_all(model)
+    monkeypatch.setattr(Norm, "forward", lambda self, hidden_states: hidden_states * 0)
+    assert applied.lost == []
+    assert norms_run(model)[1] == 5
+    applied.undo()
+    assert not model(inputs()).any()
+
+
+# --- modules that say they are equal
+
+
+class EqualNorm(Norm):
+    def __eq__(self, other):
+        return type(other) is type(self)
+
+    def __hash__(self):
+        return 0
+
+
+def test_modules_that_are_equal_are_each_fused(fusing):
+    from fuseplug.patching import put_on, take_off
+
+    class Odd(EqualNorm):
+        __eq__, __hash__ = nn.Module.__eq__, nn.Module.__hash__
+
+    modules = [Odd(), Odd()]
+    patches = [patch for module in modules for patch in fusing.plan(module).patches]
+    Odd.__eq__, Odd.__hash__ = EqualNorm.__eq__, EqualNorm.__hash__
+    assert modules[0] == modules[1]
+    changes = put_on(patches)
+    assert all("forward" in vars(module) for module in modules)
+    take_off(changes)
+    assert not any("forward" in vars(module) for module in modules)
+
+
+# --- nn.DataParallel
+
+
+def replicated(model):
+    """What `torch.nn.parallel.replicate` makes for a second device, with parameters twice as large."""
+    modules = list(model.modules())
+    copies = {id(module): module._replicate_for_data_parallel() for module in modules}
+    for module in modules:
+        replica = copies[id(module)]
+        for name, child in module._modules.items():
+            setattr(replica, name, copies[id(child)])
+        for name, parameter in module._parameters.items():
+            setattr(replica, name, None if parameter is None else parameter * 2)
+    return copies[id(model)]
+
+
+def test_a_replica_runs_its_own_parameters(fusing):
+    plain, model = Toy().eval(), Toy().eval()
+    want = replicated(plain)(inputs())
+    before = state_of(model)
+    applied = fusing.apply_all(model)
+    replica = replicated(model)
+    found, count = norms_run(replica)
+    torch.testing.assert_close(found, want)
+    assert count == 5
+    found.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.ndim == 1)
+    applied.undo()
+    assert not differing(before, state_of(model))

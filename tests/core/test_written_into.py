@@ -1,0 +1,71 @@
+"""What a caller writes into between forward and backward: allowed or refused as with the original."""
+
+import pytest
+import torch
+
+from fuseplug_moe import inductor as mixtures
+from fuseplug_moe import reference as mixture_reference
+from fuseplug_rmsnorm import inductor as norms
+from fuseplug_rmsnorm import reference as norm_reference
+from fuseplug_swiglu import inductor as gates
+from fuseplug_swiglu import reference as gate_reference
+
+
+def gradients(compute, tensors, written):
+    """The gradients of *tensors* if *written* is written into after the forward, or the error."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    inputs = [leaf * 1 for leaf in leaves]
+    y = compute(*inputs)
+    with torch.no_grad():
+        (y if written == len(inputs) else inputs[written]).add_(1)
+    try:
+        return torch.autograd.grad(y, leaves, torch.ones_like(y))
+    except RuntimeError as error:
+        assert "modified" in str(error)  # noqa: PT017 - the other outcome is right, too
+        return None
+
+
+def compare(fused, reference, tensors, written):
+    want, found = (gradients(compute, tensors, written) for compute in (reference, fused))
+    assert (found is None) == (want is None)
+    if want is not None:
+        torch.testing.assert_close(found, want, rtol=5e-2, atol=5e-1)
+
+
+@pytest.mark.parametrize("written", [0, 1, 2], ids=["x", "weight", "y"])
+@pytest.mark.parametrize("rows", [4, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("variant", ["llama", "gemma"])
+def test_norms(variant, dtype, rows, written):
+    tensors = torch.randn(rows, 256).to(dtype), torch.rand(256).to(dtype)
+    compare(
+        lambda x, w: norms.rms_norm(x, w, variant=variant),
+        lambda x, w: norm_reference.rms_norm(x, w, variant=variant),
+        tensors,
+        written,
+    )
+
+
+@pytest.mark.parametrize("written", [0, 1, 2], ids=["gate", "up", "y"])
+@pytest.mark.parametrize("rows", [4, 2048])
+def test_gates(rows, written):
+    tensors = torch.randn(rows, 256).bfloat16(), torch.randn(rows, 256).bfloat16()
+    compare(
+        lambda gate, up: gates.swiglu(gate, up, activation="relu2"),
+        lambda gate, up: gate_reference.swiglu(gate, up, activation="relu2"),
+        tensors,
+        written,
+    )
+
+
+@pytest.mark.parametrize("written", range(5), ids=["x", "weights", "gate_up", "down", "y"])
+@pytest.mark.parametrize("tokens", [3, 200])
+def test_mixtures(tokens, written):
+    index = torch.randint(0, 4, (tokens, 2))
+    tensors = torch.randn(tokens, 16), torch.rand(tokens, 2), torch.randn(4, 32, 16), torch.randn(4, 16, 16)
+    compare(
+        lambda x, weights, gate_up, down: mixtures.moe(x, index, weights, gate_up, down),
+        lambda x, weights, gate_up, down: mixture_reference.moe(x, index, weights, gate_up, down),
+        tensors,
+        written,
+    )
