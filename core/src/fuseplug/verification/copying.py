@@ -165,7 +165,7 @@ class Copying:
         self._memo[id(value)] = made
         return made
 
-    def _copy(self, kind: type, value: Any) -> Any:  # noqa: C901, PLR0911 - one kind of value after the other
+    def _copy(self, kind: type, value: Any) -> Any:  # noqa: C901 - one kind of value after the other
         if issubclass(kind, _ALSO_SHARED) or kind is Uncopied or _is_number(kind):
             return value
         if kind is dict:
