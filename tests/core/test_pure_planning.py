@@ -64,7 +64,7 @@ HELD = {
     "partial": (lambda: functools.partial(list.append, []), lambda held: held(1), lambda held: list(held.args[0])),
     "bound append": (lambda: [].append, lambda held: held(1), lambda held: list(held.__self__)),
     "generator": (torch.Generator, lambda held: torch.rand(1, generator=held), generator_state),
-    "Random": (lambda: random.Random(1), lambda held: held.random(), lambda held: held.getstate()),  # noqa: S311
+    "Random": (lambda: random.Random(1), lambda held: held.random(), lambda held: held.getstate()),
     "numpy array": (lambda: numpy.zeros(2), lambda held: held.__iadd__(1), lambda held: held.tolist()),
     "tensor in a dict": (lambda: {"t": torch.zeros(2)}, lambda held: held["t"].add_(1), lambda h: h["t"].tolist()),
     "object": (Plain, add_one, lambda held: held.calls),

@@ -32,8 +32,8 @@ def build(name: str, *, trust_remote_code: bool = False) -> nn.Module:
         raise PlanError(f"{name} cannot be built: {_first_line(error)}", name=name) from error
     except Exception as error:  # a config of wrong types or sizes raises whatever the model's code makes of it
         raise PlanError(
-            f"{name} cannot be built: {type(error).__name__}: {_first_line(error)}; expected the config of a model that "
-            "transformers can build: look at its sizes and types",
+            f"{name} cannot be built: {type(error).__name__}: {_first_line(error)}; expected the config of a model "
+            "that transformers can build: look at its sizes and types",
             name=name,
         ) from error
 
@@ -106,4 +106,6 @@ def _remedy(name: str, error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line for line in map(one_line, str(error).splitlines()) if line), type(error).__name__)
+    lines = [line for line in map(one_line, str(error).splitlines()) if line] or [type(error).__name__]
+    # Some say on the first line that something is wrong, and on the second what.
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

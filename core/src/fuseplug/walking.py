@@ -130,7 +130,7 @@ class _Devices:
 
     def __init__(self, everywhere: Mapping[int, Found]) -> None:
         self._known: dict[str, torch.device] = {}
-        for each in reversed(everywhere.values()):
+        for each in reversed(list(everywhere.values())):
             own = _own_device(each.module)
             for path in each.paths:
                 device = own or self._known.get(path)

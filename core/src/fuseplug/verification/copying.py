@@ -79,9 +79,9 @@ class Uncopied:
             "make it copyable, or leave the module out with skip=",
         )
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
-        return object.__getattribute__(self, "_cls")  # type: ignore[no-any-return]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return object.__getattribute__(self, "_cls")
 
     def __deepcopy__(self, memo: object) -> Uncopied:
         return self
@@ -165,7 +165,7 @@ class Copying:
         self._memo[id(value)] = made
         return made
 
-    def _copy(self, kind: type, value: Any) -> Any:
+    def _copy(self, kind: type, value: Any) -> Any:  # noqa: C901 - one kind of value after the other
         if issubclass(kind, _ALSO_SHARED) or kind is Uncopied or _is_number(kind):
             return value
         if kind is dict:
@@ -197,7 +197,8 @@ class Copying:
     def _rebuilt(self, value: Any) -> Any:
         """What `copy.deepcopy` makes of an object that has no ``__deepcopy__``."""
         reduce = copyreg.dispatch_table.get(type(value))
-        reduced = type(value).__reduce_ex__(value, 4) if reduce is None else reduce(value)
+        kind: Any = type(value)
+        reduced = kind.__reduce_ex__(value, 4) if reduce is None else reduce(value)
         if isinstance(reduced, str):  # the name of a global
             return value
         function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
