@@ -98,5 +98,3 @@ def place(taken: list[tuple[str, str]], defaults: dict[str, Value], given: Argum
 def _default(value: Any) -> Value:
     # A default is made once, and the same in every call.
     return known(value, owned=isinstance(value, int | float | str | tuple | type(None)))
-
-

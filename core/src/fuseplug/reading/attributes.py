@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,8 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
         found = in_class(owner if isinstance(owner, type) else type(owner), name, v.after)
         return _bound(reader, v.receiver, name, found, where)
     if v.made is not None:
+        if v.fields is not None and name in v.fields:
+            return v.fields[name]
         found = in_class(v.made, name)
         return _bound(reader, v, name, found, where) if isinstance(found, (*_BOUND, property)) else _unknown(v, name)
     if not v.known or isinstance(v.object, Tensor):
@@ -86,7 +88,9 @@ def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) 
     if found is MISSING:
         found = sys.modules.get(f"{module.__name__}.{name}", MISSING)
     if is_library(module):
-        return Value(frozenset(kind_of(found)) if found is not MISSING else frozenset(), object=found, owned=False, name=name)
+        return Value(
+            frozenset(kind_of(found)) if found is not MISSING else frozenset(), object=found, owned=False, name=name
+        )
     reader.looked(vars(module), name, found)
     if found is MISSING and answers_itself(module):
         reader.unread(module, f"{module.__name__}.{name}: what it is, is told by code of the module{_at(where)}", None)
@@ -122,13 +126,21 @@ def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
         if v.path is not None:
             reader.found.reads.setdefault((*v.path, name), MISSING)
         if answers_itself(owner):
-            reader.unread(owner, f"{name} of a {type(owner).__name__}: what it is, is told by code of its own{_at(where)}", None)
-        return replace(NEVER, kinds=frozenset({"presence"}), name="never", _key=[]) if v.path is None else _absent(v, name)
-    if isinstance(found, _OF_C) or _is_cached(found) or isinstance(owner, logging.Logger):
+            reader.unread(
+                owner, f"{name} of a {type(owner).__name__}: what it is, is told by code of its own{_at(where)}", None
+            )
+        return (
+            replace(NEVER, kinds=frozenset({"presence"}), name="never", _key=[]) if v.path is None else _absent(v, name)
+        )
+    if (name not in namespace(owner) and (isinstance(found, _OF_C) or _is_cached(found))) or isinstance(
+        owner, logging.Logger
+    ):
         return Value(v.kinds, object=found, owned=v.owned, given=v.given, receiver=v, name=name)
     if name not in namespace(owner) and in_class(type(found), "__get__") is not MISSING and not isinstance(found, type):
         if not isinstance(found, types.MemberDescriptorType):
-            reader.unread(owner, f"{name} of a {type(owner).__name__} is a descriptor, which is not read{_at(where)}", None)
+            reader.unread(
+                owner, f"{name} of a {type(owner).__name__} is a descriptor, which is not read{_at(where)}", None
+            )
         return part_of(v)
     kinds = frozenset(kind_of(found, name))
     if v.path is not None:
@@ -167,35 +179,52 @@ def _item(reader: Reader, v: Value, index: Value | None) -> Value:
         if v.exact and type(at) is int and -len(v.items) <= at < len(v.items):
             return v.items[at]
         return either(v.items) if v.items else NOTHING
-    held = v.object
-    if isinstance(held, _CONTAINERS) and not is_readable(in_class(type(held), "__getitem__" if index else "__iter__")):
+    held, method = v.object, "__getitem__" if index is not None else "__iter__"
+    if isinstance(held, _CONTAINERS) and not _is_own(held, method):
         if index is None and isinstance(held, nn.ModuleDict):
             return NOTHING
         return _any_module(v, held._modules.values())
-    if isinstance(held, Mapping | list | tuple) and type(held).__module__ in ("builtins", "collections"):
-        return _of_container(reader, v, held, index)
+    if isinstance(held, dict | list | tuple | types.MappingProxyType) and not is_readable(in_class(type(held), method)):
+        return item_in(reader, v, index)
+    if isinstance(held, type | types.FunctionType) and in_class(type(held), method) is MISSING:
+        return NEVER
     if v.known and not is_library(held):
-        name = "__getitem__" if index is not None else "__iter__"
-        if is_readable(function := in_class(type(held), name)):
+        if is_readable(function := in_class(type(held), method)):
             found = reader.function(function, Arguments((v,) if index is None else (v, index)))
             return found if index is not None else item_of(reader, found, None)
     kinds = v.kinds | ((index.kinds - {"shape"}) if index is not None else frozenset())
     return Value(kinds, owned=v.owned, given=v.given)
 
 
-def _of_container(reader: Reader, v: Value, held: Any, index: Value | None) -> Value:
-    mapping = isinstance(held, Mapping)
+def _is_own(container: nn.Module, method: str) -> bool:
+    """Whether a class of a model says what is in *container*."""
+    function = in_class(type(container), method)
+    return is_readable(function) and not is_library(function)
+
+
+def item_in(reader: Reader, v: Value, index: Value | None) -> Value:
+    """What is in a dict, list or tuple of Python, whatever a class that is made of it says."""
+    held: Any = v.object
+    mapping = isinstance(held, dict | types.MappingProxyType)
     if mapping and index is None:
         return NOTHING
     if index is not None and index.known and isinstance(index.object, int | str | type(None) | bool):
-        try:
-            found = held[index.object] if not mapping or index.object in held else MISSING
-        except (IndexError, TypeError):
-            found = MISSING
+        found = _at_index(held, index.object)
         if mapping and v.path is None and isinstance(index.object, str):
             reader.looked(held, index.object, found)
         return NEVER if found is MISSING else _held(v, found)
-    return _any_of(v, held.values() if mapping else held)
+    if mapping:
+        return _any_of(v, dict.values(held) if isinstance(held, dict) else held.values())
+    return _any_of(v, (list if isinstance(held, list) else tuple).__iter__(held))
+
+
+def _at_index(held: Any, index: Any) -> Any:
+    if isinstance(held, dict | types.MappingProxyType):
+        return dict.get(held, index, MISSING) if isinstance(held, dict) else held.get(index, MISSING)
+    try:
+        return (list if isinstance(held, list) else tuple).__getitem__(held, index)
+    except (IndexError, TypeError):
+        return MISSING
 
 
 def _any_module(v: Value, modules: Iterable[Any]) -> Value:
@@ -210,7 +239,9 @@ def _any_of(v: Value, things: Iterable[Any]) -> Value:
         found.setdefault(type(thing) if plain else id(thing), thing)
         if len(found) > _MOST:
             return Value(v.kinds, owned=v.owned, given=v.given)
-    return either(_held(v, thing) for thing in found.values()) if found else Value(v.kinds, owned=v.owned, given=v.given)
+    return (
+        either(_held(v, thing) for thing in found.values()) if found else Value(v.kinds, owned=v.owned, given=v.given)
+    )
 
 
 def _own(module: nn.Module) -> set[str]:

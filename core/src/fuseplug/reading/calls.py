@@ -1,5 +1,6 @@
 """What is called, and what becomes of its arguments."""
 
+# ruff: noqa: D102 - an on_ method says in its name what it is for
 from __future__ import annotations
 
 import ast
@@ -27,7 +28,7 @@ from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed
 class Calls(Expressions):
     """Expressions, with calls."""
 
-    def on_Call(self, node: ast.Call) -> Value:
+    def on_call(self, node: ast.Call) -> Value:
         if isinstance(node.func, ast.Name) and node.func.id == "super" and "super" not in self.env:
             return self._super(node)
         called = self.value(node.func)
@@ -104,7 +105,11 @@ class Calls(Expressions):
         name, owner = function.__name__, f.receiver.object if f.receiver is not None else MISSING
         if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and name == "apply":
             return self._differentiated(owner, given)
-        if f.receiver is not None and isinstance(owner, nn.Module) and name in ("__call__", "_call_impl", "_wrapped_call_impl"):
+        if (
+            f.receiver is not None
+            and isinstance(owner, nn.Module)
+            and name in ("__call__", "_call_impl", "_wrapped_call_impl")
+        ):
             return self._call(node, f.receiver, given)
         # A mixin of Python's own that goes through what a class of a model defines.
         if name == "get" and f.receiver is not None and is_readable(in_class(type(owner), "__getitem__")):
@@ -131,16 +136,24 @@ class Calls(Expressions):
             first = given.at(0)
             if first is None:
                 return listed(())
-            return replace(first, owned=True, given=False, _key=[]) if first.items else listed((item_of(self.reader, first, None),), exact=False)
+            return (
+                replace(first, owned=True, given=False, _key=[])
+                if first.items
+                else listed((item_of(self.reader, first, None),), exact=False)
+            )
         if cls is dict:
             if not given.values and given.others is None:
-                return Value(kinds_of(given.all), items=tuple(given.named.values()), exact=False, named=dict(given.named))
-            return listed([*(item_of(self.reader, v, NOTHING) for v in given.values), *given.named.values()], exact=False)
+                return Value(
+                    kinds_of(given.all), items=tuple(given.named.values()), exact=False, named=dict(given.named)
+                )
+            return listed(
+                [*(item_of(self.reader, v, NOTHING) for v in given.values), *given.named.values()], exact=False
+            )
         if cls in (int, float, bool, str, complex, range, slice, bytes):
             return Value(kinds_of(given.all))
         if is_library(cls):
             return call_library(self, node, Value(object=cls, owned=False), cls, given)
-        made = Value(kinds_of(given.all), made=cls)
+        made = Value(kinds_of(given.all), made=cls, fields={})
         for name in ("__new__", "__init__", "__post_init__"):
             function = in_class(cls, name)
             function = function.__func__ if isinstance(function, staticmethod) else function
@@ -184,6 +197,8 @@ class Calls(Expressions):
                 return NOTHING
             return self._function(node, replace(f, object=inner, _key=[]), inner, given)
         function = in_class(type(thing), "__call__")
+        if function is MISSING:
+            return NEVER
         if not isinstance(thing, types.BuiltinFunctionType) and is_readable(function):
             return self.reader.function(function, given.after(f))
         return call_library(self, node, f, thing, given)
@@ -223,7 +238,9 @@ class Calls(Expressions):
         """Let a container that was made in the call hold one thing more."""
         if isinstance(target, ast.Name) and before.items is not None:
             items = (either((*before.items, added)),)
-            self.env[target.id] = replace(before, kinds=before.kinds | added.kinds, items=items, exact=False, named=None, _key=[])
+            self.env[target.id] = replace(
+                before, kinds=before.kinds | added.kinds, items=items, exact=False, named=None, _key=[]
+            )
 
     def call_local(self, local: Local, given: Arguments) -> Value:
         """Follow a call of a function that is defined in the code."""
@@ -243,13 +260,15 @@ def _outsides(things: dict[str, Any]) -> dict[str, Value]:
 
 def _is_generated(function: types.FunctionType) -> bool:
     """Whether ``dataclass`` or ``namedtuple`` made it: it does nothing but store what it is given."""
-    return function.__code__.co_filename == "<string>" or function.__globals__.get("__name__", "").startswith("namedtuple_")
+    return function.__code__.co_filename == "<string>" or function.__globals__.get("__name__", "").startswith(
+        "namedtuple_"
+    )
 
 
 def _has_state(thing: Any) -> bool:
-    return not isinstance(thing, torch.Tensor | int | float | str | tuple | type | types.ModuleType | None.__class__) and (
-        not only_computes(thing) or isinstance(thing, list | dict | set)
-    )
+    return not isinstance(
+        thing, torch.Tensor | int | float | str | tuple | type | types.ModuleType | None.__class__
+    ) and (not only_computes(thing) or isinstance(thing, list | dict | set))
 
 
 def _flat(values: list[Value]) -> Iterator[Value]:

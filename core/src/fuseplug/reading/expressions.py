@@ -1,5 +1,6 @@
 """What an expression stands for."""
 
+# ruff: noqa: D102 - an on_ method says in its name what it is for
 from __future__ import annotations
 
 import ast
@@ -98,7 +99,7 @@ class Expressions:
     def value(self, node: Any) -> Value:
         """What *node* stands for."""
         testing, self._testing = self._testing, False
-        handler = getattr(self, f"on_{type(node).__name__}", None)
+        handler = getattr(self, f"on_{type(node).__name__.lower()}", None)
         if isinstance(node, ast.Compare):
             return self.compare(node, testing)
         if handler is not None:
@@ -122,41 +123,41 @@ class Expressions:
             if found.kinds and not raises:
                 self.note(self.reader.found.conditions, test, found.kinds)
 
-    def on_Constant(self, node: ast.Constant) -> Value:
+    def on_constant(self, node: ast.Constant) -> Value:
         return known(node.value)
 
-    def on_Name(self, node: ast.Name) -> Value:
+    def on_name(self, node: ast.Name) -> Value:
         return self.name(node.id)
 
-    def on_Attribute(self, node: ast.Attribute) -> Value:
+    def on_attribute(self, node: ast.Attribute) -> Value:
         return attribute_of(self.reader, self.value(node.value), self._mangled(node.attr), self.where(node))
 
     def _mangled(self, name: str) -> str:
         if name.startswith("__") and not name.endswith("__"):
-            cls = [part for part in self.function.__qualname__.rpartition("<locals>.")[2].split(".")[:-1]]
+            cls = self.function.__qualname__.rpartition("<locals>.")[2].split(".")[:-1]
             return f"_{cls[-1].lstrip('_')}{name}" if cls else name
         return name
 
-    def on_Subscript(self, node: ast.Subscript) -> Value:
+    def on_subscript(self, node: ast.Subscript) -> Value:
         whole = self.value(node.value)
         index = self.value(node.slice)
         if isinstance(node.slice, ast.Slice) and whole.items is not None:
             return listed(whole.items, exact=False)
         return item_of(self.reader, whole, index)
 
-    def on_Starred(self, node: ast.Starred) -> Value:
+    def on_starred(self, node: ast.Starred) -> Value:
         return self.value(node.value)
 
-    def on_NamedExpr(self, node: ast.NamedExpr) -> Value:
+    def on_namedexpr(self, node: ast.NamedExpr) -> Value:
         found = self.value(node.value)
         self.bind(node.target, found)
         return found
 
-    def on_IfExp(self, node: ast.IfExp) -> Value:
+    def on_ifexp(self, node: ast.IfExp) -> Value:
         self.condition(node.test)
         return either((self.value(node.body), self.value(node.orelse)))
 
-    def on_BoolOp(self, node: ast.BoolOp) -> Value:
+    def on_boolop(self, node: ast.BoolOp) -> Value:
         values = []
         for each in node.values[:-1]:
             found = self.value(each)
@@ -165,13 +166,13 @@ class Expressions:
             values.append(found)
         return either((*values, self.value(node.values[-1])))
 
-    def on_UnaryOp(self, node: ast.UnaryOp) -> Value:
+    def on_unaryop(self, node: ast.UnaryOp) -> Value:
         found = self.value(node.operand)
         if isinstance(node.op, ast.USub) and type(found.object) in (int, float):
             return known(-found.object, *found.kinds)
         return Value(found.kinds)
 
-    def on_BinOp(self, node: ast.BinOp) -> Value:
+    def on_binop(self, node: ast.BinOp) -> Value:
         left, right = self.value(node.left), self.value(node.right)
         kinds = left.kinds | right.kinds
         if type(node.op) in _FOLDED:
@@ -220,7 +221,9 @@ class Expressions:
     def sizes(self, value: Value) -> None:
         """Keep the integers in *value*, which a shape is compared with."""
         for each in value.each:
-            for number in each.object if isinstance(each.object, tuple | list | set | frozenset | range) else (each.object,):
+            for number in (
+                each.object if isinstance(each.object, tuple | list | set | frozenset | range) else (each.object,)
+            ):
                 if type(number) is int:
                     self.reader.found.sizes.add(number)
                 elif type(number) is float and number.is_integer() and math.isfinite(number):
@@ -228,7 +231,7 @@ class Expressions:
             for item in each.items or ():
                 self.sizes(item)
 
-    def on_Tuple(self, node: Any) -> Value:
+    def on_tuple(self, node: Any) -> Value:
         items: list[Value] = []
         exact = True
         for each in node.elts:
@@ -242,10 +245,10 @@ class Expressions:
                 exact = False
         return listed(items, exact=exact)
 
-    on_List = on_Tuple
-    on_Set = on_Tuple
+    on_list = on_tuple
+    on_set = on_tuple
 
-    def on_Dict(self, node: ast.Dict) -> Value:
+    def on_dict(self, node: ast.Dict) -> Value:
         named: dict[str, Value] | None = {}
         items = []
         for key, each in zip(node.keys, node.values, strict=True):
@@ -256,7 +259,7 @@ class Expressions:
             named = {**named, at.object: found} if named is not None and isinstance(at.object, str) else None
         return Value(kinds_of(items), items=(either(items),) if items else (), exact=False, named=named)
 
-    def on_Lambda(self, node: ast.Lambda) -> Value:
+    def on_lambda(self, node: ast.Lambda) -> Value:
         return self.define(node)
 
     def define(self, node: Any) -> Value:
@@ -265,7 +268,7 @@ class Expressions:
         self.locals.append(local)
         return Value(local=local)
 
-    def on_ListComp(self, node: Any) -> Value:
+    def on_listcomp(self, node: Any) -> Value:
         before, code = self.env, self.code
         self.env, self.code = dict(self.env), code_of(node, self.code)
         try:
@@ -280,14 +283,14 @@ class Expressions:
         finally:
             self.env, self.code = before, code
 
-    on_SetComp = on_ListComp
-    on_GeneratorExp = on_ListComp
-    on_DictComp = on_ListComp
+    on_setcomp = on_listcomp
+    on_generatorexp = on_listcomp
+    on_dictcomp = on_listcomp
 
-    def on_Await(self, node: ast.Await) -> Value:
+    def on_await(self, node: ast.Await) -> Value:
         return self.value(node.value)
 
-    def on_JoinedStr(self, node: ast.JoinedStr) -> Value:
+    def on_joinedstr(self, node: ast.JoinedStr) -> Value:
         parts = [self.value(each) for each in node.values]
         if all(isinstance(v.object, str | int) for v in parts) and all(
             isinstance(each, ast.Constant) or (each.conversion == -1 and each.format_spec is None)  # type: ignore[attr-defined]
@@ -296,10 +299,10 @@ class Expressions:
             return known("".join(str(v.object) for v in parts), *kinds_of(parts))
         return Value(kinds_of(parts))
 
-    def on_FormattedValue(self, node: ast.FormattedValue) -> Value:
+    def on_formattedvalue(self, node: ast.FormattedValue) -> Value:
         return self.value(node.value)
 
-    def on_Call(self, node: ast.Call) -> Value:
+    def on_call(self, node: ast.Call) -> Value:
         raise NotImplementedError
 
     def bind(self, target: Any, value: Value) -> None:

@@ -29,7 +29,9 @@ def _getattr(walk: Calls, node: Any, given: Arguments) -> Value:
         return found
     if all(each.name == "never" for each in found.each):
         kinds = found.kinds | default.kinds
-        return Value(kinds, object=default.object, owned=default.owned, items=default.items, made=default.made, path=default.path)
+        return Value(
+            kinds, object=default.object, owned=default.owned, items=default.items, made=default.made, path=default.path
+        )
     return found if owner.known or owner.made else either((found, default))
 
 
@@ -81,7 +83,11 @@ def _same(walk: Calls, node: Any, given: Arguments) -> Value:
     if first is None:
         return listed(())
     walk.escapes(node, Arguments(named={name: v for name, v in given.named.items() if name == "key"}))
-    return listed(first.items, exact=first.exact) if first.items is not None else listed((item_of(walk.reader, first, None),), exact=False)
+    return (
+        listed(first.items, exact=first.exact)
+        if first.items is not None
+        else listed((item_of(walk.reader, first, None),), exact=False)
+    )
 
 
 def _unordered(walk: Calls, node: Any, given: Arguments) -> Value:

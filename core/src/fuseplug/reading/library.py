@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .arguments import Arguments
-from .attributes import item_of
+from .attributes import item_in, item_of
 from .found import MISSING
 from .libraries import home, is_library, only_computes
 from .tables import CLAMPS, COMPARES, LOGS, MODULE_CHANGES, MUTATES, OF_TENSOR, RANDOM, READS, SHAPE, STATE, VIEWS
@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from .calls import Calls
 
 _PYTHON = (dict, list, set, tuple, str, int, float, bytes)
-_SETTERS = ("set_", "use_", "manual_seed", "seed", "_set_", "enable_", "disable_", "clear_", "increment_", "reset_", "empty_cache")
+_SETTERS = (
+    "set_",
+    "use_",
+    "manual_seed",
+    "seed",
+    "_set_",
+    "enable_",
+    "disable_",
+    "clear_",
+    "increment_",
+    "reset_",
+    "empty_cache",
+)
 _SLICES = frozenset({"__getitem__", "get"})
 _CONTEXTS = {"set_grad_enabled": "grad", "_set_grad_enabled": "grad", "set_autocast_enabled": "autocast",
              "set_autocast_dtype": "autocast", "_C._set_grad_enabled": "grad"}  # fmt: skip
@@ -45,14 +57,20 @@ def call_library(walk: Calls, node: Any, f: Value, thing: Any, given: Arguments)
 
 
 def _name(f: Value, thing: Any) -> str:
-    own = getattr(thing, "__name__", "") if isinstance(thing, type | types.FunctionType | types.BuiltinFunctionType) else ""
+    own = (
+        getattr(thing, "__name__", "")
+        if isinstance(thing, type | types.FunctionType | types.BuiltinFunctionType)
+        else ""
+    )
     return own or f.name or str(getattr(thing, "__name__", ""))
 
 
 def is_log(receiver: Value | None, thing: Any, name: str) -> bool:
     """Say whether a call only logs."""
     logger = receiver is not None and isinstance(receiver.object, logging.Logger | logging.LoggerAdapter)
-    return (logger and (name in LOGS or name.endswith("_once"))) or (home(thing) in ("warnings", "_warnings", "logging") and name in LOGS)
+    return (logger and (name in LOGS or name.endswith("_once"))) or (
+        home(thing) in ("warnings", "_warnings", "logging") and name in LOGS
+    )
 
 
 def _is_known(walk: Calls, node: Any, f: Value, thing: Any, name: str) -> bool:
@@ -72,7 +90,9 @@ def _is_known(walk: Calls, node: Any, f: Value, thing: Any, name: str) -> bool:
     if isinstance(thing, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
         return True
     owner = receiver.object if receiver is not None and receiver.known else thing
-    if not is_library(owner if receiver is not None and not isinstance(thing, types.FunctionType) else thing):
+    if isinstance(thing, types.FunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+        owner = thing
+    if not is_library(owner):
         walk.unread(node, f"{home(thing) or type(thing).__name__}.{name} cannot be read")
         return False
     if not only_computes(thing if receiver is None else owner):
@@ -105,9 +125,9 @@ def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Argume
     subject = receiver if receiver is not None and not isinstance(receiver.object, types.ModuleType) else given.at(0)
     tensors = home(thing).partition(".")[0] in ("torch", "torch_npu", "numpy") if thing is not MISSING else True
     tensors = tensors or (receiver is not None and isinstance(receiver.object, Tensor))
-    if tensors and (name in RANDOM or home(thing).startswith(("torch.random", "numpy.random"))):
-        walk.note(found.random, node)
-    elif home(thing).partition(".")[0] in ("random", "_random", "secrets"):
+    if (tensors and (name in RANDOM or home(thing).startswith(("torch.random", "numpy.random")))) or home(
+        thing
+    ).partition(".")[0] in ("random", "_random", "secrets"):
         walk.note(found.random, node)
     arguments = len(given.values) + (receiver is not None) + len(given.named)
     if tensors and _clamps(name, given, receiver, arguments):
@@ -124,10 +144,15 @@ def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Argume
 def _clamps(name: str, given: Arguments, receiver: Value | None, arguments: int) -> bool:
     if name in ("max", "min"):
         last = given.values[-1] if given.values else NOTHING
-        return arguments == 2 and bool(given.values) and type(last.object) is not int and bool(last.kinds & {"value", "param", "state"})
+        return (
+            arguments == 2
+            and bool(given.values)
+            and type(last.object) is not int
+            and bool(last.kinds & {"value", "param", "state"})
+        )
     if name in COMPARES:
-        last = given.at(len(given.values) - 1) if given.values else None
-        return not (last is not None and type(last.object) in (int, float) and last.object == 0)
+        final = given.values[-1] if given.values else None
+        return not (final is not None and type(final.object) in (int, float) and final.object == 0)
     return name in CLAMPS and not (name == "where" and arguments == 1)
 
 
@@ -139,7 +164,11 @@ def _changes(name: str, subject: Value | None, receiver: Value | None, given: Ar
     if subject is None:
         return False
     place = name.endswith("_") and not name.endswith("__")
-    if tensors and subject.foreign and (place or (inplace := given.named.get("inplace")) is not None and inplace.object is not False):
+    if (
+        tensors
+        and subject.foreign
+        and (place or ((inplace := given.named.get("inplace")) is not None and inplace.object is not False))
+    ):
         return True
     if receiver is None:
         return False
@@ -170,7 +199,11 @@ def _of_local(walk: Calls, node: Any, receiver: Value, name: str, given: Argumen
         if found is NEVER:
             return default or known(None)
         sure = receiver.named is not None and isinstance(added.object, str)
-        return found if sure else either([found, *([default] if default is not None else [known(None)] if name == "get" else [])])
+        return (
+            found
+            if sure
+            else either([found, *([default] if default is not None else [known(None)] if name == "get" else [])])
+        )
     elif name == "items":
         return listed((listed((NOTHING, item_of(walk.reader, receiver, NOTHING))),), exact=False)
     elif name == "values":
@@ -219,9 +252,8 @@ def _of_object(walk: Calls, receiver: Value, name: str, given: Arguments, kinds:
         if name in ("items", "named_children"):
             return listed((listed((NOTHING, item_of(walk.reader, receiver, Value()))),), exact=False)
         if name in _SLICES:
-            found = item_of(walk.reader, receiver, given.at(0) or NOTHING)
+            plain = isinstance(thing, dict | list | tuple | types.MappingProxyType)
+            found = (item_in if plain else item_of)(walk.reader, receiver, given.at(0) or NOTHING)
             default = given.at(1) or known(None)
             return default if found is NEVER else either((found, default)) if name == "get" else found
     return Value(kinds)
-
-

@@ -16,7 +16,9 @@ from torch import nn
 from .libraries import is_library, wrapped_by
 from .source import all_codes
 
-_said: weakref.WeakKeyDictionary[types.CodeType, tuple[dict[str, None], tuple[float, ...]]] = weakref.WeakKeyDictionary()
+_said: weakref.WeakKeyDictionary[types.CodeType, tuple[dict[str, None], tuple[float, ...]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def names(function: types.FunctionType, cls: type | None = None) -> dict[str, int]:

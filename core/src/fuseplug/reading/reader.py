@@ -49,8 +49,8 @@ def read(function: types.FunctionType, module: nn.Module | None = None) -> Readi
 
 
 def _defaults(function: types.FunctionType) -> dict[str, Any]:
-    for each in iter(lambda: wrapped_by(function), None):
-        function = each
+    while (inner := wrapped_by(function)) is not None:
+        function = inner
     names = [name for name, kind in parameters(function) if kind == "positional"]
     plain = function.__defaults__ or ()
     return dict(zip(names[len(names) - len(plain) :], plain, strict=True)) | (function.__kwdefaults__ or {})
@@ -83,7 +83,10 @@ class Reader:
             if each.__code__ in self.found.codes:
                 continue
             if is_readable(each):
-                self._walk(each, {n: values.get(n, _argument(k, None)) for n, k in parameters(each)} | self._first(each, itself))
+                self._walk(
+                    each,
+                    {n: values.get(n, _argument(k, None)) for n, k in parameters(each)} | self._first(each, itself),
+                )
             elif each is function and wrapped_by(each) is None:
                 self.unread(function, f"{each.__module__}.{each.__qualname__}", None)
             self.decorated(each)
@@ -202,7 +205,9 @@ class Reader:
             if isinstance(function, types.FunctionType) and (is_readable(function) or is_wrapped(wrapped_by(function))):
                 results.append(self.function(function, given.after(bound) if bound else given))
             else:
-                self.unread(module, f"{type(module).__module__}.{type(module).__qualname__}.{name} cannot be read", None)
+                self.unread(
+                    module, f"{type(module).__module__}.{type(module).__qualname__}.{name} cannot be read", None
+                )
                 results.append(Value(frozenset({"value"})))
         return either(results) if results else NEVER
 

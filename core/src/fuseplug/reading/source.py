@@ -1,13 +1,14 @@
 """The syntax tree of a code object: what compiles to the very same code, or nothing."""
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import dis
 import functools
 import inspect
 import linecache
+import sys
 import types
 import weakref
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from typing import Any, TypeAlias
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
-_FUTURE = functools.reduce(int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
+_FUTURE = functools.reduce(
+    int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
 # How a method is called depends on whether the module imports the name in front of the dot; how far a jump goes, on that.
 _CALLING = {0} | {
     number
@@ -86,11 +89,12 @@ def _compiles_to(node: Function, code: types.CodeType) -> bool:
         return False
     *_, around = ["", *code_path(code)][:-1]
     bare = _bare(node)
+    extra: Any = {"type_params": []} if sys.version_info >= (3, 12) else {}
     # In a function that has its free variables, and in a class: so super() and private names mean what they do there.
-    cls: Any = ast.ClassDef(name=around or "_", bases=[], keywords=[], body=[bare], decorator_list=[], type_params=[])
+    cls: Any = ast.ClassDef(name=around or "_", bases=[], keywords=[], body=[bare], decorator_list=[], **extra)
     free = [ast.arg(arg=name) for name in code.co_freevars if name != "__class__"]
     given = ast.arguments(posonlyargs=[], args=free, kwonlyargs=[], kw_defaults=[], defaults=[])
-    outer: Any = ast.FunctionDef(name="_", args=given, body=[cls], decorator_list=[], type_params=[])
+    outer: Any = ast.FunctionDef(name="_", args=given, body=[cls], decorator_list=[], **extra)
     tree = ast.fix_missing_locations(ast.Module(body=[outer], type_ignores=[]))
     try:
         compiled = compile(tree, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
@@ -167,7 +171,12 @@ def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def code_of(node: Any, around: types.CodeType) -> types.CodeType:
     """The code object of a function or comprehension in *around*; *around* itself where it has none of its own."""
-    named = {ast.ListComp: "<listcomp>", ast.SetComp: "<setcomp>", ast.DictComp: "<dictcomp>", ast.GeneratorExp: "<genexpr>"}
+    named = {
+        ast.ListComp: "<listcomp>",
+        ast.SetComp: "<setcomp>",
+        ast.DictComp: "<dictcomp>",
+        ast.GeneratorExp: "<genexpr>",
+    }
     name = named.get(type(node)) or getattr(node, "name", "<lambda>")
     first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
     found = [each for each in nested(around) if (each.co_name, each.co_firstlineno) == (name, first)]

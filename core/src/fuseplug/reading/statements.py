@@ -1,5 +1,6 @@
 """What a statement does."""
 
+# ruff: noqa: D102 - an on_ method says in its name what it is for
 from __future__ import annotations
 
 import ast
@@ -74,25 +75,25 @@ class Walk(Calls):
     def body(self, statements: list[Any]) -> None:
         """Go through *statements*."""
         for each in statements:
-            handler = getattr(self, f"on_{type(each).__name__}", None)
+            handler = getattr(self, f"on_{type(each).__name__.lower()}", None)
             if handler is not None:
                 handler(each)
 
-    def on_Expr(self, node: ast.Expr) -> None:
+    def on_expr(self, node: ast.Expr) -> None:
         self.value(node.value)
 
-    def on_Return(self, node: ast.Return) -> None:
+    def on_return(self, node: ast.Return) -> None:
         self._returned.append(self.value(node.value) if node.value is not None else known(None))
 
-    def on_Yield(self, node: ast.Yield) -> Value:
+    def on_yield(self, node: ast.Yield) -> Value:
         self._yielded.append(self.value(node.value) if node.value is not None else NOTHING)
         return _ARGUMENT
 
-    def on_YieldFrom(self, node: ast.YieldFrom) -> Value:
+    def on_yieldfrom(self, node: ast.YieldFrom) -> Value:
         self._yielded.append(item_of(self.reader, self.value(node.value), None))
         return NOTHING
 
-    def on_If(self, node: ast.If) -> None:
+    def on_if(self, node: ast.If) -> None:
         self.condition(node.test, raises=_only_raises(node.body))
         before = dict(self.env)
         self.body(node.body)
@@ -103,27 +104,27 @@ class Walk(Calls):
             return
         self.env = after if node.orelse and isinstance(node.orelse[-1], _LEAVES) else _joined(self.env, after)
 
-    def on_While(self, node: ast.While) -> None:
+    def on_while(self, node: ast.While) -> None:
         for _ in range(2):
             self.condition(node.test)
             self._maybe(node.body)
         self.body(node.orelse)
 
-    def on_For(self, node: Any) -> None:
+    def on_for(self, node: Any) -> None:
         each = item_of(self.reader, self.value(node.iter), None)
         for _ in range(2):  # the second time it knows what the first has left
             self.bind(node.target, each)
             self._maybe(node.body)
         self.body(node.orelse)
 
-    on_AsyncFor = on_For
+    on_asyncfor = on_for
 
     def _maybe(self, statements: list[Any]) -> None:
         before = dict(self.env)
         self.body(statements)
         self.env = _joined(before, self.env)
 
-    def on_Try(self, node: Any) -> None:
+    def on_try(self, node: Any) -> None:
         before = dict(self.env)
         self.body(node.body)
         self.body(node.orelse)
@@ -142,9 +143,9 @@ class Walk(Calls):
         self.env = ends[0]
         self.body(node.finalbody)
 
-    on_TryStar = on_Try
+    on_trystar = on_try
 
-    def on_With(self, node: Any) -> None:
+    def on_with(self, node: Any) -> None:
         for item in node.items:
             found = self.value(item.context_expr)
             kinds = {kind for each in found.each if (kind := _context(each))}
@@ -155,7 +156,7 @@ class Walk(Calls):
                 self.bind(item.optional_vars, either(entered))
         self.body(node.body)
 
-    on_AsyncWith = on_With
+    on_asyncwith = on_with
 
     def _entered(self, context: Value) -> Value:
         cls = context.made or (type(context.object) if context.known else None)
@@ -164,13 +165,15 @@ class Walk(Calls):
         found = NOTHING
         for name in ("__exit__", "__enter__"):
             if is_readable(function := in_class(cls, name)):
-                found = self.reader.function(function, Arguments((context,), rest=NOTHING if name == "__exit__" else None))
+                found = self.reader.function(
+                    function, Arguments((context,), rest=NOTHING if name == "__exit__" else None)
+                )
         return found
 
-    def on_Assert(self, node: ast.Assert) -> None:
+    def on_assert(self, node: ast.Assert) -> None:
         self.condition(node.test, raises=True)
 
-    def on_Match(self, node: Any) -> None:
+    def on_match(self, node: Any) -> None:
         subject = self.value(node.subject)
         if subject.kinds:
             self.note(self.reader.found.conditions, node.subject, subject.kinds)
@@ -196,47 +199,53 @@ class Walk(Calls):
             ends[0] = _joined(ends[0], each_end)
         self.env = ends[0]
 
-    def on_FunctionDef(self, node: Any) -> None:
+    def on_functiondef(self, node: Any) -> None:
         for each in node.decorator_list:
             self.value(each)
         self.bind(ast.Name(id=node.name), self.define(node))
 
-    on_AsyncFunctionDef = on_FunctionDef
+    on_asyncfunctiondef = on_functiondef
 
-    def on_ClassDef(self, node: ast.ClassDef) -> None:
-        self.unread(node.bases[0] if node.bases else ast.copy_location(ast.Name(id=node.name), node), "a class is defined")
+    def on_classdef(self, node: ast.ClassDef) -> None:
+        self.unread(
+            node.bases[0] if node.bases else ast.copy_location(ast.Name(id=node.name), node), "a class is defined"
+        )
         self.env[node.name] = NOTHING
 
-    def on_Import(self, node: ast.Import) -> None:
+    def on_import(self, node: ast.Import) -> None:
         for each in node.names:
             name = each.name if each.asname else each.name.partition(".")[0]
             self.env[each.asname or name] = known(sys.modules.get(name, MISSING), owned=False)
 
-    def on_ImportFrom(self, node: ast.ImportFrom) -> None:
+    def on_importfrom(self, node: ast.ImportFrom) -> None:
         space = self.function.__globals__
         package = str(space.get("__package__") or "").split(".")
         above = package[: len(package) - node.level + 1] if node.level else []
         module = sys.modules.get(".".join([*above, *([node.module] if node.module else [])]))
         for each in node.names:
-            found = NEVER if module is None else attribute_of(self.reader, known(module, owned=False), each.name, self.where(node))
+            found = (
+                NEVER
+                if module is None
+                else attribute_of(self.reader, known(module, owned=False), each.name, self.where(node))
+            )
             self.env[each.asname or each.name] = found
 
-    def on_Global(self, node: ast.Global) -> None:
+    def on_global(self, node: ast.Global) -> None:
         self._globals.update(node.names)
 
-    def on_Nonlocal(self, node: ast.Nonlocal) -> None:
+    def on_nonlocal(self, node: ast.Nonlocal) -> None:
         self._nonlocals.update(node.names)
 
-    def on_Assign(self, node: ast.Assign) -> None:
+    def on_assign(self, node: ast.Assign) -> None:
         found = self.value(node.value)
         for target in node.targets:
             self.bind(target, found, node)
 
-    def on_AnnAssign(self, node: ast.AnnAssign) -> None:
+    def on_annassign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self.bind(node.target, self.value(node.value), node)
 
-    def on_AugAssign(self, node: ast.AugAssign) -> None:
+    def on_augassign(self, node: ast.AugAssign) -> None:
         target: Any = node.target
         added, before = self.value(node.value), self.value(target)
         kinds = (added.kinds | before.kinds) - ({"shape"} if before.kinds & {"value", "param"} else set())
@@ -253,7 +262,7 @@ class Walk(Calls):
             after = Value(kinds, owned=before.owned, given=before.given)
         self.bind(target, after, node)
 
-    def on_Delete(self, node: ast.Delete) -> None:
+    def on_delete(self, node: ast.Delete) -> None:
         for target in node.targets:
             if isinstance(target, ast.Name):
                 if target.id in self._globals:
@@ -297,7 +306,12 @@ class Walk(Calls):
                 self.note(self.reader.found.effects, node)
             elif owner.items is not None:
                 self.grown(target.value, owner, value)
-        elif any(not each.owned for each in owner.each):
+            return
+        for each in owner.each:
+            if each.fields is not None and isinstance(target, ast.Attribute):
+                before = each.fields.get(target.attr, NEVER)
+                each.fields[target.attr] = either((before, value))
+        if any(not each.owned for each in owner.each):
             self.note(self.reader.found.effects, node)
 
 
@@ -310,7 +324,9 @@ def _unpacked(walk: Walk, value: Value, at: Value | None) -> Value:
 
 
 def _only_raises(statements: list[Any]) -> bool:
-    return isinstance(statements[-1], ast.Raise) and all(isinstance(s, ast.Raise | ast.Expr | ast.Assign) for s in statements)
+    return isinstance(statements[-1], ast.Raise) and all(
+        isinstance(s, ast.Raise | ast.Expr | ast.Assign) for s in statements
+    )
 
 
 def _joined(one: dict[str, Value], other: dict[str, Value]) -> dict[str, Value]:

@@ -30,6 +30,7 @@ class Value:
         made: The class that it is an instance of, if it was made in the call.
         local: The function that it is, if it was defined in the call.
         named: What is in it by name, if it is a dict made in the call and all of it is known.
+        fields: The attributes it was given, if it was made in the call.
         after: For ``super()``: the class whose bases are looked through.
     """
 
@@ -46,6 +47,7 @@ class Value:
     made: type | None = None
     local: Any = None
     named: dict[str, Value] | None = None
+    fields: dict[str, Value] | None = None
     after: type | None = None
     _key: list[Any] = field(default_factory=list, repr=False)
 
@@ -77,7 +79,7 @@ class Value:
             receiver = self.receiver and self.receiver.key
             options = tuple(v.key for v in self.options)
             named = None if self.named is None else tuple((n, v.key) for n, v in self.named.items())
-            ids = (id(self.object), id(self.local), self.made, self.after)
+            ids = (id(self.object), id(self.local), id(self.fields), self.made, self.after)
             self._key.append((self.kinds, self.path, ids, self.owned, self.given, parts, self.exact, options,
                               receiver, self.name, named))  # fmt: skip
         return self._key[0]
