@@ -123,21 +123,26 @@ def _lengths(example: Example, sizes: Iterable[int]) -> Iterator[Variation]:
     """Each leading dimension of the main input with one element, many, and none; and around what the code names."""
     main = example.args[main_argument(example)]
     named = sorted({size + d for size in sizes for d in (0, 1) if 0 < size + d <= _LONGEST})
-    for dim in range(main.dim() - 1):
+    leading = main.shape[:-1]
+    for dim in range(len(leading)):
         for length in dict.fromkeys((1, _LONG, *named, 0)):
-            resized = _resizing(main.shape[dim], length)
+            others = leading.numel() // max(1, leading[dim])
+            # What has a row for each row of the main input has them all in one dimension.
+            resized = _resizing({leading.numel(): length * others, leading[dim]: length})
             kind: Kind = "length" if length else "empty"
             yield Variation(kind, f"{length} in dimension {dim}", _changed(example, resized))
 
 
-def _resizing(extent: int, length: int) -> Callable[[Tensor], Tensor]:
+def _resizing(lengths: Mapping[int, int]) -> Callable[[Tensor], Tensor]:
+    """Gives leading dimensions other lengths, repeating what is there."""
+
     def resized(value: Tensor) -> Tensor:
-        leading = value.dim() - 1 if value.dim() > 1 else 1
-        for dim in range(leading):
-            if value.shape[dim] == extent:
+        for dim in range(max(1, value.dim() - 1)):
+            extent = value.shape[dim]
+            if extent in lengths:
                 times = [1] * value.dim()
-                times[dim] = -(-length // max(1, extent))
-                value = value.repeat(*times).narrow(dim, 0, length)
+                times[dim] = -(-lengths[extent] // max(1, extent))
+                value = value.repeat(*times).narrow(dim, 0, lengths[extent])
         return value
 
     return resized
