@@ -95,6 +95,7 @@ def run(
     autocast: bool = False,
     watching: contextlib.AbstractContextManager[Any] | None = None,
     draws: bool = True,
+    change: Callable[[nn.Module], None] | None = None,
 ) -> Outcome:
     """Call *function* in the place of the subject's original.
 
@@ -112,6 +113,7 @@ def run(
         watching: Entered around the forward.
         draws: Whether the call may draw random numbers. It then draws the same ones as any other run, and the process's
             generators are put back; if not, they are left alone.
+        change: Called with the twin before it is run.
     """
     device = torch.device(device)
 
@@ -135,6 +137,8 @@ def run(
             double.train(training)
         for name, parameter in double.named_parameters():
             named[name] = parameter.requires_grad_(parameter.requires_grad and handing.wants(name))
+        if change is not None:
+            change(double)
         call = (double, *args)
     with same_random_numbers(device.type) if draws else contextlib.nullcontext():
         # Nothing else around a call with gradients: it would put back what a kernel leaves turned off, and that must be

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..reading import Path
 from ..words import Example
 from .outcome import Handing
 
@@ -37,6 +36,7 @@ class Variation:
         handing: How its tensors lie in memory.
         autocast: Whether it is run under autocast.
         rank: The number of dimensions of its arguments, where that is what is varied.
+        change: Changes the twin before it is called.
     """
 
     kind: Kind
@@ -45,6 +45,7 @@ class Variation:
     handing: Handing = Handing()
     autocast: bool = False
     rank: int = 0
+    change: Callable[[nn.Module], None] | None = None
 
 
 def variations(
@@ -63,29 +64,6 @@ def variations(
     yield from _magnitudes(example, numbers if clamps else (), clamps)
     yield Variation("layout", "transposed in memory", example, Handing(arguments=transposed))
     yield Variation("autocast", "under autocast", example, autocast=True)
-
-
-def with_number(example: Example, path: Path, value: float) -> Example | None:
-    """*example* with another number for that at *path* of the module; ``None`` if it cannot be given one."""
-    if len(path) != 1 or path[0] in example.attributes or isinstance(value, bool):
-        return None
-    other = value + 1 if isinstance(value, int) else 0.7 * value + 0.11
-    return replace(example, attributes={**example.attributes, path[0]: other})
-
-
-def with_tensor(example: Example, path: Path, held: Tensor) -> Example | None:
-    """*example* with other values for the tensor at *path* of the module; ``None`` if it cannot be given any."""
-    if len(path) != 1:
-        return None
-    value = example.parameters.get(path[0], held)
-    if value.is_meta:
-        return None
-    if value.is_floating_point():
-        noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float32, device="cpu")
-        other = (value.detach().cpu().float() + 0.5 + noise).to(value.dtype)
-    else:
-        other = ~value if value.dtype is torch.bool else value + 1
-    return replace(example, parameters={**example.parameters, path[0]: other})
 
 
 def main_argument(example: Example) -> int:
