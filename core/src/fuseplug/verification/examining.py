@@ -84,6 +84,7 @@ class Semantics:
         dtypes: Their dtypes, in each combination for which it was found.
         watch: What must stay as it was.
         extra: What becomes of keyword arguments that the original has no parameters for.
+        draws: Whether it may draw random numbers.
     """
 
     adapter: Adapter
@@ -93,6 +94,7 @@ class Semantics:
     dtypes: tuple[tuple[torch.dtype, ...], ...]
     watch: Watch = Watch()
     extra: Extra = "original"
+    draws: bool = True
 
 
 @dataclass
@@ -252,7 +254,7 @@ class Examination:
         typed = tuple(self._numbered(name) for name in self.proposal.dtypes_of) or (main,)
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
         calls = tuple(_calls(self.answered, bound, uniform=uniform))
-        return Semantics(adapter, calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra())
+        return Semantics(adapter, calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra(), self.subject.draws)
 
     def _numbered(self, name: str) -> int | str:
         names = list(inspect.signature(self.subject.original).parameters)

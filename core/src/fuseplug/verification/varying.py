@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..words import Example
+from .nested import mapped, tensors
 from .outcome import Handing
 
 Kind = Literal["rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number", "tensor"]
@@ -150,13 +150,11 @@ def _with(example: Example, special: float) -> Example:
 
 
 def _tensors(example: Example) -> list[Tensor]:
-    return [v for v in pytree.tree_leaves((tuple(example.args), dict(example.kwargs))) if isinstance(v, Tensor)]
+    return tensors((tuple(example.args), dict(example.kwargs)))
 
 
 def _changed(example: Example, change: Callable[[Tensor], Tensor]) -> Example:
     def changed(value: Any) -> Any:
         return change(value) if isinstance(value, Tensor) else value
 
-    args: list[Any] = pytree.tree_map(changed, list(example.args))
-    kwargs: Mapping[str, Any] = pytree.tree_map(changed, dict(example.kwargs))
-    return replace(example, args=args, kwargs=kwargs)
+    return replace(example, args=mapped(changed, list(example.args)), kwargs=mapped(changed, dict(example.kwargs)))
