@@ -118,6 +118,8 @@ class Proposal:
             of elements wanted in the main input, at least and approximately. Random numbers come from *generator*, so
             that the same call makes the same example.
         mixes: The combinations of dtypes to check, opaque to Fuseplug; the first is how the module stands now.
+        likely: Those of *mixes*, besides the first, in which it may well be called as it stands: with what autocast
+            gives it, for example. The kernel itself is run in each; calls in any other are the original's.
         roundings: How many roundings to the output's dtype a right implementation may accumulate.
         working_roundings: How many roundings in float32, in which it computes, on the way there. These two are the
             constants of the tolerance (``docs/concepts.md``).
@@ -127,7 +129,7 @@ class Proposal:
             within the same tolerance of the reference in float64, values and gradients, in every mix. Magnitudes are
             then those of whole tensors, not of rows. Float32 is the sharp mix, so it must be among them.
         dtypes_of: Names of the tensors whose dtypes a call is recognised by: parameters of the target, or of the
-            module. By default the first floating-point argument alone.
+            module. By default the main input, and every other argument that has a dtype of its own in one of *mixes*.
     """
 
     target: Target
@@ -139,6 +141,7 @@ class Proposal:
     covers: Sequence[str] = ()
     exact: bool = True
     dtypes_of: Sequence[str] = ()
+    likely: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)

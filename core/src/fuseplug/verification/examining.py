@@ -251,10 +251,22 @@ class Examination:
     def _described(self, adapter: Adapter, watch: Watch, *, uniform: bool) -> Semantics:
         bound = self.subject.module is not None
         main = bound + main_argument(self.answered[0])
-        typed = tuple(self._numbered(name) for name in self.proposal.dtypes_of) or (main,)
+        typed = tuple(map(self._numbered, self.proposal.dtypes_of)) or self._typed(bound, main)
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
         calls = tuple(_calls(self.answered, bound, uniform=uniform))
         return Semantics(adapter, calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra(), self.subject.draws)
+
+    def _typed(self, bound: bool, main: int) -> tuple[int, ...]:
+        """The main input, and every argument that has another dtype than that somewhere."""
+        others = {
+            bound + number
+            for example in self.answered
+            for number, value in enumerate(example.args)
+            if isinstance(value, Tensor) and value.is_floating_point() | value.is_complex()
+            if value.dtype is not example.args[main - bound].dtype
+        }
+        everywhere = range(bound, bound + min(len(example.args) for example in self.answered))
+        return (main, *(number for number in everywhere if number in others))
 
     def _numbered(self, name: str) -> int | str:
         names = list(inspect.signature(self.subject.original).parameters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,8 +57,8 @@ class KernelCheck:
             self._fused = self._semantics.adapter.bind(self._kernel.load())
             self._reference = self._semantics.adapter.bind(self._kernel.load_reference())
             rows = []
-            for number, mix in enumerate(self._mixes()):
-                wrong = self._wrong_in(mix, beyond=number == 0)
+            for number, mix in enumerate((self._proposal.mixes[0], *self._proposal.likely)):
+                wrong = self._wrong_in(mix, first=number == 0)
                 if wrong is None:
                     rows.append(dtypes_in(self._semantics.typed, example_of(self._proposal, mix, 1), self._subject))
                 elif number == 0:
@@ -68,33 +68,22 @@ class KernelCheck:
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             return raised(f"running on {self._device}", error)
 
-    def _mixes(self) -> Iterator[Any]:
-        """Those in which the module may be called as it stands: as it is, and with what autocast gives it."""
-        first, *others = self._proposal.mixes
-        yield first
-        as_it_is = example_of(self._proposal, first, 1)
-        usual = {_main_dtype(as_it_is), torch.get_autocast_dtype(self._device.type)}
-        for mix in others:
-            example = example_of(self._proposal, mix, 1)
-            if _main_dtype(example) in usual and _held_dtypes(example) == _held_dtypes(as_it_is):
-                yield mix
-
-    def _wrong_in(self, mix: Any, *, beyond: bool) -> Rejection | None:
-        """What is wrong with the kernel in *mix*, at the sizes that it names; and, with *beyond*, at a larger one."""
+    def _wrong_in(self, mix: Any, *, first: bool) -> Rejection | None:
+        """What is wrong with the kernel in *mix*, at the sizes that it names; in the *first* at a larger one, too."""
         sizes = self._kernel.check_sizes
         for size in sizes:
             # Two of a shape, judged when both are done: what is kept from one call must not show in another.
-            examples = [example_of(self._proposal, mix, size, number) for number in range(2)]
+            examples = [example_of(self._proposal, mix, size, number) for number in range(2 if first else 1)]
             found, took = [], []
             for example in examples:
                 start = time.perf_counter()
                 found.append(self._run(self._fused, example))
                 took.append(time.perf_counter() - start)
-            self.compile_seconds += max(0.0, took[0] - took[1])
+            self.compile_seconds += max(0.0, took[0] - took[1]) if first else 0.0
             for example, outcome in zip(examples, found, strict=True):
                 if why := self._judged(example, outcome):
                     return why
-        if beyond:
+        if first:
             example = example_of(self._proposal, mix, 3 * max(sizes) // 2)
             return self._judged(example, self._run(self._fused, example))
         return None
@@ -154,14 +143,3 @@ def describe(example: Example) -> str:
     """The main input of *example*, in short."""
     main = example.args[main_argument(example)]
     return f"{str(main.dtype).removeprefix('torch.')}{list(main.shape)}"
-
-
-def _main_dtype(example: Example) -> torch.dtype:
-    dtype: torch.dtype = example.args[main_argument(example)].dtype
-    return dtype
-
-
-def _held_dtypes(example: Example) -> list[torch.dtype]:
-    """The dtypes of what *example* has for the module's own tensors and children."""
-    children = (value for child in example.children.values() for value in child.parameters())
-    return [value.dtype for value in (*example.parameters.values(), *children)]

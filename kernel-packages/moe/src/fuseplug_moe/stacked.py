@@ -224,7 +224,10 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     if not adapters:
         return Rejection(f"{type(module).__name__} has neither a gate of its own nor an activation to call")
     every = [*mixes(dtype), *([] if found.dense else [Mix(dtype, dtype, dtype, elsewhere=True)])]
-    return [inexact(adapters, functools.partial(_example, module, found, adapters[0]), every)]
+    # Routers often give float32, whatever the dtype of the rows.
+    likely = [mix for mix in every[1:] if (mix.x, mix.experts, mix.routing) == (dtype, dtype, torch.float32)]
+    proposal = inexact(adapters, functools.partial(_example, module, found, adapters[0]), every)
+    return [replace(proposal, likely=tuple(mix for mix in likely if not mix.elsewhere))]
 
 
 def flattened(module: nn.Module) -> Rejection | None:

@@ -158,12 +158,17 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     if parts is None or isinstance(parts, Rejection):
         return parts
     weight = None if parts.weight is None else getattr(site.module, parts.weight)
+    mixes = tuple(_mixes(weight, parts))
     return [
         Proposal(
             target=Target(),
             adapters=tuple(_adapters(site.module, parts)),
             example=functools.partial(_example, parts, _epsilon(site.module, parts)),
-            mixes=tuple(_mixes(weight, parts)),
+            mixes=mixes,
+            # What autocast makes of the input of a norm that has its weight in float32.
+            likely=tuple(
+                mix for mix in mixes[1:] if mix.weight is mixes[0].weight and mix.x in (mixes[0].x, torch.bfloat16)
+            ),
             # Four: a unit row, the weight, the gate and the result may each be rounded to the output's dtype.
             roundings=4.0,
             working_roundings=_working_roundings(parts.width),

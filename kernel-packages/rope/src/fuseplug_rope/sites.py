@@ -86,9 +86,20 @@ def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Re
         target=target,
         adapters=adapters,
         example=functools.partial(_example, roles, calls.SMALL_HEAD, _head_dim(module)),
-        mixes=tuple(calls.mixes(list(forms), roles, _dtype(module))),
-        roundings=_ROUNDINGS,
+        **_checked(calls.mixes(list(forms), roles, _dtype(module))),
     )
+
+
+def _checked(mixes: list[Mix]) -> dict[str, Any]:
+    """The mixes of a proposal, and how exact kernels are in them."""
+    # Some models keep their tables in float32; and all do under autocast, which gives q and k in bfloat16.
+    wide = [mix for mix in mixes if mix.table is torch.float32 and mix.form is mixes[0].form]
+    likely = [mix for mix in wide if mix.x is mix.others and mix.x in (mixes[0].x, torch.bfloat16)]
+    return {
+        "mixes": tuple(mixes),
+        "likely": tuple(mix for mix in likely if mix is not mixes[0]),
+        "roundings": _ROUNDINGS,
+    }
 
 
 @functools.lru_cache(maxsize=1024)
@@ -194,8 +205,7 @@ def _proposal_of_method_like_a_function(
         target=target,
         adapters=adapters,
         example=functools.partial(_example, roles, head_dim, head_dim),
-        mixes=tuple(calls.mixes(forms, roles, _dtype(module))),
-        roundings=_ROUNDINGS,
+        **_checked(calls.mixes(forms, roles, _dtype(module))),
     )
 
 
