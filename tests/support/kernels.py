@@ -110,7 +110,8 @@ class NormKernel(BaseKernel):
             return Example([x.to(x_dtype)], {"weight": weight.to(weight_dtype)})
 
         mixes = dict.fromkeys([(dtype, dtype), *self.mixes])
-        return Proposal(Target(), adapters, example, tuple(mixes))
+        likely = [(torch.bfloat16, dtype)] if dtype is torch.float32 else []
+        return Proposal(Target(), adapters, example, tuple(mixes), likely=likely)
 
 
 # --- functions that a method looks up as globals

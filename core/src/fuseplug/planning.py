@@ -248,6 +248,7 @@ class _Planner:
                 kernel_id=record.kernel_id,
                 variant=semantics.adapter.variant,
                 check=check,
+                watched=tuple(replacement_of(patch.function).watch.described()),
                 rejections=tuple(rejections),
                 outranked=tuple(other.kernel_id for other, _ in ranked[number + 1 :]),
             )

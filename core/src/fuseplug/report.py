@@ -31,6 +31,7 @@ class Entry:
         target: What would be replaced; ``None`` if no kernel proposed anything.
         kernel_id: The winner; ``None`` if the target is left alone.
         variant: The semantics it was found to have.
+        watched: What is compared at each call, beside the call itself.
         check: What is known of the kernel on that device: ``"passed"``; ``"pending"`` (the device is not there yet);
             ``"skipped"`` (``verify=False``).
         rejections: By kernel, why the others (or all) were not taken.
@@ -46,6 +47,7 @@ class Entry:
     kernel_id: str | None = None
     variant: str = ""
     check: Check = ""
+    watched: tuple[str, ...] = ()
     rejections: tuple[tuple[str, Rejection], ...] = ()
     outranked: tuple[str, ...] = ()
     covered_by: str = ""
@@ -75,6 +77,7 @@ class Entry:
             "kernel": self.kernel_id,
             "variant": self.variant,
             "check": self.check,
+            "watched": list(self.watched),
             "rejections": [{"kernel": k, "kind": r.kind, "reason": r.reason} for k, r in self.rejections],
             "outranked": list(self.outranked),
             "covered_by": self.covered_by,

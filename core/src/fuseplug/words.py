@@ -129,7 +129,8 @@ class Proposal:
             within the same tolerance of the reference in float64, values and gradients, in every mix. Magnitudes are
             then those of whole tensors, not of rows. Float32 is the sharp mix, so it must be among them.
         dtypes_of: Names of the tensors whose dtypes a call is recognised by: parameters of the target, or of the
-            module. By default the main input, and every other argument that has a dtype of its own in one of *mixes*.
+            module. By default the main input, every other argument that has a dtype of its own in one of *mixes*, and
+            the first of the module's own tensors.
     """
 
     target: Target

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..verification import ById, Call, Extra, Watch
+from ..verification import ById, Call, Extra, Route, Watch
 from ..words import Target
 
 
@@ -27,7 +27,7 @@ class Accepts:
     Attributes:
         calls: The ways in which it was called.
         main: Which argument is the main input.
-        typed: The tensors whose dtypes count: arguments by number, others by name below the module.
+        typed: The tensors whose dtypes count: arguments by number, others by where they are below the module.
         dtypes: Their dtypes, in each combination that was verified.
         watch: What else must be as it was.
         extra: What becomes of keyword arguments that the original has no parameters for.
@@ -36,7 +36,7 @@ class Accepts:
 
     calls: tuple[Call, ...]
     main: int
-    typed: tuple[int | str, ...]
+    typed: tuple[int | Route, ...]
     dtypes: tuple[tuple[torch.dtype, ...], ...]
     watch: Watch = Watch()
     extra: Extra = "original"

@@ -99,7 +99,7 @@ class Guard:
     def _dtypes(self, accepts: Accepts) -> Iterator[_Term]:
         dtypes = accepts.dtypes
         known = ", ".join(" and ".join(str(each).removeprefix("torch.") for each in row) for row in dtypes)
-        tensors = [f"a[{each}]" if isinstance(each, int) else f"a[0].{each}" for each in accepts.typed]
+        tensors = [f"a[{each}]" if isinstance(each, int) else _path("a[0]", each) for each in accepts.typed]
         if len(tensors) == 1:
             code = f"{tensors[0]}.dtype in {self._constant(tuple(row[0] for row in dtypes))}"
         else:

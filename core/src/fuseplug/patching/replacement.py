@@ -31,11 +31,13 @@ class Replacement:
     Attributes:
         mark: What it says of itself.
         guards: The comparisons for each way of calling.
+        watch: What is compared beside the call itself.
         tally: How often it was called, and with what outcome.
     """
 
     def __init__(self, original: Callable[..., Any], mark: Mark, accepts: Accepts) -> None:
         self.mark = mark
+        self.watch = accepts.watch
         self.place = Placing(original, accepts.calls, accepts.extra)
         self.guards = [Guard(call, original, mark.target, mark.device_type, accepts) for call in accepts.calls]
         self.tally = Tally()

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..hookspecs import BaseKernel
-from ..reading import Finding, Path, Reading, read
+from ..reading import Finding, Path, Reading, attribute, read
 from ..words import Adapter, Example, Proposal, Rejection
 from .branches import Branches
 from .changing import Change, another_number, other_values
 from .comparing import Tolerance, departure, difference
 from .outcome import Outcome, Subject, run
 from .varying import Variation, main_argument, variations
-from .watch import Call, Extra, Watch, kind_of
-from .watching import Dependence, dependence
+from .watch import Call, Extra, Route, Watch, kind_of
+from .watching import Dependence, dependence, route_to
 
 Candidate = tuple[Adapter, Callable[..., Any]]
 """A variant that the original may be, and its adapter bound to the reference."""
@@ -80,7 +80,7 @@ class Semantics:
         adapter: The adapter of its variant.
         calls: The ways of calling it for which that was found.
         main: Which argument is the main input, the module counted.
-        typed: The tensors whose dtypes count: arguments by number, others by name below the module.
+        typed: The tensors whose dtypes count: arguments by number, others by where they are below the module.
         dtypes: Their dtypes, in each combination for which it was found.
         watch: What must stay as it was.
         extra: What becomes of keyword arguments that the original has no parameters for.
@@ -90,7 +90,7 @@ class Semantics:
     adapter: Adapter
     calls: tuple[Call, ...]
     main: int
-    typed: tuple[int | str, ...]
+    typed: tuple[int | Route, ...]
     dtypes: tuple[tuple[torch.dtype, ...], ...]
     watch: Watch = Watch()
     extra: Extra = "original"
@@ -251,7 +251,8 @@ class Examination:
     def _described(self, adapter: Adapter, watch: Watch, *, uniform: bool) -> Semantics:
         bound = self.subject.module is not None
         main = bound + main_argument(self.answered[0])
-        typed = tuple(map(self._numbered, self.proposal.dtypes_of)) or self._typed(bound, main)
+        named = tuple(self._found(name) for name in self.proposal.dtypes_of)
+        typed = named or (*self._typed(bound, main), *self._typed_parameter())
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
         calls = tuple(_calls(self.answered, bound, uniform=uniform))
         return Semantics(adapter, calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra(), self.subject.draws)
@@ -268,9 +269,23 @@ class Examination:
         everywhere = range(bound, bound + min(len(example.args) for example in self.answered))
         return (main, *(number for number in everywhere if number in others))
 
-    def _numbered(self, name: str) -> int | str:
+    def _typed_parameter(self) -> tuple[Route, ...]:
+        """One of the module's own tensors, if they have other dtypes in some mixes than in others."""
+        module = self.subject.module
+        for name in self.answered[0].parameters if module is not None else ():
+            dtypes = {each.parameters[name].dtype for each in self.answered if name in each.parameters}
+            if len(dtypes) > 1 and module is not None and (route := route_to(module, (name,))) is not None:
+                return (route,)
+        return ()
+
+    def _found(self, name: str) -> int | Route:
         names = list(inspect.signature(self.subject.original).parameters)
-        return names.index(name) if name in names else name
+        if name in names:
+            return names.index(name)
+        route = None if self.subject.module is None else route_to(self.subject.module, tuple(name.split(".")))
+        if route is None:
+            raise TypeError(f"dtypes_of names {name!r}, which is neither an argument nor anything of the module")
+        return route
 
     def _extra(self) -> Extra:
         parameters = inspect.signature(self.subject.original).parameters.values()
@@ -299,15 +314,22 @@ def _calls(examples: Sequence[Example], bound: bool, *, uniform: bool) -> Iterat
         yield Call(count, names, (*none, *kinds), (*none, *every))
 
 
-def dtypes_in(typed: Sequence[int | str], example: Example, subject: Subject) -> tuple[torch.dtype, ...]:
+def dtypes_in(typed: Sequence[int | Route], example: Example, subject: Subject) -> tuple[torch.dtype, ...]:
     """The dtypes that the tensors *typed*, as in `Semantics`, have in *example*."""
     given = [*([None] if subject.module is not None else []), *example.args, *example.kwargs.values()]
     held = [given[each] if isinstance(each, int) else _held(each, example, subject) for each in typed]
     return tuple(each.dtype for each in held)
 
 
-def _held(name: str, example: Example, subject: Subject) -> Any:
-    return example.parameters[name] if name in example.parameters else getattr(subject.module, name)
+def _held(route: Route, example: Example, subject: Subject) -> Any:
+    names = [step.name for step in route]
+    if names[0] in example.parameters:
+        return example.parameters[names[0]]
+    found: Any = example.children.get(names[0], None)
+    rest = names[1:] if found is not None else names
+    for name in rest:
+        found = attribute(subject.module if found is None else found, name)
+    return found
 
 
 def _below(module: nn.Module, above: Path = ()) -> Iterator[tuple[Path, nn.Module]]:

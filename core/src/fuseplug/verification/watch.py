@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from ..reading import MISSING
+
 Kind = Hashable
 """What an argument was in an example: ``Tensor`` or another type, or the very value of a flag, a number or ``None``."""
 
@@ -182,10 +184,7 @@ class Watch:
         found += [f"{_dotted(route)} is {_shown(value.held)}" for route, value in self.same]
         found += [f"there is no {_dotted(route)}" for (route,) in self.missing]
         found += [f"{name} is {_shown(function.held)}" for _, name, function in self.methods]
-        found += [
-            f"{name} is {_shown(value.held) if isinstance(value, ById) else repr(value.value)[:60]}"
-            for _, name, value in self.spaces
-        ]
+        found += [_meant(name, value) for _, name, value in self.spaces]
         found += ["the input has elements"] if self.nonempty else []
         found += ["the input is contiguous"] if self.contiguous else []
         found += ["autocast is off"] if self.no_autocast else []
@@ -195,6 +194,12 @@ class Watch:
 
 def _dotted(route: Route) -> str:
     return ".".join(step.name for step in route)
+
+
+def _meant(name: str, value: ById | Frozen) -> str:
+    if isinstance(value, Frozen):
+        return f"{name} is {value.value!r:.60}"
+    return f"there is no {name}" if value.held is MISSING else f"{name} is {_shown(value.held)}"
 
 
 def _shown(held: Any) -> str:

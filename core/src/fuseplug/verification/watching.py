@@ -65,7 +65,7 @@ def dependence(
                 unseen.append(f"{'.'.join(path)}, {found}")
         for (path, name), function in reading.methods.items():
             if not (_below(path, called) or _declared((*path, name), reads)) and _is_watched(function):
-                route = _route(module, path)
+                route = route_to(module, path)
                 # One of a base class, reached by super(), is not what the name means on the module.
                 if route is not None and attribute(type(_at(module, path)), name) is function:
                     watch = _joined(watch, Watch(methods=(Method(route, name, ById(function)),)))
@@ -87,7 +87,7 @@ def _declared(path: Path, reads: Collection[str]) -> bool:
 
 def _term(reading: Reading, module: nn.Module, path: Path, value: Any) -> Watch | str:
     """What to watch of *value* at *path*; ``"tensor"``; or what it is, if nothing can be."""
-    route = _route(module, path)
+    route = route_to(module, path)
     if route is None:
         return ""  # Reached through an object whose own place is watched.
     if value is MISSING:
@@ -122,7 +122,7 @@ def _is_own(module: nn.Module, path: Path) -> bool:
     return path[-1] in getattr(owner, "__dict__", {}) or (isinstance(owner, nn.Module) and path[-1] in owner._modules)
 
 
-def _route(module: nn.Module, path: Path) -> Route | None:
+def route_to(module: nn.Module, path: Path) -> Route | None:
     """The steps to *path*; ``None`` if one of them leads through what has no attributes."""
     owner: Any = module
     steps: list[Step] = []
