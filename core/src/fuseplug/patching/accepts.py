@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..verification import ById, Call, Extra, Route, Watch
+from ..verification import NOTHING, ById, Call, Extra, Route, Watch
 from ..words import Target
 
 
@@ -38,6 +38,6 @@ class Accepts:
     main: int
     typed: tuple[int | Route, ...]
     dtypes: tuple[tuple[torch.dtype, ...], ...]
-    watch: Watch = Watch()
+    watch: Watch = NOTHING
     extra: Extra = "original"
     space: ById | None = None

@@ -135,7 +135,7 @@ class Guard:
         for route, cls in watch.bare:
             hooks = " or ".join(f"c.{name}" for name in _HOOKS)
             held = self._constant(cls)
-            test = "(c := {}).__class__ is %s and not (%s or 'forward' in c.__dict__)" % (held, hooks)
+            test = f"(c := {{}}).__class__ is {held} and not ({hooks} or 'forward' in c.__dict__)"
             yield _Term(_each(route, test), _unlike(next(says)))
         for route, value in watch.equal:
             yield _Term(_each(route, self._equals(value)), _unlike(next(says)))
@@ -176,7 +176,7 @@ def _unlike(expected: str) -> str:
 
 
 def _each(route: Route, test: str) -> str:
-    """*test*, with a place for what it is about, of what is at *route*; of every item where that leads through a list."""
+    """*test*, with a place for what it is about, of what is at *route*; of every item, where that leads into a list."""
     before = list(itertools.takewhile(lambda step: step.name != "*", route))
     if len(before) == len(route):
         return f"({test.format(_path('a[0]', route))})" if ":=" in test else test.format(_path("a[0]", route))

@@ -50,7 +50,7 @@ class Placing:
             return None
         for number, call in enumerate(self._calls):
             wanted = (*self._positional[: call.count], *call.names)
-            if all([_same(given[name], self._defaults[name]) for name in given if name not in wanted]):
+            if all(_same(given[name], self._defaults[name]) for name in given if name not in wanted):
                 values = [given[name] for name in wanted]
                 named = {name: given[name] for name in call.names}
                 return Placed(number, values, {**named, **further} if self._extra == "pass" else named)
@@ -73,8 +73,8 @@ def _binding(parameters: Sequence[inspect.Parameter]) -> Callable[..., Any]:
 
 
 def _written(parameters: Sequence[inspect.Parameter]) -> Iterator[str]:
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    before = None
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    before: Any = None
     for number, p in enumerate(parameters):
         if before is p.POSITIONAL_ONLY and p.kind is not p.POSITIONAL_ONLY:
             yield "/"

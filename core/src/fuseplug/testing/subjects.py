@@ -22,6 +22,7 @@ from ..planning import patch_of, subject_of
 from ..verification import (
     SEMANTICS_SIZE,
     Outcome,
+    Ran,
     Semantics,
     Subject,
     Tolerance,
@@ -282,7 +283,8 @@ class Case:
     def patch(self) -> Patch:
         """The replacement as it is put on, guard included."""
         kernel = self.examined.sound
-        patch = patch_of(self.place, self.proposal.target, kernel, kernel.load(), self.semantics, self.subject)
+        ran = Ran(self.semantics.dtypes)
+        patch = patch_of(self.place, self.proposal.target, kernel, kernel.load(), self.semantics, ran, self.subject)
         if isinstance(patch, Rejection):
             raise TypeError(patch.reason)
         return patch

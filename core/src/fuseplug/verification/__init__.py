@@ -12,9 +12,10 @@ from .signature import Signatures
 from .snapshot import Snapshot
 from .twin import StandIns, own_tensors, twin
 from .verifier import Verifier
-from .watch import Bare, ById, Call, Equal, Extra, Frozen, Global, Method, Missing, Route, Same, Step, Watch
+from .watch import NOTHING, Bare, ById, Call, Equal, Extra, Frozen, Global, Method, Missing, Route, Same, Step, Watch
 
 __all__ = [
+    "NOTHING",
     "SEMANTICS_SIZE",
     "Bare",
     "ById",

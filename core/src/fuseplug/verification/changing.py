@@ -33,7 +33,7 @@ def another_number(path: Path) -> Change:
 
 
 def other_values(path: Path) -> Change:
-    """Changes the values of the tensor at *path*; raises `CannotChangeError` where there is none, or none with values."""
+    """Changes the values of the tensor at *path*; raises `CannotChangeError` where there is none that has any."""
 
     def change(twin: nn.Module) -> None:
         for owner in _owners(twin, path):

@@ -21,7 +21,7 @@ from .changing import Change, another_number, other_values
 from .comparing import Tolerance, departure, difference
 from .outcome import Outcome, Subject, run
 from .varying import Variation, main_argument, variations
-from .watch import Call, Extra, Route, Watch, kind_of
+from .watch import NOTHING, Call, Extra, Route, Watch, kind_of
 from .watching import Dependence, dependence, route_to
 
 Candidate = tuple[Adapter, Callable[..., Any]]
@@ -41,7 +41,8 @@ def read_original(subject: Subject) -> Reading | Rejection:
 
     Running code that changes something would change it.
     """
-    function, owner = subject.original, subject.module
+    function: Any = subject.original
+    owner = subject.module
     if isinstance(function, nn.Module):
         function, owner = type(function).forward, function
     if not isinstance(function, types.FunctionType):
@@ -92,7 +93,7 @@ class Semantics:
     main: int
     typed: tuple[int | Route, ...]
     dtypes: tuple[tuple[torch.dtype, ...], ...]
-    watch: Watch = Watch()
+    watch: Watch = NOTHING
     extra: Extra = "original"
     draws: bool = True
 
@@ -123,35 +124,31 @@ class Examination:
 
     def semantics(self) -> Semantics | Rejection:
         """Vary calls and state; say what the original is and what must be watched, or why it is left alone."""
-        example, watch = self.answered[0], Watch()
-        ranks = {len(each.args[main_argument(each)].shape) for each in self.answered}
-        varied: set[int] = set()
-        sizes, numbers = self.reading.sizes, self.reading.numbers
-        clamps = bool(self.reading.clamps or any(_TRIED & each.kinds for each in self.reading.conditions))
-        for variation in variations(example, sizes=sizes, numbers=numbers, clamps=clamps):
-            answer = self._try(variation)
-            if variation.kind == "rank":
-                varied.add(variation.rank)
-                ranks |= {variation.rank} if answer == "same" else set()
-            elif answer == "same":
-                continue
-            elif variation.kind == "empty":
-                watch = replace(watch, nonempty=True)
-            elif variation.kind == "autocast":
-                watch = replace(watch, no_autocast=True)
-            elif answer == "differs":
-                return self._differs(f"called with an input {variation.label}")
-        while True:
+        tried = self._calls_varied()
+        if isinstance(tried, Rejection):
+            return tried
+        adapter = None
+        while adapter is not self.candidates[0][0]:
+            # Again, if what was varied told this one from the original.
             adapter = self.candidates[0][0]
             depends = dependence(self.reading, self.subject.module, adapter.reads, self._called())
-            if (why := self._state(depends)) is not None:
+            if (why := self._state_varied(depends)) is not None:
                 return why
-            if self.candidates[0][0] is adapter:
-                break
         if (why := self._untaken()) is not None:
             return why
-        watch = replace(depends.watch, nonempty=watch.nonempty, no_autocast=watch.no_autocast)
-        return self._described(adapter, watch, uniform=bool(varied) and varied <= ranks)
+        watch = replace(depends.watch, nonempty=tried.nonempty, no_autocast=tried.no_autocast)
+        return self._described(adapter, watch, uniform=tried.uniform)
+
+    def _calls_varied(self) -> _Tried | Rejection:
+        tried = _Tried({each.args[main_argument(each)].dim() for each in self.answered})
+        sizes, numbers = self.reading.sizes, self.reading.numbers
+        clamps = bool(self.reading.clamps or any(_TRIED & each.kinds for each in self.reading.conditions))
+        for variation in variations(self.answered[0], sizes=sizes, numbers=numbers, clamps=clamps):
+            answer = self._try(variation)
+            if answer == "differs" and variation.kind in ("length", "magnitude", "layout"):
+                return self._differs(f"called with an input {variation.label}")
+            tried.note(variation, answer)
+        return tried
 
     def _try(self, variation: Variation) -> Answer:
         """Run the original and every candidate on *variation*; drop those that differ, unless all do."""
@@ -191,7 +188,7 @@ class Examination:
         coarsest = torch.get_autocast_dtype("cpu") if how["autocast"] else None
         return departure(expected, found, truth, replace(Tolerance.of(self.proposal), coarsest=coarsest))
 
-    def _state(self, depends: Dependence) -> Rejection | None:
+    def _state_varied(self, depends: Dependence) -> Rejection | None:
         """What the original reads and the fused code does not follow, if it is nothing that can be watched."""
         if depends.unseen:
             return Rejection(f"it depends on what cannot be watched: {'; '.join(depends.unseen[:3])}", kind="unlike")
@@ -231,6 +228,7 @@ class Examination:
         if self.subject.module is None:
             return frozenset()
         found: set[Path] = set()
+        function = self.candidates[0][1]
 
         def listening(twin: nn.Module, *args: Any, **kwargs: Any) -> Any:
             called: dict[int, None] = {}
@@ -240,12 +238,14 @@ class Examination:
                 return function(twin, *args, **kwargs)
             finally:
                 hook.remove()
-                found.update(path for path, module in _below(twin) if id(module) in called)
+                below = [*_below(twin)]
+                # Of a list, only what is called of every item.
+                missed = {path for path, module in below if id(module) not in called}
+                found.update(path for path, _ in below if path not in missed)
 
-        for _, function in self.candidates[:1]:
-            for example in self.answered:
-                with contextlib.suppress(Exception):
-                    run(self.subject, listening, example, gradients=False)
+        for example in self.answered:
+            with contextlib.suppress(Exception):
+                run(self.subject, listening, example, gradients=False)
         return frozenset(found)
 
     def _described(self, adapter: Adapter, watch: Watch, *, uniform: bool) -> Semantics:
@@ -255,7 +255,9 @@ class Examination:
         typed = named or (*self._typed(bound, main), *self._typed_parameter())
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
         calls = tuple(_calls(self.answered, bound, uniform=uniform))
-        return Semantics(adapter, calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra(), self.subject.draws)
+        return Semantics(
+            adapter, calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra(), self.subject.draws
+        )
 
     def _typed(self, bound: bool, main: int) -> tuple[int, ...]:
         """The main input, and every argument that has another dtype than that somewhere."""
@@ -297,6 +299,36 @@ class Examination:
         example = self.answered[0]
         more = replace(example, kwargs={**example.kwargs, **_AN_EXTRA_KEYWORD})
         return "pass" if self._try(Variation("keyword", "with one more keyword", more)) == "same" else "original"
+
+
+@dataclass
+class _Tried:
+    """What came of calls of other kinds.
+
+    Attributes:
+        ranks: The numbers of dimensions with which original and reference agree.
+        varied: Those that were tried.
+        nonempty: Whether they agree only on inputs with elements.
+        no_autocast: Whether they agree only without autocast.
+    """
+
+    ranks: set[int]
+    varied: set[int] = field(default_factory=set)
+    nonempty: bool = False
+    no_autocast: bool = False
+
+    def note(self, variation: Variation, answer: Answer) -> None:
+        """Keep the *answer* to a *variation*."""
+        if variation.kind == "rank":
+            self.varied.add(variation.rank)
+            self.ranks |= {variation.rank} if answer == "same" else set()
+        self.nonempty |= variation.kind == "empty" and answer != "same"
+        self.no_autocast |= variation.kind == "autocast" and answer != "same"
+
+    @property
+    def uniform(self) -> bool:
+        """Whether ranks were tried, and make no difference."""
+        return bool(self.varied) and self.varied <= self.ranks
 
 
 def _calls(examples: Sequence[Example], bound: bool, *, uniform: bool) -> Iterator[Call]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,13 +143,7 @@ def run(
     with same_random_numbers(device.type) if subject.draws else contextlib.nullcontext():
         # Nothing else around a call with gradients: it would put back what a kernel leaves turned off, and that must be
         # seen.
-        with contextlib.ExitStack() as stack:
-            if not gradients:
-                stack.enter_context(torch.no_grad())
-            if autocast:
-                stack.enter_context(torch.autocast(device.type, torch.get_autocast_dtype(device.type)))
-            if watching is not None:
-                stack.enter_context(watching)
+        with _surroundings(device.type, gradients=gradients, autocast=autocast, watching=watching):
             result = function(*call, **kwargs)
         outputs = tensors(result)
         values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
@@ -163,6 +157,20 @@ def run(
     strides = tuple(_strides(output) for output in outputs)
     detached = {name: value if value is None else value.detach() for name, value in values.items()}
     return Outcome(detached, structure, strides)
+
+
+@contextlib.contextmanager
+def _surroundings(
+    device_type: str, *, gradients: bool, autocast: bool, watching: contextlib.AbstractContextManager[Any] | None
+) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if not gradients:
+            stack.enter_context(torch.no_grad())
+        if autocast:
+            stack.enter_context(torch.autocast(device_type, torch.get_autocast_dtype(device_type)))
+        if watching is not None:
+            stack.enter_context(watching)
+        yield
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..words import Example
 from .nested import mapped, tensors
-from .outcome import Handing
+from .outcome import AS_USUAL, Handing
 
 Kind = Literal["rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number", "tensor"]
 
@@ -42,7 +42,7 @@ class Variation:
     kind: Kind
     label: str
     example: Example
-    handing: Handing = Handing()
+    handing: Handing = AS_USUAL
     autocast: bool = False
     rank: int = 0
     change: Callable[[nn.Module], None] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -67,7 +67,7 @@ def _find_semantics(kernel: BaseKernel, proposal: Proposal, subject: Subject) ->
         return reading
     try:
         reference = kernel.load_reference()
-        candidates: list[Candidate] = [(adapter, adapter.bind(reference)) for adapter in proposal.adapters]
+        candidates = [(adapter, adapter.bind(reference)) for adapter in proposal.adapters]
         examples = [example_of(proposal, mix, SEMANTICS_SIZE) for mix in proposal.mixes]
     except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
         return raised("preparing its examples", error)
@@ -76,6 +76,23 @@ def _find_semantics(kernel: BaseKernel, proposal: Proposal, subject: Subject) ->
     # The children that examples bring may draw, to show in which order they are called.
     subject = replace(subject, draws=bool(reading.random or examples[0].children))
     branches = Branches(reading.codes)
+    found = _surviving(proposal, subject, candidates, examples, branches)
+    if isinstance(found, Rejection):
+        return found
+    try:
+        return Examination(kernel, proposal, subject, reading, *found, branches).semantics()
+    except Exception as error:  # noqa: BLE001 - a stranger's example may not bear to be varied
+        return raised("varying its examples", error)
+
+
+def _surviving(
+    proposal: Proposal,
+    subject: Subject,
+    candidates: Sequence[Candidate],
+    examples: Sequence[Example],
+    branches: Branches,
+) -> tuple[Sequence[Candidate], Sequence[Example]] | Rejection:
+    """The *candidates* that equal the original on every example, and those on which it could be run."""
     unanswered = ""
     answered: list[Example] = []
     # The first mix is tried with the other training flag too, and without gradients: a module may be planned in one
@@ -109,10 +126,7 @@ def _find_semantics(kernel: BaseKernel, proposal: Proposal, subject: Subject) ->
             candidates = [candidate for candidate, miss in zip(candidates, misses, strict=True) if miss is None]
     if not answered:
         return Rejection(f"its own forward cannot be run on examples: {unanswered}", kind="unlike")
-    try:
-        return Examination(kernel, proposal, subject, reading, candidates, answered, branches).semantics()
-    except Exception as error:  # noqa: BLE001 - a stranger's example may not bear to be varied
-        return raised("varying its examples", error)
+    return candidates, answered
 
 
 class _Miss(NamedTuple):

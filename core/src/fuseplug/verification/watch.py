@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from ..reading import MISSING
 
-Kind = Hashable
+Kind = Any
 """What an argument was in an example: ``Tensor`` or another type, or the very value of a flag, a number or ``None``."""
 
 Extra = Literal["drop", "pass", "original"]
@@ -25,20 +24,19 @@ BY_VALUE = (type(None), bool, int, str)
 SCALARS = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(Ellipsis)}
 )
-MOST_ITEMS = 16
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+_MOST_ITEMS = 16
 
 
 class Frozen(NamedTuple):
     """A value that can be compared and hashed in place of a container that may change."""
 
     kind: type
-    value: Hashable
+    value: Any
 
     def thawed(self) -> Any:
         """The value as it was found."""
-        if self.kind is dict:
-            return dict(self.value)  # type: ignore[call-overload]
-        return self.kind(self.value) if self.kind in (list, tuple, set, frozenset) else self.value  # type: ignore[call-arg]
+        return self.kind(self.value) if self.kind in _CONTAINERS else self.value
 
 
 def freeze(value: Any) -> Frozen | None:
@@ -46,8 +44,8 @@ def freeze(value: Any) -> Frozen | None:
     kind = type(value)
     if kind in SCALARS or isinstance(value, enum.Enum):
         return None if value != value else Frozen(kind, value)
-    items = list(value.items() if kind is dict else value) if kind in (list, tuple, set, frozenset, dict) else None
-    if items is None or len(items) > MOST_ITEMS:
+    items = list(value.items() if kind is dict else value) if kind in _CONTAINERS else None
+    if items is None or len(items) > _MOST_ITEMS:
         return None
     parts = [part for item in items for part in (item if kind is dict else (item,))]
     if not all(type(part) in SCALARS for part in parts):
@@ -129,6 +127,9 @@ class Global(NamedTuple):
     value: ById | Frozen
 
 
+Term = Bare | Equal | Same | Missing | Method | Global
+
+
 @dataclass(frozen=True)
 class Call:
     """One way of calling that was verified.
@@ -174,8 +175,12 @@ class Watch:
     no_autocast: bool = False
     no_grad: bool = False
 
-    def __bool__(self) -> bool:
-        return self != Watch()
+    def and_(self, *terms: Term) -> Watch:
+        """This, and these."""
+        found = {name: getattr(self, name) for name in _TERMS.values()}
+        for term in terms:
+            found[_TERMS[type(term)]] += (term,)
+        return replace(self, **found)
 
     def described(self) -> list[str]:
         """Each thing that is watched, for a person."""
@@ -190,6 +195,18 @@ class Watch:
         found += ["autocast is off"] if self.no_autocast else []
         found += ["gradients are off"] if self.no_grad else []
         return found
+
+
+NOTHING = Watch()
+
+_TERMS: dict[type, str] = {
+    Bare: "bare",
+    Equal: "equal",
+    Same: "same",
+    Missing: "missing",
+    Method: "methods",
+    Global: "spaces",
+}
 
 
 def _dotted(route: Route) -> str:

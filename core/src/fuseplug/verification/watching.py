@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..reading import MISSING, Path, Reading, attribute
-from .watch import Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Watch, freeze
+from .watch import NOTHING, Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Term, Watch, freeze
 
 _STATE = (dict, list, set, bytearray)
 _BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Dependence:
     """What an original depends on that the fused code does not see for itself.
 
     Attributes:
         watch: What can be compared at each call.
         tensors: Tensors, which cannot: names below the module.
-        numbers: Numbers that the adapter says it reads, with their values.
+        numbers: Numbers that the adapter says it reads: names below the module.
         unseen: What could change without being seen, for a person.
     """
 
-    watch: Watch
-    tensors: tuple[Path, ...]
-    numbers: Mapping[Path, Any]
-    unseen: tuple[str, ...]
+    watch: Watch = NOTHING
+    tensors: list[Path] = field(default_factory=list)
+    numbers: list[Path] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
 
 
 def dependence(
@@ -46,66 +46,72 @@ def dependence(
         reads: What the adapter says that it reads: names with dots.
         called: Paths of the children that the fused code calls: what these depend on is theirs.
     """
-    watch, tensors, numbers, unseen = Watch(), [], {}, []
+    found = Dependence()
     if module is not None:
-        for path, value in reading.reads.items():
-            if not path or _below(path, called) or path[-1] == "training":
-                continue
-            declared = _declared(path, reads)
-            if type(value) in (int, float) and declared:
-                numbers[path] = value
-            if declared:
-                continue
-            found = _term(reading, module, path, value)
-            if isinstance(found, Watch):
-                watch = _joined(watch, found)
-            elif found == "tensor":
-                tensors.append(path)
-            elif found:
-                unseen.append(f"{'.'.join(path)}, {found}")
-        for (path, name), function in reading.methods.items():
-            if not (_below(path, called) or _declared((*path, name), reads)) and _is_watched(function):
-                route = route_to(module, path)
-                # One of a base class, reached by super(), is not what the name means on the module.
-                if route is not None and attribute(type(_at(module, path)), name) is function:
-                    watch = _joined(watch, Watch(methods=(Method(route, name, ById(function)),)))
-    for space in _looked_up(reading):
-        if isinstance(space, str):
-            unseen.append(space)
+        _sort_attributes(found, reading, module, reads, called)
+        methods = _methods(reading, module, reads, called)
+        found.watch = found.watch.and_(*methods)
+    for looked in _looked_up(reading):
+        if isinstance(looked, str):
+            found.unseen.append(looked)
         else:
-            watch = _joined(watch, Watch(spaces=(space,)))
-    return Dependence(watch, tuple(tensors), numbers, tuple(unseen))
+            found.watch = found.watch.and_(looked)
+    return found
+
+
+def _sort_attributes(
+    found: Dependence, reading: Reading, module: nn.Module, reads: Collection[str], called: Collection[Path]
+) -> None:
+    for path, value in reading.reads.items():
+        # Both modes are tried, so the flag is free.
+        if not path or path[-1] == "training" or _below(path, called):
+            continue
+        if ".".join(path) in reads:
+            found.numbers += [path] if type(value) in (int, float) else []
+            continue
+        term = _term(reading, module, path, value)
+        if term == "tensor":
+            found.tensors.append(path)
+        elif isinstance(term, str):
+            found.unseen.append(f"{'.'.join(path)}, {term}")
+        elif term is not None:
+            found.watch = found.watch.and_(term)
+
+
+def _methods(reading: Reading, module: nn.Module, reads: Collection[str], called: Collection[Path]) -> Iterator[Method]:
+    for (path, name), function in reading.methods.items():
+        if _below(path, called) or ".".join((*path, name)) in reads or not _is_watched(function):
+            continue
+        route = route_to(module, path)
+        # One of a base class, reached by super(), is not what the name means on the module.
+        if route is not None and attribute(type(_at(module, path)), name) is function:
+            yield Method(route, name, ById(function))
 
 
 def _below(path: Path, above: Collection[Path]) -> bool:
     return any(path[:count] in above for count in range(1, len(path) + 1))
 
 
-def _declared(path: Path, reads: Collection[str]) -> bool:
-    return ".".join(path) in reads
-
-
-def _term(reading: Reading, module: nn.Module, path: Path, value: Any) -> Watch | str:
-    """What to watch of *value* at *path*; ``"tensor"``; or what it is, if nothing can be."""
+def _term(reading: Reading, module: nn.Module, path: Path, value: Any) -> Term | str | None:
+    """What to watch of *value* at *path*; or ``"tensor"``; or what it is, if it may change unseen; or ``None``."""
     route = route_to(module, path)
     if route is None:
-        return ""  # Reached through an object whose own place is watched.
+        return None  # Reached through an object whose own place is watched.
     if value is MISSING:
-        return Watch(missing=(Missing(route),))
+        return Missing(route)
     if isinstance(value, nn.Module):
-        return Watch(bare=(Bare(route, type(value)),)) if path in reading.calls else Watch()
+        return Bare(route, type(value)) if path in reading.calls else None
     if isinstance(value, torch.Tensor):
         return "tensor"
     if (frozen := freeze(value)) is not None:
-        return Watch(equal=(Equal(route, frozen),))
-    if isinstance(value, _BY_IDENTITY):
-        # Methods of a class are found by `Reading.methods`; what hangs on the instance is here.
-        return Watch(same=(Same(route, ById(value)),)) if _is_own(module, path) else Watch()
-    if any(len(other) > len(path) and other[: len(path)] == path for other in reading.reads):
-        return Watch()  # What is read from it is listed by itself.
-    if isinstance(value, _STATE):
-        return f"a {type(value).__name__} that may change"
-    return Watch(same=(Same(route, ById(value)),)) if _is_own(module, path) else Watch()
+        return Equal(route, frozen)
+    if not isinstance(value, _BY_IDENTITY):
+        if any(len(other) > len(path) and other[: len(path)] == path for other in reading.reads):
+            return None  # What is read from it is listed by itself.
+        if isinstance(value, _STATE):
+            return f"a {type(value).__name__} that may change"
+    # What the class has is found by `Reading.methods`.
+    return Same(route, ById(value)) if _is_own(module, path) else None
 
 
 def _at(module: nn.Module, path: Path) -> Any:
@@ -171,14 +177,9 @@ def _looked_up(reading: Reading) -> Iterator[Global | str]:
 
 
 def _is_watched(value: Any) -> bool:
-    """Whether somebody may well put another function or class in the place of *value*: of torch's and Python's, nobody."""
+    """Whether somebody may well put another function or class in the place of *value*: nobody does of torch's."""
     return not (_is_torchs(getattr(value, "__module__", "")) or getattr(value, "__module__", "") == "builtins")
 
 
 def _is_torchs(name: Any) -> bool:
     return str(name or "").partition(".")[0] == "torch"
-
-
-def _joined(one: Watch, other: Watch) -> Watch:
-    parts = ("bare", "equal", "same", "missing", "methods", "spaces")
-    return replace(one, **{part: (*getattr(one, part), *getattr(other, part)) for part in parts})
