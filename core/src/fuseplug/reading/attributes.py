@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .arguments import Arguments
 from .found import MISSING
 from .libraries import is_library, is_readable
-from .lookup import answers_itself, attribute, in_class, namespace
+from .lookup import answers_itself, attribute, class_with, in_class, namespace
 from .tables import OF_TENSOR, SHAPE, TENSORS
 from .values import NEVER, NOTHING, Value, either, known, part_of
 
@@ -48,9 +48,7 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
     if v is NEVER:
         return NEVER
     if v.after is not None and v.receiver is not None:
-        owner = v.receiver.made or v.receiver.object
-        found = in_class(owner if isinstance(owner, type) else type(owner), name, v.after)
-        return _bound(reader, v.receiver, name, found, where)
+        return _of_bases(reader, v.receiver, v.after, name, where)
     if v.made is not None:
         if v.fields is not None and name in v.fields:
             return v.fields[name]
@@ -69,6 +67,17 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
     if isinstance(found, (*_BOUND, property)):
         return _bound(reader, v, name, found, where)
     return _data(reader, v, name, found, where)
+
+
+def _of_bases(reader: Reader, receiver: Value, after: type, name: str, where: Any) -> Value:
+    """What ``super()`` finds: it belongs to the class that has it, not to the receiver's own."""
+    owner = receiver.made or receiver.object
+    cls = owner if isinstance(owner, type) else type(owner)
+    base = class_with(cls, name, after)
+    found = MISSING if base is None else vars(base)[name]
+    if base is not None and not receiver.owned and not is_library(base):
+        reader.looked(vars(base), name, found, base)
+    return _bound(reader, receiver, name, found, where, of_base=True)
 
 
 def _unknown(v: Value, name: str) -> Value:
@@ -97,7 +106,7 @@ def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) 
     return known(found, *kind_of(found), owned=False)
 
 
-def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
+def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any, *, of_base: bool = False) -> Value:
     """What an attribute is that a class has."""
     if isinstance(found, property):
         if is_readable(found.fget):
@@ -105,10 +114,10 @@ def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value
         reader.unread(v.object, f"the property {name} of a {type(v.object).__name__} cannot be read{_at(where)}", None)
         return part_of(v)
     function = found.__func__ if isinstance(found, staticmethod | classmethod) else found
-    if v.path is not None and isinstance(function, types.FunctionType):
+    if v.path is not None and not of_base and isinstance(function, types.FunctionType):
         reader.found.methods.setdefault((v.path, name), function)
     receiver: Value | None = v
-    of_class = v.made is not None or v.after is not None or name not in namespace(v.object)
+    of_class = of_base or v.made is not None or name not in namespace(v.object)
     if isinstance(v.object, type):
         of_class = isinstance(found, classmethod)
     elif isinstance(found, classmethod):
