@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +97,8 @@ def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) 
     if found is MISSING:
         found = sys.modules.get(f"{module.__name__}.{name}", MISSING)
     if is_library(module):
+        if found is MISSING and type(module) is not types.ModuleType:
+            reader.unread(module, f"{module.__name__}.{name} is a setting of {module.__name__}{_at(where)}", None)
         return Value(
             frozenset(kind_of(found)) if found is not MISSING else frozenset(), object=found, owned=False, name=name
         )
@@ -114,10 +116,13 @@ def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any, *, of_ba
         reader.unread(v.object, f"the property {name} of a {type(v.object).__name__} cannot be read{_at(where)}", None)
         return part_of(v)
     function = found.__func__ if isinstance(found, staticmethod | classmethod) else found
-    if v.path is not None and not of_base and isinstance(function, types.FunctionType):
-        reader.found.methods.setdefault((v.path, name), function)
     receiver: Value | None = v
     of_class = of_base or v.made is not None or name not in namespace(v.object)
+    if v.path is not None and isinstance(function, types.FunctionType):
+        if not of_class:
+            reader.found.reads.setdefault((*v.path, name), found)
+        elif not of_base:
+            reader.found.methods.setdefault((v.path, name), function)
     if isinstance(v.object, type):
         of_class = isinstance(found, classmethod)
     elif isinstance(found, classmethod):
@@ -156,10 +161,10 @@ def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
         path = (*v.path, name)
         reader.found.reads.setdefault(path, found)
         return Value(kinds, path, found, owned=False, name=name)
-    if not v.owned and not is_library(owner):
+    if not v.owned:
         if name in (own := namespace(owner)):
             reader.looked(own, name, found)
-        else:
+        elif not is_library(owner):
             reader.looked(vars(owner if isinstance(owner, type) else type(owner)), name, found, owner)
     return Value(kinds, object=found, owned=v.owned, given=v.given, name=name)
 
@@ -192,7 +197,7 @@ def _item(reader: Reader, v: Value, index: Value | None) -> Value:
     if isinstance(held, _CONTAINERS) and not _is_own(held, method):
         if index is None and isinstance(held, nn.ModuleDict):
             return NOTHING
-        return _any_module(v, held._modules.values())
+        return _any_module(v, held._modules, at)
     if isinstance(held, dict | list | tuple | types.MappingProxyType) and not is_readable(in_class(type(held), method)):
         return item_in(reader, v, index)
     if isinstance(held, type | types.FunctionType) and in_class(type(held), method) is MISSING:
@@ -236,8 +241,15 @@ def _at_index(held: Any, index: Any) -> Any:
         return MISSING
 
 
-def _any_module(v: Value, modules: Iterable[Any]) -> Value:
-    return _any_of(v, [module for module in modules if module is not None])
+def _any_module(v: Value, modules: Mapping[str, Any], at: Any) -> Value:
+    """The module at *at*, or any of *modules*: one stands for all if they are of one class."""
+    there = {name: module for name, module in modules.items() if module is not None}
+    if len({type(module) for module in there.values()}) < 2 or len(there) > _MOST:
+        return _any_of(v, there.values())
+    if isinstance(at, int | str) and not isinstance(at, bool):
+        name = str(at) if not isinstance(at, int) or at >= 0 else str(len(modules) + at)
+        there = {name: there[name]} if name in there else {}
+    return either(_held(v, module, name) for name, module in there.items())
 
 
 def _any_of(v: Value, things: Iterable[Any]) -> Value:
@@ -257,8 +269,10 @@ def _own(module: nn.Module) -> set[str]:
     return {"forward"} & vars(module).keys()
 
 
-def _held(v: Value, thing: Any) -> Value:
-    path = (*v.path, "*") if v.path is not None and isinstance(thing, nn.Module) else None
+def _held(v: Value, thing: Any, name: str = "*") -> Value:
+    # What is in a list or dict of Python's own has no path: nothing but a module says what it holds.
+    inside = v.path is not None and isinstance(thing, nn.Module) and isinstance(v.object, _CONTAINERS)
+    path = (*(v.path or ()), name) if inside else None
     return Value(frozenset(kind_of(thing)), path, thing, owned=v.owned, given=v.given)
 
 

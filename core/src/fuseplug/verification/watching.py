@@ -46,7 +46,8 @@ def dependence(reading: Reading, module: nn.Module | None, reads: Collection[str
     """
     watch, tensors, numbers, unseen = Watch(), [], {}, []
     if module is not None:
-        for path, value in reading.reads.items():
+        # What is called was read, too; but for what a loop takes from a list.
+        for path, value in {**reading.reads, **reading.calls}.items():
             if not path or _below(path, called) or path[-1] == "training":
                 continue
             declared = _declared(path, reads)
