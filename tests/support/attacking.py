@@ -95,6 +95,7 @@ def attacked(
     first: Callable[[nn.Module], Any] | None = None,
     compiled: bool = False,
     seeds: Sequence[int] = (0,),
+    share: float = 1e-4,
     **options: Any,
 ) -> Met:
     """Fuse a module, and after each change call it and its twin; all their numbers and gradients are alike.
@@ -109,6 +110,7 @@ def attacked(
         first: What happens before it is fused, to each of the two.
         compiled: Whether to compile the fused one, in eager's own operations, when everything has happened.
         seeds: Of the calls: each is made with every one of them.
+        share: How far numbers in float32 may be off.
         **options: For ``apply_all``.
     """
     torch.manual_seed(1)
@@ -144,7 +146,7 @@ def attacked(
 
                     applied._run = run
                     tried = applied.try_()
-                assert_alike(found, want)
+                assert_alike(found, want, share)
                 fell = [each for each in tried if each.original]
                 answers.append("original" if fell else "kernel" if any(each.fused for each in tried) else "unseen")
                 reasons.update((reason, None) for each in fell for reason in each.reasons)
