@@ -55,6 +55,8 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
         found = in_class(v.made, name)
         return _bound(reader, v, name, found, where) if isinstance(found, (*_BOUND, property)) else _unknown(v, name)
     if not v.known or isinstance(v.object, Tensor):
+        if name in ("_version", "_base", "grad") and v.kinds & TENSORS:
+            reader.unread(v.object, f"{name} of a tensor is looked at{_at(where)}", None)
         return _unknown(v, name)
     if isinstance(v.object, types.ModuleType):
         return _of_module(reader, v.object, name, where)
