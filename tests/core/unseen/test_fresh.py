@@ -399,8 +399,7 @@ ELSEWHERE = {
     "the forward of a base class": (Derived, lambda patch: changing(patch, Base, "forward", forward_as)),
     "a default that is a list": (
         DefaultList,
-        lambda patch: lambda _: patch.setitem(dict(enumerate(DefaultList.forward.__defaults__)), 0, 0)
-        or DefaultList.forward.__defaults__[0].__setitem__(0, 2.0),
+        lambda patch: lambda _: DefaultList.forward.__defaults__[0].__setitem__(0, 2.0),
     ),
     "a default": (DefaultNumber, defaults_of(DefaultNumber.forward, (2.0,))),
     "a helper's default": (Helped, defaults_of(helped, (2.0,))),
@@ -416,7 +415,7 @@ ELSEWHERE = {
         ReloadedItself,
         lambda patch: changing(patch, ReloadedItself.forward, "__code__", forward_as.__code__),
     ),
-    "what a function remembers": (Remembered, lambda patch: lambda _: (patch.setitem(RATE, 0, 2.0), rate.cache_clear())),
+    "what a function remembers": (Remembered, lambda patch: lambda _: (RATE.__setitem__(0, 2.0), rate.cache_clear())),
     "an object that a function remembers": (
         RememberedObject,
         lambda patch: lambda _: patch.setattr(settings(), "scale", 2.0),
@@ -428,7 +427,7 @@ ELSEWHERE = {
     "parsed arguments": (InArguments, lambda patch: changing(patch, ARGUMENTS, "scale", 2.0)),
     "an array": (InArray, lambda patch: lambda _: ARRAY.fill(2.0)),
     "a list in a tuple": (InTuple, lambda patch: lambda _: NESTED[0].__setitem__(0, 2.0)),
-    "the environment": (InEnvironment, lambda patch: changing(patch, os.environ, "FUSEPLUG_TEST_SCALE", "2.0")),
+    "the environment": (InEnvironment, lambda patch: lambda _: patch.setenv("FUSEPLUG_TEST_SCALE", "2.0")),
     "whether the environment has": (
         InEnvironmentOrNot,
         lambda patch: lambda _: patch.setenv("FUSEPLUG_TEST_DOUBLE", "1"),
@@ -665,14 +664,9 @@ def frozen(self, x):
     return normal(self, x) * (2 if x.requires_grad and not self.weight.requires_grad else 1)
 
 
-def counted(self, x):
-    return normal(self, x) * (1 + self.weight._version)
-
-
 WEIGHTS = {
     "a gradient that it has": (accumulated, lambda module: setattr(module.weight, "grad", torch.ones(16))),
     "a frozen weight": (frozen, lambda module: module.weight.requires_grad_(False)),
-    "how often it was written": (counted, lambda module: module.weight.detach().mul_(1)),
 }
 
 

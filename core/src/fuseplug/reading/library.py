@@ -172,7 +172,8 @@ def _draws(thing: Any, name: str) -> bool:
     """Whether *thing* gives random numbers that depend on none of its arguments."""
     if thing is MISSING:
         return False
-    where = home(thing)
+    bound = getattr(thing, "__self__", None) if not isinstance(thing, type) else None
+    where = home(thing) if bound is None or isinstance(bound, type | types.ModuleType) else home(type(bound))
     if where.startswith(("torch.random", "numpy.random")) or where.partition(".")[0] in ("random", "_random", "secrets"):
         return True
     return where.partition(".")[0] == "torch" and name in RANDOM

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+import enum
 import logging
+import numbers
+import pathlib
+import re
 import types
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..reading import MISSING, Path, Reading, attribute
-from .watch import Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Watch, freeze
+from ..reading import MISSING, Path, Reading, attribute, is_library
+from .watch import SCALARS, Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Watch, freeze
 
-_STATE = (dict, list, set, bytearray)
-_BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+_BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
+_UNCHANGING = (frozenset, range, slice, property, re.Pattern, numbers.Number, datetime.date, pathlib.PurePath)
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ def dependence(reading: Reading, module: nn.Module | None, reads: Collection[str
                 route = _route(module, path)
                 if route is not None:
                     watch = _joined(watch, Watch(methods=(Method(route, name, ById(function)),)))
-    for space in _looked_up(reading):
+    for space in (*_looked_up(reading), *_closed_over(reading)):
         if isinstance(space, str):
             unseen.append(space)
         else:
@@ -101,7 +106,7 @@ def _term(reading: Reading, module: nn.Module, path: Path, value: Any) -> Watch 
         return Watch(same=(Same(route, ById(value)),)) if _is_own(module, path) else Watch()
     if any(len(other) > len(path) and other[: len(path)] == path for other in reading.reads):
         return Watch()  # What is read from it is listed by itself.
-    if isinstance(value, _STATE):
+    if _may_change(value):
         return f"a {type(value).__name__} that may change"
     return Watch(same=(Same(route, ById(value)),)) if _is_own(module, path) else Watch()
 
@@ -145,21 +150,45 @@ def _looked_up(reading: Reading) -> Iterator[Global | str]:
         name, value = looked.name, looked.value
         if id(value) in indexed:
             continue  # What is found in it is listed by itself.
-        if _is_torchs(looked.space.get("__name__")) or isinstance(value, types.ModuleType | logging.Logger):
+        if _is_torchs(looked.space.get("__name__")) or isinstance(value, logging.Logger):
             continue
         if value is MISSING:
             yield Global(ById(looked.space), name, ById(value))
         elif isinstance(value, _BY_IDENTITY):
-            if _is_watched(value):
-                yield Global(ById(looked.space), name, ById(value))
+            # A name of a model's may come to stand for another, even if what it stands for is torch's own.
+            yield Global(ById(looked.space), name, ById(value))
         elif (frozen := freeze(value)) is not None:
             yield Global(ById(looked.space), name, frozen)
-        elif isinstance(value, _STATE):
+        elif _may_change(value):
             yield f"the global {name}, a {type(value).__name__} that may change"
         elif isinstance(value, torch.Tensor):
             yield f"the global {name}, a tensor"
         else:
             yield Global(ById(looked.space), name, ById(value))
+
+
+def _closed_over(reading: Reading) -> Iterator[Global | str]:
+    """What closures hold, in the same terms: a cell is a space of one name."""
+    for held in reading.cells:
+        if isinstance(held.value, _BY_IDENTITY):
+            yield Global(ById(held.cell), held.name, ById(held.value))
+        elif (frozen := freeze(held.value)) is not None:
+            yield Global(ById(held.cell), held.name, frozen)
+        elif isinstance(held.value, torch.Tensor):
+            yield f"what {held.name} holds, a tensor"
+        elif _may_change(held.value):
+            yield f"what {held.name} holds, a {type(held.value).__name__} that may change"
+        else:
+            yield Global(ById(held.cell), held.name, ById(held.value))
+
+
+def _may_change(value: Any) -> bool:
+    """Whether *value* may hold something else and be the same: what a model's own class holds was read by itself."""
+    if isinstance(value, tuple):
+        return any(_may_change(each) for each in value)
+    if isinstance(value, (*_UNCHANGING, *SCALARS, *_BY_IDENTITY, enum.Enum, nn.Module, torch.Tensor)):
+        return False
+    return is_library(value)
 
 
 def _is_watched(value: Any) -> bool:
