@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -134,8 +135,9 @@ class Guard:
         says = iter(watch.described())
         for route, cls in watch.bare:
             hooks = " or ".join(f"c.{name}" for name in _HOOKS)
-            held = self._constant(cls)
-            test = f"(c := {{}}).__class__ is {held} and not ({hooks} or 'forward' in c.__dict__)"
+            held, forward = self._constant(cls), self._constant(cls.forward)
+            own = f"not ({hooks} or 'forward' in c.__dict__)"
+            test = f"(c := {{}}).__class__ is {held} and c.__class__.forward is {forward} and {own}"
             yield _Term(_each(route, test), _unlike(next(says)))
         for route, value in watch.equal:
             yield _Term(_each(route, self._equals(value)), _unlike(next(says)))
@@ -150,7 +152,8 @@ class Guard:
             names, key = self._constant(space.held), self._constant(name)
             test = self._equals(looked) if isinstance(looked, Frozen) else f"{{}} is {self._constant(looked.held)}"
             absent = isinstance(looked, ById) and looked.held is MISSING
-            yield _Term(f"{key} not in {names}" if absent else test.format(f"{names}[{key}]"), _unlike(next(says)))
+            there = f"{names}.cell_contents" if isinstance(space.held, types.CellType) else f"{names}[{key}]"
+            yield _Term(f"{key} not in {names}" if absent else test.format(there), _unlike(next(says)))
 
     def _equals(self, value: Frozen) -> str:
         if value.value is None or value.kind is bool:

@@ -8,8 +8,21 @@ Nothing that is read is run: no function, no property, no ``__getattr__``. What 
 """
 
 from .found import MISSING, Finding, Held, Looked, Path, Reading
+from .libraries import is_library
 from .lookup import attribute
 from .naming import constants, names
 from .reader import read
 
-__all__ = ["MISSING", "Finding", "Held", "Looked", "Path", "Reading", "attribute", "constants", "names", "read"]
+__all__ = [
+    "MISSING",
+    "Finding",
+    "Held",
+    "Looked",
+    "Path",
+    "Reading",
+    "attribute",
+    "constants",
+    "is_library",
+    "names",
+    "read",
+]

@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .arguments import Arguments
 from .found import MISSING
 from .libraries import is_library, is_readable
-from .lookup import answers_itself, attribute, in_class, is_a, namespace
+from .lookup import answers_itself, attribute, class_with, in_class, is_a, namespace
 from .tables import OF_TENSOR, SHAPE, TENSORS
 from .values import NEVER, NOTHING, Value, either, known, part_of
 
@@ -48,15 +48,15 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
     if v is NEVER:
         return NEVER
     if v.after is not None and v.receiver is not None:
-        owner = v.receiver.made or v.receiver.object
-        found = in_class(owner if is_a(owner, type) else type(owner), name, v.after)
-        return _bound(reader, v.receiver, name, found, where)
+        return _of_bases(reader, v.receiver, v.after, name, where)
     if v.made is not None:
         if v.fields is not None and name in v.fields:
             return v.fields[name]
         found = in_class(v.made, name)
         return _bound(reader, v, name, found, where) if is_a(found, (*_BOUND, property)) else _unknown(v, name)
     if not v.known or is_a(v.object, Tensor):
+        if name in ("_version", "_base", "grad") and v.kinds & TENSORS:
+            reader.unread(v.object, f"{name} of a tensor is looked at{_at(where)}", None)
         return _unknown(v, name)
     if is_a(v.object, types.ModuleType):
         return _of_module(reader, v.object, name, where)
@@ -69,6 +69,17 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
     if is_a(found, (*_BOUND, property)):
         return _bound(reader, v, name, found, where)
     return _data(reader, v, name, found, where)
+
+
+def _of_bases(reader: Reader, receiver: Value, after: type, name: str, where: Any) -> Value:
+    """What ``super()`` finds: it belongs to the class that has it, not to the receiver's own."""
+    owner = receiver.made or receiver.object
+    cls = owner if isinstance(owner, type) else type(owner)
+    base = class_with(cls, name, after)
+    found = MISSING if base is None else vars(base)[name]
+    if base is not None and not receiver.owned and not is_library(base):
+        reader.looked(vars(base), name, found, base)
+    return _bound(reader, receiver, name, found, where, of_base=True)
 
 
 def _unknown(v: Value, name: str) -> Value:
@@ -88,14 +99,18 @@ def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) 
     if found is MISSING:
         found = sys.modules.get(f"{module.__name__}.{name}", MISSING)
     if is_library(module):
-        return Value(frozenset(), object=found, owned=False, name=name)
+        if found is MISSING and type(module) is not types.ModuleType:
+            reader.unread(module, f"{module.__name__}.{name} is a setting of {module.__name__}{_at(where)}", None)
+        return Value(
+            frozenset(kind_of(found)) if found is not MISSING else frozenset(), object=found, owned=False, name=name
+        )
     reader.looked(vars(module), name, found)
     if found is MISSING and answers_itself(module):
         reader.unread(module, f"{module.__name__}.{name}: what it is, is told by code of the module{_at(where)}", None)
     return known(found, *kind_of(found), owned=False)
 
 
-def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
+def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any, *, of_base: bool = False) -> Value:
     """What an attribute is that a class has."""
     if is_a(found, property):
         if is_readable(found.fget):
@@ -103,10 +118,13 @@ def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value
         reader.unread(v.object, f"the property {name} of a {type(v.object).__name__} cannot be read{_at(where)}", None)
         return part_of(v)
     function = found.__func__ if is_a(found, staticmethod | classmethod) else found
-    if v.path is not None and is_a(function, types.FunctionType):
-        reader.found.methods.setdefault((v.path, name), function)
     receiver: Value | None = v
-    of_class = v.made is not None or v.after is not None or name not in namespace(v.object)
+    of_class = of_base or v.made is not None or name not in namespace(v.object)
+    if v.path is not None and is_a(function, types.FunctionType):
+        if not of_class:
+            reader.found.reads.setdefault((*v.path, name), found)
+        elif not of_base:
+            reader.found.methods.setdefault((v.path, name), function)
     if is_a(v.object, type):
         of_class = is_a(found, classmethod)
     elif is_a(found, classmethod):
@@ -145,10 +163,10 @@ def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
         path = (*v.path, name)
         reader.found.reads.setdefault(path, found)
         return Value(kinds, path, found, owned=False, name=name)
-    if not v.owned and not is_library(owner):
+    if not v.owned:
         if name in (own := namespace(owner)):
             reader.looked(own, name, found)
-        else:
+        elif not is_library(owner):
             reader.looked(vars(owner if is_a(owner, type) else type(owner)), name, found, owner)
     return Value(kinds, object=found, owned=v.owned, given=v.given, name=name)
 
@@ -181,7 +199,7 @@ def _item(reader: Reader, v: Value, index: Value | None) -> Value:
     if is_a(held, _CONTAINERS) and not _is_own(held, method):
         if index is None and is_a(held, nn.ModuleDict):
             return NOTHING
-        return _any_module(v, namespace(held)["_modules"].values())
+        return _any_module(v, held._modules, at)
     if is_a(held, dict | list | tuple | types.MappingProxyType) and not is_readable(in_class(type(held), method)):
         return item_in(reader, v, index)
     if is_a(held, type | types.FunctionType) and in_class(type(held), method) is MISSING:
@@ -225,8 +243,15 @@ def _at_index(held: Any, index: Any) -> Any:
         return MISSING
 
 
-def _any_module(v: Value, modules: Iterable[Any]) -> Value:
-    return _any_of(v, [module for module in modules if module is not None])
+def _any_module(v: Value, modules: Mapping[str, Any], at: Any) -> Value:
+    """The module at *at*, or any of *modules*: one stands for all if they are of one class."""
+    there = {name: module for name, module in modules.items() if module is not None}
+    if len({type(module) for module in there.values()}) < 2 or len(there) > _MOST:
+        return _any_of(v, there.values())
+    if isinstance(at, int | str) and not isinstance(at, bool):
+        name = str(at) if not isinstance(at, int) or at >= 0 else str(len(modules) + at)
+        there = {name: there[name]} if name in there else {}
+    return either(_held(v, module, name) for name, module in there.items())
 
 
 def _any_of(v: Value, things: Iterable[Any]) -> Value:
@@ -246,8 +271,10 @@ def _own(module: nn.Module) -> set[str]:
     return {"forward"} & namespace(module).keys()
 
 
-def _held(v: Value, thing: Any) -> Value:
-    path = (*v.path, "*") if v.path is not None and is_a(thing, nn.Module) else None
+def _held(v: Value, thing: Any, name: str = "*") -> Value:
+    # What is in a list or dict of Python's own has no path: nothing but a module says what it holds.
+    inside = v.path is not None and is_a(thing, nn.Module) and is_a(v.object, _CONTAINERS)
+    path = (*(v.path or ()), name) if inside else None
     return Value(frozenset(kind_of(thing)), path, thing, owned=v.owned, given=v.given)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .arguments import Arguments, Partial
-from .attributes import item_of
+from .attributes import item_of, kind_of
 from .expressions import Expressions, Local
 from .found import MISSING
 from .known import BUILTINS
@@ -194,9 +194,9 @@ class Calls(Expressions):
             inner: Any = thing.__wrapped__
             if is_log(f.receiver, thing, f.name):
                 return known(None)
-            # What is remembered depends on the arguments alone; where they are the same always, so is what it gives.
-            if not kinds_of(given.all) and f.receiver is None:
-                return NOTHING
+            # Without arguments it gives what it remembers, and runs nothing; though it may be told to forget.
+            if not given.all and f.receiver is None and thing.cache_info().currsize:
+                return known(thing(), *kind_of(thing()), owned=False)
             return self._function(node, replace(f, object=inner, _key=[]), inner, given)
         function = in_class(type(thing), "__call__")
         if function is MISSING:

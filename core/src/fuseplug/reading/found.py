@@ -93,7 +93,7 @@ class Reading:
         contexts: Contexts and decorators that change how torch computes: kinds ``"autocast"``, ``"grad"``, ``"other"``.
         random: Random numbers that are drawn.
         conditions: What is tested. Kinds are of ``"shape"``, ``"value"``, ``"param"``, ``"dtype"``, ``"device"``,
-            ``"grad"``, ``"autocast"``, ``"tracing"``, ``"training"``, ``"state"``, ``"presence"`` and ``"option"``.
+            ``"grad"``, ``"autocast"``, ``"tracing"``, ``"training"``, ``"state"``, ``"presence"``, ``"option"`` and ``"random"``.
             Tests that only decide whether to raise are left out.
         clamps: Computation that treats some magnitudes otherwise than others.
         sizes: Integers that shapes are compared with.

@@ -15,7 +15,23 @@ from .attributes import item_in, item_of
 from .found import MISSING
 from .libraries import home, is_library, only_computes
 from .lookup import is_a
-from .tables import CLAMPS, COMPARES, LOGS, MODULE_CHANGES, MUTATES, OF_TENSOR, RANDOM, READS, SHAPE, STATE, VIEWS
+from .tables import (
+    CLAMPS,
+    COMPARES,
+    LOGS,
+    MODULE_CHANGES,
+    MUTATES,
+    OF_MEMORY,
+    OF_MODULE,
+    OF_TENSOR,
+    RANDOM,
+    READS,
+    SETTINGS,
+    SHAPE,
+    STATE,
+    TENSORS,
+    VIEWS,
+)
 from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed, part_of
 
 if TYPE_CHECKING:
@@ -51,6 +67,8 @@ def call_library(walk: Calls, node: Any, f: Value, thing: Any, given: Arguments)
         return Value(kinds_of([*given.all, *([receiver] if receiver else [])]) or frozenset({"value"}))
     if receiver is not None and receiver.items is not None and not receiver.known:
         return _of_local(walk, node, receiver, name, given)
+    if why := _beyond(receiver, thing, name):
+        walk.unread(node, why)
     _note(walk, node, f, thing, name, given)
     if not (is_a(thing, type) and name in ("partial",)):
         walk.escapes(node, given)
@@ -68,6 +86,17 @@ def is_log(receiver: Value | None, thing: Any, name: str) -> bool:
     return (logger and (name in LOGS or name.endswith("_once"))) or (
         home(thing) in ("warnings", "_warnings", "logging") and name in LOGS
     )
+
+
+def _beyond(receiver: Value | None, thing: Any, name: str) -> str:
+    """Why a call asks for more than its arguments and what the module says it has; ``""`` if it does not."""
+    if receiver is None or isinstance(receiver.object, types.ModuleType):
+        return f"{name} asks for a setting" if name in SETTINGS and home(thing).startswith("torch") else ""
+    if name in OF_MEMORY and (isinstance(receiver.object, Tensor) or (not receiver.known and receiver.kinds & TENSORS)):
+        return "where a tensor lies is looked at"
+    if isinstance(receiver.object, nn.Module) and name in OF_MODULE:
+        return "everything below a module is looked at"
+    return ""
 
 
 def _is_known(walk: Calls, node: Any, f: Value, thing: Any, name: str) -> bool:
@@ -122,9 +151,7 @@ def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Argume
     subject = receiver if receiver is not None and not is_a(receiver.object, types.ModuleType) else given.at(0)
     tensors = home(thing).partition(".")[0] in ("torch", "torch_npu", "numpy") if thing is not MISSING else True
     tensors = tensors or (receiver is not None and is_a(receiver.object, Tensor))
-    if (tensors and (name in RANDOM or home(thing).startswith(("torch.random", "numpy.random")))) or home(
-        thing
-    ).partition(".")[0] in ("random", "_random", "secrets"):
+    if (tensors and name in RANDOM) or _draws(thing, name):
         walk.note(found.random, node)
     arguments = len(given.values) + (receiver is not None) + len(given.named)
     if tensors and _clamps(name, given, receiver, arguments):
@@ -136,6 +163,17 @@ def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Argume
     written = any(each.foreign for each in _writes(thing, given))
     if written or _changes(name, subject, receiver, given, tensors):
         walk.note(found.effects, node)
+
+
+def _draws(thing: Any, name: str) -> bool:
+    """Whether *thing* gives random numbers that depend on none of its arguments."""
+    if thing is MISSING:
+        return False
+    bound = getattr(thing, "__self__", None) if not isinstance(thing, type) else None
+    where = home(thing) if bound is None or isinstance(bound, type | types.ModuleType) else home(type(bound))
+    if where.startswith(("torch.random", "numpy.random")) or where.partition(".")[0] in ("random", "_random", "secrets"):
+        return True
+    return where.partition(".")[0] == "torch" and name in RANDOM
 
 
 def _clamps(name: str, given: Arguments, receiver: Value | None, arguments: int) -> bool:
@@ -216,6 +254,8 @@ def _result(walk: Calls, f: Value, thing: Any, name: str, given: Arguments) -> V
     receiver = f.receiver
     everything = [*given.all, *([receiver] if receiver is not None else [])]
     kinds = kinds_of(everything)
+    if _draws(thing, name) and not kinds:
+        return Value(frozenset({"random"}))
     if name in STATE and (receiver is None or receiver.known or name == "is_inference"):
         return Value(frozenset({STATE[name]}))
     if is_a(thing, type):

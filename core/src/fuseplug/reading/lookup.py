@@ -49,11 +49,15 @@ def is_a(thing: Any, classes: Any) -> bool:
 
 def in_class(cls: type, name: str, after: type | None = None) -> Any:
     """Return what *name* is in *cls* or the first of its bases that has it; with *after*, in those that follow it."""
-    bases = type.__dict__["__mro__"].__get__(cls)
-    for base in bases[bases.index(after) + 1 :] if after in bases else bases:
-        if name in (names := type.__dict__["__dict__"].__get__(base)):
-            return names[name]
-    return MISSING
+    base = class_with(cls, name, after)
+    return MISSING if base is None else type.__dict__["__dict__"].__get__(base)[name]
+
+
+def class_with(cls: type, name: str, after: type | None = None) -> type | None:
+    """Return the class in which `in_class` finds *name*; ``None`` if none has it."""
+    bases: tuple[type, ...] = type.__dict__["__mro__"].__get__(cls)
+    following = bases[bases.index(after) + 1 :] if after in bases else bases
+    return next((base for base in following if name in type.__dict__["__dict__"].__get__(base)), None)
 
 
 def namespace(owner: Any) -> dict[str, Any]:

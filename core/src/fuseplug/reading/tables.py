@@ -46,7 +46,6 @@ STATE = {
     "is_autocast_available": "autocast",
     "is_autocast_cache_enabled": "autocast",
     "is_grad_enabled": "grad",
-    "is_inference_mode_enabled": "grad",
     "is_inference": "grad",
     "is_compiling": "tracing",
     "is_tracing": "tracing",
@@ -55,12 +54,9 @@ STATE = {
     "is_scripting": "tracing",
     "is_torchdynamo_compiling": "tracing",
     "is_in_onnx_export": "tracing",
-    "get_default_dtype": "dtype",
-    "get_default_device": "device",
     "is_available": "device",
     "device_count": "device",
     "current_device": "device",
-    "are_deterministic_algorithms_enabled": "state",
 }
 """What a question is about that is no question about a value."""
 
@@ -131,3 +127,28 @@ LOGS = _words(
     debug info warning warn error critical exception log isEnabledFor getEffectiveLevel
     """
 )
+
+SETTINGS = _words(
+    """
+    get_num_threads get_num_interop_threads get_default_dtype get_default_device get_float32_matmul_precision
+    are_deterministic_algorithms_enabled is_deterministic_algorithms_warn_only_enabled
+    get_deterministic_debug_mode is_inference_mode_enabled is_anomaly_enabled is_anomaly_check_nan_enabled
+    get_rng_state initial_seed get_flush_denormal is_warn_always_enabled _is_tf32_enabled
+    """
+)
+"""Questions about the process and its threads, which nobody asks again at each call."""
+
+OF_MEMORY = _words(
+    """
+    data_ptr storage_offset untyped_storage storage _typed_storage _version _base is_shared is_pinned
+    """
+)
+"""Questions about where a tensor lies: no two calls need agree on that."""
+
+OF_MODULE = _words(
+    """
+    parameters named_parameters buffers named_buffers get_parameter get_buffer get_submodule get_extra_state
+    state_dict modules named_modules named_children
+    """
+)
+"""Methods of `torch.nn.Module` by which everything below it may be reached."""

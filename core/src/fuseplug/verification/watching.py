@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+import enum
 import logging
+import numbers
+import pathlib
+import re
 import types
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -11,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..reading import MISSING, Path, Reading, attribute
-from .watch import NOTHING, Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Term, Watch, freeze
+from ..reading import MISSING, Path, Reading, attribute, is_library
+from .watch import NOTHING, SCALARS, Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Term, Watch, freeze
 
-_STATE = (dict, list, set, bytearray)
-_BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
+_BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
+_UNCHANGING = (frozenset, range, slice, property, re.Pattern, numbers.Number, datetime.date, pathlib.PurePath)
 
 
 @dataclass
@@ -51,7 +56,7 @@ def dependence(
         _sort_attributes(found, reading, module, reads, called)
         methods = _methods(reading, module, reads, called)
         found.watch = found.watch.and_(*methods)
-    for looked in _looked_up(reading):
+    for looked in (*_looked_up(reading), *_closed_over(reading)):
         if isinstance(looked, str):
             found.unseen.append(looked)
         else:
@@ -62,7 +67,8 @@ def dependence(
 def _sort_attributes(
     found: Dependence, reading: Reading, module: nn.Module, reads: Collection[str], called: Collection[Path]
 ) -> None:
-    for path, value in reading.reads.items():
+    # What is called was read, too; but for what a loop takes from a list.
+    for path, value in {**reading.reads, **reading.calls}.items():
         # Both modes are tried, so the flag is free.
         if not path or path[-1] == "training" or _below(path, called):
             continue
@@ -108,7 +114,7 @@ def _term(reading: Reading, module: nn.Module, path: Path, value: Any) -> Term |
     if not isinstance(value, _BY_IDENTITY):
         if any(len(other) > len(path) and other[: len(path)] == path for other in reading.reads):
             return None  # What is read from it is listed by itself.
-        if isinstance(value, _STATE):
+        if _may_change(value):
             return f"a {type(value).__name__} that may change"
     # What the class has is found by `Reading.methods`.
     return Same(route, ById(value)) if _is_own(module, path) else None
@@ -159,21 +165,45 @@ def _looked_up(reading: Reading) -> Iterator[Global | str]:
         name, value = looked.name, looked.value
         if id(value) in indexed:
             continue  # What is found in it is listed by itself.
-        if _is_torchs(looked.space.get("__name__")) or isinstance(value, types.ModuleType | logging.Logger):
+        if _is_torchs(looked.space.get("__name__")) or isinstance(value, logging.Logger | types.ModuleType):
             continue
         if value is MISSING:
             yield Global(ById(looked.space), name, ById(value))
         elif isinstance(value, _BY_IDENTITY):
-            if _is_watched(value):
-                yield Global(ById(looked.space), name, ById(value))
+            # A name of a model's may come to stand for another, even if what it stands for is torch's own.
+            yield Global(ById(looked.space), name, ById(value))
         elif (frozen := freeze(value)) is not None:
             yield Global(ById(looked.space), name, frozen)
-        elif isinstance(value, _STATE):
+        elif _may_change(value):
             yield f"the global {name}, a {type(value).__name__} that may change"
         elif isinstance(value, torch.Tensor):
             yield f"the global {name}, a tensor"
         else:
             yield Global(ById(looked.space), name, ById(value))
+
+
+def _closed_over(reading: Reading) -> Iterator[Global | str]:
+    """What closures hold, in the same terms: a cell is a space of one name."""
+    for held in reading.cells:
+        if isinstance(held.value, _BY_IDENTITY):
+            yield Global(ById(held.cell), held.name, ById(held.value))
+        elif (frozen := freeze(held.value)) is not None:
+            yield Global(ById(held.cell), held.name, frozen)
+        elif isinstance(held.value, torch.Tensor):
+            yield f"what {held.name} holds, a tensor"
+        elif _may_change(held.value):
+            yield f"what {held.name} holds, a {type(held.value).__name__} that may change"
+        else:
+            yield Global(ById(held.cell), held.name, ById(held.value))
+
+
+def _may_change(value: Any) -> bool:
+    """Whether *value* may hold something else and be the same: what a model's own class holds was read by itself."""
+    if isinstance(value, tuple):
+        return any(_may_change(each) for each in value)
+    if isinstance(value, (*_UNCHANGING, *SCALARS, *_BY_IDENTITY, enum.Enum, nn.Module, torch.Tensor)):
+        return False
+    return is_library(value)
 
 
 def _is_watched(value: Any) -> bool:

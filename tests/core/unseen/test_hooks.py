@@ -1,0 +1,166 @@
+"""A child that the kernel no longer calls may get a hook, or a forward of its own: then the original runs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.attacking import attacked
+from support.gated import GatedKernel
+from support.kernels import ExpertsAdapter, ExpertsKernel, NormKernel
+from support.models import MLP, Experts, Norm
+from torch import nn
+
+
+
+class ReadingAdapter(ExpertsAdapter):
+    @property
+    def reads(self):
+        return ("experts.*.weight", "experts.*.eps")
+
+
+class ReadingExpertsKernel(ExpertsKernel):
+    def match(self, site):
+        found = super().match(site)
+        return found and [replace(each, adapters=(ReadingAdapter(),)) for each in found]
+
+
+def doubling(module, args, result):
+    return result * 2
+
+
+def doubling_with(module, args, kwargs, result):
+    return result * 2
+
+
+def doubling_input(module, args):
+    return (args[0] * 2,)
+
+
+def doubling_input_with(module, args, kwargs):
+    return (args[0] * 2,), kwargs
+
+
+def doubling_gradient(module, inner, outer):
+    return (inner[0] * 2,)
+
+
+def doubling_outer(module, outer):
+    return (outer[0] * 2,)
+
+
+HOOKS = {
+    "forward": lambda child: child.register_forward_hook(doubling),
+    "forward, always called": lambda child: child.register_forward_hook(doubling, always_call=True),
+    "forward, with kwargs": lambda child: child.register_forward_hook(doubling_with, with_kwargs=True),
+    "forward, first of all": lambda child: child.register_forward_hook(doubling, prepend=True),
+    "pre": lambda child: child.register_forward_pre_hook(doubling_input),
+    "pre, with kwargs": lambda child: child.register_forward_pre_hook(doubling_input_with, with_kwargs=True),
+    "full backward": lambda child: child.register_full_backward_hook(doubling_gradient),
+    "full backward pre": lambda child: child.register_full_backward_pre_hook(doubling_outer),
+    "a forward of its own": lambda child: setattr(child, "forward", lambda x: x * 2),
+}
+
+
+class WithIdentity(MLP):
+    def __init__(self):
+        super().__init__()
+        self.between = nn.Identity()
+
+    def forward(self, x):
+        return self.down(self.between(self.act(self.gate(x)) * self.up(x)))
+
+
+class Nested(MLP):
+    """The activation two levels down."""
+
+    def __init__(self):
+        super().__init__(act=nn.Sequential(nn.SiLU()))
+
+    def forward(self, x):
+        return self.down(self.act[0](self.gate(x)) * self.up(x))
+
+
+class NormWithIdentity(Norm):
+    def __init__(self):
+        super().__init__()
+        self.after = nn.Identity()
+
+    def forward(self, hidden_states):
+        dtype = hidden_states.dtype
+        hidden_states = hidden_states.to(torch.float32)
+        variance = hidden_states.pow(2).mean(-1, keepdim=True)
+        hidden_states = hidden_states * torch.rsqrt(variance + self.eps)
+        return self.after(self.weight * hidden_states.to(dtype))
+
+
+PLACES = {
+    "the activation of a gated MLP": (GatedKernel, MLP, "act"),
+    "an identity in a gated MLP": (GatedKernel, WithIdentity, "between"),
+    "an activation two levels down": (GatedKernel, Nested, "act.0"),
+    "an identity after a norm": (NormKernel, NormWithIdentity, "after"),
+    "the first of some experts": (ReadingExpertsKernel, Experts, "experts.0"),
+    "the last of some experts": (ReadingExpertsKernel, Experts, "experts.1"),
+}
+
+
+def undone(child, before):
+    """Take off *child* what was put on since it held *before*."""
+    for name, held in before.items():
+        getattr(child, name).clear()
+        getattr(child, name).update(held)
+    child.__dict__.pop("forward", None)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_hook_is_called_and_without_it_the_kernel_runs_again(place):
+    kernel, make, path = PLACES[place]
+    kept = [name for name in vars(nn.Identity()) if "hooks" in name and "dict" not in name]
+
+    def put(hook):
+        return lambda module: hook(module.get_submodule(path))
+
+    def off(module):
+        undone(module.get_submodule(path), {name: {} for name in kept})
+
+    changes = [change for hook in HOOKS.values() for change in (put(hook), off)]
+    met = attacked([kernel], make, *changes)
+    computed = dict(zip(HOOKS, zip(met.answers[1::2], met.answers[2::2], strict=True), strict=True))
+    assert computed == dict.fromkeys(HOOKS, ("original", "kernel")), met
+
+
+@pytest.mark.parametrize("hook", ["forward", "full backward", "a forward of its own"])
+def test_a_hook_that_was_there_before_is_called(hook):
+    assert attacked([GatedKernel], MLP, first=lambda module: HOOKS[hook](module.act)).last == "alone"
+
+
+@pytest.mark.parametrize("hook", ["forward", "pre", "a forward of its own"])
+def test_a_hook_is_called_in_a_compiled_program(hook):
+    attacked([GatedKernel], MLP, lambda module: HOOKS[hook](module.act), compiled=True)
+
+
+def test_a_hook_on_one_of_two_layers_leaves_the_other_fused():
+    met = attacked(
+        [GatedKernel], lambda: nn.Sequential(MLP(), MLP()), lambda model: model[0].act.register_forward_hook(doubling)
+    )
+    assert met.last == "original"
+    assert len(met.reasons) == 1
+    assert "act" in met.reasons[0]
+
+
+def test_a_hook_on_a_child_that_the_kernel_calls_costs_nothing():
+    met = attacked([GatedKernel], MLP, lambda module: module.gate.register_forward_hook(doubling))
+    assert met.answers == ("kernel", "kernel")
+
+
+def test_a_hook_of_all_modules_is_called():
+    handles = []
+
+    def hook(module):
+        if not handles:
+            register = torch.nn.modules.module.register_module_forward_hook
+            handles.append(register(lambda module, args, y: y * 2 if isinstance(module, nn.SiLU) else None))
+
+    try:
+        assert attacked([GatedKernel], MLP, hook).answers == ("kernel", "original")
+    finally:
+        handles[0].remove()

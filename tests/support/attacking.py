@@ -1,0 +1,165 @@
+"""A module fused, then changed or called in a way that nobody planned for, beside its twin that was left as it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuseplug import KernelManager
+
+Outcome = list[Any]
+
+
+def numbers(shape=(2, 5, 16), dtype=torch.float32, scale=1.0, seed=7):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).mul(scale).to(dtype)
+
+
+@dataclass(frozen=True)
+class Met:
+    """What became of one attack.
+
+    Attributes:
+        alone: Why no kernel was put on; ``""`` if one was.
+        answers: Who computed each call: ``"kernel"`` or ``"original"``.
+        reasons: Why the original did.
+    """
+
+    alone: str
+    answers: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def last(self) -> str:
+        return "alone" if self.alone else self.answers[-1]
+
+
+def fused(module: nn.Module, kernels: Sequence[Any], **options: Any) -> Any:
+    """Put *kernels* on *module*, and no other that happens to be installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fuseplug.discovery._installed", lambda: iter(()))
+        manager = KernelManager(environ={})
+        for kernel in kernels:
+            manager.register(kernel)
+        return manager.apply_all(module, **options)
+
+
+def outcome(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None, seed: int = 0) -> Outcome:
+    """Outputs and every gradient of a call; or what it raised."""
+    torch.manual_seed(seed)
+    leaves = [a.detach().requires_grad_() if _differentiable(a) else a for a in args]
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    try:
+        # Not the leaves themselves, so that code may write into its input.
+        given = [leaf * 1 if _differentiable(leaf) and torch.is_grad_enabled() else leaf for leaf in leaves]
+        result = module(*given, **kwargs or {})
+        outputs = [each for each in (result if isinstance(result, tuple | list) else [result]) if each is not None]
+        wanted = [leaf for leaf in leaves if _differentiable(leaf)] + parameters
+        differentiable = [each for each in outputs if each.requires_grad]
+        gradients: Sequence[Any] = []
+        if differentiable and torch.is_grad_enabled():
+            above = [numbers(each.shape, each.dtype, seed=5) for each in differentiable]
+            gradients = torch.autograd.grad(differentiable, wanted, above, allow_unused=True)
+        return [*(type(each) for each in outputs), *(each.detach().clone() for each in outputs), *gradients]
+    except Exception as error:
+        return [type(error)]
+
+
+def _differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def assert_alike(found: Outcome, expected: Outcome, share: float = 1e-4) -> None:
+    assert len(found) == len(expected), f"{found} instead of {expected}"
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(other, Tensor):
+            coarse = 2e-2 if other.dtype in (torch.bfloat16, torch.float16) else share
+            magnitude = torch.nan_to_num(other, 0, 1, -1).abs().max().item() if other.numel() else 0.0
+            torch.testing.assert_close(one, other, rtol=coarse, atol=coarse * max(1.0, magnitude), equal_nan=True)
+        else:
+            assert one is other, f"{one} instead of {other}"
+
+
+def attacked(
+    kernels: Sequence[Any],
+    make: Callable[[], nn.Module],
+    *changes: Callable[[nn.Module], Any],
+    given: Sequence[Sequence[Any]] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    first: Callable[[nn.Module], Any] | None = None,
+    compiled: bool = False,
+    seeds: Sequence[int] = (0,),
+    share: float = 1e-4,
+    **options: Any,
+) -> Met:
+    """Fuse a module, and after each change call it and its twin; all their numbers and gradients are alike.
+
+    Args:
+        kernels: The kernels to fuse with.
+        make: Makes the module; called twice.
+        *changes: What happens after it was fused, one thing after the other, to each of the two.
+        given: Calls; one in float32 by default.
+        kwargs: Keyword arguments of each call.
+        around: Entered around each call.
+        first: What happens before it is fused, to each of the two.
+        compiled: Whether to compile the fused one, in eager's own operations, when everything has happened.
+        seeds: Of the calls: each is made with every one of them.
+        share: How far numbers in float32 may be off.
+        **options: For ``apply_all``.
+    """
+    torch.manual_seed(1)
+    module, twin = make(), make()
+    twin.load_state_dict(module.state_dict())
+    for each in (module, twin):
+        if first is not None:
+            first(each)
+    applied = fused(module, kernels, **options)
+    called, expected = module, twin
+    if compiled:
+        for change in changes:
+            change(module)
+            change(twin)
+        changes = ()
+        torch._dynamo.reset()
+        called = torch.compile(module, fullgraph=True, backend="eager")
+    answers: list[str] = []
+    reasons: dict[str, None] = {}
+    for change in (None, *changes):
+        if change is not None:
+            change(module)
+            change(twin)
+        for args in given or [[numbers()]]:
+            for seed in seeds:
+                with around():
+                    want = outcome(expected, args, kwargs, seed)
+                    tried = None
+                    found: Outcome = []
+
+                    def run(args=args, seed=seed, found=found):
+                        found += outcome(called, args, kwargs, seed)
+
+                    applied._run = run
+                    tried = applied.try_()
+                assert_alike(found, want, share)
+                fell = [each for each in tried if each.original]
+                answers.append("original" if fell else "kernel" if any(each.fused for each in tried) else "unseen")
+                reasons.update((reason, None) for each in fell for reason in each.reasons)
+    alone = "" if applied.report.fused else "; ".join(entry.why_not for entry in applied.report.left_alone) or "no row"
+    if applied.patches:
+        assert all(patch.in_place() or patch in applied.lost for patch in applied.patches)
+    return Met(alone, tuple(answers), tuple(reasons))
+
+
+def changing(patch: pytest.MonkeyPatch, owner: Any, name: str, value: Any) -> Callable[[nn.Module], None]:
+    """A change of something that is nobody's module, once for both."""
+
+    def change(_: nn.Module) -> None:
+        (patch.setitem if isinstance(owner, dict) else patch.setattr)(owner, name, value)
+
+    return change
