@@ -93,7 +93,8 @@ class Reading:
         contexts: Contexts and decorators that change how torch computes: kinds ``"autocast"``, ``"grad"``, ``"other"``.
         random: Random numbers that are drawn.
         conditions: What is tested. Kinds are of ``"shape"``, ``"value"``, ``"param"``, ``"dtype"``, ``"device"``,
-            ``"grad"``, ``"autocast"``, ``"tracing"``, ``"training"``, ``"state"``, ``"presence"``, ``"option"`` and ``"random"``.
+            ``"grad"``, ``"autocast"``, ``"tracing"``, ``"training"``, ``"state"``, ``"presence"``, ``"option"``,
+            ``"memory"`` (where a tensor lies) and ``"random"``.
             Tests that only decide whether to raise are left out.
         clamps: Computation that treats some magnitudes otherwise than others.
         sizes: Integers that shapes are compared with.

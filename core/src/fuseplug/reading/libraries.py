@@ -9,11 +9,12 @@ from typing import Any
 from .found import MISSING
 from .lookup import is_a
 
+_OTHERS = frozenset({"typing_extensions", "packaging"})
 _COMPUTING = frozenset({"torch", "torch_npu", "numpy", "einops", "triton"})
 _PURE = frozenset({
     "abc", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "copyreg", "dataclasses", "decimal", "enum",
     "fractions", "functools", "heapq", "inspect", "itertools", "keyword", "logging", "math", "numbers", "operator",
-    "random", "re", "statistics", "string", "textwrap", "types", "typing", "typing_extensions", "warnings", "weakref",
+    "random", "re", "statistics", "string", "textwrap", "types", "typing", "typing_extensions", "packaging", "warnings", "weakref",
     "_collections_abc", "_operator", "_functools", "_collections", "_weakref", "_abc", "_warnings", "_bisect", "_heapq",
     "_random", "_typing",
 })  # fmt: skip
@@ -40,7 +41,7 @@ def home(thing: Any) -> str:
 def is_library(thing: Any) -> bool:
     """Say whether *thing* belongs to torch, Python itself, or another library that only computes."""
     top = home(thing).partition(".")[0]
-    return top in _COMPUTING or (top in sys.stdlib_module_names and top != "__main__") or top == "typing_extensions"
+    return top in _COMPUTING or (top in sys.stdlib_module_names and top != "__main__") or top in _OTHERS
 
 
 def only_computes(thing: Any) -> bool:

@@ -36,6 +36,8 @@ OF_TENSOR = {
     "grad_fn": "grad",
     "is_leaf": "grad",
     "grad": "grad",
+    "data_ptr": "memory",
+    "storage_offset": "memory",
 }
 STATE = {
     "is_autocast_enabled": "autocast",
@@ -140,7 +142,7 @@ SETTINGS = _words(
 
 OF_MEMORY = _words(
     """
-    data_ptr storage_offset untyped_storage storage _typed_storage _version _base is_shared is_pinned
+    untyped_storage storage _typed_storage _version _base is_shared is_pinned
     """
 )
 """Questions about where a tensor lies: no two calls need agree on that."""

@@ -29,7 +29,7 @@ Candidate = tuple[Adapter, Callable[..., Any]]
 
 Answer = Literal["same", "differs", "unanswered"]
 
-_TRIED = frozenset({"shape", "value", "param", "grad", "random"})
+_TRIED = frozenset({"shape", "value", "param", "grad", "memory", "random"})
 """What a condition may depend on that only examples can settle. Everything else is watched, or varied by mixes."""
 
 _AN_EXTRA_KEYWORD = {"num_items_in_batch": 3}

@@ -56,17 +56,23 @@ class KernelCheck:
         try:
             self._fused = self._semantics.adapter.bind(self._kernel.load())
             self._reference = self._semantics.adapter.bind(self._kernel.load_reference())
-            rows = []
-            for number, mix in enumerate((self._proposal.mixes[0], *self._proposal.likely)):
-                wrong = self._wrong_in(mix, first=number == 0)
-                if wrong is None:
-                    rows.append(dtypes_in(self._semantics.typed, example_of(self._proposal, mix, 1), self._subject))
-                elif number == 0:
-                    return wrong
             mix = self._proposal.mixes[0]
+            if (wrong := self._wrong_in(mix, first=True)) is not None:
+                return wrong
+            mixes = [mix, *filter(self._is_right_in, self._proposal.likely)]
+            rows = [
+                dtypes_in(self._semantics.typed, example_of(self._proposal, each, 1), self._subject) for each in mixes
+            ]
             return Ran(tuple(dict.fromkeys(rows)), self._needs_order(mix), self._fails_under_autocast(mix))
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             return raised(f"running on {self._device}", error)
+
+    def _is_right_in(self, mix: Any) -> bool:
+        """Whether the kernel is right in a mix without which it can do."""
+        try:
+            return self._wrong_in(mix, first=False) is None
+        except Exception:  # noqa: BLE001 - it or the original may raise anything; such calls are the original's then
+            return False
 
     def _wrong_in(self, mix: Any, *, first: bool) -> Rejection | None:
         """What is wrong with the kernel in *mix*, at the sizes that it names; in the *first* at a larger one, too."""
@@ -106,8 +112,11 @@ class KernelCheck:
         """Whether the original keeps the order in which its input lies in memory, and the kernel does not."""
         example = example_of(self._proposal, mix, min(self._kernel.check_sizes))
         handing = Handing(arguments=transposed)
-        found = self._run(self._fused, example, handing=handing)
-        expected = self._run(self._subject.original, example, handing=handing)
+        try:
+            found = self._run(self._fused, example, handing=handing)
+            expected = self._run(self._subject.original, example, handing=handing)
+        except Exception:  # noqa: BLE001 - as above
+            return True
         wrong = excess(found, expected, self._truth(example), self._tolerance)
         return bool(wrong) or found.strides != expected.strides
 
@@ -120,9 +129,9 @@ class KernelCheck:
             example = example_of(self._proposal, mix, size)
             try:
                 found = self._run(self._fused, example, autocast=True)
-            except Exception:  # noqa: BLE001 - a kernel may raise anything; the original is there for such calls
+                expected = self._run(self._subject.original, example, autocast=True)
+            except Exception:  # noqa: BLE001 - either may raise anything; such calls are the original's then
                 return True
-            expected = self._run(self._subject.original, example, autocast=True)
             if excess(found, expected, self._truth(example), tolerance):
                 return True
         return False

@@ -104,26 +104,37 @@ def _lengths(example: Example, sizes: Iterable[int]) -> Iterator[Variation]:
     leading = main.shape[:-1]
     for dim in range(len(leading)):
         for length in dict.fromkeys((1, _LONG, *named, 0)):
-            others = leading.numel() // max(1, leading[dim])
-            # What has a row for each row of the main input has them all in one dimension.
-            resized = _resizing({leading.numel(): length * others, leading[dim]: length})
+            resized = _resizing(leading, dim, length)
             kind: Kind = "length" if length else "empty"
             yield Variation(kind, f"{length} in dimension {dim}", _changed(example, resized))
 
 
-def _resizing(lengths: Mapping[int, int]) -> Callable[[Tensor], Tensor]:
-    """Gives leading dimensions other lengths, repeating what is there."""
+def _resizing(leading: torch.Size, dim: int, length: int) -> Callable[[Tensor], Tensor]:
+    """Gives dimension *dim* of the main input, with these *leading* ones, another length; repeats what is there.
+
+    What shares its leading dimensions follows. So does what has a row for each of its rows, all in one dimension; and
+    else whatever has a dimension of the same extent.
+    """
+    rows = leading.numel()
+    rows_then = rows // max(1, leading[dim]) * length
 
     def resized(value: Tensor) -> Tensor:
-        for dim in range(max(1, value.dim() - 1)):
-            extent = value.shape[dim]
-            if extent in lengths:
-                times = [1] * value.dim()
-                times[dim] = -(-lengths[extent] // max(1, extent))
-                value = value.repeat(*times).narrow(dim, 0, lengths[extent])
+        shape = value.shape[: max(1, value.dim() - 1)]
+        if value.dim() > len(leading) and shape == leading:
+            return _repeated(value, dim, length)
+        wanted, then = (rows, rows_then) if rows in shape else (leading[dim], length)
+        for each, extent in enumerate(shape):
+            if extent == wanted:
+                value = _repeated(value, each, then)
         return value
 
     return resized
+
+
+def _repeated(value: Tensor, dim: int, length: int) -> Tensor:
+    times = [1] * value.dim()
+    times[dim] = -(-length // max(1, value.shape[dim]))
+    return value.repeat(*times).narrow(dim, 0, length)
 
 
 def _magnitudes(example: Example, numbers: Iterable[float], clamps: bool) -> Iterator[Variation]:

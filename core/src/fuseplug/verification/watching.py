@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import functools
 import logging
 import numbers
 import pathlib
@@ -19,7 +20,14 @@ from torch import nn
 from ..reading import MISSING, Path, Reading, attribute, is_library
 from .watch import NOTHING, SCALARS, Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Term, Watch, freeze
 
-_BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, type)
+_BY_IDENTITY = (
+    type(functools.lru_cache(len)),
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    type,
+)
 _UNCHANGING = (frozenset, range, slice, property, re.Pattern, numbers.Number, datetime.date, pathlib.PurePath)
 
 
