@@ -25,7 +25,7 @@ LAYERS = (
     {"hookspecs", "differentiating"},
     {"functional", "inductor", "npu", "triton"},
     {"discovery"},
-    {"collecting", "devices", "report", "rebind"},
+    {"collecting", "devices", "flattened", "report", "rebind"},
     {"verification"},
     {"patching"},
     {"asking", "refusing", "walking"},
