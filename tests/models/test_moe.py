@@ -35,7 +35,7 @@ def outcome(experts, arguments):
     """What the call returns, or the class of what it raises."""
     try:
         return experts(*arguments)
-    except Exception as error:  # noqa: BLE001 - whatever the original raises
+    except Exception as error:
         return type(error).__name__
 
 
