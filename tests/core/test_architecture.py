@@ -26,7 +26,7 @@ LAYERS = (
     {"hookspecs", "differentiating"},
     {"functional", "inductor", "npu", "triton"},
     {"discovery"},
-    {"collecting", "devices", "report", "rebind"},
+    {"collecting", "devices", "flattened", "report", "rebind"},
     {"reading"},
     {"verification"},
     {"patching"},

@@ -299,10 +299,25 @@ def test_a_wrapper_that_holds_the_plain_function_is_seen_and_refused_for_all_its
     duplicate = copy.deepcopy(model)
     assert applied.lost == []
     assert norms_run(duplicate)[1] == 5
-    with pytest.raises(UndoError, match=r"norm\.forward is now .*plain_function"):
+    with pytest.raises(UndoError, match=r"norm\.forward is now .*plain_function") as caught:
         applied.undo()
+    assert len(caught.value.left) == 1
     assert norms_run(duplicate)[1] == 5
     assert norms_run(model)[1] == 1
+
+
+def test_a_copy_under_a_wrapper_that_holds_the_plain_function_is_not_undone_silently(fusing, model):
+    fusing.apply_all(model)
+    plain_function(model.norm)
+    duplicate = copy.deepcopy(model)
+    for _ in range(2):
+        with pytest.raises(UndoError, match=r": norm\.forward is now .*plain_function") as caught:
+            fusing.undo(duplicate)
+        assert len(caught.value.left) == 1
+        assert norms_run(duplicate)[1] == 1
+    duplicate.norm.__dict__.pop("forward")
+    fusing.undo(duplicate)
+    assert fusing.applied_to(duplicate) is None
 
 
 def test_under_a_wrapper_that_holds_the_plain_function_nothing_is_put(fusing, model):
@@ -347,11 +362,13 @@ def test_ligers_ways_are_seen(fusing, model):
         applied.undo()
 
 
-def test_a_class_patched_afterwards_leaves_ours_and_undo_gives_what_it_has_now(fusing, model, monkeypatch):
+def test_a_class_patched_afterwards_is_called_though_ours_is_in_place(fusing, model, monkeypatch):
     applied = fusing.apply_all(model)
     monkeypatch.setattr(Norm, "forward", lambda self, hidden_states: hidden_states * 0)
     assert applied.lost == []
-    assert norms_run(model)[1] == 5
+    found, count = norms_run(model)
+    assert not found.any()
+    assert count == 0
     applied.undo()
     assert not model(inputs()).any()
 

@@ -150,6 +150,19 @@ def test_a_number_of_experts_that_is_not_held_is_named(manager):
     assert "says num_experts=8 and gate_up_proj holds 4 experts" in why_not(manager, module)
 
 
+def test_experts_that_are_shared_out_over_ranks_are_fused_with_those_of_this_rank(manager):
+    module = filled(specimens.StackedExperts(4, 12, 7))
+    # As transformers leaves it: a DTensor holds all, and in the forward the module holds its own.
+    module._is_expert_parallel, module.num_experts = True, 2
+    assert manager.apply_all(module, verify=False).report.fused
+    module.gate_up_proj = nn.Parameter(module.gate_up_proj[2:].detach().clone())
+    module.down_proj = nn.Parameter(module.down_proj[2:].detach().clone())
+    x, index, weights = routed(module)
+    plain = copy.deepcopy(module)
+    del plain.forward
+    torch.testing.assert_close(module(x, index.clamp(max=2), weights), plain(x, index.clamp(max=2), weights))
+
+
 def test_weights_that_are_no_floats_are_named():
     module = specimens.StackedExperts(4, 12, 7).double()
     found = match(site(module))

@@ -227,15 +227,17 @@ class KernelManager:
             UndoError: If something was replaced over by somebody else since; all the rest has been taken off.
         """
         _must_be_module(model)
-        from .insides import all_below
         from .patching import complain, strip, take_off
+        from .walking import everywhere
 
         calls = self._calls.pop(model) or []
         left = take_off([change for call in calls for change in call.changes])
-        for module in all_below(model):
-            strip(module)
         if left:
             self._calls[model] = [replace(calls[-1], changes=left)]
+        known = {(id(change.module_ref()), change.method) for change in left}
+        for found in everywhere(model).values():
+            stripped = strip(found.module, next(iter(found.paths), ""))
+            left += [change for change in stripped if (id(found.module), change.method) not in known]
         complain(left)
 
     def _apply(self, model: nn.Module, plan: Plan) -> Applied:

@@ -141,15 +141,15 @@ class _Planner:
             return [(replace(_blank(place), rejections=(("fuseplug", why),)), None)]
 
     def _answers(self, place: Place) -> Iterator[_Decision]:
-        if place.fault is not None and not _scripted(place.module):
+        if _scripted(place.module):
+            why = Rejection("it is TorchScript, whose methods cannot be replaced: apply before scripting")
+            yield replace(_blank(place), rejections=(("fuseplug", why),)), None
+            return
+        if place.fault is not None:
             if covering := self._covering(place):
                 yield replace(_blank(place), covered_by=covering), None
             else:
                 yield replace(_blank(place), rejections=(("fuseplug", place.fault),)), None
-            return
-        if _scripted(place.module):
-            why = Rejection("it is TorchScript, whose methods cannot be replaced: apply before scripting")
-            yield replace(_blank(place), rejections=(("fuseplug", why),)), None
             return
         offered = self._offered[_likeness(place)]
         if offered.proposals:
@@ -376,7 +376,8 @@ def subject_of(place: Place, target: Target) -> Subject | Rejection:
     if not (is_original(module, target.method) or our_parts(module, target.method)):
         who = describe(module, target.method)
         return Rejection(
-            f"its {target.method} was replaced on this instance by {who}: take that off first to have it fused",
+            f"its {target.method} was replaced on this instance by {who}: apply before that is put on, or take it off "
+            "first",
             kind="foreign",
         )
     if target.function is None:

@@ -13,12 +13,17 @@ from torch import nn
 from .collecting import collection_paused
 from .devices import Destination
 from .errors import PlanError
+from .flattened import WHY as FLATTENED
+from .flattened import flattened
 from .insides import attributes_of, children_of, said_by
 from .verification import Signatures, StandIns, UncopyableError
 from .words import Rejection
 
 _MOST_PATHS = 256
 """How many paths of one module are listed. Modules that share children at each level have exponentially many."""
+
+_UNREAD = -1
+"""The signature of what must not be read: no module's."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,16 @@ def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: 
     unwanted = _below(everything, skip, "skip")
     devices, signatures = _Devices(found), Signatures()
     stand_ins = StandIns(signatures)
+    units = _flat_units(found)
+    unreadable = {above for holders in units.values() for path in holders for above in upwards(path)}
     places = []
     for number, each in found.items():
+        if number in units and not (wanted - unwanted).isdisjoint(units[number]):
+            kind = _planned_type(device, devices.of(each.paths[0]))
+            why = Rejection(FLATTENED)
+            places.append(Place(each.module, tuple(each.paths), _UNREAD, nn.Module(), kind, None, why))
+        if not unreadable.isdisjoint(each.paths):
+            continue
         if wanted.isdisjoint(each.paths) or not unwanted.isdisjoint(each.paths):
             continue
         now = devices.of(each.paths[0])
@@ -74,6 +87,16 @@ def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: 
         fault = None if error is None else _fault(each.paths[0], error)
         places.append(Place(each.module, tuple(each.paths), alike, stand_in, kind, usable, fault))
     return places
+
+
+def _flat_units(found: Mapping[int, Found]) -> dict[int, set[str]]:
+    """The modules that flattened the parameters of others, with the paths of those others."""
+    units = {number: flattened(each.module) for number, each in found.items()}
+    return {
+        number: {path for holder in holders if holder in found for path in found[holder].paths}
+        for number, holders in units.items()
+        if holders
+    }
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..errors import PatchError
 from ..words import Target
-from .replacement import compose, parts
+from .replacement import compose, parts, replacement_of
 from .replicas import leave_replicas, make_replicable
 from .slots import bind, class_method, describe, function_of, is_original, our_marks, our_parts
 
@@ -112,13 +112,13 @@ def _take_out(module: nn.Module, change: Change) -> bool:
     return bind(module, change.method, compose(own, rest) if rest else None)
 
 
-def strip(module: nn.Module) -> list[Change]:
+def strip(module: nn.Module, path: str) -> list[Change]:
     """Take everything of ours off *module* itself, whoever put it on; return what could not be taken off."""
     left = []
     for method in {target.method for target in our_marks(module)}:
         after = function_of(module, method)
         if not bind(module, method, None) and after is not None:
-            left.append(Change("", method, None, after, weakref.ref(module)))
+            left.append(Change(path, method, None, after, weakref.ref(module)))
     if not left:
         leave_replicas(module)
     return left
@@ -126,7 +126,7 @@ def strip(module: nn.Module) -> list[Change]:
 
 def _put_on(module: nn.Module, path: str, method: str, functions: Mapping[Target, Callable[..., Any]]) -> Change | None:
     own = class_method(module, method)
-    ours = our_parts(module, method)
+    ours = already = our_parts(module, method)
     if own is None or not (ours or is_original(module, method)):
         raise PatchError(
             f"cannot replace {method} of {path or 'the model'} ({type(module).__name__}): expected its class's own, "
@@ -144,4 +144,7 @@ def _put_on(module: nn.Module, path: str, method: str, functions: Mapping[Target
             module=module,
         )
     make_replicable(module)
+    for target, part in functions.items():
+        if already.get(target) is not part:
+            replacement_of(part).tally.forget(module)
     return None if after is before else Change(path, method, before, after, weakref.ref(module))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
 
 from . import gates
+from .indices import PARALLEL, names_experts
 from .reference import GATES, Layout
 from .small import Small
 
@@ -35,8 +36,6 @@ _FAR = 100.0
 
 
 _CONSTANT = 4.0
-
-_PARALLEL = "_is_expert_parallel"
 
 
 class Mix(NamedTuple):
@@ -67,6 +66,7 @@ class Parts:
         dense: Whether it takes a weight for each expert, rather than for each one chosen.
         post: The child that is called on the rows of all experts before they are weighted.
         passing: Whether the first projection has more experts than the second: these give back their rows.
+        count: Name of the number of experts.
     """
 
     gate_up: str
@@ -79,6 +79,7 @@ class Parts:
     dense: bool
     post: str | None
     passing: bool = False
+    count: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,10 @@ class StackedAdapter(Adapter):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The weights, the limit and the slope; and the gate, where the module's own is called."""
+        """The weights, their number, the limit and the slope; and the gate, where the module's own is called."""
         parts = self.parts
-        names = (parts.gate_up, parts.down, parts.gate_up_bias, parts.down_bias, self.limit, self.alpha)
+        weights = (parts.gate_up, parts.down, parts.gate_up_bias, parts.down_bias)
+        names = (*weights, parts.count, PARALLEL, self.limit, self.alpha)
         own = ("_apply_gate",) if self.activation == OWN and self.layout != "ungated" else ()
         return (*(name for name in names if name is not None), *own)
 
@@ -125,6 +127,8 @@ class StackedAdapter(Adapter):
                 or type(down) not in PLAIN
                 or hidden_states.dim() != (3 if parts.dense else 2)
                 or (how.keeps_eval and not module.training and torch.is_grad_enabled())
+                or (parts.count is not None and getattr(module, parts.count) != len(down))
+                or not names_experts(module, weights if parts.weights_first else index, len(gate_up))
             ):
                 return type(module).forward(module, hidden_states, index, weights)
             if parts.weights_first:
@@ -264,7 +268,7 @@ def _parts(module: nn.Module) -> Parts | Rejection:
         )
     transposed, halves = read
     count = next((n for n, v in vars(module).items() if n.startswith("num") and "expert" in n and type(v) is int), None)
-    if count is not None and getattr(module, count) != then[0]:
+    if count is not None and getattr(module, count) != then[0] and not _is_shared_out(module, count, then[0]):
         holding = second if passing else first
         return Rejection(f"it says {count}={getattr(module, count)} and {holding} holds {then[0]} experts")
     dtypes = {p.dtype for p in parameters.values()}
@@ -302,7 +306,14 @@ def _parts(module: nn.Module) -> Parts | Rejection:
         dense=not flagged,
         post=next(iter(post), None),
         passing=passing,
+        count=count,
     )
+
+
+def _is_shared_out(module: nn.Module, count: str, held: int) -> bool:
+    """Whether the experts are shared out over ranks: a DTensor says how many there are on all of them."""
+    here = getattr(module, count)
+    return bool(getattr(module, PARALLEL, False)) and 0 < here < held and held % here == 0
 
 
 def shapes_read(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, int] | None:
@@ -377,10 +388,11 @@ def _example(
     """A few experts, one of them idle, and rows that take their gates well past where they clamp."""
     number, hidden, inner = _sizes(module, parts)
     experts, large = min(number, 5), size > 1 << 12
-    every = experts + min(2, len(getattr(module, parts.gate_up)) - number)
+    all_of_them = len(getattr(module, parts.gate_up)) if parts.passing else number
+    every = experts + min(2, all_of_them - number)
     # Multiples of eight, because torch's grouped matmul wants rows that begin at multiples of 16 bytes.
     known = {number: experts, 2 * inner: 272 if large else 16, inner: 136 if large else 8}
-    known |= {len(getattr(module, parts.gate_up)): every}
+    known |= {all_of_them: every}
     small = Small({**known, hidden: known.get(hidden, 128 if large else 24)}, generator)
     h, i = small.size(hidden), small.size(inner)
     width = parts.halves * i
@@ -426,7 +438,7 @@ def _example(
             **small.attributes(module),
             **({"training": True} if parts.dense else {}),
             # Some implementations of experts look at such rows only if this flag says that there may be any.
-            **({_PARALLEL: True} if mix.elsewhere and _PARALLEL in vars(module) else {}),
+            **({PARALLEL: True} if mix.elsewhere and PARALLEL in vars(module) else {}),
         },
     )
 
@@ -438,6 +450,8 @@ def _put_around(weight: Tensor, values: tuple[float, ...], generator: torch.Gene
 
 def _sizes(module: nn.Module, parts: Parts) -> tuple[int, int, int]:
     number, a, b = getattr(module, parts.down).shape
+    if parts.count is not None:
+        number = getattr(module, parts.count)
     return (number, b, a) if parts.transposed else (number, a, b)
 
 

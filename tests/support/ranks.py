@@ -1,0 +1,47 @@
+"""Checks that run in two processes at once, which share a process group: one pair of processes for many checks."""
+
+import datetime
+import socket
+import traceback
+import warnings
+
+import torch
+from torch import distributed, multiprocessing
+
+_PATIENCE = datetime.timedelta(seconds=60)
+"""How long a rank waits for one that failed."""
+
+
+def failures(check, cases):
+    """Call ``check(*case)`` for each of *cases* on two ranks; return what it raised, by case and rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    found = context.SimpleQueue()
+    multiprocessing.start_processes(_rank, args=(port, check, list(cases), found), nprocs=2)
+    raised = {}
+    while not found.empty():
+        case, rank, text = found.get()
+        raised.setdefault(case, []).append(f"rank {rank}: {text}")
+    return {case: "\n".join(texts) for case, texts in raised.items()}
+
+
+def _rank(rank, port, check, cases, found):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2, timeout=_PATIENCE)
+    for case in cases:
+        try:
+            check(*case)
+        except Exception:
+            found.put((case, rank, traceback.format_exc()[-2000:]))
+    distributed.destroy_process_group()
+
+
+def same_on_all(value):
+    """Assert that every rank has this *value*."""
+    gathered = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, value)
+    assert gathered == gathered[:1] * len(gathered)
