@@ -8,8 +8,23 @@ Nothing that is read is run: no function, no property, no ``__getattr__``. What 
 """
 
 from .found import MISSING, Finding, Held, Looked, Path, Reading
+from .hazards import hazard
 from .lookup import attribute
 from .naming import constants, names
 from .reader import read
+from .remembered import remembered
 
-__all__ = ["MISSING", "Finding", "Held", "Looked", "Path", "Reading", "attribute", "constants", "names", "read"]
+__all__ = [
+    "MISSING",
+    "Finding",
+    "Held",
+    "Looked",
+    "Path",
+    "Reading",
+    "attribute",
+    "constants",
+    "hazard",
+    "names",
+    "read",
+    "remembered",
+]
