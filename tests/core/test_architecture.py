@@ -11,6 +11,7 @@ import pytest
 import fuseplug
 import fuseplug.inductor
 import fuseplug.npu
+import fuseplug.reading
 import fuseplug.testing
 import fuseplug.triton
 
@@ -26,6 +27,7 @@ LAYERS = (
     {"functional", "inductor", "npu", "triton"},
     {"discovery"},
     {"collecting", "devices", "report", "rebind"},
+    {"reading"},
     {"verification"},
     {"patching"},
     {"asking", "refusing", "walking"},
@@ -44,6 +46,7 @@ PUBLIC = {
     "fuseplug.functional": ("module_for",),
     "fuseplug.inductor": fuseplug.inductor.__all__,
     "fuseplug.npu": fuseplug.npu.__all__,
+    "fuseplug.reading": fuseplug.reading.__all__,
     "fuseplug.testing": fuseplug.testing.__all__,
     "fuseplug.triton": fuseplug.triton.__all__,
 }

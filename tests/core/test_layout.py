@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fuseplug.layout import keeping_order
+from fuseplug.inductor.layout import keeping_order
 from fuseplug_rmsnorm import inductor as norms
 from fuseplug_rmsnorm import reference as norm_reference
 from fuseplug_swiglu import inductor as gates

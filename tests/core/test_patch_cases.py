@@ -201,8 +201,8 @@ class Peeking(Norm):
 
         @functools.wraps(function)
         def wrapper(self, *args, **kwargs):
-            self.__dict__["seen"] = (len(args), sorted(kwargs))
-            return function(self, *args, **kwargs)
+            result = function(self, *args, **kwargs)
+            return -result if "scale" in kwargs else result
 
         return wrapper
 
@@ -213,9 +213,11 @@ class Peeking(Norm):
 
 def test_the_original_gets_the_call_as_it_was_made(fusing):
     norm = Peeking()
+    by_name, by_position = norm(hidden_states=inputs(), scale=2), norm(inputs(), 2)
     assert fusing.apply_all(norm).report.fused
-    norm(hidden_states=inputs(), scale=2)
-    assert norm.seen == (0, ["hidden_states", "scale"])
+    assert torch.equal(by_name, -by_position)
+    assert torch.equal(norm(hidden_states=inputs(), scale=2), by_name)
+    assert torch.equal(norm(inputs(), 2), by_position)
 
 
 def test_an_argument_nobody_verified_goes_to_the_original(fusing):
@@ -244,14 +246,14 @@ def test_another_device_type_goes_to_the_original(fusing):
     assert not ran
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_every_verified_dtype_is_fused(fusing, dtype):
+@pytest.mark.parametrize(("dtype", "times"), [(torch.bfloat16, 1), (torch.float16, 0)])
+def test_what_autocast_gives_a_module_is_fused_and_no_other_dtype_than_its_own(fusing, dtype, times):
     norm = Norm()
     want = norm(inputs(dtype=dtype))
     fusing.apply_all(norm)
     ran.clear()
     found = norm(inputs(dtype=dtype))
-    assert ran["norm"] == 1
+    assert ran["norm"] == times
     torch.testing.assert_close(found, want)
 
 

@@ -165,7 +165,7 @@ def test_planning_what_draws_nothing_leaves_the_generators_to_others():
         return x * 1
 
     state = torch.get_rng_state()
-    run(Subject(drawing, nn.Identity()), drawing, Example([torch.ones(2)]), draws=True)
+    run(Subject(drawing, nn.Identity(), draws=True), drawing, Example([torch.ones(2)]))
     assert torch.equal(torch.get_rng_state(), state)
-    run(Subject(drawing, nn.Identity()), drawing, Example([torch.ones(2)]), draws=False)
+    run(Subject(drawing, nn.Identity(), draws=False), drawing, Example([torch.ones(2)]))
     assert not torch.equal(torch.get_rng_state(), state)

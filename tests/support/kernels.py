@@ -295,6 +295,7 @@ def fused_experts(x, weights, epsilons):
 @dataclass(frozen=True)
 class ExpertsAdapter(Adapter):
     variant: str = "toy"
+    reads: tuple[str, ...] = ("experts.*.weight", "experts.*.eps")
 
     def bind(self, compute):
         def experts(module, x):

@@ -141,7 +141,7 @@ class _Planner:
             return [(replace(_blank(place), rejections=(("fuseplug", why),)), None)]
 
     def _answers(self, place: Place) -> Iterator[_Decision]:
-        if place.fault is not None:
+        if place.fault is not None and not _scripted(place.module):
             if covering := self._covering(place):
                 yield replace(_blank(place), covered_by=covering), None
             else:

@@ -9,9 +9,10 @@ from .kernel import InductorKernel
 if TYPE_CHECKING:
     from ..differentiating import recording
     from .compiled import Compiled, plain
+    from .layout import keeping_order
     from .linear import CompiledLinear
 
-__all__ = ["Compiled", "CompiledLinear", "InductorKernel", "plain", "recording"]
+__all__ = ["Compiled", "CompiledLinear", "InductorKernel", "keeping_order", "plain", "recording"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from ..differentiating import recording
 
         return recording
+    if name == "keeping_order":
+        from .layout import keeping_order
+
+        return keeping_order
     if name == "CompiledLinear":
         from .linear import CompiledLinear
 

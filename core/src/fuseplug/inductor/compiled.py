@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import SUPPORTED_NODES
 
 from ..differentiating import differentiated_again, recording, vjp
-from ..layout import keeping_order
+from .layout import keeping_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

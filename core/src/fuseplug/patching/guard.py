@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -201,5 +201,3 @@ def _lacks(step: Any) -> str:
     stores = ("__dict__",) if step.store == "object" else ("__dict__", "_modules", "_parameters", "_buffers")
     first, *others = (f"{step.name!r} not in c.{store}" for store in stores)
     return " and ".join([first.replace("c.", "(c := {}).", 1), *others])
-
-

@@ -50,6 +50,20 @@ class Arguments:
         return self.named.get(name)
 
 
+@dataclass(frozen=True)
+class Partial:
+    """What ``functools.partial`` makes of *called* and the arguments *given*."""
+
+    called: Value
+    given: Arguments
+
+    def with_more(self, more: Arguments) -> Arguments:
+        """The arguments of a call that has *more*."""
+        first, loose = self.given, self.given.rest or more.rest
+        named = {**first.named, **more.named}
+        return Arguments((*first.values, *more.values), loose, named, first.others or more.others)
+
+
 def parameters(function: types.FunctionType) -> Iterator[tuple[str, str]]:
     """The parameters of *function* itself: name and ``"positional"``, ``"keyword"``, ``"*"`` or ``"**"``."""
     code = function.__code__

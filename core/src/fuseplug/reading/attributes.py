@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .arguments import Arguments
 from .found import MISSING
 from .libraries import is_library, is_readable
-from .lookup import answers_itself, attribute, in_class, namespace
+from .lookup import answers_itself, attribute, in_class, is_a, namespace
 from .tables import OF_TENSOR, SHAPE, TENSORS
 from .values import NEVER, NOTHING, Value, either, known, part_of
 
@@ -32,11 +32,11 @@ _MOST = 16
 
 def kind_of(thing: Any, name: str = "") -> tuple[str, ...]:
     """What a condition depends on that depends on *thing*, which outlives the call."""
-    if isinstance(thing, Tensor):
+    if is_a(thing, Tensor):
         return ("param",)
     if name == "training":
         return ("training",)
-    return () if isinstance(thing, _CODE) else ("state",)
+    return () if is_a(thing, _CODE) else ("state",)
 
 
 def attribute_of(reader: Reader, value: Value, name: str, where: Any = None) -> Value:
@@ -49,16 +49,16 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
         return NEVER
     if v.after is not None and v.receiver is not None:
         owner = v.receiver.made or v.receiver.object
-        found = in_class(owner if isinstance(owner, type) else type(owner), name, v.after)
+        found = in_class(owner if is_a(owner, type) else type(owner), name, v.after)
         return _bound(reader, v.receiver, name, found, where)
     if v.made is not None:
         if v.fields is not None and name in v.fields:
             return v.fields[name]
         found = in_class(v.made, name)
-        return _bound(reader, v, name, found, where) if isinstance(found, (*_BOUND, property)) else _unknown(v, name)
-    if not v.known or isinstance(v.object, Tensor):
+        return _bound(reader, v, name, found, where) if is_a(found, (*_BOUND, property)) else _unknown(v, name)
+    if not v.known or is_a(v.object, Tensor):
         return _unknown(v, name)
-    if isinstance(v.object, types.ModuleType):
+    if is_a(v.object, types.ModuleType):
         return _of_module(reader, v.object, name, where)
     if name == "__dict__":
         reader.unread(v.object, f"everything that a {type(v.object).__name__} has is looked at{_at(where)}", None)
@@ -66,7 +66,7 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
     if name == "__class__":
         return known(type(v.object), owned=False)
     found = attribute(v.object, name)
-    if isinstance(found, (*_BOUND, property)):
+    if is_a(found, (*_BOUND, property)):
         return _bound(reader, v, name, found, where)
     return _data(reader, v, name, found, where)
 
@@ -74,7 +74,7 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
 def _unknown(v: Value, name: str) -> Value:
     """An attribute, or a method, of what may be a tensor."""
     kinds = v.kinds
-    if isinstance(v.object, Tensor):
+    if is_a(v.object, Tensor):
         kinds = frozenset({"param"})
     if name in SHAPE:
         kinds = frozenset({"shape"}) if kinds & TENSORS else kinds
@@ -88,9 +88,7 @@ def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) 
     if found is MISSING:
         found = sys.modules.get(f"{module.__name__}.{name}", MISSING)
     if is_library(module):
-        return Value(
-            frozenset(kind_of(found)) if found is not MISSING else frozenset(), object=found, owned=False, name=name
-        )
+        return Value(frozenset(), object=found, owned=False, name=name)
     reader.looked(vars(module), name, found)
     if found is MISSING and answers_itself(module):
         reader.unread(module, f"{module.__name__}.{name}: what it is, is told by code of the module{_at(where)}", None)
@@ -99,23 +97,23 @@ def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) 
 
 def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
     """What an attribute is that a class has."""
-    if isinstance(found, property):
+    if is_a(found, property):
         if is_readable(found.fget):
             return reader.function(found.fget, Arguments((v,)))  # type: ignore[arg-type]
         reader.unread(v.object, f"the property {name} of a {type(v.object).__name__} cannot be read{_at(where)}", None)
         return part_of(v)
-    function = found.__func__ if isinstance(found, staticmethod | classmethod) else found
-    if v.path is not None and isinstance(function, types.FunctionType):
+    function = found.__func__ if is_a(found, staticmethod | classmethod) else found
+    if v.path is not None and is_a(function, types.FunctionType):
         reader.found.methods.setdefault((v.path, name), function)
     receiver: Value | None = v
     of_class = v.made is not None or v.after is not None or name not in namespace(v.object)
-    if isinstance(v.object, type):
-        of_class = isinstance(found, classmethod)
-    elif isinstance(found, classmethod):
+    if is_a(v.object, type):
+        of_class = is_a(found, classmethod)
+    elif is_a(found, classmethod):
         receiver = known(v.made or type(v.object), owned=False)
-    if isinstance(found, staticmethod) or not of_class:
+    if is_a(found, staticmethod) or not of_class:
         receiver = None
-    if found is MISSING or not isinstance(found, _BOUND):
+    if found is MISSING or not is_a(found, _BOUND):
         return Value(object=found, owned=False, receiver=v, name=name)
     return Value(object=function, owned=False, receiver=receiver, name=name)
 
@@ -132,12 +130,12 @@ def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
         return (
             replace(NEVER, kinds=frozenset({"presence"}), name="never", _key=[]) if v.path is None else _absent(v, name)
         )
-    if (name not in namespace(owner) and (isinstance(found, _OF_C) or _is_cached(found))) or isinstance(
+    if (name not in namespace(owner) and (is_a(found, _OF_C) or _is_cached(found))) or isinstance(
         owner, logging.Logger
     ):
         return Value(v.kinds, object=found, owned=v.owned, given=v.given, receiver=v, name=name)
-    if name not in namespace(owner) and in_class(type(found), "__get__") is not MISSING and not isinstance(found, type):
-        if not isinstance(found, types.MemberDescriptorType):
+    if name not in namespace(owner) and in_class(type(found), "__get__") is not MISSING and not is_a(found, type):
+        if not is_a(found, types.MemberDescriptorType):
             reader.unread(
                 owner, f"{name} of a {type(owner).__name__} is a descriptor, which is not read{_at(where)}", None
             )
@@ -151,13 +149,13 @@ def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
         if name in (own := namespace(owner)):
             reader.looked(own, name, found)
         else:
-            reader.looked(vars(owner if isinstance(owner, type) else type(owner)), name, found, owner)
+            reader.looked(vars(owner if is_a(owner, type) else type(owner)), name, found, owner)
     return Value(kinds, object=found, owned=v.owned, given=v.given, name=name)
 
 
 def _is_cached(thing: Any) -> bool:
     """Whether ``functools`` remembers what *thing* gives."""
-    return isinstance(thing, functools._lru_cache_wrapper)
+    return is_a(thing, functools._lru_cache_wrapper)
 
 
 def _absent(v: Value, name: str) -> Value:
@@ -173,20 +171,20 @@ def _item(reader: Reader, v: Value, index: Value | None) -> Value:
     at = index.object if index is not None else MISSING
     if v is NEVER:
         return NEVER
-    if v.named is not None and isinstance(at, str):
+    if v.named is not None and is_a(at, str):
         return v.named.get(at, NEVER)
     if v.items is not None:
         if v.exact and type(at) is int and -len(v.items) <= at < len(v.items):
             return v.items[at]
         return either(v.items) if v.items else NOTHING
     held, method = v.object, "__getitem__" if index is not None else "__iter__"
-    if isinstance(held, _CONTAINERS) and not _is_own(held, method):
-        if index is None and isinstance(held, nn.ModuleDict):
+    if is_a(held, _CONTAINERS) and not _is_own(held, method):
+        if index is None and is_a(held, nn.ModuleDict):
             return NOTHING
-        return _any_module(v, held._modules.values())
-    if isinstance(held, dict | list | tuple | types.MappingProxyType) and not is_readable(in_class(type(held), method)):
+        return _any_module(v, namespace(held)["_modules"].values())
+    if is_a(held, dict | list | tuple | types.MappingProxyType) and not is_readable(in_class(type(held), method)):
         return item_in(reader, v, index)
-    if isinstance(held, type | types.FunctionType) and in_class(type(held), method) is MISSING:
+    if is_a(held, type | types.FunctionType) and in_class(type(held), method) is MISSING:
         return NEVER
     if v.known and not is_library(held):
         if is_readable(function := in_class(type(held), method)):
@@ -205,24 +203,24 @@ def _is_own(container: nn.Module, method: str) -> bool:
 def item_in(reader: Reader, v: Value, index: Value | None) -> Value:
     """What is in a dict, list or tuple of Python, whatever a class that is made of it says."""
     held: Any = v.object
-    mapping = isinstance(held, dict | types.MappingProxyType)
+    mapping = is_a(held, dict | types.MappingProxyType)
     if mapping and index is None:
         return NOTHING
-    if index is not None and index.known and isinstance(index.object, int | str | type(None) | bool):
+    if index is not None and index.known and is_a(index.object, int | str | type(None) | bool):
         found = _at_index(held, index.object)
-        if mapping and v.path is None and isinstance(index.object, str):
+        if mapping and v.path is None and is_a(index.object, str):
             reader.looked(held, index.object, found)
         return NEVER if found is MISSING else _held(v, found)
     if mapping:
-        return _any_of(v, dict.values(held) if isinstance(held, dict) else held.values())
-    return _any_of(v, (list if isinstance(held, list) else tuple).__iter__(held))
+        return _any_of(v, dict.values(held) if is_a(held, dict) else held.values())
+    return _any_of(v, (list if is_a(held, list) else tuple).__iter__(held))
 
 
 def _at_index(held: Any, index: Any) -> Any:
-    if isinstance(held, dict | types.MappingProxyType):
-        return dict.get(held, index, MISSING) if isinstance(held, dict) else held.get(index, MISSING)
+    if is_a(held, dict | types.MappingProxyType):
+        return dict.get(held, index, MISSING) if is_a(held, dict) else held.get(index, MISSING)
     try:
-        return (list if isinstance(held, list) else tuple).__getitem__(held, index)
+        return (list if is_a(held, list) else tuple).__getitem__(held, index)
     except (IndexError, TypeError):
         return MISSING
 
@@ -235,7 +233,7 @@ def _any_of(v: Value, things: Iterable[Any]) -> Value:
     """Any of *things*; of modules one of each class stands for all."""
     found: dict[Any, Any] = {}
     for thing in things:
-        plain = isinstance(thing, nn.Module) and not {"forward", "_forward_hooks"} & _own(thing)
+        plain = is_a(thing, nn.Module) and not {"forward", "_forward_hooks"} & _own(thing)
         found.setdefault(type(thing) if plain else id(thing), thing)
         if len(found) > _MOST:
             return Value(v.kinds, owned=v.owned, given=v.given)
@@ -245,11 +243,11 @@ def _any_of(v: Value, things: Iterable[Any]) -> Value:
 
 
 def _own(module: nn.Module) -> set[str]:
-    return {"forward"} & vars(module).keys()
+    return {"forward"} & namespace(module).keys()
 
 
 def _held(v: Value, thing: Any) -> Value:
-    path = (*v.path, "*") if v.path is not None and isinstance(thing, nn.Module) else None
+    path = (*v.path, "*") if v.path is not None and is_a(thing, nn.Module) else None
     return Value(frozenset(kind_of(thing)), path, thing, owned=v.owned, given=v.given)
 
 

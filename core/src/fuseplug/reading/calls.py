@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from .arguments import Arguments
+from .arguments import Arguments, Partial
 from .attributes import item_of
 from .expressions import Expressions, Local
 from .found import MISSING
 from .known import BUILTINS
 from .libraries import is_library, is_readable, only_computes, wrapped_by
 from .library import call_library, is_log
-from .lookup import in_class
+from .lookup import in_class, is_a
 from .reaching import is_wrapped
 from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed
 
@@ -70,44 +70,46 @@ class Calls(Expressions):
             return NEVER
         if isinstance(f.local, Local):
             return self.call_local(f.local, given)
+        if isinstance(f.local, Partial):
+            return self.call(node, f.local.called, f.local.with_more(given))
         if f.made is not None:
             return self._made(node, f, given)
-        if isinstance(thing, types.MethodType):
+        if is_a(thing, types.MethodType):
             bound = f if f.receiver is None else f.receiver
             itself = bound if bound.object is thing.__self__ else known(thing.__self__, owned=False)
             if itself.object is getattr(self.env.get("self"), "object", MISSING):
                 itself = self.env["self"]
             return self._call(node, Value(object=thing.__func__, owned=False, receiver=itself, name=f.name), given)
-        if isinstance(thing, functools.partial):
-            more = replace(given.after(*map(_outside, thing.args)), named={**_outsides(thing.keywords), **given.named})
-            return self._call(node, _outside(thing.func), more)
+        if is_a(thing, functools.partial):
+            first = Arguments(tuple(map(_outside, thing.args)), named=_outsides(thing.keywords))
+            return self._call(node, _outside(thing.func), Partial(f, first).with_more(given))
         if (builtin := BUILTINS.get(id(thing))) is not None:
             return builtin(self, node, given)
-        if isinstance(thing, nn.Module):
+        if is_a(thing, nn.Module):
             found = self.reader.module(f, given)
             return found if found.items is not None or not found.owned else self._called(f, given)
-        if isinstance(thing, type):
+        if is_a(thing, type):
             return self._made_of(node, thing, given)
-        if thing is MISSING or isinstance(thing, torch.Tensor) or thing is None:
+        if thing is MISSING or is_a(thing, torch.Tensor) or thing is None:
             return self._unknown(node, f, given)
-        if isinstance(thing, types.FunctionType):
+        if is_a(thing, types.FunctionType):
             return self._function(node, f, thing, given)
         return self._other(node, f, thing, given)
 
     def _called(self, f: Value, given: Arguments) -> Value:
         kinds = kinds_of(given.all) & {"value", "param"} | {"value"}
-        return Value(kinds) if not isinstance(f.object, nn.Identity | nn.Flatten) else given.at(0) or Value(kinds)
+        return Value(kinds) if not is_a(f.object, nn.Identity | nn.Flatten) else given.at(0) or Value(kinds)
 
     def _function(self, node: Any, f: Value, function: types.FunctionType, given: Arguments) -> Value:
         bound = given if f.receiver is None else given.after(f.receiver)
         if is_readable(function) or is_wrapped(wrapped_by(function)):
             return self.reader.function(function, bound)
         name, owner = function.__name__, f.receiver.object if f.receiver is not None else MISSING
-        if isinstance(owner, type) and issubclass(owner, torch.autograd.Function) and name == "apply":
+        if is_a(owner, type) and issubclass(owner, torch.autograd.Function) and name == "apply":
             return self._differentiated(owner, given)
         if (
             f.receiver is not None
-            and isinstance(owner, nn.Module)
+            and is_a(owner, nn.Module)
             and name in ("__call__", "_call_impl", "_wrapped_call_impl")
         ):
             return self._call(node, f.receiver, given)
@@ -121,8 +123,8 @@ class Calls(Expressions):
         found = []
         for name in ("forward", "backward", "setup_context"):
             function = in_class(cls, name)
-            function = function.__func__ if isinstance(function, staticmethod) else function
-            if isinstance(function, types.FunctionType) and is_wrapped(function):
+            function = function.__func__ if is_a(function, staticmethod) else function
+            if is_a(function, types.FunctionType) and is_wrapped(function):
                 context = () if "setup_context" in vars(cls) and name == "forward" else (NOTHING,)
                 unknown = Arguments(context, rest=Value(frozenset({"value"})))
                 found.append(self.reader.function(function, given.after(*context) if name == "forward" else unknown))
@@ -156,8 +158,8 @@ class Calls(Expressions):
         made = Value(kinds_of(given.all), made=cls, fields={})
         for name in ("__new__", "__init__", "__post_init__"):
             function = in_class(cls, name)
-            function = function.__func__ if isinstance(function, staticmethod) else function
-            if not isinstance(function, types.FunctionType) or _is_generated(function):
+            function = function.__func__ if is_a(function, staticmethod) else function
+            if not is_a(function, types.FunctionType) or _is_generated(function):
                 continue
             if is_readable(function):
                 first = known(cls, owned=False) if name == "__new__" else made
@@ -188,7 +190,7 @@ class Calls(Expressions):
 
     def _other(self, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
         """Something that is neither a function of Python nor a module nor a class."""
-        if isinstance(thing, functools._lru_cache_wrapper):
+        if is_a(thing, functools._lru_cache_wrapper):
             inner: Any = thing.__wrapped__
             if is_log(f.receiver, thing, f.name):
                 return known(None)
@@ -199,7 +201,7 @@ class Calls(Expressions):
         function = in_class(type(thing), "__call__")
         if function is MISSING:
             return NEVER
-        if not isinstance(thing, types.BuiltinFunctionType) and is_readable(function):
+        if not is_a(thing, types.BuiltinFunctionType) and is_readable(function):
             return self.reader.function(function, given.after(f))
         return call_library(self, node, f, thing, given)
 
@@ -224,12 +226,15 @@ class Calls(Expressions):
                 if not each.local.called:
                     self.call_local(each.local, Arguments(rest=_ARGUMENT, others=_ARGUMENT))
                 continue
+            if isinstance(each.local, Partial):
+                self.call(node, each, Arguments(rest=_ARGUMENT, others=_ARGUMENT))
+                continue
             thing = each.object
-            function = thing.__func__ if isinstance(thing, types.MethodType) else thing
-            if isinstance(function, types.FunctionType) and is_wrapped(function):
+            function = thing.__func__ if is_a(thing, types.MethodType) else thing
+            if is_a(function, types.FunctionType) and is_wrapped(function):
                 more = Arguments(rest=_ARGUMENT, others=_ARGUMENT)
                 self.call(node, each, more)
-            elif isinstance(thing, nn.Module) and not each.owned:
+            elif is_a(thing, nn.Module) and not each.owned:
                 self.unread(node, f"a {type(thing).__name__} is handed to what is not read")
             elif not each.owned and each.known and each.path is not None and _has_state(thing):
                 self.unread(node, f"{'.'.join(each.path)} is handed to what is not read")
@@ -268,7 +273,7 @@ def _is_generated(function: types.FunctionType) -> bool:
 def _has_state(thing: Any) -> bool:
     return not isinstance(
         thing, torch.Tensor | int | float | str | tuple | type | types.ModuleType | None.__class__
-    ) and (not only_computes(thing) or isinstance(thing, list | dict | set))
+    ) and (not only_computes(thing) or is_a(thing, list | dict | set))
 
 
 def _flat(values: list[Value]) -> Iterator[Value]:

@@ -10,6 +10,7 @@ import torch
 from torch.autograd import grad_mode
 
 from .libraries import home, is_library, wrapped_by
+from .lookup import is_a
 
 _GRAD = tuple(c for c in vars(grad_mode).values() if isinstance(c, type) and hasattr(c, "__exit__"))
 _NOTHING = ("functools", "torch._dynamo", "torch.compiler", "torch._compile")
@@ -27,7 +28,7 @@ def context_kinds(function: types.FunctionType) -> frozenset[str]:
 
 def kind_of_context(thing: Any) -> str:
     """What kind of context *thing*, a class or an instance, is."""
-    cls = thing if isinstance(thing, type) else type(thing)
+    cls = thing if is_a(thing, type) else type(thing)
     if issubclass(cls, torch.autocast):
         return "autocast"
     return "grad" if issubclass(cls, _GRAD) else "other"
@@ -40,7 +41,7 @@ def _held(function: types.FunctionType) -> Iterator[Any]:
         except ValueError:
             continue
         yield held
-        if isinstance(held, types.MethodType):
+        if is_a(held, types.MethodType):
             yield held.__self__
-        elif isinstance(held, types.FunctionType) and is_library(held):
+        elif is_a(held, types.FunctionType) and is_library(held):
             yield from _held(held)

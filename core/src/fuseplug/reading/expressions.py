@@ -15,7 +15,7 @@ from .arguments import Arguments
 from .attributes import attribute_of, item_of, kind_of
 from .found import MISSING, Finding
 from .libraries import is_library, is_readable
-from .lookup import in_class
+from .lookup import in_class, is_a
 from .source import code_of
 from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed
 
@@ -118,7 +118,7 @@ class Expressions:
         else:
             self._testing = True
             found = self.value(test)
-            if isinstance(found.object, types.FunctionType | type | types.ModuleType) and not found.kinds:
+            if is_a(found.object, types.FunctionType | type | types.ModuleType) and not found.kinds:
                 return
             if found.kinds and not raises:
                 self.note(self.reader.found.conditions, test, found.kinds)
@@ -203,7 +203,9 @@ class Expressions:
         """A comparison: a condition's, or one that is computed with."""
         values = [self.value(each) for each in (node.left, *node.comparators)]
         kinds = kinds_of(values)
-        if all(isinstance(op, _IS) for op in node.ops):
+        # A name is no part of a tensor: whether it is among others says which arguments there are, not what they are.
+        named = isinstance(values[0].object, str) and all(isinstance(op, ast.In | ast.NotIn) for op in node.ops)
+        if named or all(isinstance(op, _IS) for op in node.ops):
             return Value(frozenset({"presence" if kind in ("value", "param", "option") else kind for kind in kinds}))
         for op, one, other in zip(node.ops, values, values[1:], strict=False):
             if isinstance(op, ast.In | ast.NotIn):
@@ -221,9 +223,7 @@ class Expressions:
     def sizes(self, value: Value) -> None:
         """Keep the integers in *value*, which a shape is compared with."""
         for each in value.each:
-            for number in (
-                each.object if isinstance(each.object, tuple | list | set | frozenset | range) else (each.object,)
-            ):
+            for number in each.object if type(each.object) in (tuple, list, set, frozenset, range) else (each.object,):
                 if type(number) is int:
                     self.reader.found.sizes.add(number)
                 elif type(number) is float and number.is_integer() and math.isfinite(number):
@@ -256,7 +256,7 @@ class Expressions:
             if key is None:
                 found = item_of(self.reader, found, Value())
             items.append(found)
-            named = {**named, at.object: found} if named is not None and isinstance(at.object, str) else None
+            named = {**named, at.object: found} if named is not None and is_a(at.object, str) else None
         return Value(kinds_of(items), items=(either(items),) if items else (), exact=False, named=named)
 
     def on_lambda(self, node: ast.Lambda) -> Value:
@@ -292,7 +292,7 @@ class Expressions:
 
     def on_joinedstr(self, node: ast.JoinedStr) -> Value:
         parts = [self.value(each) for each in node.values]
-        if all(isinstance(v.object, str | int) for v in parts) and all(
+        if all(is_a(v.object, str | int) for v in parts) and all(
             isinstance(each, ast.Constant) or (each.conversion == -1 and each.format_spec is None)  # type: ignore[attr-defined]
             for each in node.values
         ):

@@ -6,10 +6,12 @@ import builtins
 import functools
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .arguments import Arguments
+from .arguments import Arguments, Partial
 from .attributes import attribute_of, item_of
+from .lookup import is_a
 from .values import NOTHING, Value, either, kinds_of, known, listed
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ _Call = Callable[["Calls", Any, Arguments], Value]
 
 def _getattr(walk: Calls, node: Any, given: Arguments) -> Value:
     owner, name, default = given.at(0) or NOTHING, given.at(1) or NOTHING, given.at(2)
-    if not isinstance(name.object, str):
+    if not is_a(name.object, str):
         if owner.foreign or owner.given:
             walk.unread(node, "which attribute is meant is not known")
         return Value(owner.kinds | name.kinds, owned=owner.owned, given=owner.given)
@@ -129,9 +131,10 @@ def _next(walk: Calls, node: Any, given: Arguments) -> Value:
     return either((item_of(walk.reader, first, None), *given.values[1:]))
 
 
-def _partial(walk: Calls, node: Any, given: Arguments) -> Value:
-    walk.escapes(node, given)
-    return NOTHING
+def _partial(_: Calls, _node: Any, given: Arguments) -> Value:
+    if not given.values:
+        return NOTHING
+    return Value(local=Partial(given.values[0], replace(given, values=given.values[1:])))
 
 
 def _extreme(walk: Calls, node: Any, given: Arguments) -> Value:

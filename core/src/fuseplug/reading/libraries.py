@@ -7,6 +7,7 @@ import types
 from typing import Any
 
 from .found import MISSING
+from .lookup import is_a
 
 _COMPUTING = frozenset({"torch", "torch_npu", "numpy", "einops", "triton"})
 _PURE = frozenset({
@@ -23,16 +24,16 @@ def home(thing: Any) -> str:
 
     Of a function it is that of its globals: a decorator of torch takes over ``__module__`` from what it decorates.
     """
-    if isinstance(thing, types.FunctionType):
+    if is_a(thing, types.FunctionType):
         return str(thing.__globals__.get("__name__", ""))
-    if isinstance(thing, types.BuiltinFunctionType):
+    if is_a(thing, types.BuiltinFunctionType):
         bound = thing.__self__
-        return str(thing.__module__ or (bound.__name__ if isinstance(bound, types.ModuleType) else home(type(bound))))
-    if isinstance(thing, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):
+        return str(thing.__module__ or (bound.__name__ if is_a(bound, types.ModuleType) else home(type(bound))))
+    if is_a(thing, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):
         return home(thing.__objclass__)
-    if isinstance(thing, types.ModuleType):
+    if is_a(thing, types.ModuleType):
         return thing.__name__
-    cls = thing if isinstance(thing, type) else type(thing)
+    cls = thing if is_a(thing, type) else type(thing)
     return str(type.__dict__["__module__"].__get__(cls))
 
 
@@ -52,7 +53,7 @@ def only_computes(thing: Any) -> bool:
 
 def is_readable(function: Any) -> bool:
     """Say whether *function* is Python of a model, or of a module of torch."""
-    if not isinstance(function, types.FunctionType):
+    if not is_a(function, types.FunctionType):
         return False
     name = home(function)
     return not is_library(function) or (name.startswith("torch.nn.modules.") and name != "torch.nn.modules.module")
@@ -61,4 +62,4 @@ def is_readable(function: Any) -> bool:
 def wrapped_by(function: types.FunctionType) -> types.FunctionType | None:
     """What a decorator of a library says that it wraps."""
     found = function.__dict__.get("__wrapped__", MISSING)
-    return found if isinstance(found, types.FunctionType) else None
+    return found if is_a(found, types.FunctionType) else None

@@ -14,6 +14,7 @@ from .arguments import Arguments
 from .attributes import item_in, item_of
 from .found import MISSING
 from .libraries import home, is_library, only_computes
+from .lookup import is_a
 from .tables import CLAMPS, COMPARES, LOGS, MODULE_CHANGES, MUTATES, OF_TENSOR, RANDOM, READS, SHAPE, STATE, VIEWS
 from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed, part_of
 
@@ -51,23 +52,19 @@ def call_library(walk: Calls, node: Any, f: Value, thing: Any, given: Arguments)
     if receiver is not None and receiver.items is not None and not receiver.known:
         return _of_local(walk, node, receiver, name, given)
     _note(walk, node, f, thing, name, given)
-    if not (isinstance(thing, type) and name in ("partial",)):
+    if not (is_a(thing, type) and name in ("partial",)):
         walk.escapes(node, given)
     return _result(walk, f, thing, name, given)
 
 
 def _name(f: Value, thing: Any) -> str:
-    own = (
-        getattr(thing, "__name__", "")
-        if isinstance(thing, type | types.FunctionType | types.BuiltinFunctionType)
-        else ""
-    )
-    return own or f.name or str(getattr(thing, "__name__", ""))
+    own = getattr(thing, "__name__", "") if is_a(thing, type | types.FunctionType | types.BuiltinFunctionType) else ""
+    return own or f.name or ""
 
 
 def is_log(receiver: Value | None, thing: Any, name: str) -> bool:
     """Say whether a call only logs."""
-    logger = receiver is not None and isinstance(receiver.object, logging.Logger | logging.LoggerAdapter)
+    logger = receiver is not None and is_a(receiver.object, logging.Logger | logging.LoggerAdapter)
     return (logger and (name in LOGS or name.endswith("_once"))) or (
         home(thing) in ("warnings", "_warnings", "logging") and name in LOGS
     )
@@ -87,10 +84,10 @@ def _is_known(walk: Calls, node: Any, f: Value, thing: Any, name: str) -> bool:
             walk.note(walk.reader.found.effects, node)
         walk.unread(node, f"what is called {name} is not known")
         return False
-    if isinstance(thing, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
+    if is_a(thing, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
         return True
     owner = receiver.object if receiver is not None and receiver.known else thing
-    if isinstance(thing, types.FunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+    if is_a(thing, types.FunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
         owner = thing
     if not is_library(owner):
         walk.unread(node, f"{home(thing) or type(thing).__name__}.{name} cannot be read")
@@ -108,10 +105,10 @@ def _is_unread(walk: Calls, node: Any, name: str) -> bool:
 
 def _writes(thing: Any, given: Arguments) -> Iterator[Value]:
     """What an operation of torch writes into, by its schema."""
-    if isinstance(thing, torch._ops.OpOverloadPacket):
+    if is_a(thing, torch._ops.OpOverloadPacket):
         schemas = torch._C._jit_get_schemas_for_operator(thing._qualified_op_name)
     else:
-        schemas = [thing._schema] if isinstance(thing, torch._ops.OpOverload) else []
+        schemas = [thing._schema] if is_a(thing, torch._ops.OpOverload) else []
     for schema in schemas:
         for place, each in enumerate(schema.arguments):
             found = given.at(place, each.name)
@@ -122,9 +119,9 @@ def _writes(thing: Any, given: Arguments) -> Iterator[Value]:
 def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Arguments) -> None:
     """Keep what the call does besides computing, and what its computation is sensitive to."""
     found, receiver = walk.reader.found, f.receiver
-    subject = receiver if receiver is not None and not isinstance(receiver.object, types.ModuleType) else given.at(0)
+    subject = receiver if receiver is not None and not is_a(receiver.object, types.ModuleType) else given.at(0)
     tensors = home(thing).partition(".")[0] in ("torch", "torch_npu", "numpy") if thing is not MISSING else True
-    tensors = tensors or (receiver is not None and isinstance(receiver.object, Tensor))
+    tensors = tensors or (receiver is not None and is_a(receiver.object, Tensor))
     if (tensors and (name in RANDOM or home(thing).startswith(("torch.random", "numpy.random")))) or home(
         thing
     ).partition(".")[0] in ("random", "_random", "secrets"):
@@ -134,7 +131,7 @@ def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Argume
         walk.note(found.clamps, node)
     if name in _CONTEXTS and tensors:
         walk.note(found.contexts, node, {_CONTEXTS[name]})
-    elif receiver is None and tensors and name.startswith(_SETTERS) and not isinstance(thing, type):
+    elif receiver is None and tensors and name.startswith(_SETTERS) and not is_a(thing, type):
         walk.note(found.effects, node)
     written = any(each.foreign for each in _writes(thing, given))
     if written or _changes(name, subject, receiver, given, tensors):
@@ -175,10 +172,10 @@ def _changes(name: str, subject: Value | None, receiver: Value | None, given: Ar
     for each in receiver.each:
         if each.owned:
             continue
-        if isinstance(each.object, nn.Module):
+        if is_a(each.object, nn.Module):
             if name in MODULE_CHANGES or "register" in name or name == "apply":
                 return True
-        elif name in MUTATES and not isinstance(each.object, Tensor | types.ModuleType | str | tuple | type):
+        elif name in MUTATES and not is_a(each.object, Tensor | types.ModuleType | str | tuple | type):
             if each.known or not hasattr(Tensor, name):
                 return True
     return False
@@ -194,11 +191,11 @@ def _of_local(walk: Calls, node: Any, receiver: Value, name: str, given: Argumen
         for each in [item_of(walk.reader, v, NOTHING) for v in given.values] + list(given.named.values()):
             walk.grown(target, receiver, each)
     elif name in ("get", "pop", "setdefault", "popleft", "popitem"):
-        found = item_of(walk.reader, receiver, added if isinstance(added.object, str | int) else None)
+        found = item_of(walk.reader, receiver, added if is_a(added.object, str | int) else None)
         default = given.at(1, "default")
         if found is NEVER:
             return default or known(None)
-        sure = receiver.named is not None and isinstance(added.object, str)
+        sure = receiver.named is not None and is_a(added.object, str)
         return (
             found
             if sure
@@ -221,9 +218,9 @@ def _result(walk: Calls, f: Value, thing: Any, name: str, given: Arguments) -> V
     kinds = kinds_of(everything)
     if name in STATE and (receiver is None or receiver.known or name == "is_inference"):
         return Value(frozenset({STATE[name]}))
-    if isinstance(thing, type):
+    if is_a(thing, type):
         return Value(_data(kinds), made=thing)
-    if receiver is not None and receiver.known and not isinstance(receiver.object, Tensor | types.ModuleType):
+    if receiver is not None and receiver.known and not is_a(receiver.object, Tensor | types.ModuleType):
         return _of_object(walk, receiver, name, given, kinds)
     if name in SHAPE:
         return Value(frozenset({"shape"}) if kinds else kinds)
@@ -246,13 +243,13 @@ def _data(kinds: frozenset[str]) -> frozenset[str]:
 def _of_object(walk: Calls, receiver: Value, name: str, given: Arguments, kinds: frozenset[str]) -> Value:
     """A method of an object of Python's own."""
     thing = receiver.object
-    if isinstance(thing, nn.ModuleList | nn.ModuleDict | nn.Sequential | Mapping | list | tuple):
+    if is_a(thing, nn.ModuleList | nn.ModuleDict | nn.Sequential | Mapping | list | tuple):
         if name in ("values", "children", "modules"):
             return listed((item_of(walk.reader, receiver, Value()),), exact=False)
         if name in ("items", "named_children"):
             return listed((listed((NOTHING, item_of(walk.reader, receiver, Value()))),), exact=False)
         if name in _SLICES:
-            plain = isinstance(thing, dict | list | tuple | types.MappingProxyType)
+            plain = is_a(thing, dict | list | tuple | types.MappingProxyType)
             found = (item_in if plain else item_of)(walk.reader, receiver, given.at(0) or NOTHING)
             default = given.at(1) or known(None)
             return default if found is NEVER else either((found, default)) if name == "get" else found

@@ -23,23 +23,28 @@ def attribute(owner: Any, name: str) -> Any:
         owner: A module, a class, or any object.
         name: The name of the attribute.
     """
-    if isinstance(owner, type):
+    if is_a(owner, type):
         return in_class(owner, name)
     of_class = in_class(type(owner), name)
-    if isinstance(of_class, types.MemberDescriptorType):
+    if is_a(of_class, types.MemberDescriptorType):
         return _of_slot(of_class, owner)
-    if isinstance(of_class, property):
+    if is_a(of_class, property):
         return of_class
     own = namespace(owner)
     if name in own:
         return own[name]
     if of_class is not MISSING:
         return of_class
-    if isinstance(owner, nn.Module):
+    if is_a(owner, nn.Module):
         for store in _STORES:
             if name in own.get(store, ()):
                 return own[store][name]
     return MISSING
+
+
+def is_a(thing: Any, classes: Any) -> bool:
+    """Say whether *thing* is an instance of one of *classes*; ``isinstance`` would ask *thing* for its ``__class__``."""
+    return issubclass(type(thing), classes)
 
 
 def in_class(cls: type, name: str, after: type | None = None) -> Any:
@@ -57,7 +62,7 @@ def namespace(owner: Any) -> dict[str, Any]:
         found = object.__getattribute__(owner, "__dict__")
     except AttributeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if is_a(found, dict) else {}
 
 
 def _of_slot(member: types.MemberDescriptorType, owner: Any) -> Any:
@@ -73,4 +78,4 @@ def answers_itself(owner: Any) -> bool:
         found = in_class(type(owner), name)
         if found is not MISSING and found is not known and found is not in_class(types.ModuleType, name):
             return True
-    return isinstance(owner, types.ModuleType) and "__getattr__" in namespace(owner)
+    return is_a(owner, types.ModuleType) and "__getattr__" in namespace(owner)

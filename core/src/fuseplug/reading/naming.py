@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from .libraries import is_library, wrapped_by
+from .lookup import is_a
 from .source import all_codes
 
 _said: weakref.WeakKeyDictionary[types.CodeType, tuple[dict[str, None], tuple[float, ...]]] = (
@@ -63,7 +64,7 @@ def _reached(function: Any, cls: type | None) -> Iterator[types.FunctionType]:
     waiting, seen = _unwrapped(function), set()
     asked = len(waiting)
     for number, each in enumerate(waiting):  # grows on the way
-        if each in seen or (number >= asked and is_library(each) and wrapped_by(each) is None):
+        if each in seen or (number >= asked and is_library(each)):
             continue
         seen.add(each)
         yield each
@@ -73,9 +74,9 @@ def _reached(function: Any, cls: type | None) -> Iterator[types.FunctionType]:
 
 def _unwrapped(function: Any) -> list[types.FunctionType]:
     """*function* and what its decorators wrap; nothing if it is no function of Python."""
-    function = function.__func__ if isinstance(function, types.MethodType) else function
+    function = function.__func__ if is_a(function, types.MethodType) else function
     found: list[types.FunctionType] = []
-    while isinstance(function, types.FunctionType) and function not in found:
+    while is_a(function, types.FunctionType) and function not in found:
         found.append(function)
         function = wrapped_by(function)
     return found

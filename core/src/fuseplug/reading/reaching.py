@@ -6,11 +6,12 @@ import types
 from typing import Any
 
 from .libraries import is_readable, wrapped_by
+from .lookup import is_a
 
 
 def is_wrapped(function: Any) -> bool:
     """Say whether *function*, or what its decorators wrap, can be read."""
-    while isinstance(function, types.FunctionType):
+    while is_a(function, types.FunctionType):
         if is_readable(function):
             return True
         function = wrapped_by(function)

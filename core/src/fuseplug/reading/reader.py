@@ -14,11 +14,11 @@ from .attributes import attribute_of
 from .decorators import context_kinds
 from .found import Finding, Held, Looked, Path, Reading
 from .libraries import is_readable, wrapped_by
-from .lookup import in_class
+from .lookup import in_class, is_a
 from .reaching import is_wrapped
 from .source import all_codes, tree_of
 from .statements import Walk
-from .values import NEVER, NOTHING, Value, either, kinds_of
+from .values import NEVER, NOTHING, Value, either, kinds_of, known
 
 _DEEPEST = 40
 _MOST = 4000
@@ -60,7 +60,9 @@ def _argument(kind: str, default: Any) -> Value:
     if kind in ("*", "**"):
         item = Value(frozenset({"value"}), owned=False, given=True)
         return Value(frozenset({"value"}), items=(item,), exact=False)
-    option = isinstance(default, bool | int | float | str)
+    option = is_a(default, bool | int | float | str)
+    if callable(default):
+        return either((Value(frozenset({"value"}), owned=False, given=True), known(default, owned=False)))
     return Value(frozenset({"option" if option else "value"}), owned=False, given=True)
 
 
@@ -198,11 +200,11 @@ class Reader:
             self.unread(module, f"a {type(module).__name__} is called that is not below the module", None)
         for each in attribute_of(self, value, name, None).each:
             method = each.object
-            function = method.__func__ if isinstance(method, types.MethodType) else method
+            function = method.__func__ if is_a(method, types.MethodType) else method
             bound = each.receiver
-            if isinstance(method, types.MethodType):
+            if is_a(method, types.MethodType):
                 bound = value if method.__self__ is module else Value(object=method.__self__, owned=False)
-            if isinstance(function, types.FunctionType) and (is_readable(function) or is_wrapped(wrapped_by(function))):
+            if is_a(function, types.FunctionType) and (is_readable(function) or is_wrapped(wrapped_by(function))):
                 results.append(self.function(function, given.after(bound) if bound else given))
             else:
                 self.unread(

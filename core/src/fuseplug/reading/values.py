@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .found import MISSING, Path
+from .lookup import is_a
 
 _MOST = 16
 _PLAIN = (int, float, complex, str, bytes, bool, tuple, frozenset, range, type(None), type(...))
@@ -69,7 +70,7 @@ class Value:
     @property
     def unchangeable(self) -> bool:
         """Whether it is a number, a string or the like, which ``+=`` does not change."""
-        return all(isinstance(v.object, _PLAIN) for v in self.each)
+        return all(is_a(v.object, _PLAIN) for v in self.each)
 
     @property
     def key(self) -> Any:
@@ -79,7 +80,7 @@ class Value:
             receiver = self.receiver and self.receiver.key
             options = tuple(v.key for v in self.options)
             named = None if self.named is None else tuple((n, v.key) for n, v in self.named.items())
-            ids = (id(self.object), id(self.local), id(self.fields), self.made, self.after)
+            ids = (id(self.object), id(self.local), id(self.fields), id(self.made), id(self.after))
             self._key.append((self.kinds, self.path, ids, self.owned, self.given, parts, self.exact, options,
                               receiver, self.name, named))  # fmt: skip
         return self._key[0]

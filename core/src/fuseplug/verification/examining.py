@@ -17,9 +17,10 @@ from ..hookspecs import BaseKernel
 from ..reading import Finding, Path, Reading, read
 from ..words import Adapter, Example, Proposal, Rejection
 from .branches import Branches
+from .changing import Change, another_number, other_values
 from .comparing import Tolerance, departure, difference
 from .outcome import Outcome, Subject, run
-from .varying import Variation, main_argument, variations, with_number, with_tensor
+from .varying import Variation, main_argument, variations
 from .watch import Call, Extra, Watch, kind_of
 from .watching import Dependence, dependence
 
@@ -83,6 +84,7 @@ class Semantics:
         dtypes: Their dtypes, in each combination for which it was found.
         watch: What must stay as it was.
         extra: What becomes of keyword arguments that the original has no parameters for.
+        draws: Whether it may draw random numbers.
     """
 
     adapter: Adapter
@@ -92,6 +94,7 @@ class Semantics:
     dtypes: tuple[tuple[torch.dtype, ...], ...]
     watch: Watch = Watch()
     extra: Extra = "original"
+    draws: bool = True
 
 
 @dataclass
@@ -153,7 +156,12 @@ class Examination:
     def _try(self, variation: Variation) -> Answer:
         """Run the original and every candidate on *variation*; drop those that differ, unless all do."""
         gradients = self.proposal.exact or variation.kind != "magnitude"
-        how: dict[str, Any] = {"gradients": gradients, "handing": variation.handing, "autocast": variation.autocast}
+        how: dict[str, Any] = {
+            "gradients": gradients,
+            "handing": variation.handing,
+            "autocast": variation.autocast,
+            "change": variation.change,
+        }
         example = variation.example
         try:
             expected = run(self.subject, self.subject.original, example, **how, watching=self.branches)
@@ -187,17 +195,16 @@ class Examination:
         """What the original reads and the fused code does not follow, if it is nothing that can be watched."""
         if depends.unseen:
             return Rejection(f"it depends on what cannot be watched: {'; '.join(depends.unseen[:3])}", kind="unlike")
-        example = self.answered[0]
-        for path, value in depends.numbers.items():
-            other = with_number(example, path, value)
-            if other is not None and self._try(Variation("number", ".".join(path), other)) == "differs":
+        for path in depends.numbers:
+            if self._with("number", path, another_number(path)) == "differs":
                 return self._differs(f"when its {'.'.join(path)} is another number")
         for path in depends.tensors:
-            held = self.reading.reads[path]
-            other = with_tensor(example, path, held)
-            if other is None or self._try(Variation("tensor", ".".join(path), other)) == "differs":
+            if self._with("tensor", path, other_values(path)) != "same":
                 return Rejection(f"it also reads {'.'.join(path)}, a tensor that the kernel does not", kind="unlike")
         return None
+
+    def _with(self, kind: Literal["number", "tensor"], path: Path, change: Change) -> Answer:
+        return self._try(Variation(kind, ".".join(path), self.answered[0], change=change))
 
     def _untaken(self) -> Rejection | None:
         if not self.reading.conditions:
@@ -247,7 +254,7 @@ class Examination:
         typed = tuple(self._numbered(name) for name in self.proposal.dtypes_of) or (main,)
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
         calls = tuple(_calls(self.answered, bound, uniform=uniform))
-        return Semantics(adapter, calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra())
+        return Semantics(adapter, calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra(), self.subject.draws)
 
     def _numbered(self, name: str) -> int | str:
         names = list(inspect.signature(self.subject.original).parameters)

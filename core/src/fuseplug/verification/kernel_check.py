@@ -46,7 +46,7 @@ class KernelCheck:
         self._kernel = kernel
         self._proposal = proposal
         self._semantics = semantics
-        self._subject = subject
+        self._subject = replace(subject, draws=semantics.draws)
         self._device = device
         self._tolerance = Tolerance.of(proposal)
         self.compile_seconds = 0.0

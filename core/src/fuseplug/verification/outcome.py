@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..words import Example
+from .nested import leaves, mapped, tensors
 from .neutral import same_random_numbers
 from .twin import twin
 from .watch import ById
@@ -26,12 +26,15 @@ class Subject:
         module: For a method, the module whose twins are run; ``None`` for a function.
         alike: The module's signature: what is true of this subject is true of any other with the same.
         space: For a function, the globals in which the method looks it up.
+        draws: Whether it may draw random numbers. Each run then draws the same ones as any other, and the process's
+            generators are put back; if not, they are left alone.
     """
 
     original: Callable[..., Any]
     module: nn.Module | None
     alike: int | None = None
     space: ById | None = None
+    draws: bool = True
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
@@ -94,7 +97,7 @@ def run(
     handing: Handing = AS_USUAL,
     autocast: bool = False,
     watching: contextlib.AbstractContextManager[Any] | None = None,
-    draws: bool = True,
+    change: Callable[[nn.Module], None] | None = None,
 ) -> Outcome:
     """Call *function* in the place of the subject's original.
 
@@ -110,8 +113,7 @@ def run(
         handing: How arguments and gradients lie in memory, and which gradients are wanted.
         autocast: Whether the forward is run under autocast, to the dtype that is the device's own choice.
         watching: Entered around the forward.
-        draws: Whether the call may draw random numbers. It then draws the same ones as any other run, and the process's
-            generators are put back; if not, they are left alone.
+        change: Called with the twin before it is run.
     """
     device = torch.device(device)
 
@@ -121,11 +123,11 @@ def run(
         cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
         return value.detach().to(device, cast, copy=True)
 
-    leaves = pytree.tree_map(place, (tuple(example.args), dict(example.kwargs)))
-    named = {f"args[{i}]": value for i, value in enumerate(pytree.tree_leaves(leaves)) if isinstance(value, Tensor)}
+    placed = mapped(place, (tuple(example.args), dict(example.kwargs)))
+    named = {f"args[{i}]": value for i, value in enumerate(leaves(placed)) if isinstance(value, Tensor)}
     for name, leaf in named.items():
         leaf.requires_grad_(gradients and leaf.is_floating_point() and handing.wants(name))
-    given = pytree.tree_map(lambda value: handing.arguments(value) if isinstance(value, Tensor) else value, leaves)
+    given = mapped(lambda value: handing.arguments(value) if isinstance(value, Tensor) else value, placed)
     args, kwargs = given
     call = args
     double = None
@@ -135,8 +137,10 @@ def run(
             double.train(training)
         for name, parameter in double.named_parameters():
             named[name] = parameter.requires_grad_(parameter.requires_grad and handing.wants(name))
+        if change is not None:
+            change(double)
         call = (double, *args)
-    with same_random_numbers(device.type) if draws else contextlib.nullcontext():
+    with same_random_numbers(device.type) if subject.draws else contextlib.nullcontext():
         # Nothing else around a call with gradients: it would put back what a kernel leaves turned off, and that must be
         # seen.
         with contextlib.ExitStack() as stack:
@@ -147,16 +151,15 @@ def run(
             if watching is not None:
                 stack.enter_context(watching)
             result = function(*call, **kwargs)
-        outputs = [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
+        outputs = tensors(result)
         values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
         if gradients:
             values |= _gradients(outputs, {k: v for k, v in named.items() if v.requires_grad}, handing.upstream)
-    after = (value for value in pytree.tree_leaves(given) if isinstance(value, Tensor))
-    values |= {f"args[{i}] afterwards": value for i, value in enumerate(after)}
+    values |= {f"args[{i}] afterwards": value for i, value in enumerate(tensors(given))}
     if double is not None:
         own = (*double.named_parameters(), *double.named_buffers())
         values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
-    structure = str(pytree.tree_map(_Kind, result))
+    structure = str(mapped(_Kind, result))
     strides = tuple(_strides(output) for output in outputs)
     detached = {name: value if value is None else value.detach() for name, value in values.items()}
     return Outcome(detached, structure, strides)
@@ -193,7 +196,11 @@ def _gradients(
     generator = torch.Generator().manual_seed(1)
     # Eighths of integers below 16 are the same number in every dtype, so that the truth gets what the others get.
     upstream = [
-        lay_out(torch.randint(-15, 16, output.shape, generator=generator, device="cpu").div(8).to(output.device, output.dtype))
+        lay_out(
+            torch.randint(-15, 16, output.shape, generator=generator, device="cpu")
+            .div(8)
+            .to(output.device, output.dtype)
+        )
         for output in differentiable
     ]
     found = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)

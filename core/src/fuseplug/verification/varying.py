@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
 
-from ..reading import Path
 from ..words import Example
+from .nested import mapped, tensors
 from .outcome import Handing
 
 Kind = Literal["rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number", "tensor"]
@@ -37,6 +36,7 @@ class Variation:
         handing: How its tensors lie in memory.
         autocast: Whether it is run under autocast.
         rank: The number of dimensions of its arguments, where that is what is varied.
+        change: Changes the twin before it is called.
     """
 
     kind: Kind
@@ -45,6 +45,7 @@ class Variation:
     handing: Handing = Handing()
     autocast: bool = False
     rank: int = 0
+    change: Callable[[nn.Module], None] | None = None
 
 
 def variations(
@@ -63,29 +64,6 @@ def variations(
     yield from _magnitudes(example, numbers if clamps else (), clamps)
     yield Variation("layout", "transposed in memory", example, Handing(arguments=transposed))
     yield Variation("autocast", "under autocast", example, autocast=True)
-
-
-def with_number(example: Example, path: Path, value: float) -> Example | None:
-    """*example* with another number for that at *path* of the module; ``None`` if it cannot be given one."""
-    if len(path) != 1 or path[0] in example.attributes or isinstance(value, bool):
-        return None
-    other = value + 1 if isinstance(value, int) else 0.7 * value + 0.11
-    return replace(example, attributes={**example.attributes, path[0]: other})
-
-
-def with_tensor(example: Example, path: Path, held: Tensor) -> Example | None:
-    """*example* with other values for the tensor at *path* of the module; ``None`` if it cannot be given any."""
-    if len(path) != 1:
-        return None
-    value = example.parameters.get(path[0], held)
-    if value.is_meta:
-        return None
-    if value.is_floating_point():
-        noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float32, device="cpu")
-        other = (value.detach().cpu().float() + 0.5 + noise).to(value.dtype)
-    else:
-        other = ~value if value.dtype is torch.bool else value + 1
-    return replace(example, parameters={**example.parameters, path[0]: other})
 
 
 def main_argument(example: Example) -> int:
@@ -172,13 +150,11 @@ def _with(example: Example, special: float) -> Example:
 
 
 def _tensors(example: Example) -> list[Tensor]:
-    return [v for v in pytree.tree_leaves((tuple(example.args), dict(example.kwargs))) if isinstance(v, Tensor)]
+    return tensors((tuple(example.args), dict(example.kwargs)))
 
 
 def _changed(example: Example, change: Callable[[Tensor], Tensor]) -> Example:
     def changed(value: Any) -> Any:
         return change(value) if isinstance(value, Tensor) else value
 
-    args: list[Any] = pytree.tree_map(changed, list(example.args))
-    kwargs: Mapping[str, Any] = pytree.tree_map(changed, dict(example.kwargs))
-    return replace(example, args=args, kwargs=kwargs)
+    return replace(example, args=mapped(changed, list(example.args)), kwargs=mapped(changed, dict(example.kwargs)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +73,8 @@ def _find_semantics(kernel: BaseKernel, proposal: Proposal, subject: Subject) ->
         return raised("preparing its examples", error)
     if (why := forbidden(reading, [*examples[0].children])) is not None:
         return why
+    # The children that examples bring may draw, to show in which order they are called.
+    subject = replace(subject, draws=bool(reading.random or examples[0].children))
     branches = Branches(reading.codes)
     unanswered = ""
     answered: list[Example] = []

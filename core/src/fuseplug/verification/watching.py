@@ -35,7 +35,9 @@ class Dependence:
     unseen: tuple[str, ...]
 
 
-def dependence(reading: Reading, module: nn.Module | None, reads: Collection[str], called: Collection[Path]) -> Dependence:
+def dependence(
+    reading: Reading, module: nn.Module | None, reads: Collection[str], called: Collection[Path]
+) -> Dependence:
     """Sort what was read.
 
     Args:
@@ -64,7 +66,8 @@ def dependence(reading: Reading, module: nn.Module | None, reads: Collection[str
         for (path, name), function in reading.methods.items():
             if not (_below(path, called) or _declared((*path, name), reads)) and _is_watched(function):
                 route = _route(module, path)
-                if route is not None:
+                # One of a base class, reached by super(), is not what the name means on the module.
+                if route is not None and attribute(type(_at(module, path)), name) is function:
                     watch = _joined(watch, Watch(methods=(Method(route, name, ById(function)),)))
     for space in _looked_up(reading):
         if isinstance(space, str):
@@ -105,11 +108,17 @@ def _term(reading: Reading, module: nn.Module, path: Path, value: Any) -> Watch 
     return Watch(same=(Same(route, ById(value)),)) if _is_own(module, path) else Watch()
 
 
+def _at(module: nn.Module, path: Path) -> Any:
+    """What is at *path*; of a list of modules, in the first of them."""
+    found: Any = module
+    for name in path:
+        found = next(iter(found._modules.values()), None) if name == "*" else attribute(found, name)
+    return found
+
+
 def _is_own(module: nn.Module, path: Path) -> bool:
     """Whether the last name of *path* hangs on the instance there, and not on its class."""
-    owner: Any = module
-    for name in path[:-1]:
-        owner = next(iter(owner._modules.values()), None) if name == "*" else attribute(owner, name)
+    owner = _at(module, path[:-1])
     return path[-1] in getattr(owner, "__dict__", {}) or (isinstance(owner, nn.Module) and path[-1] in owner._modules)
 
 
@@ -173,4 +182,3 @@ def _is_torchs(name: Any) -> bool:
 def _joined(one: Watch, other: Watch) -> Watch:
     parts = ("bare", "equal", "same", "missing", "methods", "spaces")
     return replace(one, **{part: (*getattr(one, part), *getattr(other, part)) for part in parts})
-

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fuseplug.inductor import Compiled, plain
-from fuseplug.layout import keeping_order
+from fuseplug.inductor import Compiled, keeping_order, plain
 
 from . import reference
 from .reference import Semantics

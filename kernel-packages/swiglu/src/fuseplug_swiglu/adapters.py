@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from fuseplug import Adapter, Compute
 
+
 class Step(Protocol):
     """Something that is done beside the op."""
 

@@ -1,0 +1,39 @@
+"""What lies in tuples, lists and dicts: what pytree does for these, in a tenth of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_SIMPLE = (Tensor, int, float, str, type(None))
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """*value*, with *change* applied to everything in it."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind([mapped(change, item) for item in value])
+    if kind is dict:
+        return {key: mapped(change, item) for key, item in value.items()}
+    return change(value) if isinstance(value, _SIMPLE) else pytree.tree_map(change, value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Everything in *value*."""
+    if type(value) in (list, tuple):
+        for item in value:
+            yield from leaves(item)
+    elif type(value) is dict:
+        yield from leaves(list(value.values()))
+    elif isinstance(value, _SIMPLE):
+        yield value
+    else:
+        yield from pytree.tree_leaves(value)
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors in *value*."""
+    return [each for each in leaves(value) if isinstance(each, Tensor)]

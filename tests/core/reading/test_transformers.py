@@ -1,0 +1,81 @@
+"""The classes of transformers that ops are found in are read to the end, and have nothing in them that is no computing."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import transformers
+
+from fuseplug.reading import Reading, read
+from tests.survey.alone import Class, classes, instance
+from tests.survey.census import Census
+
+CENSUS = Census.of(transformers.__version__)
+OPS = ("rmsnorm", "swiglu", "moe")
+
+
+def readings(op: str) -> dict[str, Reading]:
+    """By name, every class of *op* that can be made by itself."""
+    found = {}
+    for each in classes(CENSUS):
+        if each.op == op and (module := made(each)) is not None:
+            found[each.name] = read(type(module).forward, module)
+    return found
+
+
+def made(each: Class) -> Any:
+    try:
+        return instance(each)
+    except Exception:
+        return None
+
+
+@functools.lru_cache
+def of_op(op: str) -> dict[str, Reading]:
+    return readings(op)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_nearly_every_class_is_made(op):
+    assert len(of_op(op)) >= 0.95 * len([each for each in classes(CENSUS) if each.op == op])
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_all_of_it_is_read_and_nothing_in_it_has_effects(op):
+    found = of_op(op)
+    assert {name: each.unread for name, each in found.items() if each.unread} == {}
+    assert {name: each.effects for name, each in found.items() if each.effects} == {}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_class_computes_with_something_that_it_has(op):
+    assert [name for name, each in of_op(op).items() if not each.reads and "Unweighted" not in name] == []
+
+
+def test_norms_and_gated_mlps_change_nothing_around_them():
+    for op in ("rmsnorm", "swiglu"):
+        assert {name: each.contexts for name, each in of_op(op).items() if each.contexts} == {}
+    assert {name for name, each in of_op("rmsnorm").items() if each.random} == set()
+
+
+def test_random_numbers_are_those_of_dropout_and_of_jitter():
+    said = {finding.text for op in OPS for each in of_op(op).values() for finding in each.random}
+    assert [text for text in said if "dropout" not in text and "uniform_" not in text and "sparsemixer" not in text] == []
+
+
+def rotary() -> list[tuple[str, Callable[..., Any]]]:
+    found = []
+    for folder, name in CENSUS.classes["rope"]:
+        module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+        found.append((f"{folder}.{name}", functools.reduce(getattr, name.split("."), module)))
+    return found
+
+
+def test_rotary_functions_are_read_and_only_compute():
+    found = {name: read(function) for name, function in rotary()}
+    assert {name: each.unread for name, each in found.items() if each.unread} == {}
+    assert {name for name, each in found.items() if each.effects or each.contexts or each.random} == set()
