@@ -371,7 +371,6 @@ def _roles(linears: dict[str, Any]) -> Iterator[tuple[str, str | None, str]]:
             yield gate, up, down
 
 
-@functools.lru_cache(maxsize=4096)
 def takes(function: Callable[..., Any], number: int) -> bool:
     """Whether *function*, a method, takes so many arguments and no others."""
     _, *parameters = inspect.signature(function).parameters.values()

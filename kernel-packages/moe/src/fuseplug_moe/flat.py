@@ -143,7 +143,6 @@ def _sizes(holder: nn.Module) -> Sizes | None:
     return next(found, None)
 
 
-@functools.lru_cache(maxsize=4096)
 def _places(forward: Callable[..., Any]) -> tuple[int, int] | None:
     """Which arguments after the rows are the indices and the weights of those; ``None`` for another signature."""
     parameters = list(inspect.signature(forward).parameters)[2:]

@@ -314,7 +314,6 @@ def shapes_read(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, 
     return None
 
 
-@functools.lru_cache(maxsize=4096)
 def _order(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
     """The names of the second and third parameter, and whether weights come first; ``None`` for another signature."""
     _, *parameters = inspect.signature(forward).parameters.values()
