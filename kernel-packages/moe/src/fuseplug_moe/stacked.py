@@ -123,7 +123,6 @@ class StackedAdapter(Adapter):
             if (
                 type(gate_up) not in PLAIN
                 or type(down) not in PLAIN
-                or hidden_states.dim() != (3 if parts.dense else 2)
                 or (how.keeps_eval and not module.training and torch.is_grad_enabled())
             ):
                 return type(module).forward(module, hidden_states, index, weights)

@@ -108,12 +108,7 @@ def _without_linears(module: nn.Module) -> Rejection | None:
 def _several(child: nn.Module) -> tuple[int, int] | None:
     """Widths in and out of a child that has a matrix for each of several cases, and is called with the input alone."""
     weight = child._parameters.get("weight")
-    if (
-        weight is None
-        or weight.dim() != 3
-        or len(child._parameters) > 1
-        or required(type(child).forward) != 1
-    ):
+    if weight is None or weight.dim() != 3 or len(child._parameters) > 1 or required(type(child).forward) != 1:
         return None
     return None if _is_of_torch(type(child)) else (int(weight.shape[2]), int(weight.shape[1]))
 
