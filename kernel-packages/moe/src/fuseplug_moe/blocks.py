@@ -268,7 +268,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return Rejection(f"the shapes of {type(first).__name__}'s projections fit no gate, up and down")
     dtype = next(iter(linears.values())).weight.dtype
     if router is None:
-        return [_seam(module, listed, dtype)] if takes(seam, 3) else None
+        return [_seam(module, listed, dtype)] if seam is not None and takes(seam, 3) else None
     if not takes(type(module).forward, 1):
         return Rejection(f"its forward takes {inspect.signature(type(module).forward)}; known is (hidden states)")
     return _block(module, listed, router, dtype)

@@ -104,7 +104,7 @@ class NormAdapter(Adapter):
 
         # Lean, because at one token this function is what the caller waits for.
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
-            eps = getattr(module, epsilon) if named else epsilon  # type: ignore[arg-type]
+            eps = getattr(module, epsilon) if named else epsilon
             if eps is None:
                 eps = _machine_epsilon(hidden_states)
             scale = None if weight is None else getattr(module, weight)
@@ -256,10 +256,10 @@ def _find_eps(attributes: dict[str, Any], *, by_name_only: bool) -> str | None:
 
 def _written_eps(cls: type[nn.Module]) -> tuple[float | None, ...]:
     """What the epsilon may be if no attribute is; nothing if the code takes no root."""
-    says = names(cls.forward, cls)  # type: ignore[arg-type]
+    says = names(cls.forward, cls)
     if not _ROOTS & says.keys():
         return ()
-    numbers = tuple(number for number in constants(cls.forward, cls) if 0 < number <= _LARGEST_EPS)  # type: ignore[arg-type]
+    numbers = tuple(number for number in constants(cls.forward, cls) if 0 < number <= _LARGEST_EPS)
     return (*numbers, None) if "rms_norm" in says else numbers
 
 

@@ -21,7 +21,7 @@ def words_of(value: object) -> Iterable[str]:
     if isinstance(value, nn.Module):
         for held in vars(value).values():
             yield from words_of(held) if not isinstance(held, nn.Module) else ()
-        yield from names(type(value).forward, type(value))  # type: ignore[arg-type]
+        yield from names(type(value).forward, type(value))
     elif isinstance(value, functools.partial):
         yield from words_of(value.func)
     elif isinstance(value, types.MethodType | types.FunctionType | types.BuiltinFunctionType):

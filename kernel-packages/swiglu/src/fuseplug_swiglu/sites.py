@@ -45,7 +45,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return _without_linears(module)
     if len(linears) > 4:
         return None
-    says = names(cls.forward, cls)  # type: ignore[arg-type]
+    says = names(cls.forward, cls)
     roles = _roles({name: widths for name, widths in linears.items() if name in says}, says)
     if not roles or _ATTENDS & says.keys():
         return None
