@@ -104,7 +104,7 @@ class NormAdapter(Adapter):
 
         # Lean, because at one token this function is what the caller waits for.
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
-            eps = getattr(module, epsilon) if named else epsilon
+            eps = getattr(module, epsilon) if named else epsilon  # type: ignore[arg-type]
             if eps is None:
                 eps = _machine_epsilon(hidden_states)
             scale = None if weight is None else getattr(module, weight)
