@@ -360,6 +360,78 @@ def test_a_hook_on_an_expert_is_called(manager, where):
     assert called == [where, where]
 
 
+def hooked(module):
+    module.experts[2].w2.register_forward_hook(lambda _m, _a, y: 2 * y)
+
+
+def biased(module):
+    module.experts[2].w1.bias = nn.Parameter(torch.ones_like(module.experts[2].w1.weight[:, 0]))
+
+
+def low_ranked(module):
+    module.experts[2].w3 = LowRank(module.experts[2].w3)
+
+
+def with_another_activation(module):
+    module.experts[2].act_fn = nn.Tanh()
+
+
+@pytest.mark.parametrize("change", [hooked, biased, low_ranked, with_another_activation])
+def test_one_expert_that_changes_later_brings_the_original_back(manager, change):
+    module = filled(block())
+    with manager.apply_all(module, verify=False) as applied:
+        assert not applied.try_(X).not_reached
+        change(module)
+        (calls,) = applied.try_(X).not_reached
+        found = calls, module(X)
+    assert (found[0].fused, found[0].original) == (0, 1)
+    expected = module(X)
+    assert torch.equal(found[1][0], expected[0]) if isinstance(expected, tuple) else torch.equal(found[1], expected)
+
+
+@pytest.mark.parametrize("change", [hooked, biased, low_ranked, with_another_activation])
+def test_one_expert_that_differs_from_the_first_is_a_reason_to_leave_the_block_alone(manager, change):
+    module = filled(block())
+    change(module)
+    assert why_not(manager, module)
+
+
+class ScaledExpert(specimens.Expert):
+    scale = 1.0
+
+    def forward(self, x):
+        return self.scale * super().forward(x)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_one_expert_with_another_number_is_seen(manager, when):
+    module = filled(block())
+    for expert in module.experts:
+        expert.__class__ = ScaledExpert
+        expert.scale = 1.0
+    if when == "before":
+        module.experts[2].scale = 3.0
+        assert why_not(manager, module)
+        return
+    with manager.apply_all(module, verify=False) as applied:
+        assert not applied.try_(X).not_reached
+        module.experts[2].scale = 3.0
+        assert [calls.original for calls in applied.try_(X).not_reached] == [1]
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0)], ids=str)
+def test_without_a_token_no_expert_has_a_gradient_as_before(manager, shape):
+    def step(module):
+        module.zero_grad(set_to_none=True)
+        module(torch.empty(*shape, X.shape[-1]))[0].sum().backward()
+        return [name for name, parameter in module.named_parameters() if parameter.grad is not None]
+
+    module = block()
+    before = step(module)
+    with manager.apply_all(module, verify=False):
+        assert step(module) == before
+
+
 def test_hooks_on_the_router_and_the_shared_expert_are_called(manager):
     called = []
     module = block()

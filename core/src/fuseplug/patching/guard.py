@@ -152,8 +152,13 @@ class Guard:
             names, key = self._constant(space.held), self._constant(name)
             test = self._equals(looked) if isinstance(looked, Frozen) else f"{{}} is {self._constant(looked.held)}"
             absent = isinstance(looked, ById) and looked.held is MISSING
-            there = f"{names}.cell_contents" if isinstance(space.held, types.CellType) else f"{names}[{key}]"
-            yield _Term(f"{key} not in {names}" if absent else test.format(there), _unlike(next(says)))
+            there, within = f"{names}[{key}]", f"{key} in {names}"
+            if isinstance(space.held, types.CellType):
+                there = f"{names}.cell_contents"
+            elif isinstance(space.held, dict) and type(space.held) is not dict:
+                # A registry of a model's own may make something new of what it holds.
+                there, within = f"dict.__getitem__({names}, {key})", f"dict.__contains__({names}, {key})"
+            yield _Term(f"not ({within})" if absent else test.format(there), _unlike(next(says)))
 
     def _equals(self, value: Frozen) -> str:
         if value.value is None or value.kind is bool:

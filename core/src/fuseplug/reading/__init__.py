@@ -8,10 +8,12 @@ Nothing that is read is run: no function, no property, no ``__getattr__``. What 
 """
 
 from .found import MISSING, Finding, Held, Looked, Path, Reading
+from .hazards import hazard
 from .libraries import is_library
 from .lookup import attribute
 from .naming import constants, names
 from .reader import read
+from .remembered import remembered
 
 __all__ = [
     "MISSING",
@@ -22,7 +24,9 @@ __all__ = [
     "Reading",
     "attribute",
     "constants",
+    "hazard",
     "is_library",
     "names",
     "read",
+    "remembered",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -22,7 +22,7 @@ _said: weakref.WeakKeyDictionary[types.CodeType, tuple[dict[str, None], tuple[fl
 )
 
 
-def names(function: types.FunctionType, cls: type | None = None) -> dict[str, int]:
+def names(function: Callable[..., Any], cls: type | None = None) -> dict[str, int]:
     """Return every name in the code of *function*, numbered by order of first mention.
 
     That includes the code of what is defined in it, of what its decorators wrap, of the functions that it names as
@@ -38,7 +38,7 @@ def names(function: types.FunctionType, cls: type | None = None) -> dict[str, in
     return {name: number for number, name in enumerate(found)}
 
 
-def constants(function: types.FunctionType, cls: type | None = None) -> tuple[float, ...]:
+def constants(function: Callable[..., Any], cls: type | None = None) -> tuple[float, ...]:
     """Return the floating-point numbers that are written in the code of *function*, found as by `names`.
 
     Args:

@@ -187,6 +187,7 @@ class Reader:
         before = self.inside
         if path is not None:
             self.found.calls.setdefault(path, module)
+            self.found.reads.setdefault(path, module)  # an item of a list is named nowhere else
             self.inside = path
         try:
             return self._forward(value, module, given)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -62,32 +62,23 @@ class Listed:
         names = (name for name in (self.gate, self.up, self.down) if name is not None)
         return tuple(f"{self.experts}.*.{name}.weight" for name in names)
 
-    def matrices(self, block: nn.Module) -> dict[str, list[Tensor]] | None:
-        """The weights of all experts, by projection; ``None`` if they are not as they were verified."""
-        names = [name for name in (self.gate, self.down, self.up) if name is not None]
-        matrices: dict[str, list[Any]] = {name: [] for name in names}
+    def matrices(self, block: nn.Module) -> dict[str, list[Tensor]]:
+        """The weights of all experts, by projection."""
         experts: Any = [*block._modules[self.experts]._modules.values()]  # type: ignore[union-attr]
-        for expert in experts[: len(experts) - passing_of(experts)] if self.passing else experts:
-            if not bare(expert):
-                return None
-            for name in names:
-                linear = expert._modules.get(name)
-                # An adapter, a quantizer or an offloading hook may have come since: these want to be called.
-                if type(linear) is not nn.Linear or not bare(linear):
-                    return None
-                matrices[name].append(linear.weight)
-        return matrices
+        experts = experts[: len(experts) - passing_of(experts)] if self.passing else experts
+        names = [name for name in (self.gate, self.down, self.up) if name is not None]
+        return {name: [expert._modules[name]._parameters["weight"] for expert in experts] for name in names}
 
     def compute(
         self,
         compute: Compute,
         block: nn.Module,
-        matrices: Mapping[str, list[Tensor]],
         routed: tuple[Tensor, Tensor, Tensor],
         idle: Idle,
     ) -> Tensor:
         """What *block* adds up for *routed*: rows, indices and weights."""
         experts: Any = block._modules[self.experts]
+        matrices = self.matrices(block)
         result: Tensor = compute(
             *routed,
             matrices[self.gate],
@@ -126,10 +117,9 @@ class SeamAdapter(Adapter):
         listed, method, idle = self.listed, self.method, self.idle
 
         def moe(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
-            matrices = listed.matrices(module)
-            if matrices is None or hidden_states.dim() != 2 or is_the_originals(hidden_states):
+            if is_the_originals(hidden_states):
                 return getattr(type(module), method)(module, hidden_states, index, weights)
-            return listed.compute(compute, module, matrices, (hidden_states, index, weights), idle)
+            return listed.compute(compute, module, (hidden_states, index, weights), idle)
 
         return moe
 
@@ -215,10 +205,9 @@ class BlockAdapter(Adapter):
         how = self
 
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
-            matrices = how.listed.matrices(module)
-            if matrices is None or hidden_states.dim() != 3 or is_the_originals(hidden_states) or how._jitters(module):
+            if is_the_originals(hidden_states) or how._jitters(module):
                 return type(module).forward(module, hidden_states)
-            return how._compute(compute, module, matrices, hidden_states)
+            return how._compute(compute, module, hidden_states)
 
         return forward
 
@@ -226,12 +215,10 @@ class BlockAdapter(Adapter):
         jitter = self.routing.jitter
         return jitter is not None and module.training and getattr(module, jitter) > 0
 
-    def _compute(
-        self, compute: Compute, module: nn.Module, matrices: Mapping[str, list[Tensor]], hidden_states: Tensor
-    ) -> Any:
+    def _compute(self, compute: Compute, module: nn.Module, hidden_states: Tensor) -> Any:
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         logits, index, weights = self.routing.route(module, hidden_states, x)
-        y = self.listed.compute(compute, module, matrices, (x, index, weights), self.idle)
+        y = self.listed.compute(compute, module, (x, index, weights), self.idle)
         if self.shared is not None:
             shared = getattr(module, self.shared)(x)
             if self.shared_gate is not None:
@@ -241,28 +228,14 @@ class BlockAdapter(Adapter):
         return (y, logits) if self.logits else y
 
 
-def bare(module: Any) -> bool:
-    """Whether calling *module* is calling the forward of its class and nothing else."""
-    return not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )
-
-
 def is_the_originals(x: Tensor) -> bool:
-    """Whether a call is the original's: listed experts feel autocast, and tracers follow them with breaks only.
+    """Whether a call is the original's.
 
-    Without a token the original looks at no weight, and leaves each without a gradient.
+    Tracers follow a list of experts with breaks only; under autocast it multiplies in the narrow dtype, which the fused
+    one would not; and without a token it looks at no weight, and leaves each without a gradient.
     """
-    return (
-        not x.numel()
-        or torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch.is_autocast_enabled(x.device.type)
-    )
+    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    return traced or not x.numel() or torch.is_autocast_enabled(x.device.type)
 
 
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:
@@ -295,7 +268,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return Rejection(f"the shapes of {type(first).__name__}'s projections fit no gate, up and down")
     dtype = next(iter(linears.values())).weight.dtype
     if router is None:
-        return [_seam(module, listed, dtype)] if takes(seam, 3) else None
+        return [_seam(module, listed, dtype)] if seam is not None and takes(seam, 3) else None
     if not takes(type(module).forward, 1):
         return Rejection(f"its forward takes {inspect.signature(type(module).forward)}; known is (hidden states)")
     return _block(module, listed, router, dtype)
@@ -371,7 +344,6 @@ def _roles(linears: dict[str, Any]) -> Iterator[tuple[str, str | None, str]]:
             yield gate, up, down
 
 
-@functools.lru_cache(maxsize=4096)
 def takes(function: Callable[..., Any], number: int) -> bool:
     """Whether *function*, a method, takes so many arguments and no others."""
     _, *parameters = inspect.signature(function).parameters.values()

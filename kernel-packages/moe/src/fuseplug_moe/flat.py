@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection
 
 from . import gates
-from .blocks import Mix, bare, is_the_originals
+from .blocks import Mix, is_the_originals
 from .blocks import mixes as all_mixes
 from .small import Small
 from .stacked import DTYPES, OWN, PLAIN, inexact, named_or_own, own_product, routing
@@ -73,12 +73,7 @@ class FlatAdapter(Adapter):
         def forward(module: nn.Module, hidden_states: Tensor, *routed: Tensor) -> Any:
             holder: Any = module._modules[how.holder]
             matrices = [holder._parameters[name] for name in (how.gate, how.up, how.down)]
-            if (
-                not bare(holder)
-                or any(type(matrix) not in PLAIN for matrix in matrices)
-                or hidden_states.dim() != 3
-                or is_the_originals(hidden_states)
-            ):
+            if is_the_originals(hidden_states) or any(type(matrix) not in PLAIN for matrix in matrices):
                 return type(module).forward(module, hidden_states, *routed)
             experts, inner, hidden = how.sizes.of(holder)
             gate, up, down = (matrix.view(experts, inner, hidden) for matrix in matrices)
@@ -143,7 +138,6 @@ def _sizes(holder: nn.Module) -> Sizes | None:
     return next(found, None)
 
 
-@functools.lru_cache(maxsize=4096)
 def _places(forward: Callable[..., Any]) -> tuple[int, int] | None:
     """Which arguments after the rows are the indices and the weights of those; ``None`` for another signature."""
     parameters = list(inspect.signature(forward).parameters)[2:]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection
 
 from . import gates, rows
-from .blocks import bare, is_the_originals, linears_of, mixes, takes, top_k_of
+from .blocks import is_the_originals, linears_of, mixes, takes, top_k_of
 from .reference import Layout
 from .small import Small
 from .stacked import DTYPES, OWN, PLAIN, inexact, named_or_own, own_product, shapes_read
@@ -104,9 +104,7 @@ class Stacks:
         return tuple(dict.fromkeys((self.gate_up[0], self.down[0])))
 
     def weights(self, block: nn.Module) -> tuple[Tensor, Tensor] | None:
-        """Both projections; ``None`` if they are not as they were verified."""
-        if not all(bare(block._modules[name]) for name in self.children):
-            return None
+        """Both projections; ``None`` if they are no plain tensors: then the module knows how to call them."""
         found = [block._modules[child]._parameters.get(name) for child, name in (self.gate_up, self.down)]  # type: ignore[union-attr]
         gate_up, down = found
         return (gate_up, down) if type(gate_up) in PLAIN and type(down) in PLAIN else None  # type: ignore[return-value]
@@ -157,7 +155,7 @@ class RoutedAdapter(Adapter):
 
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
             weights = stacks.weights(module)
-            if weights is None or hidden_states.dim() != 3 or is_the_originals(hidden_states):
+            if weights is None or is_the_originals(hidden_states):
                 return type(module).forward(module, hidden_states)
             x = hidden_states.reshape(-1, hidden_states.shape[-1])
             holder, name = how.top_k

@@ -125,7 +125,6 @@ class StackedAdapter(Adapter):
             if (
                 type(gate_up) not in PLAIN
                 or type(down) not in PLAIN
-                or hidden_states.dim() != (3 if parts.dense else 2)
                 or (how.keeps_eval and not module.training and torch.is_grad_enabled())
                 or (parts.count is not None and getattr(module, parts.count) != len(down))
                 or not names_experts(module, weights if parts.weights_first else index, len(gate_up))
@@ -328,7 +327,6 @@ def shapes_read(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[bool, 
     return None
 
 
-@functools.lru_cache(maxsize=4096)
 def _order(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
     """The names of the second and third parameter, and whether weights come first; ``None`` for another signature."""
     _, *parameters = inspect.signature(forward).parameters.values()

@@ -6,7 +6,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Site, Target
+from fuseplug.reading import constants, names, remembered
 
 from .reference import VARIANTS, Semantics
-from .written import written
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MIXED = (
@@ -189,7 +189,7 @@ def _parts(module: nn.Module) -> Parts | Rejection | None:
     # The order is that of cost: most of the modules of a model leave at the first line or the second.
     if module._modules:
         return _parametrized(module) or _around_a_norm(module)
-    if _is_of_torch(cast("Hashable", type(module))):
+    if _is_of_torch(type(module)):
         return None
     tensors = dict(_tensors(module))
     if len(tensors) > 1:
@@ -197,7 +197,7 @@ def _parts(module: nn.Module) -> Parts | Rejection | None:
     weight = next(iter(tensors), None)
     shape = None if weight is None else _shape(tensors[weight])
     named = _find_eps(vars(module), by_name_only=not shape)
-    eps = _written_eps(cast("Hashable", type(module))) if named is None else (named,)
+    eps = _written_eps(type(module)) if named is None else (named,)
     if not eps or (gate := _gate(type(module).forward)) is None:
         return None
     if weight is None or shape is None:
@@ -216,7 +216,7 @@ def _shape(weight: Tensor) -> tuple[int, ...]:
 
 def _parametrized(module: nn.Module) -> Rejection | None:
     """An answer for a norm whose weight is computed anew at each use."""
-    if list(module._modules) != ["parametrizations"] or _is_of_torch(cast("Hashable", type(module))):
+    if list(module._modules) != ["parametrizations"] or _is_of_torch(type(module)):
         return None
     computed = list(cast("nn.Module", module._modules["parametrizations"])._modules)
     named = _find_eps(vars(module), by_name_only=True)
@@ -238,12 +238,10 @@ def _around_a_norm(module: nn.Module) -> Rejection | None:
     return Rejection(f"it does more than normalise; its {norms[0]}, which does that, is fused by itself", kind="unlike")
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_of_torch(cls: Hashable) -> bool:
+def _is_of_torch(cls: type[nn.Module]) -> bool:
     """Whether the forward is one of torch's own modules, which says what it computes; one of them is an RMSNorm."""
-    forward = getattr(cls, "forward", None)
-    ours = forward is getattr(nn.RMSNorm, "forward", None)
-    return not ours and str(getattr(forward, "__module__", "")).startswith("torch.nn.modules.")
+    ours = cls.forward is nn.RMSNorm.forward
+    return not ours and str(getattr(cls.forward, "__module__", "")).startswith("torch.nn.modules.")
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -261,20 +259,20 @@ def _find_eps(attributes: dict[str, Any], *, by_name_only: bool) -> str | None:
     return next((name for name, value in attributes.items() if _is_eps(value) and value <= _LARGEST_EPS), None)
 
 
-def _written_eps(cls: Hashable) -> tuple[float | None, ...]:
+def _written_eps(cls: type[nn.Module]) -> tuple[float | None, ...]:
     """What the epsilon may be if no attribute is; nothing if the code takes no root."""
-    says = written(cls)
-    if not _ROOTS & says.names:
+    says = names(cls.forward, cls)
+    if not _ROOTS & says.keys():
         return ()
-    numbers = tuple(number for number in says.numbers if 0 < number <= _LARGEST_EPS)
-    return (*numbers, None) if "rms_norm" in says.names else numbers
+    numbers = tuple(number for number in constants(cls.forward, cls) if 0 < number <= _LARGEST_EPS)
+    return (*numbers, None) if "rms_norm" in says else numbers
 
 
 def _is_eps(value: object, *, or_none: bool = False) -> bool:
     return (or_none and value is None) or (isinstance(value, float) and 0 <= value < math.inf)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def _gate(forward: Callable[..., Any]) -> str | None:
     """How *forward* takes a gate; ``None`` if it takes anything but a tensor and perhaps a second one."""
     _, *parameters = inspect.signature(forward).parameters.values()
@@ -302,7 +300,7 @@ def _epsilon(module: nn.Module, parts: Parts) -> float:
 
 def _adapters(module: nn.Module, parts: Parts) -> Iterator[NormAdapter]:
     gated, weights = parts.gate != "none", tuple(dict.fromkeys((parts.weight, None)))
-    if "rms_norm" in written(cast("Hashable", type(module))).names:
+    if "rms_norm" in names(type(module).forward, type(module)):
         # Bitwise "cast-last" as well, but told from it under autocast.
         yield from (
             NormAdapter("torch", weight, eps, single=parts.single and weight is not None)
@@ -329,10 +327,10 @@ def _variants(gated: bool, weight: str | None) -> Iterable[str]:
 
 def _groupings(attributes: dict[str, Any]) -> list[tuple[str | None, str | None]]:
     """The ways to read the attributes that speak of groups, as names of (a size, a number of groups)."""
-    names = [name for name, v in attributes.items() if "group" in name and (v is None or type(v) is int)]
-    sizes: list[tuple[str | None, str | None]] = [(name, None) for name in names]
-    numbers: list[tuple[str | None, str | None]] = [(None, name) for name in names if attributes[name]]
-    likely_first = sizes + numbers if any("size" in name for name in names) else numbers + sizes
+    groups = [name for name, v in attributes.items() if "group" in name and (v is None or type(v) is int)]
+    sizes: list[tuple[str | None, str | None]] = [(name, None) for name in groups]
+    numbers: list[tuple[str | None, str | None]] = [(None, name) for name in groups if attributes[name]]
+    likely_first = sizes + numbers if any("size" in name for name in groups) else numbers + sizes
     return [*likely_first, (None, None)]
 
 

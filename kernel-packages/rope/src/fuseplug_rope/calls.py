@@ -180,7 +180,7 @@ def accepted(
     widths = [width for width in narrower if width != base.width and takes(replace(base, width=width))]
     # Where a function takes fewer angles, that is how it will be called.
     forms = [*(replace(base, width=width) for width in widths), *(form for form in found if form.width == base.width)]
-    forms += [form for form in _uncommon_forms(forms[0], roles) if takes(form)]
+    forms += [form for form in _uncommon_forms(forms, roles) if takes(form)]
     alone = next((form for form in forms if form.alone), None)
     bare = alone is None or isinstance(_call(function, alone, roles, head_dim), Tensor)
     return forms, "", bare
@@ -204,13 +204,16 @@ def _plain_forms(roles: Roles, plain: Sequence[Width]) -> Iterator[Form]:
                     yield Form(layout, width, dim, positions)
 
 
-def _uncommon_forms(first: Form, roles: Roles) -> Iterator[Form]:
+def _uncommon_forms(forms: Sequence[Form], roles: Roles) -> Iterator[Form]:
+    first = forms[0]
     if first.positions != "table":
         yield replace(first, rows="first")
         yield replace(first, rows="patches")
     if len(roles.rotated) > 1:
         yield replace(first, rows="last")
         yield replace(first, alone=True)
+        # A call with the dimension has one argument more than one without: it is another way of calling.
+        yield from (replace(form, alone=True) for form in forms if form.dim is not None and form.dim > 0)
 
 
 def _error(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int) -> str:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import types
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
+from fuseplug.reading import hazard
 
-from .effects import side_effect
 from .reference import VARIANTS
 
 _HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -105,11 +104,12 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     """Propose for *module* if it is a leaf with tables and nothing learned, and gives back what has the shape of x."""
     if module._modules or module._parameters or (held := _held(module)) is None:
         return None
-    cls = cast("Hashable", type(module))
-    if (positions := _positions(cls)) is None or (full := _is_full(module, held)) is None:
+    if (positions := _positions(type(module).forward)) is None:
         return None
-    if effect := side_effect(cast("types.FunctionType", type(module).forward), type(module)):
-        return Rejection(f"it does more than rotate: it {effect}; a fused one would not")
+    if why := hazard(module):
+        return Rejection(why, kind="unlike")
+    if (full := _is_full(module, held)) is None:
+        return None
     table = getattr(module, held.cos)
     fitting = [
         name
@@ -149,10 +149,9 @@ def _held(module: nn.Module) -> Held | None:
     return Held(cos, sin) if cos and sin and tables[cos].dim() == 2 else None
 
 
-@functools.lru_cache(maxsize=4096)
-def _positions(cls: Hashable) -> bool | None:
-    """Whether the forward takes positions after x; ``None`` if it takes no single tensor."""
-    _, *parameters = inspect.signature(cast("type[nn.Module]", cls).forward).parameters.values()
+def _positions(forward: Callable[..., Any]) -> bool | None:
+    """Whether *forward* takes positions after x; ``None`` if it takes no single tensor."""
+    _, *parameters = inspect.signature(forward).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not named or any(p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in parameters if p is not named[0]):
         return None

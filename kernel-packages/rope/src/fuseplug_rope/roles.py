@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from fuseplug import Rejection
+from fuseplug.reading import remembered
 
 _MOST_ROTATED = 3
 """q, k, and in one model v."""
@@ -79,7 +79,7 @@ def plain_function(value: object) -> types.FunctionType | None:
     return None
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def parameter_names(function: types.FunctionType) -> tuple[str, ...]:
     """The names of all parameters, seen through decorators."""
     code: types.CodeType = inspect.unwrap(function).__code__
@@ -152,8 +152,6 @@ def _unknown(function: types.FunctionType, why: str) -> Rejection:
     return Rejection(f"{function.__name__}({names}) is a rotary function of an unknown signature: {why}")
 
 
-def own_rotary_methods(cls: type) -> Iterator[tuple[str, Any]]:
-    """The methods, static ones too, that are called rotary and apply it, with their names."""
-    for name in dir(cls):
-        if "apply" in name and _is_called_rotary(name):
-            yield name, inspect.getattr_static(cls, name)
+def is_rotary_name(name: str) -> bool:
+    """Whether a method of this *name* applies a rotary embedding."""
+    return "apply" in name and _is_called_rotary(name)

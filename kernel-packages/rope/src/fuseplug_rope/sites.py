@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target, called_functions
+from fuseplug.reading import hazard, remembered
 
 from . import calls, modules
 from .adapters import ConformerAdapter, MethodAdapter, RotaryAdapter, Rows
 from .calls import Form, Mix
-from .effects import side_effect
 from .reference import VARIANTS, Semantics
-from .roles import Roles, is_rotary, own_rotary_methods, plain_function, roles_of
+from .roles import Roles, is_rotary, is_rotary_name, plain_function, roles_of
 
 _HALF_TYPES = (torch.bfloat16, torch.float16)
 _ROUNDINGS = 6.0
@@ -38,7 +38,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     module = site.module
     found: list[Proposal] = []
     rejected: list[str] = []
-    for target, function in _targets(cast("Hashable", type(module))):
+    for target, function in _targets(type(module)):
         said = _proposal(module, target, function)
         if isinstance(said, Rejection):
             rejected.append(said.reason)
@@ -50,29 +50,24 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     return whole if isinstance(whole, list) or not rejected else Rejection("; ".join(dict.fromkeys(rejected)))
 
 
-def _targets(cls: Hashable) -> Iterator[tuple[Target, Any]]:
+def _targets(cls: type) -> Iterator[tuple[Target, Any]]:
     """What methods of *cls* call that is rotary, and its own rotary methods.
 
-    What a global means is looked up each time: somebody may have put another function there.
+    Nothing of it is remembered: somebody may have put another function there.
     """
-    own, methods = _methods(cls)
-    yield from own
-    for name, method in methods:
-        for called, function in called_functions(method, is_rotary).items():
-            yield Target(name, called), function
-
-
-@functools.lru_cache(maxsize=4096)
-def _methods(cls: Hashable) -> tuple[tuple[tuple[Target, Any], ...], tuple[tuple[str, types.FunctionType], ...]]:
-    owner = cast("type", cls)
-    methods: dict[str, types.FunctionType] = {}
-    for base in owner.__mro__:
+    methods: dict[str, Any] = {}
+    for base in cls.__mro__:
         if not base.__module__.startswith("torch."):
             for name, value in vars(base).items():
-                if isinstance(value, types.FunctionType):
+                if isinstance(value, types.FunctionType | staticmethod | classmethod):
                     methods.setdefault(name, value)
-    own = tuple((Target(name), method) for name, method in own_rotary_methods(owner)) if methods else ()
-    return own, tuple(methods.items())
+    for name, method in methods.items():
+        if is_rotary_name(name):
+            yield Target(name), method
+    for name, method in methods.items():
+        if isinstance(method, types.FunctionType):
+            for called, function in called_functions(method, is_rotary).items():
+                yield Target(name, called), function
 
 
 def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Rejection | None:
@@ -102,7 +97,7 @@ def _checked(mixes: list[Mix]) -> dict[str, Any]:
     }
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered
 def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], tuple[Adapter, ...]] | Rejection:
     """The roles of a rotary function, the forms it takes and what it may be; or why it is left alone."""
     plain = plain_function(function)
@@ -111,8 +106,8 @@ def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], 
     roles = roles_of(plain)
     if isinstance(roles, Rejection):
         return roles
-    if effect := side_effect(plain):
-        return Rejection(f"{plain.__name__} does more than rotate: it {effect}; a fused one would not")
+    if why := hazard(function):
+        return Rejection(f"{plain.__name__}: {why}", kind="unlike")
     forms, why, bare = calls.accepted(function, roles)
     if not forms:
         return Rejection(f"{plain.__name__} takes none of the known forms of q, k, cos and sin: {why}")
@@ -163,9 +158,9 @@ def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Propo
     name = f"{type(module).__name__}.{target.method}"
     if not isinstance(method, types.FunctionType):
         return Rejection(f"{name} is a {type(method).__name__}; only a plain method can be replaced on an instance")
-    if effect := side_effect(method, type(module)):
-        return Rejection(f"{name} does more than rotate: it {effect}; a fused one would not")
     bound: Any = types.MethodType(method, module)
+    if why := hazard(bound):
+        return Rejection(f"{name}: {why}", kind="unlike")
     if not isinstance(roles := roles_of(bound), Rejection):
         return _proposal_of_method_like_a_function(module, target, bound, roles)
     heads, head_dim = (vars(module).get(attribute) for attribute in ("num_heads", "head_size"))

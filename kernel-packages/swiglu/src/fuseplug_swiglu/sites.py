@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import cast
 
 import torch
 from torch import nn
 
 from fuseplug import Proposal, Rejection, Site, Target
+from fuseplug.reading import names
 
 from .candidates import Found, Projections, adapters_for
 from .examples import DTYPES, Mix, Parts, Projection, longest_sum, make_example
-from .mentions import mentioned, required, words_of
+from .mentions import parameter_names, required, words_of
 from .reference import ACTIVATIONS
 
 _SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "unflatten", "glu"})
@@ -36,7 +36,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     them, or one that gives twice what another takes. The one that follows may be missing.
     """
     module = site.module
-    cls = cast("Hashable", type(module))
+    cls = type(module)
     # The order is that of cost: nearly all modules of a model leave at the first lines.
     if not module._modules or _is_of_torch(cls):
         return None
@@ -45,7 +45,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return _without_linears(module)
     if len(linears) > 4:
         return None
-    says = mentioned(cls)
+    says = names(cls.forward, cls)
     roles = _roles({name: widths for name, widths in linears.items() if name in says}, says)
     if not roles or _ATTENDS & says.keys():
         return None
@@ -53,7 +53,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     sure = len(roles) == 1 and roles[0].down is not None
     if _MULTIPLIES & says.keys() and not (sure and _is_expanding(linears, roles[0]) and _has_activation(module, says)):
         return None
-    if (arguments := required(cls)) != 1:
+    if (arguments := required(cls.forward)) != 1:
         return Rejection(f"its forward takes {arguments} tensors, not one") if sure and arguments is not None else None
     found = _found(module, linears, roles, says)
     if isinstance(found, Rejection):
@@ -97,7 +97,7 @@ def _has_activation(module: nn.Module, says: Mapping[str, int]) -> bool:
 
 def _without_linears(module: nn.Module) -> Rejection | None:
     """An answer for what plainly is part of a gated MLP, or one of another kind of projections."""
-    if _parameter_names(cast("Hashable", type(module))) == ("gate", "up"):
+    if parameter_names(type(module).forward) == ("gate", "up"):
         return Rejection("it is given gate and up; what is fused is the module that has the projections")
     several = {name: widths for name, child in module._modules.items() if child and (widths := _several(child))}
     if len(several) < 2 or not _roles(several, {}):
@@ -105,22 +105,12 @@ def _without_linears(module: nn.Module) -> Rejection | None:
     return Rejection(f"its projections, {' and '.join(several)}, hold several matrices each; known are linear layers")
 
 
-@functools.lru_cache(maxsize=4096)
-def _parameter_names(cls: Hashable) -> tuple[str, ...]:
-    return tuple(inspect.signature(cast("type[nn.Module]", cls).forward).parameters)[1:]
-
-
 def _several(child: nn.Module) -> tuple[int, int] | None:
     """Widths in and out of a child that has a matrix for each of several cases, and is called with the input alone."""
     weight = child._parameters.get("weight")
-    if (
-        weight is None
-        or weight.dim() != 3
-        or len(child._parameters) > 1
-        or required(cast("Hashable", type(child))) != 1
-    ):
+    if weight is None or weight.dim() != 3 or len(child._parameters) > 1 or required(type(child).forward) != 1:
         return None
-    return None if _is_of_torch(cast("Hashable", type(child))) else (int(weight.shape[2]), int(weight.shape[1]))
+    return None if _is_of_torch(type(child)) else (int(weight.shape[2]), int(weight.shape[1]))
 
 
 def _working_roundings(parts: Parts) -> float:
@@ -131,9 +121,8 @@ def _working_roundings(parts: Parts) -> float:
     return 16.0 + math.sqrt(longest_sum(parts)) / 4
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_of_torch(cls: Hashable) -> bool:
-    return str(getattr(getattr(cls, "forward", None), "__module__", "")).startswith("torch.")
+def _is_of_torch(cls: type[nn.Module]) -> bool:
+    return str(getattr(cls.forward, "__module__", "")).startswith("torch.")
 
 
 def _linears(module: nn.Module) -> dict[str, tuple[int, int]]:
@@ -145,8 +134,8 @@ def _linears(module: nn.Module) -> dict[str, tuple[int, int]]:
 def _widths(child: nn.Module) -> tuple[int, int] | None:
     """Widths in and out of anything linear: LoRA'd, quantised and sharded layers say them, others have a matrix."""
     attributes = vars(child)
-    for names in (("in_features", "out_features"), ("infeatures", "outfeatures"), ("nx", "nf")):
-        width_in, width_out = (attributes.get(name) for name in names)
+    for pair in (("in_features", "out_features"), ("infeatures", "outfeatures"), ("nx", "nf")):
+        width_in, width_out = (attributes.get(name) for name in pair)
         if type(width_in) is int and type(width_out) is int:
             return width_in, width_out
     if (inner := _wrapped(child)) is not None:

@@ -1,0 +1,40 @@
+"""May something be called, only to see what it gives?"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+from torch import nn
+
+from .libraries import is_library, only_computes
+from .lookup import in_class
+from .reaching import is_wrapped
+from .reader import read
+
+
+def hazard(called: Any) -> str:
+    """Say why *called* must not be called just to find out what it is; ``""`` if it only computes.
+
+    For a kernel whose ``match`` tries a function or an activation of a model. Code that changes something would change
+    it then, while nothing is to be fused yet. Nothing is run here.
+
+    Args:
+        called: A function, a method of an instance, a module or a partial; of torch and Python too.
+    """
+    if isinstance(called, functools.partial):
+        return hazard(called.func)
+    function, owner = called, None
+    if isinstance(called, nn.Module):
+        own = in_class(type(called), "__call__")
+        function, owner = (in_class(type(called), "forward") if own is nn.Module.__call__ else own), called
+    elif isinstance(called, types.MethodType):
+        function, owner = called.__func__, called.__self__ if isinstance(called.__self__, nn.Module) else None
+    if not isinstance(function, types.FunctionType) or not is_wrapped(function):
+        known = is_library(function) and only_computes(function)
+        return "" if known else f"the code of a {type(called).__name__} cannot be read"
+    reading = read(function, owner)
+    if reading.effects:
+        return f"it does more than compute: {reading.effects[0].text}"
+    return f"what it depends on cannot be read: {reading.unread[0]}" if reading.unknown else ""
