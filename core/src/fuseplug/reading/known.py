@@ -91,6 +91,7 @@ def _same(walk: Calls, node: Any, given: Arguments) -> Value:
 
 
 def _unordered(walk: Calls, node: Any, given: Arguments) -> Value:
+    walk.asked(node, *given.values)
     found = _same(walk, node, given)
     return listed(found.items or (), exact=False)
 
@@ -135,6 +136,7 @@ def _partial(walk: Calls, node: Any, given: Arguments) -> Value:
 
 
 def _extreme(walk: Calls, node: Any, given: Arguments) -> Value:
+    walk.asked(node, *given.values)
     kinds = kinds_of(given.all)
     if "shape" in kinds:
         for each in given.values:
@@ -145,6 +147,7 @@ def _extreme(walk: Calls, node: Any, given: Arguments) -> Value:
 
 
 def _number(walk: Calls, node: Any, given: Arguments) -> Value:
+    walk.asked(node, *given.values)
     return Value(kinds_of(given.all))
 
 
