@@ -59,7 +59,9 @@ class Tried(list[Calls]):
 
     def __str__(self) -> str:
         reached = len(self) - len(self.not_reached)
-        return "\n".join([f"{reached} of {len(self)} targets always came to their kernels", *map(str, self.not_reached)])
+        return "\n".join(
+            [f"{reached} of {len(self)} targets always came to their kernels", *map(str, self.not_reached)]
+        )
 
 
 def calls_of(patches: Iterable[Patch]) -> list[Calls]:

@@ -136,7 +136,10 @@ class Guard:
         for route, cls in watch.bare:
             hooks = " or ".join(f"c.{name}" for name in _HOOKS)
             names = (self._constant(cls), self._constant(cls.forward), hooks)
-            test = "(c := {}).__class__ is %s and c.__class__.forward is %s and not (%s or 'forward' in c.__dict__)" % names
+            test = (
+                "(c := {}).__class__ is %s and c.__class__.forward is %s and not (%s or 'forward' in c.__dict__)"
+                % names
+            )
             yield _Term(_each(route, test), _unlike(next(says)))
         for route, value in watch.equal:
             yield _Term(_each(route, self._equals(value)), _unlike(next(says)))
@@ -203,5 +206,3 @@ def _lacks(step: Any) -> str:
     stores = ("__dict__",) if step.store == "object" else ("__dict__", "_modules", "_parameters", "_buffers")
     first, *others = (f"{step.name!r} not in c.{store}" for store in stores)
     return " and ".join([first.replace("c.", "(c := {}).", 1), *others])
-
-

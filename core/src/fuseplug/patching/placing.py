@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..verification import Call, Extra
 
+
 class Placed(NamedTuple):
     """A call, as one that was verified.
 

@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from .arguments import Arguments
 from .attributes import attribute_of, item_of, kind_of
 from .found import MISSING, Finding
@@ -38,6 +40,9 @@ _FOLDED: Mapping[type, tuple[str, Callable[[Any, Any], Any]]] = {
 
 _ASKED = ("__bool__", "__len__", "__float__", "__int__", "__index__", "__str__", "__repr__", "__format__", "__iter__",
           "__abs__", "__neg__", "__pos__", "__invert__", "__round__", "__complex__", "__trunc__")  # fmt: skip
+
+
+_HOLDERS = (dict, list, tuple, set, frozenset, str, range, type, Tensor)
 
 
 class Local:
@@ -224,6 +229,9 @@ class Expressions:
         for op, one, other in zip(node.ops, values, values[1:], strict=False):
             if isinstance(op, ast.In | ast.NotIn):
                 self.operator(other, "__contains__", one)
+                for each in other.each:
+                    if each.known and not isinstance(each.object, _HOLDERS):
+                        item_of(self.reader, each, one)
             else:
                 self.operator(one, "__eq__" if isinstance(op, ast.Eq | ast.NotEq) else "__lt__", other)
         if "shape" in kinds:

@@ -174,7 +174,11 @@ def _draws(thing: Any, name: str) -> bool:
         return False
     bound = getattr(thing, "__self__", None) if not isinstance(thing, type) else None
     where = home(thing) if bound is None or isinstance(bound, type | types.ModuleType) else home(type(bound))
-    if where.startswith(("torch.random", "numpy.random")) or where.partition(".")[0] in ("random", "_random", "secrets"):
+    if where.startswith(("torch.random", "numpy.random")) or where.partition(".")[0] in (
+        "random",
+        "_random",
+        "secrets",
+    ):
         return True
     return where.partition(".")[0] == "torch" and name in RANDOM
 

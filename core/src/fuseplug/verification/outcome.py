@@ -193,7 +193,11 @@ def _gradients(
     generator = torch.Generator().manual_seed(1)
     # Eighths of integers below 16 are the same number in every dtype, so that the truth gets what the others get.
     upstream = [
-        lay_out(torch.randint(-15, 16, output.shape, generator=generator, device="cpu").div(8).to(output.device, output.dtype))
+        lay_out(
+            torch.randint(-15, 16, output.shape, generator=generator, device="cpu")
+            .div(8)
+            .to(output.device, output.dtype)
+        )
         for output in differentiable
     ]
     found = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)

@@ -40,7 +40,9 @@ class Dependence:
     unseen: tuple[str, ...]
 
 
-def dependence(reading: Reading, module: nn.Module | None, reads: Collection[str], called: Collection[Path]) -> Dependence:
+def dependence(
+    reading: Reading, module: nn.Module | None, reads: Collection[str], called: Collection[Path]
+) -> Dependence:
     """Sort what was read.
 
     Args:
@@ -203,4 +205,3 @@ def _is_torchs(name: Any) -> bool:
 def _joined(one: Watch, other: Watch) -> Watch:
     parts = ("bare", "equal", "same", "missing", "methods", "spaces")
     return replace(one, **{part: (*getattr(one, part), *getattr(other, part)) for part in parts})
-
