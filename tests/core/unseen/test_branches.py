@@ -111,7 +111,9 @@ def test_a_norm_that_looks_at_shapes_gives_its_own_numbers(case):
     assert attacked([NormKernel], make, given=given).answers[0] != "kernel"
 
 
-@pytest.mark.parametrize("shape", [(16,), (1, 16), (5, 16), (2, 130, 16), (1, 1, 16), (2, 3, 4, 16), (1, 2, 1, 2, 16), (0, 16)])
+@pytest.mark.parametrize(
+    "shape", [(16,), (1, 16), (5, 16), (2, 130, 16), (1, 1, 16), (2, 3, 4, 16), (1, 2, 1, 2, 16), (0, 16)]
+)
 def test_a_norm_that_does_not_is_fused_for_every_shape(shape):
     assert attacked([NormKernel], Norm, given=[[numbers(shape)]]).last == "kernel"
 

@@ -9,7 +9,6 @@ from support.kernels import ExpertsAdapter, ExpertsKernel, NormKernel, quiet_nor
 from support.models import Experts, Norm
 
 
-
 def normal(self, x):
     wide = x.to(torch.float32)
     return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
@@ -189,5 +188,3 @@ def test_an_expert_that_differs_later_is_computed_as_it_is():
 def test_the_report_names_what_was_found():
     applied = fused(Mixed(Doubled), [ReadingKernel])
     assert all(entry.why_not for entry in applied.report.left_alone)
-
-

@@ -11,7 +11,6 @@ from support.models import MLP, Experts, Norm
 from torch import nn
 
 
-
 class ReadingAdapter(ExpertsAdapter):
     @property
     def reads(self):

@@ -184,7 +184,10 @@ def test_a_norm_computes_with_what_is_there_now(case, monkeypatch):
 
 
 LEFT_ALONE = {
-    "a scalar buffer": (WithBuffer, lambda module: module.load_state_dict({**module.state_dict(), "scale": torch.tensor(3.0)})),
+    "a scalar buffer": (
+        WithBuffer,
+        lambda module: module.load_state_dict({**module.state_dict(), "scale": torch.tensor(3.0)}),
+    ),
     "a correction from zeros": (WithCorrection, lambda module: module.correction.data.fill_(1.0)),
 }
 
@@ -241,15 +244,24 @@ class Clamped(MLP):
 GATED = {
     "another activation": (MLP, setting("act", nn.GELU())),
     "the same activation anew": (MLP, setting("act", nn.SiLU())),
-    "an activation's approximation": (lambda: MLP(act=nn.GELU()), lambda module: setattr(module.act, "approximate", "tanh")),
-    "an activation's own function": (lambda: MLP(act=Holding()), lambda module: setattr(module.act, "function", F.gelu)),
+    "an activation's approximation": (
+        lambda: MLP(act=nn.GELU()),
+        lambda module: setattr(module.act, "approximate", "tanh"),
+    ),
+    "an activation's own function": (
+        lambda: MLP(act=Holding()),
+        lambda module: setattr(module.act, "function", F.gelu),
+    ),
     "a function on the module": (Bound, setting("function", F.gelu)),
     "the forward of an activation's class": (
         lambda: MLP(act=Silu()),
         on_class(Silu, "forward", lambda self, x: F.relu(x)),
     ),
     "a limit": (Clamped, setting("limit", 0.01)),
-    "a projection with an adapter": (MLP, lambda module: setattr(module, "gate", nn.Sequential(module.gate, nn.Tanh()))),
+    "a projection with an adapter": (
+        MLP,
+        lambda module: setattr(module, "gate", nn.Sequential(module.gate, nn.Tanh())),
+    ),
     "a projection with a bias": (MLP, lambda module: setattr(module.gate, "bias", nn.Parameter(torch.ones(32)))),
     "a projection in another dtype": (MLP, lambda module: module.double()),
 }

@@ -99,7 +99,11 @@ class Experts(nn.Module):
         from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
         made = transformers.Qwen3MoeConfig(
-            hidden_size=16, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2, experts_implementation="eager"
+            hidden_size=16,
+            moe_intermediate_size=8,
+            num_experts=4,
+            num_experts_per_tok=2,
+            experts_implementation="eager",
         )
         made._experts_implementation = "eager"
         self.experts = Qwen3MoeExperts(made)

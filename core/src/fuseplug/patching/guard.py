@@ -135,7 +135,7 @@ class Guard:
         says = iter(watch.described())
         for route, cls in watch.bare:
             hooks = " or ".join(f"c.{name}" for name in _HOOKS)
-            held, forward = self._constant(cls), self._constant(cls.forward)
+            held, forward = self._constant(cls), self._constant(getattr(cls, "forward", None))
             own = f"not ({hooks} or 'forward' in c.__dict__)"
             test = f"(c := {{}}).__class__ is {held} and c.__class__.forward is {forward} and {own}"
             yield _Term(_each(route, test), _unlike(next(says)))

@@ -208,6 +208,13 @@ def _item(reader: Reader, v: Value, index: Value | None) -> Value:
         if is_readable(function := in_class(type(held), method)):
             found = reader.function(function, Arguments((v,) if index is None else (v, index)))
             return found if index is not None else item_of(reader, found, None)
+    if (
+        v.known
+        and not v.owned
+        and is_library(held)
+        and not isinstance(held, Tensor | str | bytes | range | types.ModuleType)
+    ):
+        reader.unread(held, f"what is in a {type(held).__name__} is looked at", None)
     kinds = v.kinds | ((index.kinds - {"shape"}) if index is not None else frozenset())
     return Value(kinds, owned=v.owned, given=v.given)
 

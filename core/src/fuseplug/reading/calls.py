@@ -152,6 +152,7 @@ class Calls(Expressions):
                 [*(item_of(self.reader, v, NOTHING) for v in given.values), *given.named.values()], exact=False
             )
         if cls in (int, float, bool, str, complex, range, slice, bytes):
+            self.asked(node, *given.values)
             return Value(kinds_of(given.all))
         if is_library(cls):
             return call_library(self, node, Value(object=cls, owned=False), cls, given)
@@ -236,8 +237,9 @@ class Calls(Expressions):
                 self.call(node, each, more)
             elif is_a(thing, nn.Module) and not each.owned:
                 self.unread(node, f"a {type(thing).__name__} is handed to what is not read")
-            elif not each.owned and each.known and each.path is not None and _has_state(thing):
-                self.unread(node, f"{'.'.join(each.path)} is handed to what is not read")
+            elif not each.owned and each.known and _has_state(thing):
+                what = ".".join(each.path) if each.path else f"a {type(thing).__name__}"
+                self.unread(node, f"{what} is handed to what is not read")
 
     def grown(self, target: Any, before: Value, added: Value) -> None:
         """Let a container that was made in the call hold one thing more."""

@@ -11,6 +11,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from .arguments import Arguments
 from .attributes import attribute_of, item_of, kind_of
 from .found import MISSING, Finding
@@ -34,6 +36,13 @@ _FOLDED: Mapping[type, tuple[str, Callable[[Any, Any], Any]]] = {
     ast.MatMult: ("matmul", operator.matmul),
     ast.Pow: ("pow", operator.pow),
 }
+
+
+_ASKED = ("__bool__", "__len__", "__float__", "__int__", "__index__", "__str__", "__repr__", "__format__", "__iter__",
+          "__abs__", "__neg__", "__pos__", "__invert__", "__round__", "__complex__", "__trunc__")  # fmt: skip
+
+
+_HOLDERS = (dict, list, tuple, set, frozenset, str, range, type, Tensor)
 
 
 class Local:
@@ -118,6 +127,7 @@ class Expressions:
         else:
             self._testing = True
             found = self.value(test)
+            self.asked(test, found)
             if is_a(found.object, types.FunctionType | type | types.ModuleType) and not found.kinds:
                 return
             if found.kinds and not raises:
@@ -141,6 +151,7 @@ class Expressions:
     def on_subscript(self, node: ast.Subscript) -> Value:
         whole = self.value(node.value)
         index = self.value(node.slice)
+        self.asked(node, index)
         if isinstance(node.slice, ast.Slice) and whole.items is not None:
             return listed(whole.items, exact=False)
         return item_of(self.reader, whole, index)
@@ -168,6 +179,7 @@ class Expressions:
 
     def on_unaryop(self, node: ast.UnaryOp) -> Value:
         found = self.value(node.operand)
+        self.asked(node, found)
         if isinstance(node.op, ast.USub) and type(found.object) in (int, float):
             return known(-found.object, *found.kinds)
         return Value(found.kinds)
@@ -186,7 +198,7 @@ class Expressions:
                     return Value(kinds)
             if isinstance(node.op, ast.Add) and left.items is not None and right.items is not None:
                 return listed((*left.items, *right.items), exact=left.exact and right.exact)
-        if isinstance(node.op, ast.Mod) and "shape" in kinds:
+        if isinstance(node.op, ast.Mod | ast.FloorDiv | ast.Div) and "shape" in kinds:
             self.sizes(right)
         return Value(kinds - {"shape"} if kinds & {"value", "param"} else kinds)
 
@@ -199,6 +211,15 @@ class Expressions:
             if is_readable(function := in_class(cls, method)):
                 self.reader.function(function, Arguments((each, *others)))
 
+    def asked(self, node: Any, *values: Value) -> None:
+        """Note objects of a model's own classes that Python asks for what they are: by methods that it finds itself."""
+        for each in (option for value in values for option in value.each):
+            cls = each.made or (type(each.object) if each.known else None)
+            if cls is None or isinstance(each.object, type) or is_library(cls):
+                continue
+            if any(is_readable(in_class(cls, name)) for name in _ASKED):
+                self.unread(node, f"a {cls.__name__} says itself what it is")
+
     def compare(self, node: ast.Compare, testing: bool) -> Value:
         """A comparison: a condition's, or one that is computed with."""
         values = [self.value(each) for each in (node.left, *node.comparators)]
@@ -210,6 +231,9 @@ class Expressions:
         for op, one, other in zip(node.ops, values, values[1:], strict=False):
             if isinstance(op, ast.In | ast.NotIn):
                 self.operator(other, "__contains__", one)
+                for each in other.each:
+                    if each.known and not isinstance(each.object, _HOLDERS):
+                        item_of(self.reader, each, one)
             else:
                 self.operator(one, "__eq__" if isinstance(op, ast.Eq | ast.NotEq) else "__lt__", other)
         if "shape" in kinds:
@@ -292,6 +316,7 @@ class Expressions:
 
     def on_joinedstr(self, node: ast.JoinedStr) -> Value:
         parts = [self.value(each) for each in node.values]
+        self.asked(node, *parts)
         if all(is_a(v.object, str | int) for v in parts) and all(
             isinstance(each, ast.Constant) or (each.conversion == -1 and each.format_spec is None)  # type: ignore[attr-defined]
             for each in node.values

@@ -93,6 +93,7 @@ def _same(walk: Calls, node: Any, given: Arguments) -> Value:
 
 
 def _unordered(walk: Calls, node: Any, given: Arguments) -> Value:
+    walk.asked(node, *given.values)
     found = _same(walk, node, given)
     return listed(found.items or (), exact=False)
 
@@ -138,6 +139,7 @@ def _partial(_: Calls, _node: Any, given: Arguments) -> Value:
 
 
 def _extreme(walk: Calls, node: Any, given: Arguments) -> Value:
+    walk.asked(node, *given.values)
     kinds = kinds_of(given.all)
     if "shape" in kinds:
         for each in given.values:
@@ -148,6 +150,7 @@ def _extreme(walk: Calls, node: Any, given: Arguments) -> Value:
 
 
 def _number(walk: Calls, node: Any, given: Arguments) -> Value:
+    walk.asked(node, *given.values)
     return Value(kinds_of(given.all))
 
 

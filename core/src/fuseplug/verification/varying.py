@@ -22,6 +22,9 @@ _LONGEST = 4096
 """A length that the code names is tried up to here."""
 
 _LARGEST = 1e30
+_SMALL = 1e-8
+"""Below this a number in the code tells small values from none; above, it is an eps or a factor."""
+
 _MOST_NUMBERS = 6
 
 
@@ -61,7 +64,7 @@ def variations(
     """
     yield from _ranks(example)
     yield from _lengths(example, sizes)
-    yield from _magnitudes(example, numbers if clamps else (), clamps)
+    yield from _magnitudes(example, numbers, clamps)
     yield Variation("layout", "transposed in memory", example, Handing(arguments=transposed))
     yield Variation("autocast", "under autocast", example, autocast=True)
 
@@ -141,9 +144,14 @@ def _magnitudes(example: Example, numbers: Iterable[float], clamps: bool) -> Ite
     main = example.args[main_argument(example)]
     if not main.is_floating_point():
         return
-    named = sorted({abs(number) for number in numbers if 1 < abs(number) < _LARGEST}, reverse=True)[:_MOST_NUMBERS]
-    for factor in dict.fromkeys((1e4, 1e-4, *(4 * number for number in named))):
+    named = {abs(number) for number in numbers}
+    large = sorted((each for each in named if 1 < each < _LARGEST), reverse=True)[:_MOST_NUMBERS]
+    small = sorted(each for each in named if 1 / _LARGEST < each < _SMALL)[:_MOST_NUMBERS]
+    for factor in dict.fromkeys((1e4, 1e-4, *(4 * each for each in large), *small)):
         yield Variation("magnitude", f"of magnitude {factor:.3g}", _scaled(example, factor))
+    # As padding has, and what a ReLU leaves.
+    yield Variation("magnitude", "with zeros in it", _with(example, 0.0))
+    yield Variation("magnitude", "of zeros", _scaled(example, 0.0))
     for special in (torch.inf, -torch.inf, torch.nan) if clamps else ():
         yield Variation("magnitude", f"with {special} in it", _with(example, special))
 
