@@ -137,7 +137,9 @@ class Guard:
             hooks = " or ".join(f"c.{name}" for name in _HOOKS)
             held, forward = self._constant(cls), self._constant(getattr(cls, "forward", None))
             own = f"not ({hooks} or 'forward' in c.__dict__)"
-            test = f"(c := {{}}).__class__ is {held} and c.__class__.forward is {forward} and {own}"
+            call = self._constant(cls.__call__)
+            classes = f"c.__class__.forward is {forward} and c.__class__.__call__ is {call}"
+            test = f"(c := {{}}).__class__ is {held} and {classes} and {own}"
             yield _Term(_each(route, test), _unlike(next(says)))
         for route, value in watch.equal:
             yield _Term(_each(route, self._equals(value)), _unlike(next(says)))
@@ -189,8 +191,8 @@ def _each(route: Route, test: str) -> str:
     if len(before) == len(route):
         return f"({test.format(_path('a[0]', route))})" if ":=" in test else test.format(_path("a[0]", route))
     count, rest = route[len(before)].store, route[len(before) + 1 :]
-    items = f"[*{_path('a[0]', before)}._modules.values()][:{count}]"
-    return f"all([{test.format(_path('e', rest))} for e in {items}])"
+    items = f"{_path('a[0]', before)}._modules"
+    return f"len({items}) == {count} and all([{test.format(_path('e', rest))} for e in {items}.values()])"
 
 
 def _path(root: str, route: Sequence[Any]) -> str:

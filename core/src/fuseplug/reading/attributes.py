@@ -113,6 +113,8 @@ def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) 
 def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any, *, of_base: bool = False) -> Value:
     """What an attribute is that a class has."""
     if is_a(found, property):
+        if v.path is not None and (holder := class_with(type(v.object), name)) is not None:
+            reader.looked(vars(holder), name, found)
         if is_readable(found.fget):
             return reader.function(found.fget, Arguments((v,)))  # type: ignore[arg-type]
         reader.unread(v.object, f"the property {name} of a {type(v.object).__name__} cannot be read{_at(where)}", None)
