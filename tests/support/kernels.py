@@ -318,10 +318,9 @@ class ExpertsKernel(BaseKernel):
             return None
 
         def example(dtype, size, generator):
-            from .models import Norm
-
-            children = torch.nn.ModuleList([Norm(16, eps) for eps in (1e-6, 1e-5)])
-            for child in children:
+            children = torch.nn.ModuleList([type(site.module.experts[0])(16) for _ in range(2)])
+            for child, eps in zip(children, (1e-6, 1e-5), strict=True):
+                child.eps = eps
                 child.weight.data = torch.randn(16, generator=generator)
             x = torch.randn(max(4, size // 16), 16, generator=generator)
             return Example([x.to(dtype)], children={"experts": children})

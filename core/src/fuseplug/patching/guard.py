@@ -140,6 +140,10 @@ class Guard:
             call = self._constant(cls.__call__)
             classes = f"c.__class__.forward is {forward} and c.__class__.__call__ is {call}"
             test = f"(c := {{}}).__class__ is {held} and {classes} and {own}"
+            if route[-1].name != "*":
+                # What the instance itself holds under the child's name comes before the child.
+                above = _each(route[:-1], f"{route[-1].name!r} not in {{}}.__dict__")
+                yield _Term(above, f"there is something else in the place of {route[-1].name}")
             yield _Term(_each(route, test), _unlike(next(says)))
         for route, value in watch.equal:
             yield _Term(_each(route, self._equals(value)), _unlike(next(says)))

@@ -32,6 +32,9 @@ Answer = Literal["same", "differs", "unanswered"]
 _TRIED = frozenset({"shape", "value", "param", "grad", "memory", "random"})
 """What a condition may depend on that only examples can settle. Everything else is watched, or varied by mixes."""
 
+_FEW = 8
+"""Lengths up to here are numbers of other things, mostly."""
+
 _AN_EXTRA_KEYWORD = {"num_items_in_batch": 3}
 """One that trainers hand to models."""
 
@@ -141,7 +144,9 @@ class Examination:
 
     def _calls_varied(self) -> _Tried | Rejection:
         tried = _Tried({each.args[main_argument(each)].dim() for each in self.answered})
-        sizes, numbers = self.reading.sizes, self.reading.numbers
+        numbers = self.reading.numbers
+        # Any whole number in the code may be a length, whether or not it is compared with one.
+        sizes = self.reading.sizes | {int(number) for number in numbers if _FEW < number == int(number)}
         clamps = bool(self.reading.clamps or any(_TRIED & each.kinds for each in self.reading.conditions))
         for variation in variations(self.answered[0], sizes=sizes, numbers=numbers, clamps=clamps):
             answer = self._try(variation)
@@ -194,12 +199,28 @@ class Examination:
         """What the original reads and the fused code does not follow, if it is nothing that can be watched."""
         if depends.unseen:
             return Rejection(f"it depends on what cannot be watched: {'; '.join(depends.unseen[:3])}", kind="unlike")
+        if (why := self._untried_class(depends)) is not None:
+            return why
         for path in depends.numbers:
             if self._with("number", path, another_number(path)) == "differs":
                 return self._differs(f"when its {'.'.join(path)} is another number")
         for path in depends.tensors:
             if self._with("tensor", path, other_values(path)) != "same":
                 return Rejection(f"it also reads {'.'.join(path)}, a tensor that the kernel does not", kind="unlike")
+        return None
+
+    def _untried_class(self, depends: Dependence) -> Rejection | None:
+        """Which child that the fused code stands for has a class that no example has in such a place."""
+        tried: dict[Path, set[type]] = {}
+        for example in self.answered:
+            for name, child in example.children.items():
+                for path, module in ((), child), *_below(child):
+                    tried.setdefault((name, *path), set()).add(type(module))
+        for route, cls in depends.watch.bare:
+            path = tuple("*" if step.name.isdigit() else step.name for step in route)
+            if path[0] in self.answered[0].children and cls not in tried.get(path, ()):
+                where = ".".join(step.name for step in route)
+                return Rejection(f"its {where} is a {cls.__name__}, unlike the others that it is with", kind="unlike")
         return None
 
     def _with(self, kind: Literal["number", "tensor"], path: Path, change: Change) -> Answer:

@@ -115,7 +115,7 @@ def _ranks(example: Example) -> Iterator[Variation]:
 def _lengths(example: Example, sizes: Iterable[int]) -> Iterator[Variation]:
     """Each leading dimension of the main input with one element, many, and none; and around what the code names."""
     main = example.args[main_argument(example)]
-    named = sorted({size + d for size in sizes for d in (0, 1) if 0 < size + d <= _LONGEST})
+    named = sorted({size + d for size in sorted(sizes)[:_MOST_NUMBERS] for d in (0, 1) if 0 < size + d <= _LONGEST})
     leading = main.shape[:-1]
     for dim in range(len(leading)):
         for length in dict.fromkeys((1, _LONG, *named, 0)):
