@@ -321,7 +321,7 @@ def test_code_of_a_module_that_answers_for_attributes_is_not_run():
     module = Hidden.__new__(Hidden)
     nn.Module.__init__(module)
     (unread,) = reading(Hidden.forward, module).unread
-    assert "scale of a Hidden: what it is, is told by code of its own" in unread
+    assert "scale of a Hidden is answered by code of its own" in unread
 
 
 def test_a_property_is_read_and_not_run():
