@@ -113,7 +113,8 @@ class Calls(Expressions):
         bound = given if f.receiver is None else given.after(f.receiver)
         if is_readable(function) or is_wrapped(wrapped_by(function)):
             return self.reader.function(function, bound)
-        name, owner = function.__name__, f.receiver.object if f.receiver is not None else None
+        name = function.__name__
+        owner: Any = f.receiver.object if f.receiver is not None else MISSING
         if is_a(owner, type) and issubclass(owner, torch.autograd.Function) and name == "apply":
             return self._differentiated(owner, given)
         calls = name in ("__call__", "_call_impl", "_wrapped_call_impl")
