@@ -35,7 +35,7 @@ class Finding:
     Attributes:
         text: What it says and where, for a person: ``"x[0] = 3 (line 12 of Llama.forward)"``.
         inside: The path of the called child whose forward it is in; ``()`` for the module itself.
-        kinds: What it depends on, or what kind it is of.
+        kinds: What it depends on; for a context, its kind.
         code: The code object it is in; a nested function has one of its own.
         span: First line, first column, last line, last column.
     """
@@ -96,7 +96,7 @@ class Reading:
             ``"grad"``, ``"autocast"``, ``"tracing"``, ``"training"``, ``"state"``, ``"presence"``, ``"option"``,
             ``"memory"`` (where a tensor lies) and ``"random"``.
             Tests that only decide whether to raise are left out.
-        clamps: Computation that treats some magnitudes otherwise than others.
+        clamps: Computation that treats some magnitudes differently from others.
         sizes: Integers that shapes are compared with.
         numbers: Numbers that are written in the code.
         unknown: What could not be read, and where.

@@ -154,7 +154,7 @@ def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Argume
     if (tensors and name in RANDOM) or _draws(thing, name):
         walk.note(found.random, node)
     arguments = len(given.values) + (receiver is not None) + len(given.named)
-    if tensors and _clamps(name, given, receiver, arguments):
+    if tensors and _clamps(name, given, arguments):
         walk.note(found.clamps, node)
     if name in _CONTEXTS and tensors:
         walk.note(found.contexts, node, {_CONTEXTS[name]})
@@ -177,7 +177,8 @@ def _draws(thing: Any, name: str) -> bool:
     return top == "torch" and name in RANDOM
 
 
-def _clamps(name: str, given: Arguments, receiver: Value | None, arguments: int) -> bool:
+def _clamps(name: str, given: Arguments, arguments: int) -> bool:
+    """Whether a function of this name treats some magnitudes otherwise, counting a method's owner as an argument."""
     if name in ("max", "min"):
         last = given.values[-1] if given.values else NOTHING
         return (
@@ -232,15 +233,7 @@ def _of_local(walk: Calls, node: Any, receiver: Value, name: str, given: Argumen
         for each in [item_of(walk.reader, v, NOTHING) for v in given.values] + list(given.named.values()):
             walk.grown(target, receiver, each)
     elif name in ("get", "pop", "setdefault", "popleft", "popitem"):
-        found = item_of(walk.reader, receiver, added if is_a(added.object, str | int) else None)
-        default = given.at(1, "default")
-        if found is NEVER:
-            return default or known(None)
-        if receiver.named is not None and is_a(added.object, str):
-            return found
-        if default is None and name == "get":
-            default = known(None)
-        return either([found, *([default] if default is not None else [])])
+        return _taken(walk, receiver, name, given)
     elif name == "items":
         return listed((listed((NOTHING, item_of(walk.reader, receiver, NOTHING))),), exact=False)
     elif name == "values":
@@ -250,6 +243,19 @@ def _of_local(walk: Calls, node: Any, receiver: Value, name: str, given: Argumen
     elif name == "copy":
         return receiver
     return Value(receiver.kinds | kinds_of(given.all))
+
+
+def _taken(walk: Calls, receiver: Value, name: str, given: Arguments) -> Value:
+    """An item that a method takes out of a container that was made in the call, or its default."""
+    index, default = given.at(0) or NOTHING, given.at(1, "default")
+    found = item_of(walk.reader, receiver, index if is_a(index.object, str | int) else None)
+    if found is NEVER:
+        return default or known(None)
+    if receiver.named is not None and is_a(index.object, str):
+        return found
+    if default is None and name == "get":
+        default = known(None)
+    return either([found, *([default] if default is not None else [])])
 
 
 def _result(walk: Calls, f: Value, thing: Any, name: str, given: Arguments) -> Value:
