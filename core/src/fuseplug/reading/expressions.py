@@ -218,10 +218,10 @@ class Expressions:
             if cls is None or isinstance(each.object, type) or is_library(cls):
                 continue
             if any(is_readable(in_class(cls, name)) for name in _ASKED):
-                self.unread(node, f"a {cls.__name__} says itself what it is")
+                self.unread(node, f"methods of {cls.__name__} decide what Python sees of it")
 
     def compare(self, node: ast.Compare, testing: bool) -> Value:
-        """A comparison: a condition's, or one that is computed with."""
+        """What a comparison stands for; *testing* says that it is a condition, not part of a computation."""
         values = [self.value(each) for each in (node.left, *node.comparators)]
         kinds = kinds_of(values)
         # ``"mask" in kwargs`` asks which arguments there are, not what they hold.

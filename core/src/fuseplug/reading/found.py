@@ -52,7 +52,7 @@ class Looked:
     """A name that is looked up outside the module: a global, mostly.
 
     Attributes:
-        space: Where: the globals of a function, the namespace of a module, object or class, or a dict.
+        space: Where it is looked up: the globals of a function, the namespace of a module, object or class, or a dict.
         name: The name.
         value: What it is now, or `MISSING`.
     """
@@ -85,11 +85,11 @@ class Reading:
         reads: The chains of attributes below the module that are read, with what is there now, or `MISSING`. A property
             of a Python class is read like a function, so what it reads is listed in its place.
         calls: The modules below the module that are called; their forwards are read too.
-        methods: The methods of the module, and of what is below it, that are used: by the path of the owner and name.
+        methods: The methods used, of the module and of what is below it, by the owner's path and the method's name.
         globals: What is looked up elsewhere, each once.
         cells: The closure cells that are read.
         effects: What is changed that was not made in the call. Writing into a tensor that is an argument does not
-            count, as it shows when the function is run.
+            count: it shows when the function is run.
         contexts: Contexts and decorators that change how torch computes: kinds ``"autocast"``, ``"grad"``, ``"other"``.
         random: Random numbers that are drawn.
         conditions: What is tested. Kinds are of ``"shape"``, ``"value"``, ``"param"``, ``"dtype"``, ``"device"``,

@@ -53,7 +53,7 @@ def only_computes(thing: Any) -> bool:
 
 
 def is_readable(function: Any) -> bool:
-    """Say whether *function* is Python of a model, or of a module of torch."""
+    """Say whether *function* is Python code of a model or of `torch.nn.modules`."""
     if not is_a(function, types.FunctionType):
         return False
     name = home(function)

@@ -1,4 +1,4 @@
-"""What functions of torch and Python do, by their names: the code of these is not read."""
+"""What functions of torch and Python do, by their names: their code is not read."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Value:
         kinds: What it derives from, in the words of `Finding.kinds`.
         path: Where it is below the module.
         object: The very object, if that is known.
-        owned: Whether it was made in the call: then to change it has no effect that outlives the call.
+        owned: Whether it was made in the call: then changing it has no effect that outlives the call.
         given: Whether it is an argument of what is read, or part of one.
         items: What is in it, if it is a container made in the call.
         exact: Whether *items* are all its items, in order; otherwise each item is one of them.
