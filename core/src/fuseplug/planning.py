@@ -428,9 +428,8 @@ def patch_of(
         no_autocast=semantics.watch.no_autocast or ran.no_autocast,
         no_grad=not kernel.differentiable,
     )
-    accepts = Accepts(
-        semantics.calls, semantics.main, semantics.typed, ran.dtypes, watch, semantics.extra, subject.space
-    )
+    calls = tuple(call.limited(semantics.main, ran.ranks) for call in semantics.calls)
+    accepts = Accepts(calls, semantics.main, semantics.typed, ran.dtypes, watch, semantics.extra, subject.space)
     try:
         function = replacement(subject.original, semantics.adapter, compute, mark, accepts)
     except KeyboardInterrupt:

@@ -12,9 +12,7 @@ from torch import nn
 
 
 class ReadingAdapter(ExpertsAdapter):
-    @property
-    def reads(self):
-        return ("experts.*.weight", "experts.*.eps")
+    reads: tuple[str, ...] = ("experts.*.weight", "experts.*.eps")
 
 
 class ReadingExpertsKernel(ExpertsKernel):

@@ -90,11 +90,11 @@ class Guard:
 
     def _place(self, original: Callable[..., Any], target: Target, accepts: Accepts) -> Iterator[_Term]:
         if target.function is None:
-            code = f"a[0].__class__.{target.method} is {self._constant(original)}"
+            code = self._is_function(f"a[0].__class__.{target.method}", original)
         elif accepts.space is None:
             return
         else:
-            code = f"{self._constant(accepts.space.held)}[{target.function!r}] is {self._constant(original)}"
+            code = self._is_function(f"{self._constant(accepts.space.held)}[{target.function!r}]", original)
         yield _Term(code, f"{target} is no longer the one that was replaced")
 
     def _dtypes(self, accepts: Accepts) -> Iterator[_Term]:
@@ -137,7 +137,9 @@ class Guard:
             hooks = " or ".join(f"c.{name}" for name in _HOOKS)
             held, forward = self._constant(cls), self._constant(getattr(cls, "forward", None))
             own = f"not ({hooks} or 'forward' in c.__dict__)"
-            test = f"(c := {{}}).__class__ is {held} and c.__class__.forward is {forward} and {own}"
+            call = self._constant(cls.__call__)
+            classes = f"c.__class__.forward is {forward} and c.__class__.__call__ is {call}"
+            test = f"(c := {{}}).__class__ is {held} and {classes} and {own}"
             yield _Term(_each(route, test), _unlike(next(says)))
         for route, value in watch.equal:
             yield _Term(_each(route, self._equals(value)), _unlike(next(says)))
@@ -146,11 +148,12 @@ class Guard:
         for (route,) in watch.missing:
             yield _Term(_each(route[:-1], _lacks(route[-1])), _unlike(next(says)))
         for route, name, function in watch.methods:
-            test = f"(c := {{}}).__class__.{name} is {self._constant(function.held)} and {name!r} not in c.__dict__"
+            same = self._is_function("c.__class__." + name, function.held)
+            test = f"(c := {{}}).__class__ is not None and {same} and {name!r} not in c.__dict__"
             yield _Term(_each(route, test), _unlike(next(says)))
         for space, name, looked in watch.spaces:
             names, key = self._constant(space.held), self._constant(name)
-            test = self._equals(looked) if isinstance(looked, Frozen) else f"{{}} is {self._constant(looked.held)}"
+            test = self._equals(looked) if isinstance(looked, Frozen) else self._is_function("{}", looked.held)
             absent = isinstance(looked, ById) and looked.held is MISSING
             there, within = f"{names}[{key}]", f"{key} in {names}"
             if isinstance(space.held, types.CellType):
@@ -159,6 +162,19 @@ class Guard:
                 # A registry of a model's own may make something new of what it holds.
                 there, within = f"dict.__getitem__({names}, {key})", f"dict.__contains__({names}, {key})"
             yield _Term(f"not ({within})" if absent else test.format(there), _unlike(next(says)))
+
+    def _is_function(self, found: str, value: Any) -> str:
+        """That *found* is *value*; and, of a function, that nobody gave it other code or defaults, as reloading does."""
+        known = self._constant(value)
+        same = [f"{found} is {known}"]
+        if isinstance(value, types.FunctionType):
+            same.append(f"{known}.__code__ is {self._constant(value.__code__)}")
+            same += [
+                f"{known}.{name} is {self._constant(getattr(value, name))}"
+                for name in ("__defaults__", "__kwdefaults__")
+                if getattr(value, name) is not None
+            ]
+        return " and ".join(same)
 
     def _equals(self, value: Frozen) -> str:
         if value.value is None or value.kind is bool:
@@ -189,8 +205,8 @@ def _each(route: Route, test: str) -> str:
     if len(before) == len(route):
         return f"({test.format(_path('a[0]', route))})" if ":=" in test else test.format(_path("a[0]", route))
     count, rest = route[len(before)].store, route[len(before) + 1 :]
-    items = f"[*{_path('a[0]', before)}._modules.values()][:{count}]"
-    return f"all([{test.format(_path('e', rest))} for e in {items}])"
+    items = f"{_path('a[0]', before)}._modules"
+    return f"len({items}) == {count} and all([{test.format(_path('e', rest))} for e in {items}.values()])"
 
 
 def _path(root: str, route: Sequence[Any]) -> str:

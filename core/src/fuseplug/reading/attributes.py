@@ -123,10 +123,7 @@ def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) 
 def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any, *, of_base: bool = False) -> Value:
     """An attribute that a class defines."""
     if is_a(found, property):
-        if is_readable(found.fget):
-            return reader.function(found.fget, Arguments((v,)))
-        reader.unread(v.object, f"the property {name} of a {type(v.object).__name__} cannot be read{_at(where)}", None)
-        return part_of(v)
+        return _of_property(reader, v, name, found, where)
     function = found.__func__ if is_a(found, staticmethod | classmethod) else found
     receiver: Value | None = v
     of_class = of_base or v.made is not None or name not in namespace(v.object)
@@ -144,6 +141,16 @@ def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any, *, of_ba
     if found is MISSING or not is_a(found, _BOUND):
         return Value(object=found, owned=False, receiver=v, name=name)
     return Value(object=function, owned=False, receiver=receiver, name=name)
+
+
+def _of_property(reader: Reader, v: Value, name: str, found: property, where: Any) -> Value:
+    if v.path is not None and (holder := class_with(type(v.object), name)) is not None:
+        reader.looked(vars(holder), name, found)
+    getter: Any = found.fget
+    if is_readable(getter):
+        return reader.function(getter, Arguments((v,)))
+    reader.unread(v.object, f"the property {name} of a {type(v.object).__name__} cannot be read{_at(where)}", None)
+    return part_of(v)
 
 
 def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:

@@ -225,7 +225,8 @@ class Expressions:
         values = [self.value(each) for each in (node.left, *node.comparators)]
         kinds = kinds_of(values)
         # ``"mask" in kwargs`` asks which arguments there are, not what they hold.
-        named = isinstance(values[0].object, str) and all(isinstance(op, ast.In | ast.NotIn) for op in node.ops)
+        named = isinstance(values[0].object, str) and not values[-1].known
+        named = named and all(isinstance(op, ast.In | ast.NotIn) for op in node.ops)
         if named or all(isinstance(op, _IS) for op in node.ops):
             return Value(frozenset({"presence" if kind in ("value", "param", "option") else kind for kind in kinds}))
         for op, one, other in zip(node.ops, values, values[1:], strict=False):

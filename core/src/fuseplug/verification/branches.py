@@ -15,7 +15,7 @@ Position = tuple[int | None, int | None, int | None, int | None]
 
 
 class Branches:
-    """Notes both ways out of every conditional jump; used as a context around each run of the original.
+    """Notes both ways out of every conditional jump; a context around each run of the original, followed by `keep`.
 
     A tracer that is there already, of a debugger or of a measurement of coverage, is put back afterwards.
 
@@ -37,11 +37,14 @@ class Branches:
         self._before = sys.gettrace()
         sys.settrace(self._call)
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
-        # A run that raised gave nothing that could be compared.
-        for code, jump, to in self._new if kind is None else ():
+
+    def keep(self) -> None:
+        """Note what the last run took: it could be compared, and was the same."""
+        for code, jump, to in self._new:
             self._taken[code][jump].add(to)
+        self._new.clear()
 
     def one_sided(self, file: str, span: Span) -> bool:
         """Whether a jump within *span* of the source in *file* was taken, or passed, at every visit.

@@ -177,6 +177,8 @@ class Examination:
             else:
                 same.append((adapter, function))
         self.candidates = same or self.candidates
+        if same:
+            self.branches.keep()
         return "same" if same else "differs"
 
     def _compared(
@@ -227,7 +229,7 @@ class Examination:
         """Paths of the children that the fused code calls."""
         if self.subject.module is None:
             return frozenset()
-        found: set[Path] = set()
+        found: list[set[Path]] = []
         function = self.candidates[0][1]
 
         def listening(twin: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -241,12 +243,13 @@ class Examination:
                 below = [*_below(twin)]
                 # Of a list, only what is called of every item.
                 missed = {path for path, module in below if id(module) not in called}
-                found.update(path for path, _ in below if path not in missed)
+                found.append({path for path, _ in below if path not in missed})
 
         for example in self.answered:
             with contextlib.suppress(Exception):
                 run(self.subject, listening, example, gradients=False)
-        return frozenset(found)
+        # Those that it calls every time.
+        return frozenset(set.intersection(*found)) if found else frozenset()
 
     def _described(self, adapter: Adapter, watch: Watch, *, uniform: bool) -> Semantics:
         bound = self.subject.module is not None

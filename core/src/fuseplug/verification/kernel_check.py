@@ -15,7 +15,7 @@ from .comparing import Tolerance, departure, excess
 from .examining import Semantics, dtypes_in
 from .examples import example_of, raised
 from .outcome import AS_USUAL, Handing, Outcome, Subject, run
-from .varying import main_argument, transposed
+from .varying import main_argument, transposed, variations
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,13 @@ class Ran:
         dtypes: As `Semantics.dtypes`: those in which it was run.
         contiguous: Whether its results lie in memory as the original's only if the input is contiguous.
         no_autocast: Whether it computes what the original does only without autocast.
+        ranks: The numbers of dimensions of the main input with which it was right; empty if all were.
     """
 
     dtypes: tuple[tuple[torch.dtype, ...], ...]
     contiguous: bool = False
     no_autocast: bool = False
+    ranks: frozenset[int] = frozenset()
 
 
 class KernelCheck:
@@ -60,10 +62,13 @@ class KernelCheck:
             if (wrong := self._wrong_in(mix, first=True)) is not None:
                 return wrong
             mixes = [mix, *filter(self._is_right_in, self._proposal.likely)]
+            ranks = self._ranks(mix)
+            if isinstance(ranks, Rejection):
+                return ranks
             rows = [
                 dtypes_in(self._semantics.typed, example_of(self._proposal, each, 1), self._subject) for each in mixes
             ]
-            return Ran(tuple(dict.fromkeys(rows)), self._needs_order(mix), self._fails_under_autocast(mix))
+            return Ran(tuple(dict.fromkeys(rows)), self._needs_order(mix), self._fails_under_autocast(mix), ranks)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             return raised(f"running on {self._device}", error)
 
@@ -93,6 +98,32 @@ class KernelCheck:
             example = example_of(self._proposal, mix, 3 * max(sizes) // 2)
             return self._judged(example, self._run(self._fused, example))
         return None
+
+    def _ranks(self, mix: Any) -> frozenset[int] | Rejection:
+        """The numbers of dimensions with which the kernel is right; or why it is not at some length."""
+        example = example_of(self._proposal, mix, min(self._kernel.check_sizes))
+        right, wrong = {example.args[main_argument(example)].dim()}, False
+        for variation in variations(example, sizes=(), numbers=(), clamps=False):
+            if variation.kind not in ("rank", "length"):
+                continue
+            try:
+                why = self._judged(variation.example, self._run(self._fused, variation.example))
+            except Exception as error:  # noqa: BLE001 - it may raise anything, and so may the original
+                why = self._raises(variation.example, error)
+            if variation.kind == "rank":
+                right |= set() if why else {variation.rank}
+                wrong |= why is not None
+            elif why is not None:
+                return why
+        return frozenset(right) if wrong else frozenset()
+
+    def _raises(self, example: Example, error: Exception) -> Rejection | None:
+        """What the kernel raised, unless the original raises too."""
+        try:
+            self._run(self._subject.original, example)
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        return raised(f"running {describe(example)} on {self._device}", error)
 
     def _judged(self, example: Example, outcome: Outcome) -> Rejection | None:
         expected = self._run(self._subject.original, example)

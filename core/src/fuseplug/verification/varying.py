@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -66,6 +66,8 @@ def variations(
     yield from _lengths(example, sizes)
     yield from _magnitudes(example, numbers, clamps)
     yield Variation("layout", "transposed in memory", example, Handing(arguments=transposed))
+    yield Variation("layout", "at an odd place in memory", example, Handing(arguments=unaligned))
+    yield Variation("layout", "and weights of which no gradient is wanted", example, Handing(wants=_is_argument))
     yield Variation("autocast", "under autocast", example, autocast=True)
 
 
@@ -82,6 +84,16 @@ def transposed(value: Tensor) -> Tensor:
         return value.clone()
     first = value.dim() - 3 if value.dim() > 2 else 0
     return value.transpose(first, first + 1).clone(memory_format=torch.contiguous_format).transpose(first, first + 1)
+
+
+def unaligned(value: Tensor) -> Tensor:
+    """The same numbers, one element further than where memory begins."""
+    room = torch.cat((value.flatten()[:1], value.flatten()))
+    return room[1:].view(value.shape) if value.numel() else value.clone()
+
+
+def _is_argument(name: str) -> bool:
+    return name.startswith("args")
 
 
 def _ranks(example: Example) -> Iterator[Variation]:

@@ -109,6 +109,7 @@ def _surviving(
             except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
                 unanswered = f"{type(error).__name__}: {error}"
                 continue
+            branches.keep()
             if not any(example is each for each in answered):
                 answered.append(example)
             misses = [

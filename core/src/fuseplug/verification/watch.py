@@ -74,7 +74,7 @@ class Step(NamedTuple):
     Attributes:
         name: Of the attribute; ``"*"`` for each item of a list of modules.
         store: Where it is: ``"_modules"``, ``"_parameters"`` or ``"_buffers"`` of a module; ``"plain"`` for its other
-            attributes; ``"object"`` for those of what is no module; or how many items of a list count.
+            attributes; ``"object"`` for those of what is no module; or how many items a list has.
     """
 
     name: str
@@ -145,6 +145,15 @@ class Call:
     names: tuple[str, ...]
     kinds: tuple[frozenset[Kind], ...]
     ranks: tuple[frozenset[int], ...]
+
+    def limited(self, main: int, ranks: frozenset[int]) -> Call:
+        """This, with no other *ranks* of the main input, if there are any."""
+        if not ranks:
+            return self
+        known = self.ranks[main]
+        every = list(self.ranks)
+        every[main] = known & ranks if known else ranks
+        return replace(self, ranks=tuple(every))
 
 
 @dataclass(frozen=True)

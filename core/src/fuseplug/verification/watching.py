@@ -21,6 +21,7 @@ from ..reading import MISSING, Path, Reading, attribute, is_library
 from .watch import NOTHING, SCALARS, Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Term, Watch, freeze
 
 _BY_IDENTITY = (
+    property,
     type(functools.lru_cache(len)),
     types.FunctionType,
     types.BuiltinFunctionType,
@@ -80,7 +81,7 @@ def _sort_attributes(
         # Both modes are tried, so the flag is free.
         if not path or path[-1] == "training" or _below(path, called):
             continue
-        if ".".join(path) in reads:
+        if _is_said(path, reads):
             found.numbers += [path] if type(value) in (int, float) else []
             continue
         term = _term(reading, module, path, value)
@@ -94,12 +95,18 @@ def _sort_attributes(
 
 def _methods(reading: Reading, module: nn.Module, reads: Collection[str], called: Collection[Path]) -> Iterator[Method]:
     for (path, name), function in reading.methods.items():
-        if _below(path, called) or ".".join((*path, name)) in reads or not _is_watched(function):
+        if _below(path, called) or _is_said((*path, name), reads) or not _is_watched(function):
             continue
         route = route_to(module, path)
         # One of a base class, reached by super(), is not what the name means on the module.
-        if route is not None and attribute(type(_at(module, path)), name) is function:
+        held = attribute(type(_at(module, path)), name)
+        if route is not None and (held.__func__ if isinstance(held, staticmethod) else held) is function:
             yield Method(route, name, ById(function))
+
+
+def _is_said(path: Path, reads: Collection[str]) -> bool:
+    """Whether an adapter says that it reads *path*; what it says of every item of a list, it says of each."""
+    return ".".join(path) in reads or ".".join("*" if name.isdigit() else name for name in path) in reads
 
 
 def _below(path: Path, above: Collection[Path]) -> bool:
@@ -149,8 +156,7 @@ def route_to(module: nn.Module, path: Path) -> Route | None:
     for number, name in enumerate(path):
         if name == "*":
             items = [*owner._modules.values()]
-            alike = [each for each in items if type(each) is type(items[0])] if items else []
-            steps.append(Step("*", len(alike)))
+            steps.append(Step("*", len(items)))
             owner = items[0] if items else None
             continue
         if isinstance(owner, nn.Module):

@@ -226,7 +226,8 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         adapters += tuple(replace(each, keeps_eval=True) for each in adapters)
     if not adapters:
         return Rejection(f"{type(module).__name__} has neither a gate of its own nor an activation to call")
-    every = [*mixes(dtype), *([] if found.dense else [Mix(dtype, dtype, dtype, elsewhere=True)])]
+    shared_out = PARALLEL in vars(module) and not (found.dense or found.passing)
+    every = [*mixes(dtype), *([Mix(dtype, dtype, dtype, elsewhere=True)] if shared_out else [])]
     # Routers often give float32, whatever the dtype of the rows.
     likely = [mix for mix in every[1:] if (mix.x, mix.experts, mix.routing) == (dtype, dtype, torch.float32)]
     proposal = inexact(adapters, functools.partial(_example, module, found, adapters[0]), every)
@@ -436,7 +437,7 @@ def _example(
             **small.attributes(module),
             **({"training": True} if parts.dense else {}),
             # Some implementations of experts look at such rows only if this flag says that there may be any.
-            **({PARALLEL: True} if mix.elsewhere and PARALLEL in vars(module) else {}),
+            **({PARALLEL: True} if mix.elsewhere else {}),
         },
     )
 
