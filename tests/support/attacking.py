@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ class Met:
 
     Attributes:
         alone: Why no kernel was put on; ``""`` if one was.
-        answers: Who computed each call: ``"kernel"`` or ``"original"``.
+        answers: Who computed each call: ``"kernel"``, ``"original"``, or ``"unseen"`` where no patch counted it.
         reasons: Why the original did.
     """
 
@@ -120,7 +121,7 @@ def attacked(
         if first is not None:
             first(each)
     applied = fused(module, kernels, **options)
-    called, expected = module, twin
+    called = module
     if compiled:
         for change in changes:
             change(module)
@@ -134,26 +135,40 @@ def attacked(
         if change is not None:
             change(module)
             change(twin)
-        for args in given or [[numbers()]]:
-            for seed in seeds:
-                with around():
-                    want = outcome(expected, args, kwargs, seed)
-                    tried = None
-                    found: Outcome = []
+        for args, seed in itertools.product(given or [[numbers()]], seeds):
+            with around():
+                want = outcome(twin, args, kwargs, seed)
+                found, tried = _tried(applied, called, args, kwargs, seed)
+            assert_alike(found, want, share)
+            answers.append(_answer(tried))
+            reasons.update((reason, None) for each in tried if each.original for reason in each.reasons)
+    assert all(patch.in_place() or patch in applied.lost for patch in applied.patches)
+    return Met(_left_alone(applied), tuple(answers), tuple(reasons))
 
-                    def run(args=args, seed=seed, found=found):
-                        found += outcome(called, args, kwargs, seed)
 
-                    applied._run = run
-                    tried = applied.try_()
-                assert_alike(found, want, share)
-                fell = [each for each in tried if each.original]
-                answers.append("original" if fell else "kernel" if any(each.fused for each in tried) else "unseen")
-                reasons.update((reason, None) for each in fell for reason in each.reasons)
-    alone = "" if applied.report.fused else "; ".join(entry.why_not for entry in applied.report.left_alone) or "no row"
-    if applied.patches:
-        assert all(patch.in_place() or patch in applied.lost for patch in applied.patches)
-    return Met(alone, tuple(answers), tuple(reasons))
+def _tried(
+    applied: Any, called: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None, seed: int
+) -> tuple[Outcome, Any]:
+    """The outcome of a call, and what each patch counted in it."""
+    found: Outcome = []
+
+    def run() -> None:
+        found.extend(outcome(called, args, kwargs, seed))
+
+    applied._run = run
+    return found, applied.try_()
+
+
+def _answer(tried: Any) -> str:
+    if any(each.original for each in tried):
+        return "original"
+    return "kernel" if any(each.fused for each in tried) else "unseen"
+
+
+def _left_alone(applied: Any) -> str:
+    if applied.report.fused:
+        return ""
+    return "; ".join(entry.why_not for entry in applied.report.left_alone) or "no row"
 
 
 def changing(patch: pytest.MonkeyPatch, owner: Any, name: str, value: Any) -> Callable[[nn.Module], None]:

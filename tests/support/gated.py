@@ -1,4 +1,4 @@
-"""A right kernel for gated MLPs that calls the projections and no other child, and one for stacked or listed experts."""
+"""A right kernel for gated MLPs, which calls only the projections, and one for stacked or listed experts."""
 
 from dataclasses import dataclass
 

@@ -97,7 +97,10 @@ def reading(forward, module=None) -> Reading:
         (lambda self, x: 2 * x if hasattr(self, "gone") else x, {("gone",): MISSING}),
         (lambda self, x: x * self.sizes[0], {("sizes",): [3, 4]}),
         (lambda self, x: self.act(x), {("act", "approximate"): "none"}),
-        (lambda self, x: [each(x) for each in self.layers], {("layers", "*", "bias"): None, ("layers", "*", "*", "p"): 0.1}),
+        (
+            lambda self, x: [each(x) for each in self.layers],
+            {("layers", "*", "bias"): None, ("layers", "*", "*", "p"): 0.1},
+        ),
         (lambda self, x: self.layers[1](x), {("layers", "*", "*", "p"): 0.1}),
         (lambda self, x: self.calls_child(x), {("proj", "bias"): None}),
         (lambda self, x: self.of_class(x), {}),
@@ -293,7 +296,7 @@ class Outside:
     """Belongs to no library, and has no source."""
 
 
-exec("def unseen(x):\n    return x", there := {"__name__": "there"})  # noqa: S102
+exec("def unseen(x):\n    return x", there := {"__name__": "there"})
 Outside.call = there["unseen"]
 
 
@@ -321,7 +324,7 @@ def test_code_of_a_module_that_answers_for_attributes_is_not_run():
     module = Hidden.__new__(Hidden)
     nn.Module.__init__(module)
     (unread,) = reading(Hidden.forward, module).unread
-    assert "scale of a Hidden: what it is, is told by code of its own" in unread
+    assert "scale of a Hidden is answered by code of its own" in unread
 
 
 def test_a_property_is_read_and_not_run():

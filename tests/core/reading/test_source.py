@@ -35,13 +35,23 @@ def load(tmp_path, monkeypatch):
     "text",
     [
         "def f(x):\n    return x",
-        "import torch\ndef f(x, eps=1e-6, *rest, scale: float = 2.0, **more) -> None:\n    'Doc.'\n    return torch.rsqrt(x + eps)",
+        (
+            "import torch\ndef f(x, eps=1e-6, *rest, scale: float = 2.0, **more) -> None:\n    'Doc.'\n"
+            "    return torch.rsqrt(x + eps)"
+        ),
         "class A:\n    def f(self, x):\n        return super().f(x) * self.__private * __class__.x\nf = A.f",
-        "def around(y, z):\n    class A:\n        def f(self, x):\n            return [x + y for _ in z] + self.__p\n    return A.f\nf = around(1, 2)",
+        (
+            "def around(y, z):\n    class A:\n        def f(self, x):\n"
+            "            return [x + y for _ in z] + self.__p\n"
+            "    return A.f\nf = around(1, 2)"
+        ),
         "import functools\n@functools.wraps(len)\n# a comment\ndef g(x):\n    return x\nf = g",
         "f = [\n  1,\n  lambda x: x * 2][1]",
         "fs = (lambda x: x * 2, lambda x: x * 3)\nf = fs[1]",
-        "def f(x):\n    '''Text\nat the margin'''\n    match x:\n        case 1:\n            return 2\n    with x as y, y:\n        pass\n    return f'{x!r:>4}'",
+        (
+            "def f(x):\n    '''Text\nat the margin'''\n    match x:\n        case 1:\n            return 2\n"
+            "    with x as y, y:\n        pass\n    return f'{x!r:>4}'"
+        ),
         "async def f(x):\n    async for y in x:\n        yield y",
         "def f(x):\n    def g():\n        nonlocal x\n        x = 1\n    return g, (lambda: x), {a: b for a, b in x}",
         "if True:\n\tdef f(x):\n\t\treturn x.a.b(1, *x, **x)",
@@ -76,7 +86,7 @@ def test_a_file_that_has_changed_since_is_not_believed(load, tmp_path, later):
 
 
 def test_code_without_source_is_not_read():
-    exec("def f(x):\n    return x * 7919", space := {})  # noqa: S102
+    exec("def f(x):\n    return x * 7919", space := {})
     assert tree_of(space["f"]) is None
 
 
@@ -84,7 +94,7 @@ def test_nothing_keeps_what_was_read():
     text = "class A(nn.Module):\n    def forward(self, x):\n        return self.helper(x) * 7907\n"
     text += "    def helper(self, x):\n        return x\n"
     linecache.cache["<kept>"] = (len(text), None, text.splitlines(keepends=True), "<kept>")
-    exec(compile(text, "<kept>", "exec"), space := {"nn": nn, "__name__": "kept"})  # noqa: S102
+    exec(compile(text, "<kept>", "exec"), space := {"nn": nn, "__name__": "kept"})
     cls = space["A"]
     assert read(cls.forward, cls()).unread == []
     assert names(cls.forward, cls)
@@ -231,5 +241,3 @@ class TestNames:
     def test_constants_are_floating_point_numbers_in_the_same_code(self):
         assert set(constants(Says.forward, Says)) == {0.5, 0.25, 1e-6}
         assert set(constants(silly)) == {0.5}
-
-

@@ -1,4 +1,4 @@
-"""The classes of transformers that ops are found in are read to the end, and have nothing in them that is no computing."""
+"""The classes of transformers that an op is for are read to the end, and do nothing but compute."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import transformers
+from survey.alone import Class, classes, instance
+from survey.census import Census
 
 from fuseplug.reading import Reading, read
-from tests.survey.alone import Class, classes, instance
-from tests.survey.census import Census
 
 CENSUS = Census.of(transformers.__version__)
 OPS = ("rmsnorm", "swiglu", "moe")
@@ -64,7 +64,8 @@ def test_norms_and_gated_mlps_change_nothing_around_them():
 
 def test_random_numbers_are_those_of_dropout_and_of_jitter():
     said = {finding.text for op in OPS for each in of_op(op).values() for finding in each.random}
-    assert [text for text in said if "dropout" not in text and "uniform_" not in text and "sparsemixer" not in text] == []
+    drawing = ("dropout", "uniform_", "sparsemixer")
+    assert [text for text in said if not any(name in text for name in drawing)] == []
 
 
 def rotary() -> list[tuple[str, Callable[..., Any]]]:

@@ -1,4 +1,4 @@
-"""A branch that no example takes decides over other shapes, magnitudes or surroundings: its numbers are the original's."""
+"""Branches that no example takes, for other shapes, magnitudes or surroundings: the numbers are the original's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A call means what Python binds: however it is written, the kernel gets it or the original does, and somebody counts."""
+"""A call means what Python binds. However it is written, the kernel or the original gets it, and it is counted."""
 
 from dataclasses import dataclass
 

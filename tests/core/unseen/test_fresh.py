@@ -1,4 +1,4 @@
-"""What is meaner: state in every place that Python has for it, and calls that nobody thinks of. The numbers stay right."""
+"""Meaner cases: state in every place that Python has for it, and unusual calls. The numbers stay right."""
 
 import argparse
 import collections

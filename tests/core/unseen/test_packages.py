@@ -1,4 +1,4 @@
-"""The same with real modules and the kernels of this project: hooks, state, dtypes and calls that were not planned for."""
+"""Real modules with the kernels of this project: hooks, state, dtypes and calls that nobody planned for."""
 
 import pytest
 import torch

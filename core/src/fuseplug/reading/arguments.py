@@ -1,4 +1,4 @@
-"""What a function is given, and by which of its parameters it knows it."""
+"""The arguments of a call, and the parameters that take them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Arguments:
 
     Attributes:
         values: Those by position.
-        rest: Of what else there may be by position, an item: of a ``*args`` whose length is not known.
+        rest: An item of a ``*args`` whose length is not known, which may follow *values*.
         named: Those by keyword.
-        others: Of what else there may be by keyword, an item.
+        others: An item of a ``**kwargs`` whose keys are not known, which may add to *named*.
     """
 
     values: tuple[Value, ...] = ()
@@ -35,12 +35,12 @@ class Arguments:
 
     @property
     def key(self) -> Any:
-        """Equal for arguments of which the same is known."""
+        """Equal where the same is known of the arguments."""
         named = tuple((name, v.key) for name, v in self.named.items())
         return tuple(v.key for v in self.values), self.rest and self.rest.key, named, self.others and self.others.key
 
     def after(self, *first: Value) -> Arguments:
-        """The same, after others."""
+        """The same arguments, with *first* put in front."""
         return replace(self, values=(*first, *self.values))
 
     def at(self, position: int, name: str = "") -> Value | None:
@@ -110,5 +110,5 @@ def place(taken: list[tuple[str, str]], defaults: dict[str, Value], given: Argum
 
 
 def _default(value: Any) -> Value:
-    # A default is made once, and the same in every call.
+    # A default is made once and shared by all calls, so a call does not own one that can change.
     return known(value, owned=isinstance(value, int | float | str | tuple | type(None)))

@@ -1,4 +1,4 @@
-"""What an attribute or an item of a value is, and the account of what was looked at on the way."""
+"""What an attribute or an item of a value is; what is looked at on the way is noted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MOST = 16
 
 
 def kind_of(thing: Any, name: str = "") -> tuple[str, ...]:
-    """What a condition depends on that depends on *thing*, which outlives the call."""
+    """The kinds of a condition that tests *thing*, which outlives the call."""
     if is_a(thing, Tensor):
         return ("param",)
     if name == "training":
@@ -40,7 +40,7 @@ def kind_of(thing: Any, name: str = "") -> tuple[str, ...]:
 
 
 def attribute_of(reader: Reader, value: Value, name: str, where: Any = None) -> Value:
-    """What *name* is of *value*; *where*, for a person, is where it is asked."""
+    """What the attribute *name* of *value* is; *where* tells a person which code asks for it."""
     return either(_attribute(reader, each, name, where) for each in value.each)
 
 
@@ -50,16 +50,26 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
     if v.after is not None and v.receiver is not None:
         return _of_bases(reader, v.receiver, v.after, name, where)
     if v.made is not None:
-        if v.fields is not None and name in v.fields:
-            return v.fields[name]
-        found = in_class(v.made, name)
-        return _bound(reader, v, name, found, where) if is_a(found, (*_BOUND, property)) else _unknown(v, name)
+        return _of_made(reader, v, v.made, name, where)
     if not v.known or is_a(v.object, Tensor):
         if name in ("_version", "_base", "grad") and v.kinds & TENSORS:
             reader.unread(v.object, f"{name} of a tensor is looked at{_at(where)}", None)
         return _unknown(v, name)
     if is_a(v.object, types.ModuleType):
         return _of_module(reader, v.object, name, where)
+    return _of_object(reader, v, name, where)
+
+
+def _of_made(reader: Reader, v: Value, cls: type, name: str, where: Any) -> Value:
+    """An attribute of an instance of *cls* that was made in the call."""
+    if v.fields is not None and name in v.fields:
+        return v.fields[name]
+    found = in_class(cls, name)
+    return _bound(reader, v, name, found, where) if is_a(found, (*_BOUND, property)) else _unknown(v, name)
+
+
+def _of_object(reader: Reader, v: Value, name: str, where: Any) -> Value:
+    """An attribute of an object that outlives the call."""
     if name == "__dict__":
         reader.unread(v.object, f"everything that a {type(v.object).__name__} has is looked at{_at(where)}", None)
         return Value(owned=False)
@@ -72,7 +82,7 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
 
 
 def _of_bases(reader: Reader, receiver: Value, after: type, name: str, where: Any) -> Value:
-    """What ``super()`` finds: it belongs to the class that has it, not to the receiver's own."""
+    """What ``super()`` finds: it belongs to the base that has it, not to the receiver's own class."""
     owner = receiver.made or receiver.object
     cls = owner if isinstance(owner, type) else type(owner)
     base = class_with(cls, name, after)
@@ -106,19 +116,14 @@ def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) 
         )
     reader.looked(vars(module), name, found)
     if found is MISSING and answers_itself(module):
-        reader.unread(module, f"{module.__name__}.{name}: what it is, is told by code of the module{_at(where)}", None)
+        reader.unread(module, f"{module.__name__}.{name} is answered by code of the module{_at(where)}", None)
     return known(found, *kind_of(found), owned=False)
 
 
 def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any, *, of_base: bool = False) -> Value:
-    """What an attribute is that a class has."""
+    """An attribute that a class defines."""
     if is_a(found, property):
-        if v.path is not None and (holder := class_with(type(v.object), name)) is not None:
-            reader.looked(vars(holder), name, found)
-        if is_readable(found.fget):
-            return reader.function(found.fget, Arguments((v,)))  # type: ignore[arg-type]
-        reader.unread(v.object, f"the property {name} of a {type(v.object).__name__} cannot be read{_at(where)}", None)
-        return part_of(v)
+        return _of_property(reader, v, name, found, where)
     function = found.__func__ if is_a(found, staticmethod | classmethod) else found
     receiver: Value | None = v
     of_class = of_base or v.made is not None or name not in namespace(v.object)
@@ -138,23 +143,25 @@ def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any, *, of_ba
     return Value(object=function, owned=False, receiver=receiver, name=name)
 
 
+def _of_property(reader: Reader, v: Value, name: str, found: property, where: Any) -> Value:
+    if v.path is not None and (holder := class_with(type(v.object), name)) is not None:
+        reader.looked(vars(holder), name, found)
+    getter: Any = found.fget
+    if is_readable(getter):
+        return reader.function(getter, Arguments((v,)))
+    reader.unread(v.object, f"the property {name} of a {type(v.object).__name__} cannot be read{_at(where)}", None)
+    return part_of(v)
+
+
 def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
+    """An attribute that is neither a method nor a property."""
     owner = v.object
     if found is MISSING:
-        if v.path is not None:
-            reader.found.reads.setdefault((*v.path, name), MISSING)
-        if answers_itself(owner):
-            reader.unread(
-                owner, f"{name} of a {type(owner).__name__}: what it is, is told by code of its own{_at(where)}", None
-            )
-        return (
-            replace(NEVER, kinds=frozenset({"presence"}), name="never", _key=[]) if v.path is None else _absent(v, name)
-        )
-    if (name not in namespace(owner) and (is_a(found, _OF_C) or _is_cached(found))) or isinstance(
-        owner, logging.Logger
-    ):
+        return _absent(reader, v, name, where)
+    of_class = name not in namespace(owner)
+    if (of_class and (is_a(found, _OF_C) or _is_cached(found))) or isinstance(owner, logging.Logger):
         return Value(v.kinds, object=found, owned=v.owned, given=v.given, receiver=v, name=name)
-    if name not in namespace(owner) and in_class(type(found), "__get__") is not MISSING and not is_a(found, type):
+    if of_class and in_class(type(found), "__get__") is not MISSING and not is_a(found, type):
         if not is_a(found, types.MemberDescriptorType):
             reader.unread(
                 owner, f"{name} of a {type(owner).__name__} is a descriptor, which is not read{_at(where)}", None
@@ -174,12 +181,20 @@ def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
 
 
 def _is_cached(thing: Any) -> bool:
-    """Whether ``functools`` remembers what *thing* gives."""
+    """Whether ``functools`` caches what *thing* returns."""
     return is_a(thing, functools._lru_cache_wrapper)
 
 
-def _absent(v: Value, name: str) -> Value:
-    return Value(frozenset({"state"}), (*(v.path or ()), name), MISSING, owned=False, name="never")
+def _absent(reader: Reader, v: Value, name: str, where: Any) -> Value:
+    """An attribute that is not there now: below the module it may appear later."""
+    owner, path = v.object, None if v.path is None else (*v.path, name)
+    if path is not None:
+        reader.found.reads.setdefault(path, MISSING)
+    if answers_itself(owner):
+        reader.unread(owner, f"{name} of a {type(owner).__name__} is answered by code of its own{_at(where)}", None)
+    if path is None:
+        return replace(NEVER, kinds=frozenset({"presence"}), name="never", _key=[])
+    return Value(frozenset({"state"}), path, MISSING, owned=False, name="never")
 
 
 def item_of(reader: Reader, value: Value, index: Value | None) -> Value:
@@ -188,15 +203,25 @@ def item_of(reader: Reader, value: Value, index: Value | None) -> Value:
 
 
 def _item(reader: Reader, v: Value, index: Value | None) -> Value:
-    at = index.object if index is not None else MISSING
+    at: Any = index.object if index is not None else MISSING
     if v is NEVER:
         return NEVER
     if v.named is not None and is_a(at, str):
         return v.named.get(at, NEVER)
     if v.items is not None:
-        if v.exact and type(at) is int and -len(v.items) <= at < len(v.items):
-            return v.items[at]
-        return either(v.items) if v.items else NOTHING
+        return _of_items(v, v.items, at)
+    return _of_held(reader, v, index, at)
+
+
+def _of_items(v: Value, items: tuple[Value, ...], at: Any) -> Value:
+    """What is at *at* in a container that was made in the call."""
+    if v.exact and type(at) is int and -len(items) <= at < len(items):
+        return items[at]
+    return either(items) if items else NOTHING
+
+
+def _of_held(reader: Reader, v: Value, index: Value | None, at: Any) -> Value:
+    """What is in an object: modules and Python's own containers are looked into, methods of models are read."""
     held, method = v.object, "__getitem__" if index is not None else "__iter__"
     if is_a(held, _CONTAINERS) and not _is_own(held, method):
         if index is None and is_a(held, nn.ModuleDict):
@@ -206,29 +231,29 @@ def _item(reader: Reader, v: Value, index: Value | None) -> Value:
         return item_in(reader, v, index)
     if is_a(held, type | types.FunctionType) and in_class(type(held), method) is MISSING:
         return NEVER
-    if v.known and not is_library(held):
-        if is_readable(function := in_class(type(held), method)):
-            found = reader.function(function, Arguments((v,) if index is None else (v, index)))
-            return found if index is not None else item_of(reader, found, None)
-    if (
-        v.known
-        and not v.owned
-        and is_library(held)
-        and not isinstance(held, Tensor | str | bytes | range | types.ModuleType)
-    ):
+    if v.known and not is_library(held) and is_readable(function := in_class(type(held), method)):
+        found = reader.function(function, Arguments((v,) if index is None else (v, index)))
+        return found if index is not None else item_of(reader, found, None)
+    if _is_hidden(v):
         reader.unread(held, f"what is in a {type(held).__name__} is looked at", None)
     kinds = v.kinds | ((index.kinds - {"shape"}) if index is not None else frozenset())
     return Value(kinds, owned=v.owned, given=v.given)
 
 
+def _is_hidden(v: Value) -> bool:
+    """Whether it is an object of a library whose items may change between calls, and cannot be looked into."""
+    lasting = v.known and not v.owned and is_library(v.object)
+    return lasting and not isinstance(v.object, Tensor | str | bytes | range | types.ModuleType)
+
+
 def _is_own(container: nn.Module, method: str) -> bool:
-    """Whether a class of a model says what is in *container*."""
+    """Whether a class of a model overrides how *container* gives its items."""
     function = in_class(type(container), method)
     return is_readable(function) and not is_library(function)
 
 
 def item_in(reader: Reader, v: Value, index: Value | None) -> Value:
-    """What is in a dict, list or tuple of Python, whatever a class that is made of it says."""
+    """What is in a dict, list or tuple, past what a subclass says."""
     held: Any = v.object
     mapping = is_a(held, dict | types.MappingProxyType)
     if mapping and index is None:
@@ -264,7 +289,7 @@ def _any_module(v: Value, modules: Mapping[str, Any], at: Any) -> Value:
 
 
 def _any_of(v: Value, things: Iterable[Any]) -> Value:
-    """Any of *things*; of modules one of each class stands for all."""
+    """Any of *things*; one module of each class stands for all of that class."""
     found: dict[Any, Any] = {}
     for thing in things:
         plain = is_a(thing, nn.Module) and not {"forward", "_forward_hooks"} & _own(thing)
@@ -281,7 +306,7 @@ def _own(module: nn.Module) -> set[str]:
 
 
 def _held(v: Value, thing: Any, name: str = "*") -> Value:
-    # What is in a list or dict of Python's own has no path: nothing but a module says what it holds.
+    # Only modules have paths: what a plain list or dict holds is not registered anywhere.
     inside = v.path is not None and is_a(thing, nn.Module) and is_a(v.object, _CONTAINERS)
     path = (*(v.path or ()), name) if inside else None
     return Value(frozenset(kind_of(thing)), path, thing, owned=v.owned, given=v.given)

@@ -1,4 +1,4 @@
-"""What is called, and what becomes of its arguments."""
+"""What a call runs, returns and changes."""
 
 # ruff: noqa: D102 - an on_ method says in its name what it is for
 from __future__ import annotations
@@ -74,29 +74,38 @@ class Calls(Expressions):
             return self.call(node, f.local.called, f.local.with_more(given))
         if f.made is not None:
             return self._made(node, f, given)
+        if (builtin := BUILTINS.get(id(thing))) is not None:
+            return builtin(self, node, given)
+        if thing is MISSING or is_a(thing, torch.Tensor) or thing is None:
+            return self._unknown(node, f, given)
+        return self._object(node, f, thing, given)
+
+    def _object(self, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
+        """A call of the very object *thing*."""
         if is_a(thing, types.MethodType):
-            bound = f if f.receiver is None else f.receiver
-            itself = bound if bound.object is thing.__self__ else known(thing.__self__, owned=False)
-            if itself.object is getattr(self.env.get("self"), "object", MISSING):
-                itself = self.env["self"]
-            return self._call(node, Value(object=thing.__func__, owned=False, receiver=itself, name=f.name), given)
+            return self._method(node, f, thing, given)
         if is_a(thing, functools.partial):
             first = Arguments(tuple(map(_outside, thing.args)), named=_outsides(thing.keywords))
             return self._call(node, _outside(thing.func), Partial(f, first).with_more(given))
-        if (builtin := BUILTINS.get(id(thing))) is not None:
-            return builtin(self, node, given)
         if is_a(thing, nn.Module):
-            found = self.reader.module(f, given)
-            return found if found.items is not None or not found.owned else self._called(f, given)
+            return self._module(f, given)
         if is_a(thing, type):
             return self._made_of(node, thing, given)
-        if thing is MISSING or is_a(thing, torch.Tensor) or thing is None:
-            return self._unknown(node, f, given)
         if is_a(thing, types.FunctionType):
             return self._function(node, f, thing, given)
         return self._other(node, f, thing, given)
 
-    def _called(self, f: Value, given: Arguments) -> Value:
+    def _method(self, node: Any, f: Value, method: types.MethodType, given: Arguments) -> Value:
+        bound = f if f.receiver is None else f.receiver
+        itself = bound if bound.object is method.__self__ else known(method.__self__, owned=False)
+        if itself.object is getattr(self.env.get("self"), "object", MISSING):
+            itself = self.env["self"]
+        return self._call(node, Value(object=method.__func__, owned=False, receiver=itself, name=f.name), given)
+
+    def _module(self, f: Value, given: Arguments) -> Value:
+        found = self.reader.module(f, given)
+        if found.items is not None or not found.owned:
+            return found
         kinds = kinds_of(given.all) & {"value", "param"} | {"value"}
         return Value(kinds) if not is_a(f.object, nn.Identity | nn.Flatten) else given.at(0) or Value(kinds)
 
@@ -104,16 +113,14 @@ class Calls(Expressions):
         bound = given if f.receiver is None else given.after(f.receiver)
         if is_readable(function) or is_wrapped(wrapped_by(function)):
             return self.reader.function(function, bound)
-        name, owner = function.__name__, f.receiver.object if f.receiver is not None else MISSING
+        name = function.__name__
+        owner: Any = f.receiver.object if f.receiver is not None else MISSING
         if is_a(owner, type) and issubclass(owner, torch.autograd.Function) and name == "apply":
             return self._differentiated(owner, given)
-        if (
-            f.receiver is not None
-            and is_a(owner, nn.Module)
-            and name in ("__call__", "_call_impl", "_wrapped_call_impl")
-        ):
+        calls = name in ("__call__", "_call_impl", "_wrapped_call_impl")
+        if calls and f.receiver is not None and is_a(owner, nn.Module):
             return self._call(node, f.receiver, given)
-        # A mixin of Python's own that goes through what a class of a model defines.
+        # The ``get`` that ``Mapping`` gives a class of a model calls the class's own ``__getitem__``.
         if name == "get" and f.receiver is not None and is_readable(in_class(type(owner), "__getitem__")):
             at, default = given.at(0) or NOTHING, given.at(1, "default") or known(None)
             return either((item_of(self.reader, f.receiver, at), default))
@@ -135,27 +142,32 @@ class Calls(Expressions):
         if issubclass(cls, BaseException):
             return NOTHING
         if cls in (list, tuple, set, frozenset):
-            first = given.at(0)
-            if first is None:
-                return listed(())
-            return (
-                replace(first, owned=True, given=False, _key=[])
-                if first.items
-                else listed((item_of(self.reader, first, None),), exact=False)
-            )
+            return self._collected(given.at(0))
         if cls is dict:
-            if not given.values and given.others is None:
-                return Value(
-                    kinds_of(given.all), items=tuple(given.named.values()), exact=False, named=dict(given.named)
-                )
-            return listed(
-                [*(item_of(self.reader, v, NOTHING) for v in given.values), *given.named.values()], exact=False
-            )
+            return self._dict(given)
         if cls in (int, float, bool, str, complex, range, slice, bytes):
             self.asked(node, *given.values)
             return Value(kinds_of(given.all))
         if is_library(cls):
             return call_library(self, node, Value(object=cls, owned=False), cls, given)
+        return self._constructed(node, cls, given)
+
+    def _collected(self, source: Value | None) -> Value:
+        """A list, tuple or set of what is in *source*."""
+        if source is None:
+            return listed(())
+        if source.items:
+            return replace(source, owned=True, given=False, _key=[])
+        return listed((item_of(self.reader, source, None),), exact=False)
+
+    def _dict(self, given: Arguments) -> Value:
+        if not given.values and given.others is None:
+            return Value(kinds_of(given.all), items=tuple(given.named.values()), exact=False, named=dict(given.named))
+        items = [item_of(self.reader, each, NOTHING) for each in given.values]
+        return listed([*items, *given.named.values()], exact=False)
+
+    def _constructed(self, node: Any, cls: type, given: Arguments) -> Value:
+        """An instance of a class of a model: its constructors are read."""
         made = Value(kinds_of(given.all), made=cls, fields={})
         for name in ("__new__", "__init__", "__post_init__"):
             function = in_class(cls, name)
@@ -167,7 +179,7 @@ class Calls(Expressions):
                 self.reader.function(function, given.after(first) if name != "__post_init__" else Arguments((first,)))
         metaclass = in_class(type(cls), "__call__")
         if is_readable(metaclass):
-            self.unread(node, "the class of the class makes it")
+            self.unread(node, "its metaclass makes the instance")
         return made
 
     def _made(self, node: Any, f: Value, given: Arguments) -> Value:
@@ -190,12 +202,12 @@ class Calls(Expressions):
         return Value(kinds_of(given.all))
 
     def _other(self, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
-        """Something that is neither a function of Python nor a module nor a class."""
+        """A call of something that is neither a function of Python nor a module nor a class."""
         if is_a(thing, functools._lru_cache_wrapper):
             inner: Any = thing.__wrapped__
             if is_log(f.receiver, thing, f.name):
                 return known(None)
-            # Without arguments it gives what it remembers, and runs nothing; though it may be told to forget.
+            # Without arguments a filled cache answers and nothing runs. Only ``cache_clear`` could change the answer.
             if not given.all and f.receiver is None and thing.cache_info().currsize:
                 return known(thing(), *kind_of(thing()), owned=False)
             return self._function(node, replace(f, object=inner, _key=[]), inner, given)
@@ -216,12 +228,12 @@ class Calls(Expressions):
             itself = self.env.get(code.co_varnames[0], NOTHING) if code.co_argcount else NOTHING
             cls = self.name("__class__").object if "__class__" in code.co_freevars else MISSING
         if not isinstance(cls, type) or not (itself.known or itself.made):
-            self.unread(node, "what follows in the order of classes is not known")
+            self.unread(node, "which class super() looks in is not known")
             return NOTHING
         return Value(after=cls, receiver=itself, owned=itself.owned)
 
     def escapes(self, node: Any, given: Arguments) -> None:
-        """Note what is handed to code that is not read, and read the functions among it."""
+        """Note what is handed to code that is not read; functions among it are read."""
         for each in _flat(given.all):
             if isinstance(each.local, Local):
                 if not each.local.called:
@@ -242,7 +254,7 @@ class Calls(Expressions):
                 self.unread(node, f"{what} is handed to what is not read")
 
     def grown(self, target: Any, before: Value, added: Value) -> None:
-        """Let a container that was made in the call hold one thing more."""
+        """Add a thing to a container that was made in the call."""
         if isinstance(target, ast.Name) and before.items is not None:
             items = (either((*before.items, added)),)
             self.env[target.id] = replace(
@@ -266,7 +278,7 @@ def _outsides(things: dict[str, Any]) -> dict[str, Value]:
 
 
 def _is_generated(function: types.FunctionType) -> bool:
-    """Whether ``dataclass`` or ``namedtuple`` made it: it does nothing but store what it is given."""
+    """Whether ``dataclass`` or ``namedtuple`` wrote it: then it only stores its arguments."""
     return function.__code__.co_filename == "<string>" or function.__globals__.get("__name__", "").startswith(
         "namedtuple_"
     )

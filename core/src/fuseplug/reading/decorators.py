@@ -1,4 +1,4 @@
-"""What a decorator of a library does around the function that it wraps, by what its closure holds."""
+"""What a decorator of a library does around the function that it wraps, told by what its closure holds."""
 
 from __future__ import annotations
 

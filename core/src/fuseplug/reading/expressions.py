@@ -118,7 +118,7 @@ class Expressions:
         return Value(kinds_of(parts))
 
     def condition(self, test: Any, *, raises: bool = False) -> None:
-        """Note what *test* depends on; of several that are joined, each by itself."""
+        """Note what *test* depends on; of several joined by ``and`` or ``or``, each by itself."""
         if isinstance(test, ast.BoolOp):
             for each in test.values:
                 self.condition(each, raises=raises)
@@ -212,23 +212,22 @@ class Expressions:
                 self.reader.function(function, Arguments((each, *others)))
 
     def asked(self, node: Any, *values: Value) -> None:
-        """Note objects of a model's own classes that Python asks for what they are: by methods that it finds itself."""
+        """Note objects whose class, one of a model, has methods that Python itself calls here, such as ``__bool__``."""
         for each in (option for value in values for option in value.each):
             cls = each.made or (type(each.object) if each.known else None)
             if cls is None or isinstance(each.object, type) or is_library(cls):
                 continue
             if any(is_readable(in_class(cls, name)) for name in _ASKED):
-                self.unread(node, f"a {cls.__name__} says itself what it is")
+                self.unread(node, f"methods of {cls.__name__} decide what Python sees of it")
 
     def compare(self, node: ast.Compare, testing: bool) -> Value:
-        """A comparison: a condition's, or one that is computed with."""
+        """What a comparison stands for; *testing* says that it is a condition, not part of a computation."""
         values = [self.value(each) for each in (node.left, *node.comparators)]
         kinds = kinds_of(values)
-        # A name is no part of a tensor: whether it is among others says which arguments there are, not what they are.
+        # ``"mask" in kwargs`` asks which arguments there are, not what they hold.
         named = isinstance(values[0].object, str) and not values[-1].known
-        if named and all(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
-            return Value(frozenset({"presence" if kind in ("value", "param", "option") else kind for kind in kinds}))
-        if all(isinstance(op, _IS) for op in node.ops):
+        named = named and all(isinstance(op, ast.In | ast.NotIn) for op in node.ops)
+        if named or all(isinstance(op, _IS) for op in node.ops):
             return Value(frozenset({"presence" if kind in ("value", "param", "option") else kind for kind in kinds}))
         for op, one, other in zip(node.ops, values, values[1:], strict=False):
             if isinstance(op, ast.In | ast.NotIn):
@@ -247,7 +246,7 @@ class Expressions:
         return Value(kinds)
 
     def sizes(self, value: Value) -> None:
-        """Keep the integers in *value*, which a shape is compared with."""
+        """Keep the integers in *value*: a shape is compared with them."""
         for each in value.each:
             for number in each.object if type(each.object) in (tuple, list, set, frozenset, range) else (each.object,):
                 if type(number) is int:

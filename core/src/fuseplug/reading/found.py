@@ -35,7 +35,7 @@ class Finding:
     Attributes:
         text: What it says and where, for a person: ``"x[0] = 3 (line 12 of Llama.forward)"``.
         inside: The path of the called child whose forward it is in; ``()`` for the module itself.
-        kinds: What it depends on, or what kind it is of.
+        kinds: What it depends on; for a context, its kind.
         code: The code object it is in; a nested function has one of its own.
         span: First line, first column, last line, last column.
     """
@@ -52,7 +52,7 @@ class Looked:
     """A name that is looked up outside the module: a global, mostly.
 
     Attributes:
-        space: Where: the globals of a function, the namespace of a module, object or class, or a dict.
+        space: Where it is looked up: the globals of a function, the namespace of a module, object or class, or a dict.
         name: The name.
         value: What it is now, or `MISSING`.
     """
@@ -85,18 +85,18 @@ class Reading:
         reads: The chains of attributes below the module that are read, with what is there now, or `MISSING`. A property
             of a Python class is read like a function, so what it reads is listed in its place.
         calls: The modules below the module that are called; their forwards are read too.
-        methods: The methods of the module, and of what is below it, that are used: by the path of the owner and name.
+        methods: The methods used, of the module and of what is below it, by the owner's path and the method's name.
         globals: What is looked up elsewhere, each once.
         cells: The closure cells that are read.
         effects: What is changed that was not made in the call. Writing into a tensor that is an argument does not
-            count, as it shows when the function is run.
+            count: it shows when the function is run.
         contexts: Contexts and decorators that change how torch computes: kinds ``"autocast"``, ``"grad"``, ``"other"``.
         random: Random numbers that are drawn.
         conditions: What is tested. Kinds are of ``"shape"``, ``"value"``, ``"param"``, ``"dtype"``, ``"device"``,
             ``"grad"``, ``"autocast"``, ``"tracing"``, ``"training"``, ``"state"``, ``"presence"``, ``"option"``,
             ``"memory"`` (where a tensor lies) and ``"random"``.
             Tests that only decide whether to raise are left out.
-        clamps: Computation that treats some magnitudes otherwise than others.
+        clamps: Computation that treats some magnitudes differently from others.
         sizes: Integers that shapes are compared with.
         numbers: Numbers that are written in the code.
         unknown: What could not be read, and where.

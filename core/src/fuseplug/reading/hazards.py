@@ -1,4 +1,4 @@
-"""May something be called, only to see what it gives?"""
+"""Whether something may be called only to see what it returns."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .reader import read
 def hazard(called: Any) -> str:
     """Say why *called* must not be called just to find out what it is; ``""`` if it only computes.
 
-    For a kernel whose ``match`` tries a function or an activation of a model. Code that changes something would change
-    it then, while nothing is to be fused yet. Nothing is run here.
+    For a kernel whose ``match`` tries out a function or an activation of a model. Code with effects would have them
+    then, although a match must change nothing. Nothing is run here.
 
     Args:
-        called: A function, a method of an instance, a module or a partial; of torch and Python too.
+        called: A function, a method of an instance, a module or a partial, also one of torch or Python.
     """
     if isinstance(called, functools.partial):
         return hazard(called.func)

@@ -1,4 +1,4 @@
-"""Functions of Python that say something of their arguments: what they give is known by what they are."""
+"""The functions of Python that the reader knows: what each returns and changes, given its arguments."""
 
 from __future__ import annotations
 
@@ -61,35 +61,33 @@ def _everything(walk: Calls, node: Any, given: Arguments) -> Value:
     return NOTHING
 
 
-def _type(walk: Calls, node: Any, given: Arguments) -> Value:
+def _type(_walk: Calls, _node: Any, given: Arguments) -> Value:
     first = given.at(0) or NOTHING
     if first.known or first.made:
         return known(first.made or type(first.object), owned=False)
     return Value(frozenset({"presence"}) if first.kinds else frozenset())
 
 
-def _len(walk: Calls, node: Any, given: Arguments) -> Value:
+def _len(walk: Calls, _node: Any, given: Arguments) -> Value:
     first = given.at(0) or NOTHING
     walk.operator(first, "__len__")
     return Value(frozenset({"shape"}) if first.kinds & {"value", "param"} else first.kinds)
 
 
-def _presence(walk: Calls, node: Any, given: Arguments) -> Value:
+def _presence(_walk: Calls, _node: Any, given: Arguments) -> Value:
     kinds = (given.at(0) or NOTHING).kinds
     return Value(frozenset("presence" if kind in ("value", "param") else kind for kind in kinds))
 
 
 def _same(walk: Calls, node: Any, given: Arguments) -> Value:
-    """What goes through its argument."""
+    """``iter`` and ``reversed``: they give the items of their argument."""
     first = given.at(0)
     if first is None:
         return listed(())
     walk.escapes(node, Arguments(named={name: v for name, v in given.named.items() if name == "key"}))
-    return (
-        listed(first.items, exact=first.exact)
-        if first.items is not None
-        else listed((item_of(walk.reader, first, None),), exact=False)
-    )
+    if first.items is not None:
+        return listed(first.items, exact=first.exact)
+    return listed((item_of(walk.reader, first, None),), exact=False)
 
 
 def _unordered(walk: Calls, node: Any, given: Arguments) -> Value:
@@ -98,11 +96,11 @@ def _unordered(walk: Calls, node: Any, given: Arguments) -> Value:
     return listed(found.items or (), exact=False)
 
 
-def _zip(walk: Calls, node: Any, given: Arguments) -> Value:
+def _zip(walk: Calls, _node: Any, given: Arguments) -> Value:
     return listed((listed([item_of(walk.reader, each, None) for each in given.values]),), exact=False)
 
 
-def _enumerate(walk: Calls, node: Any, given: Arguments) -> Value:
+def _enumerate(walk: Calls, _node: Any, given: Arguments) -> Value:
     return listed((listed((NOTHING, item_of(walk.reader, given.at(0) or NOTHING, None))),), exact=False)
 
 
@@ -154,7 +152,7 @@ def _number(walk: Calls, node: Any, given: Arguments) -> Value:
     return Value(kinds_of(given.all))
 
 
-def _environment(walk: Calls, node: Any, given: Arguments) -> Value:
+def _environment(walk: Calls, node: Any, _given: Arguments) -> Value:
     walk.unread(node, "the environment is looked at")
     return Value(frozenset({"state"}))
 
@@ -182,4 +180,4 @@ _BY_FUNCTION: list[tuple[_Call, tuple[Any, ...]]] = [
     (_environment, (os.getenv,)),
 ]
 BUILTINS: Mapping[int, _Call] = {id(function): handler for handler, functions in _BY_FUNCTION for function in functions}
-"""By the ``id`` of the function, for not everything that is called can be hashed."""
+"""By the ``id`` of the function: not everything that is called has a hash."""

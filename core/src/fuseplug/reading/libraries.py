@@ -1,4 +1,4 @@
-"""Whose code is read: that of models, not of torch and Python, which are known by what their functions are called."""
+"""Whose code is read: that of models. The functions of torch and Python are known by their names."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .lookup import is_a
 _OTHERS = frozenset({"typing_extensions", "packaging"})
 _COMPUTING = frozenset({"torch", "torch_npu", "numpy", "einops", "triton"})
 _PURE = frozenset({
-    "abc", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "copyreg", "dataclasses", "decimal", "enum",
-    "fractions", "functools", "heapq", "inspect", "itertools", "keyword", "logging", "math", "numbers", "operator",
-    "random", "re", "statistics", "string", "textwrap", "types", "typing", "typing_extensions", "packaging", "warnings", "weakref",
-    "_collections_abc", "_operator", "_functools", "_collections", "_weakref", "_abc", "_warnings", "_bisect", "_heapq",
-    "_random", "_typing",
+    "abc", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "copyreg", "dataclasses", "decimal",
+    "enum", "fractions", "functools", "heapq", "inspect", "itertools", "keyword", "logging", "math", "numbers",
+    "operator", "random", "re", "statistics", "string", "textwrap", "types", "typing", "typing_extensions", "packaging",
+    "warnings", "weakref", "_collections_abc", "_operator", "_functools", "_collections", "_weakref", "_abc",
+    "_warnings", "_bisect", "_heapq", "_random", "_typing",
 })  # fmt: skip
 
 
 def home(thing: Any) -> str:
     """The name of the Python module that *thing*, a function, a class or an object, is written in.
 
-    Of a function it is that of its globals: a decorator of torch takes over ``__module__`` from what it decorates.
+    For a function its globals tell: a decorator of torch copies ``__module__`` from what it decorates.
     """
     if is_a(thing, types.FunctionType):
         return str(thing.__globals__.get("__name__", ""))
@@ -33,7 +33,7 @@ def home(thing: Any) -> str:
     if is_a(thing, types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType):
         return home(thing.__objclass__)
     if is_a(thing, types.ModuleType):
-        return thing.__name__
+        return str(thing.__name__)
     cls = thing if is_a(thing, type) else type(thing)
     return str(type.__dict__["__module__"].__get__(cls))
 
@@ -53,7 +53,7 @@ def only_computes(thing: Any) -> bool:
 
 
 def is_readable(function: Any) -> bool:
-    """Say whether *function* is Python of a model, or of a module of torch."""
+    """Say whether *function* is Python code of a model or of `torch.nn.modules`."""
     if not is_a(function, types.FunctionType):
         return False
     name = home(function)
@@ -61,6 +61,6 @@ def is_readable(function: Any) -> bool:
 
 
 def wrapped_by(function: types.FunctionType) -> types.FunctionType | None:
-    """What a decorator of a library says that it wraps."""
+    """The function that *function* says it wraps, as ``functools.wraps`` does; ``None`` if it says nothing."""
     found = function.__dict__.get("__wrapped__", MISSING)
     return found if is_a(found, types.FunctionType) else None

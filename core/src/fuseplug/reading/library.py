@@ -1,4 +1,4 @@
-"""What a call of torch or Python does, as far as its name tells: their code is not read."""
+"""What a call of torch or Python does, told by its name: their code is not read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _CONTEXTS = {"set_grad_enabled": "grad", "_set_grad_enabled": "grad", "set_autoc
 
 
 def call_library(walk: Calls, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
-    """What a call gives of a function, class or method that is not read, or of what is not known but by name."""
+    """What a call returns whose code is not read: a library's, or a method of which only the name is known."""
     name = _name(f, thing)
     receiver = f.receiver
     if is_log(receiver, thing, name):
@@ -89,7 +89,7 @@ def is_log(receiver: Value | None, thing: Any, name: str) -> bool:
 
 
 def _beyond(receiver: Value | None, thing: Any, name: str) -> str:
-    """Why a call asks for more than its arguments and what the module says it has; ``""`` if it does not."""
+    """Why a call looks at more than its arguments and the module's attributes; ``""`` if it does not."""
     if receiver is None or isinstance(receiver.object, types.ModuleType):
         return f"{name} asks for a setting" if name in SETTINGS and home(thing).startswith("torch") else ""
     if name in OF_MEMORY and (isinstance(receiver.object, Tensor) or (not receiver.known and receiver.kinds & TENSORS)):
@@ -100,7 +100,7 @@ def _beyond(receiver: Value | None, thing: Any, name: str) -> str:
 
 
 def _is_known(walk: Calls, node: Any, f: Value, thing: Any, name: str) -> bool:
-    """Whether it can be told what is called; otherwise it is listed."""
+    """Whether it is known what is called; if not, it is noted as unread."""
     receiver = f.receiver
     if thing is MISSING:
         tensor = hasattr(Tensor, name)
@@ -154,7 +154,7 @@ def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Argume
     if (tensors and name in RANDOM) or _draws(thing, name):
         walk.note(found.random, node)
     arguments = len(given.values) + (receiver is not None) + len(given.named)
-    if tensors and _clamps(name, given, receiver, arguments):
+    if tensors and _clamps(name, given, arguments):
         walk.note(found.clamps, node)
     if name in _CONTEXTS and tensors:
         walk.note(found.contexts, node, {_CONTEXTS[name]})
@@ -166,21 +166,19 @@ def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Argume
 
 
 def _draws(thing: Any, name: str) -> bool:
-    """Whether *thing* gives random numbers that depend on none of its arguments."""
+    """Whether *thing* draws random numbers."""
     if thing is MISSING:
         return False
     bound = getattr(thing, "__self__", None) if not isinstance(thing, type) else None
     where = home(thing) if bound is None or isinstance(bound, type | types.ModuleType) else home(type(bound))
-    if where.startswith(("torch.random", "numpy.random")) or where.partition(".")[0] in (
-        "random",
-        "_random",
-        "secrets",
-    ):
+    top = where.partition(".")[0]
+    if where.startswith(("torch.random", "numpy.random")) or top in ("random", "_random", "secrets"):
         return True
-    return where.partition(".")[0] == "torch" and name in RANDOM
+    return top == "torch" and name in RANDOM
 
 
-def _clamps(name: str, given: Arguments, receiver: Value | None, arguments: int) -> bool:
+def _clamps(name: str, given: Arguments, arguments: int) -> bool:
+    """Whether a function of this name treats some magnitudes otherwise, counting a method's owner as an argument."""
     if name in ("max", "min"):
         last = given.values[-1] if given.values else NOTHING
         return (
@@ -202,25 +200,27 @@ def _changes(name: str, subject: Value | None, receiver: Value | None, given: Ar
         return True
     if subject is None:
         return False
-    place = name.endswith("_") and not name.endswith("__")
-    if (
-        tensors
-        and subject.foreign
-        and (place or ((inplace := given.named.get("inplace")) is not None and inplace.object is not False))
-    ):
+    if tensors and subject.foreign and (_is_in_place(name) or _asks_in_place(given)):
         return True
-    if receiver is None:
+    return receiver is not None and any(_changes_its_owner(name, each) for each in receiver.each if not each.owned)
+
+
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _asks_in_place(given: Arguments) -> bool:
+    inplace = given.named.get("inplace")
+    return inplace is not None and inplace.object is not False
+
+
+def _changes_its_owner(name: str, owner: Value) -> bool:
+    """Whether a method called *name* changes the object that it is a method of."""
+    if is_a(owner.object, nn.Module):
+        return name in MODULE_CHANGES or "register" in name or name == "apply"
+    if name not in MUTATES or is_a(owner.object, Tensor | types.ModuleType | str | tuple | type):
         return False
-    for each in receiver.each:
-        if each.owned:
-            continue
-        if is_a(each.object, nn.Module):
-            if name in MODULE_CHANGES or "register" in name or name == "apply":
-                return True
-        elif name in MUTATES and not is_a(each.object, Tensor | types.ModuleType | str | tuple | type):
-            if each.known or not hasattr(Tensor, name):
-                return True
-    return False
+    return owner.known or not hasattr(Tensor, name)
 
 
 def _of_local(walk: Calls, node: Any, receiver: Value, name: str, given: Arguments) -> Value:
@@ -233,16 +233,7 @@ def _of_local(walk: Calls, node: Any, receiver: Value, name: str, given: Argumen
         for each in [item_of(walk.reader, v, NOTHING) for v in given.values] + list(given.named.values()):
             walk.grown(target, receiver, each)
     elif name in ("get", "pop", "setdefault", "popleft", "popitem"):
-        found = item_of(walk.reader, receiver, added if is_a(added.object, str | int) else None)
-        default = given.at(1, "default")
-        if found is NEVER:
-            return default or known(None)
-        sure = receiver.named is not None and is_a(added.object, str)
-        return (
-            found
-            if sure
-            else either([found, *([default] if default is not None else [known(None)] if name == "get" else [])])
-        )
+        return _taken(walk, receiver, name, given)
     elif name == "items":
         return listed((listed((NOTHING, item_of(walk.reader, receiver, NOTHING))),), exact=False)
     elif name == "values":
@@ -252,6 +243,19 @@ def _of_local(walk: Calls, node: Any, receiver: Value, name: str, given: Argumen
     elif name == "copy":
         return receiver
     return Value(receiver.kinds | kinds_of(given.all))
+
+
+def _taken(walk: Calls, receiver: Value, name: str, given: Arguments) -> Value:
+    """An item that a method takes out of a container that was made in the call, or its default."""
+    index, default = given.at(0) or NOTHING, given.at(1, "default")
+    found = item_of(walk.reader, receiver, index if is_a(index.object, str | int) else None)
+    if found is NEVER:
+        return default or known(None)
+    if receiver.named is not None and is_a(index.object, str):
+        return found
+    if default is None and name == "get":
+        default = known(None)
+    return either([found, *([default] if default is not None else [])])
 
 
 def _result(walk: Calls, f: Value, thing: Any, name: str, given: Arguments) -> Value:
@@ -271,8 +275,7 @@ def _result(walk: Calls, f: Value, thing: Any, name: str, given: Arguments) -> V
     if name in OF_TENSOR and (name != "type" or not given.values):
         return Value(frozenset({OF_TENSOR[name]}))
     first = receiver if receiver is not None else given.at(0) or given.named.get("input")
-    place = name.endswith("_") and not name.endswith("__")
-    if first is not None and (name in VIEWS or place):
+    if first is not None and (name in VIEWS or _is_in_place(name)):
         if first.items is not None:
             return listed(first.items, exact=False)
         return part_of(Value(_data(kinds), owned=first.owned, given=first.given))
@@ -280,7 +283,7 @@ def _result(walk: Calls, f: Value, thing: Any, name: str, given: Arguments) -> V
 
 
 def _data(kinds: frozenset[str]) -> frozenset[str]:
-    """What depends on values is not said to depend on shapes and dtypes as well."""
+    """*kinds* of a computed result: one that depends on values is not also noted for shapes and dtypes."""
     return kinds & {"value", "param"} if kinds & {"value", "param"} else kinds
 
 

@@ -43,7 +43,7 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def is_a(thing: Any, classes: Any) -> bool:
-    """Say whether *thing* is an instance of one of *classes*; ``isinstance`` would ask *thing* for its ``__class__``."""
+    """Say whether the type of *thing* is one of *classes*: ``isinstance`` would ask *thing* for its ``__class__``."""
     return issubclass(type(thing), classes)
 
 
@@ -77,7 +77,7 @@ def _of_slot(member: types.MemberDescriptorType, owner: Any) -> Any:
 
 
 def answers_itself(owner: Any) -> bool:
-    """Say whether the class of *owner* answers for attributes that are not there, by code of its own."""
+    """Say whether *owner*, or its class, has code of its own that answers for attributes that are not there."""
     for name, known in (("__getattr__", nn.Module.__getattr__), ("__getattribute__", object.__getattribute__)):
         found = in_class(type(owner), name)
         if found is not MISSING and found is not known and found is not in_class(types.ModuleType, name):

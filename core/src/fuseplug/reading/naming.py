@@ -1,6 +1,6 @@
-"""Which names and numbers a function says: a cheap way to leave out what it cannot be, before anything is run.
+"""The names and numbers in the code of a function: a cheap way to rule out what it cannot be, before anything runs.
 
-Nothing here is kept but what a code object itself says. So nothing keeps a class alive, or is out of date after
+Only what a code object itself says is remembered. So no class is kept alive, and nothing is out of date after
 ``LlamaMLP.forward = …``.
 """
 
@@ -29,7 +29,7 @@ def names(function: Callable[..., Any], cls: type | None = None) -> dict[str, in
     globals, and of the methods of *cls* that it names. Functions of torch and of Python are named, not read.
 
     Args:
-        function: A function or a method; of anything else that can be called there is nothing to say.
+        function: A function or a method; of anything else that can be called there are none.
         cls: The class that it is a method of.
     """
     found: dict[str, None] = {}

@@ -26,7 +26,7 @@ _MOST = 4000
 
 
 def read(function: types.FunctionType, module: nn.Module | None = None) -> Reading:
-    """Read what *function* depends on, with all that it calls, but for torch and Python.
+    """Read what *function* depends on, with all that it calls except torch and Python.
 
     Args:
         function: A function; or, with *module*, a method of it, whose first parameter is the module.
@@ -79,7 +79,7 @@ class Reader:
         self._calls = 0
 
     def root(self, function: types.FunctionType, values: dict[str, Value], itself: Value | None) -> None:
-        """Read the function that was asked about, and what it wraps and holds, whether or not it is seen to be called."""
+        """Read the function that was asked about, and what it wraps and holds, even where no call of it is seen."""
         waiting: list[types.FunctionType] = [function]
         for each in waiting:  # grows on the way
             if each.__code__ in self.found.codes:
@@ -150,10 +150,10 @@ class Reader:
         if again:
             return Value(kinds_of(given.all))
         if len(self._stack) >= _DEEPEST or self._calls > _MOST:
-            self.unread(function, f"{function.__qualname__}: what is called is too much to follow", None)
+            self.unread(function, f"{function.__qualname__}: there are too many calls to follow", None)
             return Value(kinds_of(given.all))
         result = self._walk(function, bind(function, given))
-        self._results[key] = (result, (function, given))  # held, since the key has their ids
+        self._results[key] = (result, (function, given))  # kept alive: the key has their ids
         inner = wrapped_by(function)
         if inner is not None and inner.__code__ not in self.found.codes:
             self.function(inner, given)

@@ -14,11 +14,11 @@ def remembered(find: Callable[[Any], Found]) -> Callable[[Any], Found]:
     """Have *find* asked once about each function.
 
     Ask about ``cls.forward``, not about ``cls``: then no class is kept alive, and ``cls.forward = …`` is asked about
-    anew. What is found must not refer to the function, or it would never be let go.
+    anew. What is found must not refer to the function, or it would never be freed.
 
     Args:
-        find: Answers for one function; or for anything else that can be called, which is not remembered where it cannot
-            be referred to weakly.
+        find: Answers for one function, or for anything else that can be called. An answer is not remembered where no
+            weak reference to what is called is possible.
     """
     answers: weakref.WeakKeyDictionary[Any, Found] = weakref.WeakKeyDictionary()
 

@@ -1,4 +1,4 @@
-"""The syntax tree of a code object: what compiles to the very same code, or nothing."""
+"""The syntax tree of a function: one that compiles to the very same code, or none."""
 
 from __future__ import annotations
 import __future__
@@ -19,7 +19,8 @@ Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUTURE = functools.reduce(
     int.__or__, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 )
-# How a method is called depends on whether the module imports the name in front of the dot; how far a jump goes, on that.
+# How a method is called depends on whether the module imports the name in front of the dot. The length of jumps changes
+# with it.
 _CALLING = {0} | {
     number
     for name, number in dis.opmap.items()
@@ -27,7 +28,7 @@ _CALLING = {0} | {
     or name.startswith("CALL")
 }
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
-# Equal code comes from equal source. A tree says nothing of its code, so the code can go.
+# Equal code comes from equal source. A tree does not refer to its code, so the code can be let go.
 _trees: weakref.WeakKeyDictionary[types.CodeType, Function] = weakref.WeakKeyDictionary()
 
 
@@ -53,7 +54,7 @@ def tree_of(function: types.FunctionType) -> Function | None:
 
 
 def _in_block(lines: list[str], first: int) -> Iterator[Function]:
-    """The function whose block begins at line *first*: to parse one function is cheap, to parse a file is not."""
+    """The function whose block begins at line *first*: parsing one function is cheap, parsing a file is not."""
     indented = lines[first - 1][:1].isspace()
     try:
         block = "".join(inspect.getblock(lines[first - 1 :]))
@@ -90,7 +91,7 @@ def _compiles_to(node: Function, code: types.CodeType) -> bool:
     *_, around = ["", *code_path(code)][:-1]
     bare = _bare(node)
     extra: Any = {"type_params": []} if sys.version_info >= (3, 12) else {}
-    # In a function that has its free variables, and in a class: so super() and private names mean what they do there.
+    # A function with its free variables and a class are put around it: so super() and private names mean the same.
     cls: Any = ast.ClassDef(name=around or "_", bases=[], keywords=[], body=[bare], decorator_list=[], **extra)
     free = [ast.arg(arg=name) for name in code.co_freevars if name != "__class__"]
     given = ast.arguments(posonlyargs=[], args=free, kwonlyargs=[], kw_defaults=[], defaults=[])
@@ -139,8 +140,8 @@ def _no_defaults(given: ast.arguments) -> ast.arguments:
 
 
 def _alike(one: types.CodeType, other: types.CodeType) -> bool:
-    told = ("co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
-    if any(getattr(one, name) != getattr(other, name) for name in told) or len(one.co_consts) != len(other.co_consts):
+    fields = ("co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_kwonlyargcount")
+    if any(getattr(one, name) != getattr(other, name) for name in fields) or len(one.co_consts) != len(other.co_consts):
         return False
     for mine, theirs in zip(one.co_consts, other.co_consts, strict=True):
         if isinstance(mine, types.CodeType) and isinstance(theirs, types.CodeType):
@@ -152,7 +153,7 @@ def _alike(one: types.CodeType, other: types.CodeType) -> bool:
 
 
 def _operations(code: types.CodeType) -> list[tuple[int, int]]:
-    """What *code* does, step by step, less how it calls: that depends on what its module imports."""
+    """The steps of *code*, without those that only say how it calls: they depend on what its module imports."""
     steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
     return [(step, 0 if step in _JUMPS else argument) for step, argument in steps if step not in _CALLING]
 
@@ -188,5 +189,5 @@ def code_of(node: Any, around: types.CodeType) -> types.CodeType:
 def _within(code: types.CodeType, node: Any) -> bool:
     places = [(line, column) for line, _, column, _ in code.co_positions() if line and column is not None]
     last = (node.end_lineno, node.end_col_offset)
-    # What has no place of its own is said to be at the first line, column 0.
+    # Code without a place of its own is given the first line and column 0.
     return all((node.lineno, node.col_offset) <= place < last for place in places if place[1])

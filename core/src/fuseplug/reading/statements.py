@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import sys
 from dataclasses import replace
 from typing import Any
@@ -112,7 +113,7 @@ class Walk(Calls):
 
     def on_for(self, node: Any) -> None:
         each = item_of(self.reader, self.value(node.iter), None)
-        for _ in range(2):  # the second time it knows what the first has left
+        for _ in range(2):  # the second pass sees what the first assigned
             self.bind(node.target, each)
             self._maybe(node.body)
         self.body(node.orelse)
@@ -180,24 +181,26 @@ class Walk(Calls):
         before, ends = dict(self.env), [dict(self.env)]
         for case in node.cases:
             self.env = dict(before)
-            for each in ast.walk(case.pattern):
-                if isinstance(each, ast.MatchValue):
-                    found = self.value(each.value)
-                    if "shape" in subject.kinds:
-                        self.sizes(found)
-                elif isinstance(each, ast.MatchAs | ast.MatchStar) and each.name:
-                    whole = each is case.pattern or isinstance(case.pattern, ast.MatchAs)
-                    self.env[each.name] = subject if whole else item_of(self.reader, subject, None)
-                elif isinstance(each, ast.MatchMapping) and each.rest:
-                    self.env[each.rest] = item_of(self.reader, subject, NOTHING)
+            self._pattern(case.pattern, subject)
             if case.guard is not None:
                 self.condition(case.guard)
             self.body(case.body)
             if not isinstance(case.body[-1], _LEAVES):
                 ends.append(self.env)
-        for each_end in ends[1:]:
-            ends[0] = _joined(ends[0], each_end)
-        self.env = ends[0]
+        self.env = functools.reduce(_joined, ends)
+
+    def _pattern(self, pattern: Any, subject: Value) -> None:
+        """Bind the names in *pattern* to what *subject* has for them."""
+        for each in ast.walk(pattern):
+            if isinstance(each, ast.MatchValue):
+                found = self.value(each.value)
+                if "shape" in subject.kinds:
+                    self.sizes(found)
+            elif isinstance(each, ast.MatchAs | ast.MatchStar) and each.name:
+                whole = each is pattern or isinstance(pattern, ast.MatchAs)
+                self.env[each.name] = subject if whole else item_of(self.reader, subject, None)
+            elif isinstance(each, ast.MatchMapping) and each.rest:
+                self.env[each.rest] = item_of(self.reader, subject, NOTHING)
 
     def on_functiondef(self, node: Any) -> None:
         for each in node.decorator_list:

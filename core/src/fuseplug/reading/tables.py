@@ -1,4 +1,4 @@
-"""What functions of torch and Python do, by their names: the code of these is not read."""
+"""What functions of torch and Python do, by their names: their code is not read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ STATE = {
     "device_count": "device",
     "current_device": "device",
 }
-"""What a question is about that is no question about a value."""
+"""What a function asks about that says nothing of any value."""
 
 MUTATES = _words(
     """
@@ -77,7 +77,7 @@ MODULE_CHANGES = _words(
     set_extra_state __setattr__ __delattr__ __setstate__ ipu xpu mtia
     """
 )
-"""What methods of `torch.nn.Module` change; those that register hooks as well."""
+"""Methods of `torch.nn.Module` that change the module; those that register hooks do as well."""
 
 RANDOM = _words(
     """
@@ -101,7 +101,7 @@ COMPARES = _words(
     gt lt ge le greater less greater_equal less_equal isclose
     """
 )
-"""Clamps where their result is computed with; what is compared with 0 is told apart by its sign alone."""
+"""They clamp where their result is computed with. A comparison with 0 only tells the sign."""
 
 VIEWS = _words(
     """
@@ -112,7 +112,7 @@ VIEWS = _words(
     atleast_1d atleast_2d rename alias reshape_as grad values indices requires_grad_ values_ split_with_sizes
     """
 )
-"""What may share memory with its first argument."""
+"""Functions whose result may share memory with their first argument."""
 
 READS = _words(
     """
@@ -138,7 +138,7 @@ SETTINGS = _words(
     get_rng_state initial_seed get_flush_denormal is_warn_always_enabled _is_tf32_enabled
     """
 )
-"""Questions about the process and its threads, which nobody asks again at each call."""
+"""Questions about the process and its threads: the answers are not checked again at each call."""
 
 OF_MEMORY = _words(
     """

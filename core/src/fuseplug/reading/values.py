@@ -21,7 +21,7 @@ class Value:
         kinds: What it derives from, in the words of `Finding.kinds`.
         path: Where it is below the module.
         object: The very object, if that is known.
-        owned: Whether it was made in the call: then to change it has no effect that outlives the call.
+        owned: Whether it was made in the call: then changing it has no effect that outlives the call.
         given: Whether it is an argument of what is read, or part of one.
         items: What is in it, if it is a container made in the call.
         exact: Whether *items* are all its items, in order; otherwise each item is one of them.
@@ -74,7 +74,7 @@ class Value:
 
     @property
     def key(self) -> Any:
-        """Equal for values of which the same is known."""
+        """Equal where the same is known of the values."""
         if not self._key:
             parts = None if self.items is None else tuple(v.key for v in self.items)
             receiver = self.receiver and self.receiver.key
@@ -92,7 +92,7 @@ class Value:
 
 NOTHING = Value()
 NEVER = Value(name="never")
-"""The value of what raises: it is not there."""
+"""The value of an expression that raises: there is none."""
 
 
 def known(thing: Any, *kinds: str, owned: bool = True) -> Value:
@@ -106,7 +106,7 @@ def kinds_of(values: Iterable[Value]) -> frozenset[str]:
 
 
 def either(values: Iterable[Value]) -> Value:
-    """What is one of *values*."""
+    """The value that may be any of *values*."""
     options: dict[Any, Value] = {}
     for value in values:
         options.update((v.key, v) for v in value.each if v is not NEVER)
@@ -129,5 +129,5 @@ def listed(items: Iterable[Value], *, exact: bool = True) -> Value:
 
 
 def part_of(whole: Value, *kinds: str) -> Value:
-    """An unknown part of *whole*, which belongs to whom the whole belongs to."""
+    """An unknown part of *whole*, with the same owner."""
     return Value(frozenset(kinds) or whole.kinds, owned=whole.owned, given=whole.given)
