@@ -58,6 +58,10 @@ def test_a_variant_that_the_kernel_declines_is_no_fault_and_not_run():
     }
 
 
+def test_children_that_an_adapter_calls_need_not_be_declared():
+    assert check_kernel(kernels.Product, checks=["specimens", "reads", "numbers"]).passed["reads"]
+
+
 def test_specimens_may_be_handed_over_and_an_instance_too():
     result = check_kernel(kernels.Norm(), [specimens.CastLastNorm()], checks=["specimens", "numbers"])
     assert result.passed["specimens"] == 1

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 
 from . import reference, sites
-from .kernels import Gated, Norm
-from .sites import NormAdapter
+from .kernels import Gated, Norm, Product
+from .sites import CallsAChild, NormAdapter
 
 _serial = itertools.count()
 
@@ -224,3 +224,20 @@ class SaysNothingOfVars(Norm):
 
     def match(self, site):
         return sites.match_norm(site, (_SaysNothingOfVars("plain", 0.0), _SaysNothingOfVars("offset", 1.0)))
+
+
+@dataclass(frozen=True)
+class _SaysNothingOfAChild(CallsAChild):
+    def bind(self, compute):
+        def forward(module, x):
+            gate, up = x.chunk(2, -1)
+            return compute(torch.nn.functional.prelu(gate, module.act.weight), up)
+
+        return forward
+
+
+class SaysNothingOfAChild(Product):
+    """Its adapter reads a parameter of a child that it does not call."""
+
+    def match(self, site):
+        return sites.match_product(site, _SaysNothingOfAChild())

@@ -61,6 +61,22 @@ class FirstHalf(Gated):
     specimens = "conformance.zoo.specimens:halves"
 
 
+class Product(BaseKernel):
+    """A product of halves, the first of which goes through a child before."""
+
+    kernel_id = "zoo_product"
+    op = "zooproduct"
+    function = "conformance.zoo.right:product"
+    reference = "conformance.zoo.reference:product"
+    specimens = "conformance.zoo.specimens:activated"
+    check_sizes = (128, 4096)
+
+    def match(self, site):
+        from .sites import match_product
+
+        return match_product(site)
+
+
 class PatchesOnImport(Norm):
     """Right, but loading its function patches torch."""
 

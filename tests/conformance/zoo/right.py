@@ -27,3 +27,7 @@ def rotary(q, k, cos, sin):
 
 def first_half(x):
     return x.narrow(-1, 0, x.shape[-1] // 2) * 1
+
+
+def product(a, b):
+    return torch.mul(b, a)

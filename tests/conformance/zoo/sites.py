@@ -42,6 +42,18 @@ class Method(Adapter):
         return lambda module, *args: compute(*args)
 
 
+@dataclass(frozen=True)
+class CallsAChild(Adapter):
+    variant: str = "plain"
+
+    def bind(self, compute):
+        def forward(module, x):
+            gate, up = x.chunk(2, -1)
+            return compute(module.act(gate), up)
+
+        return forward
+
+
 def match_norm(site, adapters=(NormAdapter("plain", 0.0), NormAdapter("offset", 1.0))):
     weight = getattr(site.module, "weight", None)
     if weight is None or weight.dim() != 1 or not isinstance(getattr(site.module, "eps", None), float):
@@ -81,3 +93,14 @@ def match_rotary(site):
         return Example([q, k, cos, sin])
 
     return [Proposal(Target("forward", "apply_rotary"), (Plain(),), example, FLOATS, roundings=8.0)]
+
+
+def match_product(site, adapter=CallsAChild()):
+    if not hasattr(site.module, "act"):
+        return None
+
+    def example(dtype, size, generator):
+        x = torch.randn(2, -(-size // 28), 14, generator=generator).to(dtype)
+        return Example([x], {}, {"act": torch.nn.PReLU(init=0.2, dtype=dtype)})
+
+    return [Proposal(Target(), (adapter,), example, FLOATS)]

@@ -77,3 +77,17 @@ def gates():
 
 def rotaries():
     return [Attention(), Projected()]
+
+
+class Activated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act = nn.PReLU(init=0.1)
+
+    def forward(self, x):
+        gate, up = x.chunk(2, dim=-1)
+        return self.act(gate) * up
+
+
+def activated():
+    return [Activated()]

@@ -252,9 +252,9 @@ def keeps_references(x, weight, eps, offset=0.0):
 class _ReadsUnwritten(_Norm):
     @staticmethod
     def found(ctx, gradients):
-        # Accumulates into memory that it takes for zeros, which so large a piece as a rule is.
+        # Accumulates into memory that nobody wrote. What the allocator reuses holds anything: only NaN may show here.
         fresh = torch.empty(1 << 24)[: len(gradients[1])]
-        return gradients[0], gradients[1] + fresh.to(gradients[1].dtype)
+        return gradients[0], gradients[1] + torch.where(fresh.isnan(), fresh, 0).to(gradients[1].dtype)
 
 
 def reads_unwritten_memory(x, weight, eps, offset=0.0):
@@ -295,6 +295,11 @@ def draws_random_numbers(x, weight, eps, offset=0.0):
 
 def seeds_random(x, weight, eps, offset=0.0):
     random.seed(0)
+    return right_norm(x, weight, eps, offset)
+
+
+def seeds_torch(x, weight, eps, offset=0.0):
+    torch.manual_seed(0)
     return right_norm(x, weight, eps, offset)
 
 
@@ -402,6 +407,11 @@ class Marked(torch.Tensor):
 
 def gives_a_subclass(x, weight, eps, offset=0.0):
     return right_norm(x, weight, eps, offset).as_subclass(Marked)
+
+
+def gives_a_subclass_without_gradients(x, weight, eps, offset=0.0):
+    made = right_norm(x, weight, eps, offset)
+    return made if torch.is_grad_enabled() else made.as_subclass(Marked)
 
 
 def always_contiguous(x, weight, eps, offset=0.0):

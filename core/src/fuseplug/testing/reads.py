@@ -1,4 +1,4 @@
-"""Does an adapter read of the module what it says it reads, no less and no more?
+"""Does an adapter read of the module what it says it reads, no less and no more, but for the children that it calls?
 
 What it reads is noted while its bound reference runs; what it reads in ways that cannot be noted, ``vars(module)`` say,
 shows when it is changed: then the result is another one.
@@ -26,7 +26,7 @@ _OF_EVERY_MODULE = frozenset((*dir(nn.Module), *vars(nn.Module()))) - {"_paramet
 
 
 def reads(case: Case) -> Iterator[Finding]:
-    """Everything of the module that the adapter reads is in its `reads`, and everything in there is read."""
+    """All that the adapter reads is in its `reads`, but for children that it calls; and all in there is read."""
     declared = getattr(case.semantics.adapter, "reads", ())
     if not (isinstance(declared, tuple) and all(isinstance(name, str) for name in declared)):
         yield Finding("reads", fault=f"must be a tuple of dotted names below the module, not {declared!r:.100}")
@@ -36,14 +36,16 @@ def reads(case: Case) -> Iterator[Finding]:
             yield Finding(name, fault="is declared, and a function that is replaced is given no module to read it from")
         yield Finding("")
         return
-    noted, falls_back = _noted(case)
-    felt = set() if falls_back else {name for name in _changeable(case) if _matters(case, name)}
-    if not (declared or noted or felt):
+    notes = _noted(case)
+    felt = set() if notes.falls_back else {name for name in _changeable(case) if _matters(case, name)}
+    found = notes.read() | felt
+    wanted = found - notes.called
+    if not (declared or wanted):
         yield Finding("")
     for name in declared:
-        seen = any(_within(each, name) or _within(name, each) for each in noted | felt)
+        seen = any(_within(each, name) or _within(name, each) for each in found)
         yield Finding(name, fault="" if seen else "is declared in reads, and never read: take it out, or read it")
-    for name in sorted(noted | felt):
+    for name in sorted(wanted):
         covered = any(_within(name, each) or _within(each, name) for each in declared)
         lacking = f"is read at each call, and not declared: add {name!r} to the adapter's reads"
         yield Finding(name, fault="" if covered else lacking)
@@ -53,8 +55,8 @@ def _within(name: str, other: str) -> bool:
     return name == other or name.startswith(f"{other}.")
 
 
-def _noted(case: Case) -> tuple[set[str], bool]:
-    """What is read, of all that is run here; and whether the original is called in some of it."""
+def _noted(case: Case) -> Notes:
+    """What is read, of all that is run here."""
     notes = Notes(getattr(case.subject.original, "__code__", None))
     for mix in case.proposal.mixes:
         for training in (None, not case.subject.module.training):  # type: ignore[union-attr]
@@ -66,7 +68,7 @@ def _noted(case: Case) -> tuple[set[str], bool]:
 
                 with contextlib.suppress(Exception):  # where it raises, another check says so
                     run(case.subject, noting, case.example(mix), training=training, gradients=gradients)
-    return notes.read(), notes.falls_back
+    return notes
 
 
 class Notes:
@@ -77,13 +79,14 @@ class Notes:
 
     Attributes:
         falls_back: Whether the original was called.
+        called: The children that were called, whose names need not be declared.
     """
 
     def __init__(self, original: Any) -> None:
         self.falls_back = False
+        self.called: set[str] = set()
         self._original = original
         self._leaves: set[str] = set()
-        self._passed: set[str] = set()
 
     def read(self) -> set[str]:
         """The names: of a child of which only something below was read, that alone."""
@@ -113,6 +116,8 @@ class Notes:
             return object.__getattribute__(part, name)
 
         def calling(part: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not calls and id(part) in paths:
+                self.called.add(paths[id(part)])
             calls.append(part)
             try:
                 return usual(part, *args, **kwargs)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..verification import Outcome, difference
+from ..verification import Outcome, difference, random_state_kept
 from ..words import Example
 from .results import Finding
 from .state import ProcessState
@@ -102,18 +105,35 @@ def _at_once(case: Case, examples: Sequence[Example]) -> list[Outcome | Exceptio
 
 def process_state(case: Case) -> Iterator[Finding]:
     """Nothing that belongs to the process is otherwise afterwards: settings, random state, what names stand for."""
-    state = ProcessState()
+    with random_state_kept(case.device.type):
+        # As one whose random numbers are left alone: what a run puts back would not be seen.
+        yield from _left_behind(replace(case, subject=replace(case.subject, draws=False)))
+
+
+def _left_behind(case: Case) -> Iterator[Finding]:
+    _draw()
+    state, start = ProcessState(), torch.default_generator.get_state()
     for number in range(2):
         example = case.example(number=number)
+        torch.default_generator.set_state(start)
         case.original_on(example)
         theirs = torch.default_generator.get_state()
+        torch.default_generator.set_state(start)
         case.kernel_on(example)
         drawn = not torch.equal(torch.default_generator.get_state(), theirs)
         yield Finding("", fault="it draws random numbers otherwise than the original does" if drawn else "")
-    # The runs themselves start from a seed.
+    # The original may draw from this one, as was compared.
     changed = [what for what in state.changed() if not what.startswith("torch's random state")]
     for what in dict.fromkeys([*changed, *case.examined.before.lastingly_changed()]) or [""]:
         yield Finding("", fault=what)
+
+
+def _draw() -> None:
+    """Move the generators on: a kernel that seeds them may have done so before, and would leave them where they are."""
+    torch.rand(())
+    random.random()  # noqa: S311 - for no secret
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.random()
 
 
 @contextlib.contextmanager

@@ -163,7 +163,7 @@ class Specimen:
         semantics = verifier.semantics(kernel, proposal, subject)
         if isinstance(semantics, Rejection):
             return semantics
-        return Case(self.examined, place, proposal, subject, semantics)
+        return Case(self.examined, place, proposal, replace(subject, draws=semantics.draws), semantics)
 
     @property
     def cases(self) -> list[Case]:
@@ -386,7 +386,9 @@ class Case:
                 torch.manual_seed(seed)
                 return self.subject.original(*args)
 
-            outcomes.append(run(self.subject, reseeded, self.example(size=size), **self._how({})))
+            # Whatever its code says: the generators are put back.
+            subject = replace(self.subject, draws=True)
+            outcomes.append(run(subject, reseeded, self.example(size=size), **self._how({})))
         return bool(difference(*outcomes))
 
     def _how(self, how: dict[str, Any]) -> dict[str, Any]:
