@@ -5,8 +5,6 @@ import collections
 import contextvars
 import copy
 import functools
-import math
-import operator
 import os
 import random
 import threading

@@ -168,7 +168,7 @@ class Guard:
             yield _Term(f"not ({within})" if absent else test.format(there), _unlike(next(says)))
 
     def _is_function(self, found: str, value: Any) -> str:
-        """That *found* is *value*; and, of a function, that nobody gave it other code or defaults, as reloading does."""
+        """That *found* is *value*; of a function, that nobody gave it other code or defaults, as reloading does."""
         known = self._constant(value)
         same = [f"{found} is {known}"]
         if isinstance(value, types.FunctionType):
