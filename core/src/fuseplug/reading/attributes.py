@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from .arguments import Arguments
@@ -28,6 +29,9 @@ _OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDe
          types.ClassMethodDescriptorType, types.BuiltinFunctionType)  # fmt: skip
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodType)
 _MOST = 16
+
+
+_NAMES = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def kind_of(thing: Any, name: str = "") -> tuple[str, ...]:
@@ -111,9 +115,9 @@ def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) 
     if is_library(module):
         if found is MISSING and type(module) is not types.ModuleType:
             reader.unread(module, f"{module.__name__}.{name} is a setting of {module.__name__}{_at(where)}", None)
-        return Value(
-            frozenset(kind_of(found)) if found is not MISSING else frozenset(), object=found, owned=False, name=name
-        )
+        # Names for dtypes and layouts are the same for ever; other values of a library may be settings of it.
+        named = found is MISSING or is_a(found, _NAMES)
+        return Value(frozenset() if named else frozenset(kind_of(found)), object=found, owned=False, name=name)
     reader.looked(vars(module), name, found)
     if found is MISSING and answers_itself(module):
         reader.unread(module, f"{module.__name__}.{name} is answered by code of the module{_at(where)}", None)
