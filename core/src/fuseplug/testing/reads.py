@@ -52,7 +52,9 @@ def reads(case: Case) -> Iterator[Finding]:
 
 
 def _within(name: str, other: str) -> bool:
-    return name == other or name.startswith(f"{other}.")
+    """Whether *name* is *other* or something below it; ``"*"`` is each item of a list of modules."""
+    steps, above = name.split("."), other.split(".")
+    return len(above) <= len(steps) and all(a == b or "*" in (a, b) for a, b in zip(above, steps, strict=False))
 
 
 def _noted(case: Case) -> Notes:
