@@ -65,6 +65,7 @@ class Adapter(abc.ABC):
     def reads(self) -> tuple[str, ...]:
         """What the bound function reads from the module at each call: names below it, with dots (``"config.dropout"``).
 
+        ``"*"`` is each item of a list of modules: ``"experts.*.up_proj.weight"``.
         Name parameters, buffers, numbers and flags; not the children that it calls, which Fuseplug sees for itself.
         What is named here may change after the kernel was applied, since the kernel sees the change. Whatever else the
         original reads is compared at each call with what it was, and the original runs if it differs: an adapter that

@@ -43,7 +43,7 @@ def reads(case: Case) -> Iterator[Finding]:
     if not (declared or wanted):
         yield Finding("")
     for name in declared:
-        seen = any(_within(each, name) or _within(name, each) for each in found)
+        seen = any(_within(each, name) or _within(name, each) for each in found | notes.methods)
         yield Finding(name, fault="" if seen else "is declared in reads, and never read: take it out, or read it")
     for name in sorted(wanted):
         covered = any(_within(name, each) or _within(each, name) for each in declared)
@@ -52,7 +52,9 @@ def reads(case: Case) -> Iterator[Finding]:
 
 
 def _within(name: str, other: str) -> bool:
-    return name == other or name.startswith(f"{other}.")
+    """Whether *name* is *other* or something below it; ``"*"`` is each item of a list of modules."""
+    steps, above = name.split("."), other.split(".")
+    return len(above) <= len(steps) and all(a == b or "*" in (a, b) for a, b in zip(above, steps, strict=False))
 
 
 def _noted(case: Case) -> Notes:
@@ -80,11 +82,13 @@ class Notes:
     Attributes:
         falls_back: Whether the original was called.
         called: The children that were called, whose names need not be declared.
+        methods: What was found on classes, which may be declared and need not be.
     """
 
     def __init__(self, original: Any) -> None:
         self.falls_back = False
         self.called: set[str] = set()
+        self.methods: set[str] = set()
         self._original = original
         self._leaves: set[str] = set()
 
@@ -103,9 +107,11 @@ class Notes:
         def note(part: nn.Module, name: str, frame: Any) -> None:
             if calls or threading.get_ident() != here or (path := paths.get(id(part))) is None:
                 return
-            if name in _OF_EVERY_MODULE or name.startswith("__") or callable(getattr(type(part), name, None)):
+            if name in _OF_EVERY_MODULE or name.startswith("__"):
                 return
-            if self._by_the_original(frame):
+            if callable(getattr(type(part), name, None)):
+                self.methods.add(f"{path}.{name}".lstrip("."))
+            elif self._by_the_original(frame):
                 self.falls_back = True
             else:
                 self._leaves.add(f"{path}.{name}".lstrip("."))

@@ -81,7 +81,7 @@ def _sort_attributes(
         # Both modes are tried, so the flag is free.
         if not path or path[-1] == "training" or _below(path, called):
             continue
-        if _is_said(path, reads):
+        if _is_named(path, reads):
             found.numbers += [path] if type(value) in (int, float) else []
             continue
         term = _term(reading, module, path, value)
@@ -95,7 +95,7 @@ def _sort_attributes(
 
 def _methods(reading: Reading, module: nn.Module, reads: Collection[str], called: Collection[Path]) -> Iterator[Method]:
     for (path, name), function in reading.methods.items():
-        if _below(path, called) or _is_said((*path, name), reads) or not _is_watched(function):
+        if _below(path, called) or _is_named((*path, name), reads) or not _is_watched(function):
             continue
         route = route_to(module, path)
         # One of a base class, reached by super(), is not what the name means on the module.
@@ -104,9 +104,10 @@ def _methods(reading: Reading, module: nn.Module, reads: Collection[str], called
             yield Method(route, name, ById(function))
 
 
-def _is_said(path: Path, reads: Collection[str]) -> bool:
-    """Whether an adapter says that it reads *path*; what it says of every item of a list, it says of each."""
-    return ".".join(path) in reads or ".".join("*" if name.isdigit() else name for name in path) in reads
+def _is_named(path: Path, reads: Collection[str]) -> bool:
+    """Whether *path* is one of *reads*, where ``"*"`` is any item of a list."""
+    names = (name.split(".") for name in reads)
+    return any(len(each) == len(path) and all(a in (b, "*") for a, b in zip(each, path, strict=True)) for each in names)
 
 
 def _below(path: Path, above: Collection[Path]) -> bool:

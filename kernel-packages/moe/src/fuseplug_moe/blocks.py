@@ -88,7 +88,8 @@ class Listed:
             activation=own_product(experts[0], self.layout) if self.activation == OWN else self.activation,
             idle=idle,
         )
-        return result + passed(len(matrices[self.down]), *routed) if self.passing else result
+        passing = range(len(matrices[self.down]), len(experts))
+        return result + passed(passing, *routed) if self.passing else result
 
 
 @dataclass(frozen=True)

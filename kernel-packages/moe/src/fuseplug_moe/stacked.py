@@ -151,15 +151,16 @@ class StackedAdapter(Adapter):
                 post=None if parts.post is None else getattr(module, parts.post),
             )
             if parts.passing:
-                y = y + passed(len(down), x, index, weights)
+                y = y + passed(range(len(down), len(gate_up)), x, index, weights)
             return y.view(hidden_states.shape)
 
         return forward
 
 
-def passed(experts: int, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """What the experts from number *experts* on add: the rows as they are, weighted."""
-    return (x * weights.masked_fill(index < experts, 0).sum(-1, keepdim=True)).to(x.dtype)
+def passed(experts: range, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """What the experts with the numbers *experts* add: the rows as they are, weighted."""
+    others = (index < experts.start) | (index >= experts.stop)
+    return (x * weights.masked_fill(others, 0).sum(-1, keepdim=True)).to(x.dtype)
 
 
 def own_gate(module: nn.Module, layout: Layout) -> Callable[[Tensor], Tensor]:
