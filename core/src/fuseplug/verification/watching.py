@@ -97,10 +97,11 @@ def _methods(reading: Reading, module: nn.Module, reads: Collection[str], called
     for (path, name), function in reading.methods.items():
         if _below(path, called) or _is_named((*path, name), reads) or not _is_watched(function):
             continue
-        route = route_to(module, path)
+        if (route := route_to(module, path)) is None:
+            continue
         # One of a base class, reached by super(), is not what the name means on the module.
         held = attribute(type(_at(module, path)), name)
-        if route is not None and (held.__func__ if isinstance(held, staticmethod) else held) is function:
+        if (held.__func__ if isinstance(held, staticmethod) else held) is function:
             yield Method(route, name, ById(function))
 
 
