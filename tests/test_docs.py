@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import sys
 import types
@@ -25,7 +26,10 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, monkeypatch):
     module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for number, block in enumerate(blocks(page)):
-        exec(compile(block, f"{page.name}, block {number + 1}", "exec"), module.__dict__)
+        name = f"{page.name}, block {number + 1}"
+        # As a notebook does, so that the source of what is defined there can be read.
+        linecache.cache[name] = (len(block), None, block.splitlines(keepends=True), name)
+        exec(compile(block, name, "exec"), module.__dict__)
 
 
 def test_there_is_a_page_to_run():

@@ -201,7 +201,7 @@ ODD = {
     "uncopyable attribute": (lambda: with_attribute(Uncopying()), None),
     "attribute whose copy exits": (lambda: with_attribute(Exiting()), None),
     "lock that is not used": (lambda: with_attribute(threading.Lock()), None),
-    "lock that is used": (Locked, "its attribute more, a lock, cannot be copied"),
+    "lock that is used": (Locked, "in a context whose effect is not known: self.more"),
     "TorchScript": (scripted, "TorchScript"),
 }
 

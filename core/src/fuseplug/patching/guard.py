@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..insides import said_by
 from ..reading import MISSING
 from ..verification import ById, Call, Frozen, Route, Watch
 from ..words import Target
@@ -67,7 +68,10 @@ class Guard:
 
     def why_never(self, module: Any) -> str:
         """The first that fails for *module*, whatever it is called with; ``""`` if none does."""
-        return next((term.says for term in self._of_module if not self._compiled([term])([module])), "")
+        try:
+            return next((term.says for term in self._of_module if not self._compiled([term])([module])), "")
+        except Exception as error:  # noqa: BLE001 - what a stranger's module says of itself may raise anything
+            return f"it cannot be compared with what it was: {said_by(error)}"
 
     def _compiled(self, terms: Sequence[_Term]) -> Holds:
         test = " and ".join(term.code for term in terms) or "True"
@@ -90,7 +94,7 @@ class Guard:
 
     def _place(self, original: Callable[..., Any], target: Target, accepts: Accepts) -> Iterator[_Term]:
         if target.function is None:
-            code = self._is_function(f"a[0].__class__.{target.method}", original)
+            code = self._is_function(f"type(a[0]).{target.method}", original)
         elif accepts.space is None:
             return
         else:
@@ -100,7 +104,7 @@ class Guard:
     def _dtypes(self, accepts: Accepts) -> Iterator[_Term]:
         dtypes = accepts.dtypes
         known = ", ".join(" and ".join(str(each).removeprefix("torch.") for each in row) for row in dtypes)
-        tensors = [f"a[{each}]" if isinstance(each, int) else _path("a[0]", each) for each in accepts.typed]
+        tensors = [f"a[{each}]" if isinstance(each, int) else _tensor(each) for each in accepts.typed]
         if len(tensors) == 1:
             code = f"{tensors[0]}.dtype in {self._constant(tuple(row[0] for row in dtypes))}"
         else:
@@ -138,8 +142,7 @@ class Guard:
             held, forward = self._constant(cls), self._constant(getattr(cls, "forward", None))
             own = f"not ({hooks} or 'forward' in c.__dict__)"
             call = self._constant(cls.__call__)
-            classes = f"c.__class__.forward is {forward} and c.__class__.__call__ is {call}"
-            test = f"(c := {{}}).__class__ is {held} and {classes} and {own}"
+            test = f"type(c := {{}}) is {held} and {held}.forward is {forward} and {held}.__call__ is {call} and {own}"
             if route[-1].name != "*":
                 # What the instance itself holds under the child's name comes before the child.
                 above = _each(route[:-1], f"{route[-1].name!r} not in {{}}.__dict__")
@@ -152,8 +155,8 @@ class Guard:
         for (route,) in watch.missing:
             yield _Term(_each(route[:-1], _lacks(route[-1])), _unlike(next(says)))
         for route, name, function in watch.methods:
-            same = self._is_function("c.__class__." + name, function.held)
-            test = f"(c := {{}}).__class__ is not None and {same} and {name!r} not in c.__dict__"
+            same = self._is_function(f"type(c).{name}", function.held)
+            test = f"(c := {{}}) is not None and {same} and {name!r} not in c.__dict__"
             yield _Term(_each(route, test), _unlike(next(says)))
         for space, name, looked in watch.spaces:
             names, key = self._constant(space.held), self._constant(name)
@@ -223,6 +226,14 @@ def _path(root: str, route: Sequence[Any]) -> str:
         else:
             root = f"{root}.{store}[{name!r}]"
     return root
+
+
+def _tensor(route: Sequence[Any]) -> str:
+    """The expression for the tensor at *route*. FSDP and replicas hold as an attribute what was a parameter."""
+    owner, (name, store) = _path("a[0]", route[:-1]), route[-1]
+    if store not in ("_parameters", "_buffers"):
+        return _path("a[0]", route)
+    return f"(t if (t := {owner}.{store}.get({name!r})) is not None else {owner}.{name})"
 
 
 def _lacks(step: Any) -> str:

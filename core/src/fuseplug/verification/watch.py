@@ -42,7 +42,7 @@ class Frozen(NamedTuple):
 def freeze(value: Any) -> Frozen | None:
     """*value* as `Frozen`; ``None`` if it is neither a scalar nor a short container of scalars."""
     kind = type(value)
-    if kind in SCALARS or isinstance(value, enum.Enum):
+    if kind in SCALARS or issubclass(kind, enum.Enum):
         return None if value != value else Frozen(kind, value)
     items = list(value.items() if kind is dict else value) if kind in _CONTAINERS else None
     if items is None or len(items) > _MOST_ITEMS:

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..insides import attributes_of, children_of
 from ..reading import MISSING, Path, Reading, attribute, is_library
+from ..reading.lookup import is_a, namespace
 from .watch import NOTHING, SCALARS, Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Term, Watch, freeze
 
 _BY_IDENTITY = (
@@ -101,7 +103,7 @@ def _methods(reading: Reading, module: nn.Module, reads: Collection[str], called
             continue
         # One of a base class, reached by super(), is not what the name means on the module.
         held = attribute(type(_at(module, path)), name)
-        if (held.__func__ if isinstance(held, staticmethod) else held) is function:
+        if (held.__func__ if is_a(held, staticmethod) else held) is function:
             yield Method(route, name, ById(function))
 
 
@@ -122,13 +124,13 @@ def _term(reading: Reading, module: nn.Module, path: Path, value: Any) -> Term |
         return None  # Reached through an object whose own place is watched.
     if value is MISSING:
         return Missing(route)
-    if isinstance(value, nn.Module):
+    if is_a(value, nn.Module):
         return Bare(route, type(value)) if path in reading.calls else None
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         return "tensor"
     if (frozen := freeze(value)) is not None:
         return Equal(route, frozen)
-    if not isinstance(value, _BY_IDENTITY):
+    if not is_a(value, _BY_IDENTITY):
         if any(len(other) > len(path) and other[: len(path)] == path for other in reading.reads):
             return None  # What is read from it is listed by itself.
         if _may_change(value):
@@ -141,14 +143,16 @@ def _at(module: nn.Module, path: Path) -> Any:
     """What is at *path*; of a list of modules, in the first of them."""
     found: Any = module
     for name in path:
-        found = next(iter(found._modules.values()), None) if name == "*" else attribute(found, name)
+        found = next(iter(children_of(found).values()), None) if name == "*" else attribute(found, name)
     return found
 
 
 def _is_own(module: nn.Module, path: Path) -> bool:
     """Whether the last name of *path* hangs on the instance there, and not on its class."""
     owner = _at(module, path[:-1])
-    return path[-1] in getattr(owner, "__dict__", {}) or (isinstance(owner, nn.Module) and path[-1] in owner._modules)
+    if is_a(owner, nn.Module):
+        return path[-1] in attributes_of(owner) or path[-1] in children_of(owner)
+    return path[-1] in namespace(owner)
 
 
 def route_to(module: nn.Module, path: Path) -> Route | None:
@@ -157,14 +161,15 @@ def route_to(module: nn.Module, path: Path) -> Route | None:
     steps: list[Step] = []
     for number, name in enumerate(path):
         if name == "*":
-            items = [*owner._modules.values()]
+            items = [*children_of(owner).values()]
             steps.append(Step("*", len(items)))
             owner = items[0] if items else None
             continue
-        if isinstance(owner, nn.Module):
+        if is_a(owner, nn.Module):
             stores = ("_modules", "_parameters", "_buffers")
-            steps.append(Step(name, next((store for store in stores if name in getattr(owner, store)), "plain")))
-        elif owner is None or isinstance(owner, torch.Tensor) or owner is MISSING:
+            held = attributes_of(owner)
+            steps.append(Step(name, next((store for store in stores if name in held[store]), "plain")))
+        elif owner is None or is_a(owner, torch.Tensor) or owner is MISSING:
             return None
         else:
             steps.append(Step(name, "object"))
@@ -181,18 +186,18 @@ def _looked_up(reading: Reading) -> Iterator[Global | str]:
         name, value = looked.name, looked.value
         if id(value) in indexed:
             continue  # What is found in it is listed by itself.
-        if _is_torchs(looked.space.get("__name__")) or isinstance(value, logging.Logger | types.ModuleType):
+        if _is_torchs(looked.space.get("__name__")) or is_a(value, logging.Logger | types.ModuleType):
             continue
         if value is MISSING:
             yield Global(ById(looked.space), name, ById(value))
-        elif isinstance(value, _BY_IDENTITY):
+        elif is_a(value, _BY_IDENTITY):
             # A name of a model's may come to stand for another, even if what it stands for is torch's own.
             yield Global(ById(looked.space), name, ById(value))
         elif (frozen := freeze(value)) is not None:
             yield Global(ById(looked.space), name, frozen)
         elif _may_change(value):
             yield f"the global {name}, a {type(value).__name__} that may change"
-        elif isinstance(value, torch.Tensor):
+        elif is_a(value, torch.Tensor):
             yield f"the global {name}, a tensor"
         else:
             yield Global(ById(looked.space), name, ById(value))
@@ -201,11 +206,11 @@ def _looked_up(reading: Reading) -> Iterator[Global | str]:
 def _closed_over(reading: Reading) -> Iterator[Global | str]:
     """What closures hold, in the same terms: a cell is a space of one name."""
     for held in reading.cells:
-        if isinstance(held.value, _BY_IDENTITY):
+        if is_a(held.value, _BY_IDENTITY):
             yield Global(ById(held.cell), held.name, ById(held.value))
         elif (frozen := freeze(held.value)) is not None:
             yield Global(ById(held.cell), held.name, frozen)
-        elif isinstance(held.value, torch.Tensor):
+        elif is_a(held.value, torch.Tensor):
             yield f"what {held.name} holds, a tensor"
         elif _may_change(held.value):
             yield f"what {held.name} holds, a {type(held.value).__name__} that may change"
@@ -215,9 +220,9 @@ def _closed_over(reading: Reading) -> Iterator[Global | str]:
 
 def _may_change(value: Any) -> bool:
     """Whether *value* may hold something else and be the same: what a model's own class holds was read by itself."""
-    if isinstance(value, tuple):
+    if is_a(value, tuple):
         return any(_may_change(each) for each in value)
-    if isinstance(value, (*_UNCHANGING, *SCALARS, *_BY_IDENTITY, enum.Enum, nn.Module, torch.Tensor)):
+    if is_a(value, (*_UNCHANGING, *SCALARS, *_BY_IDENTITY, enum.Enum, nn.Module, torch.Tensor)):
         return False
     return is_library(value)
 
