@@ -6,6 +6,8 @@ import types
 
 from torch import nn
 
+from ..insides import attributes_of
+
 NAME = "_replicate_for_data_parallel"
 
 
@@ -23,10 +25,11 @@ def _replicate_for_data_parallel(module: nn.Module) -> nn.Module:
 
 def make_replicable(module: nn.Module) -> None:
     """Have replicas of *module* call its instance's own methods on themselves."""
-    module.__dict__.setdefault(NAME, types.MethodType(_replicate_for_data_parallel, module))
+    attributes_of(module).setdefault(NAME, types.MethodType(_replicate_for_data_parallel, module))
 
 
 def leave_replicas(module: nn.Module) -> None:
     """Undo `make_replicable`."""
-    if getattr(module.__dict__.get(NAME), "__func__", None) is _replicate_for_data_parallel:
-        del module.__dict__[NAME]
+    held = attributes_of(module)
+    if getattr(held.get(NAME), "__func__", None) is _replicate_for_data_parallel:
+        del held[NAME]

@@ -114,8 +114,8 @@ def _remembered(module: nn.Module) -> list[Held]:
 
 
 def _is_bound(module: nn.Module, value: Any) -> bool:
-    return isinstance(value, types.MethodType) and value.__self__ is module
+    return type(value) is types.MethodType and value.__self__ is module
 
 
 def _function(value: Any) -> Any:
-    return value.__func__ if isinstance(value, types.MethodType) else value
+    return value.__func__ if type(value) is types.MethodType else value

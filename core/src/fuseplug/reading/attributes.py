@@ -88,7 +88,7 @@ def _of_object(reader: Reader, v: Value, name: str, where: Any) -> Value:
 def _of_bases(reader: Reader, receiver: Value, after: type, name: str, where: Any) -> Value:
     """What ``super()`` finds: it belongs to the base that has it, not to the receiver's own class."""
     owner = receiver.made or receiver.object
-    cls = owner if isinstance(owner, type) else type(owner)
+    cls = owner if is_a(owner, type) else type(owner)
     base = class_with(cls, name, after)
     found = MISSING if base is None else vars(base)[name]
     if base is not None and not receiver.owned and not is_library(base):
@@ -163,7 +163,7 @@ def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
     if found is MISSING:
         return _absent(reader, v, name, where)
     of_class = name not in namespace(owner)
-    if (of_class and (is_a(found, _OF_C) or _is_cached(found))) or isinstance(owner, logging.Logger):
+    if (of_class and (is_a(found, _OF_C) or _is_cached(found))) or is_a(owner, logging.Logger):
         return Value(v.kinds, object=found, owned=v.owned, given=v.given, receiver=v, name=name)
     if of_class and in_class(type(found), "__get__") is not MISSING and not is_a(found, type):
         if not is_a(found, types.MemberDescriptorType):
@@ -247,7 +247,7 @@ def _of_held(reader: Reader, v: Value, index: Value | None, at: Any) -> Value:
 def _is_hidden(v: Value) -> bool:
     """Whether it is an object of a library whose items may change between calls, and cannot be looked into."""
     lasting = v.known and not v.owned and is_library(v.object)
-    return lasting and not isinstance(v.object, Tensor | str | bytes | range | types.ModuleType)
+    return lasting and not is_a(v.object, Tensor | str | bytes | range | types.ModuleType)
 
 
 def _is_own(container: nn.Module, method: str) -> bool:

@@ -90,11 +90,11 @@ def is_log(receiver: Value | None, thing: Any, name: str) -> bool:
 
 def _beyond(receiver: Value | None, thing: Any, name: str) -> str:
     """Why a call looks at more than its arguments and the module's attributes; ``""`` if it does not."""
-    if receiver is None or isinstance(receiver.object, types.ModuleType):
+    if receiver is None or is_a(receiver.object, types.ModuleType):
         return f"{name} asks for a setting" if name in SETTINGS and home(thing).startswith("torch") else ""
-    if name in OF_MEMORY and (isinstance(receiver.object, Tensor) or (not receiver.known and receiver.kinds & TENSORS)):
+    if name in OF_MEMORY and (is_a(receiver.object, Tensor) or (not receiver.known and receiver.kinds & TENSORS)):
         return "where a tensor lies is looked at"
-    if isinstance(receiver.object, nn.Module) and name in OF_MODULE:
+    if is_a(receiver.object, nn.Module) and name in OF_MODULE:
         return "everything below a module is looked at"
     return ""
 
@@ -169,8 +169,8 @@ def _draws(thing: Any, name: str) -> bool:
     """Whether *thing* draws random numbers."""
     if thing is MISSING:
         return False
-    bound = getattr(thing, "__self__", None) if not isinstance(thing, type) else None
-    where = home(thing) if bound is None or isinstance(bound, type | types.ModuleType) else home(type(bound))
+    bound = getattr(thing, "__self__", None) if not is_a(thing, type) else None
+    where = home(thing) if bound is None or is_a(bound, type | types.ModuleType) else home(type(bound))
     top = where.partition(".")[0]
     if where.startswith(("torch.random", "numpy.random")) or top in ("random", "_random", "secrets"):
         return True
