@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from ..verification import NOTHING, ById, Call, Extra, Route, Watch
+from ..verification import NOTHING, ById, Call, Dtypes, Extra, Route, Watch
 from ..words import Target
 
 
@@ -37,7 +35,7 @@ class Accepts:
     calls: tuple[Call, ...]
     main: int
     typed: tuple[int | Route, ...]
-    dtypes: tuple[tuple[torch.dtype, ...], ...]
+    dtypes: tuple[Dtypes, ...]
     watch: Watch = NOTHING
     extra: Extra = "original"
     space: ById | None = None

@@ -108,7 +108,8 @@ class Guard:
         if len(tensors) == 1:
             code = f"{tensors[0]}.dtype in {self._constant(tuple(row[0] for row in dtypes))}"
         else:
-            pair = ", ".join(f"{each}.dtype" for each in tensors)
+            columns = zip(tensors, zip(*dtypes, strict=True), strict=True)
+            pair = ", ".join(f"getattr({x}, 'dtype', None)" if None in seen else f"{x}.dtype" for x, seen in columns)
             code = f"({pair}) in {self._constant(tuple(dtypes))}"
         yield _Term(code, f"it has a dtype in which the kernel was not checked here (checked: {known})")
 

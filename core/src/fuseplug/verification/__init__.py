@@ -2,7 +2,7 @@
 
 from .comparing import Tolerance, difference, excess
 from .copying import UncopyableError
-from .examining import Semantics
+from .examining import Dtypes, Semantics
 from .examples import SEMANTICS_SIZE, example_of
 from .kernel_check import Ran
 from .memory import dense
@@ -20,6 +20,7 @@ __all__ = [
     "Bare",
     "ById",
     "Call",
+    "Dtypes",
     "Equal",
     "Extra",
     "Frozen",

@@ -12,7 +12,7 @@ import torch
 from ..hookspecs import BaseKernel
 from ..words import Example, Proposal, Rejection
 from .comparing import Tolerance, departure, excess
-from .examining import Semantics, dtypes_in
+from .examining import Dtypes, Semantics, dtypes_in
 from .examples import example_of, raised
 from .outcome import AS_USUAL, Handing, Outcome, Subject, run
 from .varying import main_argument, transposed, variations
@@ -24,12 +24,12 @@ class Ran:
 
     Attributes:
         dtypes: As `Semantics.dtypes`: those in which it was run.
-        contiguous: Whether its results lie in memory as the original's only if the input is contiguous.
+        contiguous: Whether it computes what the original does only if the input is contiguous.
         no_autocast: Whether it computes what the original does only without autocast.
         ranks: The numbers of dimensions of the main input with which it was right; empty if all were.
     """
 
-    dtypes: tuple[tuple[torch.dtype, ...], ...]
+    dtypes: tuple[Dtypes, ...]
     contiguous: bool = False
     no_autocast: bool = False
     ranks: frozenset[int] = frozenset()
@@ -135,12 +135,10 @@ class KernelCheck:
             if why := excess(expected, own, truth, self._tolerance):
                 return Rejection(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
         why = excess(outcome, expected, truth, self._tolerance)
-        if not why and outcome.strides != expected.strides:
-            why = f"its results lie in memory with strides {outcome.strides} instead of {expected.strides}"
         return Rejection(f"its numbers are wrong for {on}: {why}", kind="failed") if why else None
 
     def _needs_order(self, mix: Any) -> bool:
-        """Whether the original keeps the order in which its input lies in memory, and the kernel does not."""
+        """Whether the kernel is right only for an input that lies in memory in order."""
         example = example_of(self._proposal, mix, min(self._kernel.check_sizes))
         handing = Handing(arguments=transposed)
         try:
@@ -148,8 +146,7 @@ class KernelCheck:
             expected = self._run(self._subject.original, example, handing=handing)
         except Exception:  # noqa: BLE001 - as above
             return True
-        wrong = excess(found, expected, self._truth(example), self._tolerance)
-        return bool(wrong) or found.strides != expected.strides
+        return bool(excess(found, expected, self._truth(example), self._tolerance))
 
     def _fails_under_autocast(self, mix: Any) -> bool:
         if self._semantics.watch.no_autocast:

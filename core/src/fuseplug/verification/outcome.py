@@ -73,12 +73,10 @@ class Outcome:
     Attributes:
         values: The tensors.
         structure: What the tensors came in, and their types: nothing, a list, a tuple with a ``None``, …
-        strides: Those of the outputs, in each dimension that has any extent.
     """
 
     values: dict[str, Tensor | None]
     structure: str = ""
-    strides: tuple[tuple[int, ...], ...] = ()
 
     def on_cpu(self) -> dict[str, Tensor | None]:
         """Copies to compare."""
@@ -154,9 +152,8 @@ def run(
         own = (*double.named_parameters(), *double.named_buffers())
         values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
     structure = str(mapped(_Kind, result))
-    strides = tuple(_strides(output) for output in outputs)
     detached = {name: value if value is None else value.detach() for name, value in values.items()}
-    return Outcome(detached, structure, strides)
+    return Outcome(detached, structure)
 
 
 @contextlib.contextmanager
@@ -171,13 +168,6 @@ def _surroundings(
         if watching is not None:
             stack.enter_context(watching)
         yield
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides of *tensor*, 0 where it has no extent; nothing for one that has none by nature."""
-    if tensor.layout is not torch.strided or not tensor.numel():
-        return ()
-    return tuple(stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _place(device: torch.device, dtype: torch.dtype | None, gradients: bool) -> Callable[[Tensor], Tensor]:

@@ -86,6 +86,9 @@ def _sort_attributes(
         if _is_named(path, reads):
             found.numbers += [path] if type(value) in (int, float) else []
             continue
+        if is_a(value, functools.partial) and (terms := _of_partial(route_to(module, path), value)):
+            found.watch = found.watch.and_(*terms)
+            continue
         term = _term(reading, module, path, value)
         if term == "tensor":
             found.tensors.append(path)
@@ -115,6 +118,14 @@ def _is_named(path: Path, reads: Collection[str]) -> bool:
 
 def _below(path: Path, above: Collection[Path]) -> bool:
     return any(path[:count] in above for count in range(1, len(path) + 1))
+
+
+def _of_partial(route: Route | None, value: functools.partial[Any]) -> tuple[Term, ...]:
+    """What to watch of a partial with scalars: itself, and its keywords, which may be changed in place."""
+    keywords = freeze(dict(value.keywords))
+    if route is None or keywords is None or freeze(value.args) is None:
+        return ()
+    return Same(route, ById(value)), Equal((*route, Step("keywords", "object")), keywords)
 
 
 def _term(reading: Reading, module: nn.Module, path: Path, value: Any) -> Term | str | None:
