@@ -414,10 +414,6 @@ def gives_a_subclass_without_gradients(x, weight, eps, offset=0.0):
     return made if torch.is_grad_enabled() else made.as_subclass(Marked)
 
 
-def always_contiguous(x, weight, eps, offset=0.0):
-    return right_norm(x, weight, eps, offset).contiguous()
-
-
 def gives_a_list(q, k, cos, sin):
     return list(right.rotary(q, k, cos, sin))
 

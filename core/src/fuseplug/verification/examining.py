@@ -193,7 +193,8 @@ class Examination:
         self, found: Outcome, expected: Outcome, variation: Variation, function: Callable[..., Any], how: dict[str, Any]
     ) -> str:
         # Matrix products of other sizes are summed in other orders, which need not be the same for all.
-        if self.proposal.exact and not ((why := difference(found, expected)) and variation.kind in ("rank", "length")):
+        other = variation.kind in ("rank", "length", "magnitude", "layout")
+        if self.proposal.exact and not ((why := difference(found, expected)) and other):
             return why
         truth = run(self.subject, function, variation.example, **{**how, "autocast": False}, dtype=torch.float64)
         coarsest = torch.get_autocast_dtype("cpu") if how["autocast"] else None
