@@ -264,7 +264,7 @@ def item_in(reader: Reader, v: Value, index: Value | None) -> Value:
         return NOTHING
     if index is not None and index.known and is_a(index.object, int | str | type(None) | bool):
         found = _at_index(held, index.object)
-        if mapping and v.path is None and is_a(index.object, str):
+        if mapping and v.path is None and is_a(index.object, str | type(None)):
             reader.looked(held, index.object, found)
         return NEVER if found is MISSING else _held(v, found)
     if mapping:

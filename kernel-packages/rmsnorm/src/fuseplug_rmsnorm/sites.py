@@ -167,7 +167,10 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             mixes=mixes,
             # What autocast makes of the input of a norm that has its weight in float32.
             likely=tuple(
-                mix for mix in mixes[1:] if mix.weight is mixes[0].weight and mix.x in (mixes[0].x, torch.bfloat16)
+                mix
+                for mix in mixes[1:]
+                # Without a weight nothing says in which dtype the module stands.
+                if weight is None or (mix.weight is mixes[0].weight and mix.x in (mixes[0].x, torch.bfloat16))
             ),
             # Four: a unit row, the weight, the gate and the result may each be rounded to the output's dtype.
             roundings=4.0,
