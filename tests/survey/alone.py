@@ -136,9 +136,6 @@ def instance(each: Class) -> nn.Module:
         raise TypeError(
             f"no config of {each.folder} is one that {each.name} can be made from: {_why(cls, each.folder)}"
         )
-    config = getattr(module, "config", None)
-    if getattr(config, "_experts_implementation", "") is None:
-        config._experts_implementation = "grouped_mm"  # as whole models have it
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.dim() > 1:
