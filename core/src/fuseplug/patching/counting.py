@@ -66,10 +66,7 @@ class Tried(list[Calls]):
 
 def calls_of(patches: Iterable[Patch]) -> list[Calls]:
     """The calls of *patches* so far."""
-    return [
-        Calls(tuple(p.path for p in alike), alike[0].target, alike[0].kernel_id, count.fused, count.original)
-        for alike, count in _counted(patches)
-    ]
+    return [_calls(alike, count.fused, count.original) for alike, count in _counted(patches)]
 
 
 def tried(patches: Sequence[Patch], run: Callable[[], Any]) -> Tried:
@@ -83,17 +80,16 @@ def tried(patches: Sequence[Patch], run: Callable[[], Any]) -> Tried:
     with listening(heard):
         result = run()
     found = [
-        Calls(
-            tuple(patch.path for patch in alike),
-            alike[0].target,
-            alike[0].kernel_id,
-            count.fused - fused,
-            count.original - original,
-            tuple(reasons.get(id(count), ())),
-        )
+        _calls(alike, count.fused - fused, count.original - original, tuple(reasons.get(id(count), ())))
         for (alike, count), (fused, original) in zip(_counted(patches), before, strict=True)
     ]
     return Tried(found, result)
+
+
+def _calls(alike: Sequence[Patch], fused: int, original: int, reasons: tuple[str, ...] = ()) -> Calls:
+    """The calls of patches that are counted together."""
+    paths = tuple(patch.path for patch in alike)
+    return Calls(paths, alike[0].target, alike[0].kernel_id, fused, original, reasons)
 
 
 def _counted(patches: Iterable[Patch]) -> list[tuple[list[Patch], Count]]:
