@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..hookspecs import BaseKernel
 from ..reading import Finding, Path, Reading, attribute, read
 from ..words import Adapter, Example, Proposal, Rejection
 from .branches import Branches
@@ -109,7 +108,6 @@ class Examination:
     """One original, compared with the variants that it may be.
 
     Attributes:
-        kernel: Whose reference it is.
         proposal: What was offered.
         subject: The original.
         reading: Of its code.
@@ -119,7 +117,6 @@ class Examination:
         why: What told the last variant from it.
     """
 
-    kernel: BaseKernel
     proposal: Proposal
     subject: Subject
     reading: Reading

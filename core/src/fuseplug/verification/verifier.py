@@ -80,7 +80,7 @@ def _find_semantics(kernel: BaseKernel, proposal: Proposal, subject: Subject) ->
     if isinstance(found, Rejection):
         return found
     try:
-        return Examination(kernel, proposal, subject, reading, *found, branches).semantics()
+        return Examination(proposal, subject, reading, *found, branches).semantics()
     except Exception as error:  # noqa: BLE001 - a stranger's example may not bear to be varied
         return raised("varying its examples", error)
 
