@@ -42,7 +42,7 @@ def test_a_right_kernel_is_a_row_of_passes_and_nothing_else_is_run(run_pytest, t
 def test_a_fault_is_said_in_a_line_without_a_traceback(run_pytest):
     done = run_pytest("--fuseplug-kernel", "conformance.zoo.adapters:NoSizes", "-k", "declaration")
     assert done.returncode == 1
-    assert "check_sizes: must be positive numbers, at least one, not ()" in done.stdout
+    assert "check_sizes must be positive numbers, at least one, not ()" in done.stdout
     assert "Traceback" not in done.stdout
     assert ".py:" not in done.stdout.partition("FAILURES")[2]
     assert "1 failed" in done.stdout

@@ -97,7 +97,7 @@ BASES = {
 
 CLASSES = [
     (adapters.NotDeclared, "declaration", "op must be a non-empty string.*"),
-    (adapters.NoSizes, "declaration", "check_sizes: must be positive numbers, at least one"),
+    (adapters.NoSizes, "declaration", "check_sizes must be positive numbers, at least one"),
     (adapters.NoFunction, "declaration", "right:nowhere cannot be imported: AttributeError"),
     (adapters.NoSpecimens, "declaration", "it names no specimens: declare specimens ="),
     (adapters.RaisingSpecimens, "declaration", "raises LookupError: no such model"),

@@ -16,6 +16,7 @@ from support.tasks import works
 from torch import nn
 
 from fuseplug import KernelManager
+from fuseplug.verification.kernel_check import KernelCheck
 
 from . import pool
 from .census import OPS, Census
@@ -118,12 +119,16 @@ def only_registered():
 
 
 def manager_with(function):
-    """A manager with one kernel, which nobody checks on the device."""
+    """A manager with one kernel."""
     manager = only_registered()
-    manager.register(
-        kernels.variant_of(kernels.NormKernel, function=f"{function.__module__}:{function.__name__}", check_sizes=())
-    )
+    manager.register(kernels.variant_of(kernels.NormKernel, function=f"{function.__module__}:{function.__name__}"))
     return manager
+
+
+@pytest.fixture
+def unjudged(monkeypatch):
+    """Lets wrong kernels through, for the comparison of whole models to see them."""
+    monkeypatch.setattr(KernelCheck, "_judged", lambda *_: None)
 
 
 def test_a_right_kernel_is_right():
@@ -144,12 +149,12 @@ def test_a_right_kernel_is_right():
         (bad.zeros, torch.bfloat16),
     ],
 )
-def test_a_wrong_kernel_is_a_mismatch(function, dtype):
+def test_a_wrong_kernel_is_a_mismatch(unjudged, function, dtype):
     _, found = comparison(manager_with(function), Toy(norm=GemmaNorm).to(dtype), [Call("", {"x": inputs()})])
     assert found["wrong"]
 
 
-def test_what_should_be_zero_and_is_not_is_a_mismatch():
+def test_what_should_be_zero_and_is_not_is_a_mismatch(unjudged):
     model = Toy(norm=GemmaNorm)
     with torch.no_grad():
         model.norm.weight.fill_(-1)

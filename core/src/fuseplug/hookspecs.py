@@ -168,8 +168,10 @@ def _faults_of_answer(answer: Any) -> list[str]:
         found.append(f"adapters must be Adapters with a variant, at least one, not {answer.adapters!r}")
     if not answer.mixes:
         found.append("mixes must be at least one")
-    if isinstance(answer.covers, str) or not all(isinstance(path, str) for path in answer.covers):
-        found.append(f"covers must be paths, not {answer.covers!r}")
+    for name, what in (("covers", "paths"), ("impossible", "conditions"), ("dtypes_of", "names")):
+        given = getattr(answer, name)
+        if isinstance(given, str) or not all(isinstance(each, str) for each in given):
+            found.append(f"{name} must be {what}, not {given!r}")
     if not callable(answer.example):
         found.append(f"example must be callable, not {answer.example!r}")
     found += [
@@ -223,6 +225,9 @@ def faults(kernel: Any) -> list[str]:
     ]
     if isinstance(kernel.priority, bool) or not isinstance(kernel.priority, int):
         found.append(f"priority must be an int, not {kernel.priority!r}")
+    sizes = kernel.check_sizes
+    if not isinstance(sizes, (tuple, list)) or not sizes or not all(type(size) is int and size > 0 for size in sizes):
+        found.append(f"check_sizes must be positive numbers, at least one, not {sizes!r}")
     if kernel.propose is not BaseKernel.propose:
         found.append("propose() is final: write match() instead")
     if abstract := getattr(kernel, "__abstractmethods__", None):

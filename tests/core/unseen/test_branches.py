@@ -1,5 +1,7 @@
 """Branches that no example takes, for other shapes, magnitudes or surroundings: the numbers are the original's."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.attacking import attacked, numbers
@@ -269,3 +271,30 @@ def test_numbers_and_dtypes_are_the_originals_under_autocast(case, dtype):
 def test_they_are_without(case):
     kernel, make = AUTOCAST[case]
     attacked([kernel], make)
+
+
+class Skips(Norm):
+    def forward(self, x):
+        if x.shape[-1] == 1017:
+            return x
+        return normal(self, x)
+
+
+class SkipsOnValue(Norm):
+    def forward(self, x):
+        y = normal(self, x)
+        return y * 2 if y.sum() == 12345 else y
+
+
+class NeverSo(NormKernel):
+    """Says of one condition that no input makes it true."""
+
+    def match(self, site):
+        return [replace(each, impossible=("y.sum() == 12345",)) for each in super().match(site) or []]
+
+
+@pytest.mark.parametrize(("norm", "fused"), [(SkipsOnValue, True), (Skips, False)])
+def test_a_kernel_may_say_that_no_input_takes_a_branch(norm, fused):
+    met = attacked([NeverSo], norm, given=[[numbers()]])
+    assert met.last == ("kernel" if fused else "alone"), met
+    assert fused or "a branch that no example takes both ways" in met.alone

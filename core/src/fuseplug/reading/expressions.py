@@ -69,10 +69,10 @@ class Expressions:
 
     def note(self, store: list[Finding], node: Any, kinds: Any = (), why: str = "") -> None:
         """Keep *node* as a finding."""
-        text = " ".join(ast.unparse(node).split())
-        text = f"{why}{text if len(text) <= 90 else text[:87] + '...'} ({self.where(node)})"
+        source = " ".join(ast.unparse(node).split())
+        text = f"{why}{source if len(source) <= 90 else source[:87] + '...'} ({self.where(node)})"
         span = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-        self.reader.note(store, text, kinds, self.code, span)
+        self.reader.note(store, text, kinds, self.code, span, source)
 
     def unread(self, node: Any, why: str) -> None:
         """Keep *node* as what could not be read."""

@@ -38,6 +38,7 @@ class Finding:
         kinds: What it depends on; for a context, its kind.
         code: The code object it is in; a nested function has one of its own.
         span: First line, first column, last line, last column.
+        source: What it says alone, whole, as `ast.unparse` writes it.
     """
 
     text: str
@@ -45,6 +46,7 @@ class Finding:
     kinds: frozenset[str] = frozenset()
     code: types.CodeType | None = None
     span: Span | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True)

@@ -111,9 +111,9 @@ class Reader:
 
     # What is found
 
-    def note(self, store: list[Finding], text: str, kinds: Any, code: Any, span: Any) -> None:
+    def note(self, store: list[Finding], text: str, kinds: Any, code: Any, span: Any, source: str = "") -> None:
         """Keep a finding, once."""
-        finding = Finding(text, self.inside, frozenset(kinds), code, span)
+        finding = Finding(text, self.inside, frozenset(kinds), code, span, source)
         if (id(store), finding) not in self._seen:
             self._seen.add((id(store), finding))
             store.append(finding)

@@ -41,9 +41,6 @@ def declaration(examined: Examined) -> Iterator[Finding]:
         return
     kernel, cls = examined.kernel, type(examined.kernel)
     yield Finding("kernel_id", fault=_wrong_entry_point(cls))
-    sizes = kernel.check_sizes
-    proper = isinstance(sizes, (tuple, list)) and sizes and all(type(size) is int and size > 0 for size in sizes)
-    yield Finding("check_sizes", fault="" if proper else f"must be positive numbers, at least one, not {sizes!r}")
     for field in ("function", "reference", "specimens"):
         if field == "function" and examined.device is None:
             yield Finding(field, skipped=examined.absent)

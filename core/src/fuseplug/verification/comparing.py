@@ -75,14 +75,16 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Toleran
 
     For an original that nobody can equal bit for bit: here it is the original itself that is judged. The tolerance is
     that of the coarsest dtype that takes part, in which a float32 result of a mixture was computed. *ours*, the
-    reference in the original's dtypes, must be alike in kind: shapes, dtypes, which gradients there are, what is left
-    in the inputs.
+    reference in the original's dtypes, must be alike in kind: shapes, dtypes, which gradients there are, which numbers
+    are finite, what is left in the inputs.
     """
     true = truth.on_cpu()
     floating = [value.dtype for value in theirs.values.values() if value is not None and value.is_floating_point()]
     share = max(map(tolerance.share, floating), default=0.0)
 
-    def error(name: str, _: Tensor, expected: Tensor) -> str:
+    def error(name: str, found: Tensor, expected: Tensor) -> str:
+        if not torch.equal(found.isfinite(), expected.isfinite()):
+            return f"{name} is finite elsewhere than the original's"
         return _worst(name, expected, None, true[name], share, by_row=tolerance.by_row)
 
     return _first(ours, theirs, _judging_results(error))

@@ -237,6 +237,8 @@ class Examination:
                 continue
             if any(condition.inside[:count] in called for count in range(1, len(condition.inside) + 1)):
                 continue
+            if condition.source in self.proposal.impossible:
+                continue
             if self.branches.one_sided(condition.code.co_filename, condition.span):
                 return Rejection(
                     f"it has a branch that no example takes both ways, so what it does there is not known: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -57,7 +57,11 @@ class Verifier:
 
 
 def _question(proposal: Proposal, subject: Subject) -> tuple[Hashable, ...]:
-    offered = (proposal.target, tuple(proposal.adapters), tuple(proposal.mixes), proposal.exact)
+    offered = tuple(
+        tuple(value) if isinstance(value := getattr(proposal, each.name), Sequence) else value
+        for each in fields(proposal)
+        if each.name not in ("example", "covers")
+    )
     return (*offered, subject.original, subject.alike)
 
 

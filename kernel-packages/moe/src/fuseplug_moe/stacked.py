@@ -37,6 +37,10 @@ _FAR = 100.0
 
 _CONSTANT = 4.0
 
+_IMPOSSIBLE = ("expert_idx == self.num_experts", "token_idx.numel() == 0")
+"""What loops over the experts that were hit ask. `one_hot` with so many classes raises before the first is true; an
+expert that was hit has tokens, so the second never is."""
+
 
 class Mix(NamedTuple):
     """One combination to check: the dtypes of the rows, of the experts and of what the router gives.
@@ -232,7 +236,8 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     # Routers often give float32, whatever the dtype of the rows.
     likely = [mix for mix in every[1:] if (mix.x, mix.experts, mix.routing) == (dtype, dtype, torch.float32)]
     proposal = inexact(adapters, functools.partial(_example, module, found, adapters[0]), every)
-    return [replace(proposal, likely=tuple(mix for mix in likely if not mix.elsewhere))]
+    likely = [mix for mix in likely if not mix.elsewhere]
+    return [replace(proposal, likely=tuple(likely), impossible=_IMPOSSIBLE)]
 
 
 def flattened(module: nn.Module) -> Rejection | None:
