@@ -36,7 +36,11 @@ HANDED: dict[str, Handing] = {
 
 
 def returned(case: Case) -> Iterator[Finding]:
-    """Results have the type and the device of the original's, and come in the same containers."""
+    """Results have the type and the device of the original's, and come in the same containers.
+
+    For inputs that lie in memory as they are made, they are contiguous where the original's are: a caller may ``view``
+    them.
+    """
     for name, handing in HANDED.items():
         for gradients in dict.fromkeys((case.gradients, False)):
             where = name if gradients else f"{name}, without gradients"
@@ -51,7 +55,8 @@ def returned(case: Case) -> Iterator[Finding]:
             except Exception as error:  # noqa: BLE001 - a kernel may raise anything
                 yield Finding(where, fault=f"raises {raised(error)}, where the original does not")
                 continue
-            yield Finding(where, fault=_otherwise(found, expected))
+            fault = _otherwise(found, expected) or (_scattered(found, expected) if name is _AS_THEY_ARE else "")
+            yield Finding(where, fault=fault)
 
 
 def _result(case: Case, function: Callable[..., Any], **how: Any) -> Any:
@@ -79,6 +84,15 @@ def _otherwise(found: Any, expected: Any) -> str:
             return f"{name} is a {type(one).__qualname__} instead of a {type(other).__qualname__}"
         if one.device != other.device:
             return f"{name} is on {one.device} instead of {other.device}"
+    return ""
+
+
+def _scattered(found: Any, expected: Any) -> str:
+    """Which tensor of a result cannot be viewed as the original's can; ``""`` if none."""
+    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
+    for number, (one, other) in enumerate(pairs):
+        if isinstance(other, Tensor) and other.is_contiguous() and not one.is_contiguous():
+            return f"output[{number}] is not contiguous, where the original's is"
     return ""
 
 

@@ -134,8 +134,12 @@ class KernelCheck:
             own = self._run(self._reference, example)
             if why := excess(expected, own, truth, self._tolerance):
                 return Rejection(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
-        why = excess(outcome, expected, truth, self._tolerance)
-        return Rejection(f"its numbers are wrong for {on}: {why}", kind="failed") if why else None
+        if why := excess(outcome, expected, truth, self._tolerance):
+            return Rejection(f"its numbers are wrong for {on}: {why}", kind="failed")
+        if scattered := sorted(outcome.scattered - expected.scattered):
+            why = f"its {', '.join(scattered)} cannot be viewed as the original's can, not being contiguous"
+            return Rejection(f"for {on} {why}", kind="failed")
+        return None
 
     def _needs_order(self, mix: Any) -> bool:
         """Whether the kernel is right only for an input that lies in memory in order."""

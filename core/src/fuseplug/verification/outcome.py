@@ -73,10 +73,12 @@ class Outcome:
     Attributes:
         values: The tensors.
         structure: What the tensors came in, and their types: nothing, a list, a tuple with a ``None``, …
+        scattered: The outputs that are not contiguous, so that a caller may not be able to ``view`` them.
     """
 
     values: dict[str, Tensor | None]
     structure: str = ""
+    scattered: frozenset[str] = frozenset()
 
     def on_cpu(self) -> dict[str, Tensor | None]:
         """Copies to compare."""
@@ -152,8 +154,13 @@ def run(
         own = (*double.named_parameters(), *double.named_buffers())
         values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
     structure = str(mapped(_Kind, result))
+    scattered = frozenset(name for name, output in zip(values, outputs, strict=False) if not _is_contiguous(output))
     detached = {name: value if value is None else value.detach() for name, value in values.items()}
-    return Outcome(detached, structure)
+    return Outcome(detached, structure, scattered)
+
+
+def _is_contiguous(tensor: Tensor) -> bool:
+    return tensor.layout is not torch.strided or tensor.is_contiguous()
 
 
 @contextlib.contextmanager

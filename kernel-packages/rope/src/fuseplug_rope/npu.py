@@ -123,7 +123,9 @@ def _rotated(how: Semantics, x: Tensor, cos: Tensor, sin: Tensor, seen: Layout, 
     if rest is not None:
         # Joined before it gets its shape back, in the order of memory.
         y = reference.merged(y, rest.to(dtype), how)
-    return seen.undo(y)
+    y = seen.undo(y)
+    # Who gave a contiguous tensor may view the result; where heads were made the last dimension it is not.
+    return y.contiguous() if x.is_contiguous() else y
 
 
 def _split(x: Tensor, rotated: int, how: Semantics) -> tuple[Tensor, Tensor | None]:
