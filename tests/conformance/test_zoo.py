@@ -9,7 +9,15 @@ from fuseplug.testing import ConformanceError, check_kernel
 from fuseplug.testing.checks import CHECKS
 from fuseplug.testing.fresh import ask
 
-RIGHT = [kernels.Norm, kernels.Gated, kernels.Rotary, kernels.FirstHalf, kernels.HasNoGradient, kernels.CannotBeTraced]
+RIGHT = [
+    kernels.Norm,
+    kernels.Gated,
+    kernels.Centred,
+    kernels.Rotary,
+    kernels.FirstHalf,
+    kernels.HasNoGradient,
+    kernels.CannotBeTraced,
+]
 
 FUNCTIONS = {
     # values

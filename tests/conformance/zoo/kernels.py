@@ -35,6 +35,16 @@ class Gated(BaseKernel):
         return match_gated(site)
 
 
+class Centred(Gated):
+    """A layer norm without a weight, all of whose gradient cancels under a constant."""
+
+    kernel_id = "zoo_centred"
+    op = "zoocentred"
+    function = "conformance.zoo.right:centred"
+    reference = "conformance.zoo.reference:centred"
+    specimens = "conformance.zoo.specimens:centring"
+
+
 class Rotary(BaseKernel):
     """A rotation by halves: a function that a method looks up."""
 

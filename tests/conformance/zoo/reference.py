@@ -16,6 +16,12 @@ def gated(x):
     return (functional.silu(gate) * up).to(x.dtype)
 
 
+def centred(x):
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    apart = wide - wide.mean(-1, keepdim=True)
+    return (apart * torch.rsqrt(apart.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
 def rotary(q, k, cos, sin):
     def turned(x):
         half = x.shape[-1] // 2

@@ -21,6 +21,10 @@ def turned(x):
     return torch.cat((-second, first), -1)
 
 
+def centred(x):
+    return torch.nn.functional.layer_norm(x.float(), x.shape[-1:]).to(x.dtype)
+
+
 def rotary(q, k, cos, sin):
     return tuple(torch.addcmul(x * cos, turned(x), sin) for x in (q, k))
 

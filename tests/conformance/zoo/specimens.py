@@ -31,6 +31,13 @@ class SiluAndMul(nn.Module):
         return (functional.silu(gate) * up).to(x.dtype)
 
 
+class Centring(nn.Module):
+    def forward(self, x):
+        wide = x.float()
+        apart = wide - wide.mean(-1, keepdim=True)
+        return (apart * torch.rsqrt(apart.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
 def rotate_half(x):
     half = x.shape[-1] // 2
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
@@ -69,6 +76,10 @@ def halves():
 
 def norms():
     return [CastLastNorm(), OffsetNorm(size=15, eps=1e-5)]
+
+
+def centring():
+    return [Centring()]
 
 
 def gates():

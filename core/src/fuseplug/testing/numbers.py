@@ -96,9 +96,10 @@ def gradients(case: Case) -> Iterator[Finding]:
         return
     for size in case.edge_sizes:
         example = case.example(size=size)
+        usual = case.truth_on(example)
         for name, layout in UPSTREAM.items():
             handing = Handing(upstream=layout)
-            yield case.compare(f"from above {name}, {size} elements", example, handing=handing)
+            yield case.compare(f"from above {name}, {size} elements", example, handing=handing, usual=usual)
         names = _differentiable(case.original_on(example))
         for wanted in names if len(names) > 1 else ():
             yield case.compare(f"of {wanted} alone, {size} elements", example, handing=Handing(wants=wanted.__eq__))

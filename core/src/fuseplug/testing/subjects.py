@@ -325,6 +325,7 @@ class Case:
         original: Callable[..., Any] | None = None,
         surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         coarsest: torch.dtype | None = None,
+        usual: Outcome | None = None,
         **how: Any,
     ) -> Finding:
         """Hold the kernel to the original and the reference in float64, with the tolerance of the proposal.
@@ -336,6 +337,7 @@ class Case:
             original: What the original is run as, if not as it is.
             surroundings: A context for the kernel's run alone.
             coarsest: As in `fuseplug.verification.Tolerance`.
+            usual: As in `fuseplug.verification.excess`.
             **how: As in `fuseplug.verification.run`.
         """
         how = self._how(how)
@@ -352,7 +354,7 @@ class Case:
                 found = run(self.subject, function or self.fused, example, **how)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             return Finding(where, fault=f"raises {raised(error)}, where the original does not")
-        return Finding(where, fault=self.excess(found, expected, truth, coarsest))
+        return Finding(where, fault=self.excess(found, expected, truth, coarsest, usual=usual))
 
     def excess(
         self,
@@ -361,6 +363,7 @@ class Case:
         truth: Outcome,
         coarsest: torch.dtype | None = None,
         times: float = 1.0,
+        usual: Outcome | None = None,
     ) -> str:
         """Where *found* is further off than the proposal allows; ``""`` if nowhere.
 
@@ -372,10 +375,12 @@ class Case:
             times: How many times larger the example is than any that the proposal's tolerance was stated for. What is
                 summed over all rows, the gradient of a weight, then has as many times more terms. Each partial sum is
                 rounded, and these errors add up like a random walk, with the root of their number.
+            usual: As in `fuseplug.verification.excess`.
         """
         stated = Tolerance.of(self.proposal)
         working = stated.working_roundings * math.sqrt(times)
-        return excess(found, expected, truth, replace(stated, working_roundings=working, coarsest=coarsest))
+        tolerance = replace(stated, working_roundings=working, coarsest=coarsest)
+        return excess(found, expected, truth, tolerance, usual)
 
     def random(self, size: int) -> bool:
         """Whether the original draws random numbers for an example of *size*, or does not repeat itself."""

@@ -56,16 +56,28 @@ def difference(ours: Outcome, theirs: Outcome) -> str:
     return _first(ours, theirs, bits)
 
 
-def excess(ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance) -> str:
+def excess(
+    ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance, usual: Outcome | None = None
+) -> str:
     """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
 
     Twice the error of *theirs* is allowed in any case. A right implementation that rounds differently passes; a wrong
     one is off by far more.
+
+    Args:
+        ours: What is judged.
+        theirs: What the original gave.
+        truth: What the reference gives in float64.
+        tolerance: How far from it is right.
+        usual: The truth of another run of the same sizes, whose magnitudes count as well: where the terms of a true
+            gradient cancel, as all do of a layer norm under a constant, what is left does not say how large they were.
     """
     true = truth.on_cpu()
+    other = {} if usual is None else usual.on_cpu()
 
     def error(name: str, found: Tensor, expected: Tensor) -> str:
-        return _worst(name, found, expected, true[name], tolerance.share(found.dtype), by_row=tolerance.by_row)
+        share = tolerance.share(found.dtype)
+        return _worst(name, found, expected, true[name], share, by_row=tolerance.by_row, usual=other.get(name))
 
     return _first(ours, theirs, _judging_results(error))
 
@@ -146,7 +158,16 @@ def _same(found: Tensor, expected: Tensor) -> bool:
     return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
 
 
-def _worst(name: str, found: Tensor, excuse: Tensor | None, true: Tensor | None, share: float, *, by_row: bool) -> str:
+def _worst(
+    name: str,
+    found: Tensor,
+    excuse: Tensor | None,
+    true: Tensor | None,
+    share: float,
+    *,
+    by_row: bool,
+    usual: Tensor | None = None,
+) -> str:
     if true is None:
         return f"{name} has no true value"
     if not found.numel():
@@ -160,7 +181,8 @@ def _worst(name: str, found: Tensor, excuse: Tensor | None, true: Tensor | None,
         # Where the original itself overflows its dtype there is nothing to hold a kernel to.
         judged = judged & expected.isfinite()
         allowed = 2 * torch.where(judged, (expected - true).abs(), zero).amax(-1, keepdim=True)
-    scale = torch.where(judged, true.abs(), zero).amax(-1, keepdim=True)
+    size = true.abs() if usual is None else torch.maximum(true.abs(), usual.double().reshape(-1, width).abs())
+    scale = torch.where(judged, size, zero).amax(-1, keepdim=True)
     allowed = torch.maximum(allowed, share * scale)
     error = torch.where(judged, (result - true).abs(), zero).nan_to_num(nan=float("inf"))
     over = error - allowed
