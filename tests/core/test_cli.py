@@ -96,6 +96,19 @@ class TestList:
         package("x-needy", "needy", extras="[npu]", requires=["no-such-thing"])
         assert 'pip install "x-needy[npu]"' in run("list")[1]
 
+    def test_an_interrupt_says_whose_import_it_was(self, run, package):
+        package("x-stops", "stops", source="raise KeyboardInterrupt")
+        code, out, err = run("list")
+        assert (code, out) == (130, "")
+        assert err.startswith("fuseplug: interrupted while importing kernel x-stops:stops")
+        assert err.endswith("uninstall x-stops, or leave it out with FUSEPLUG_KERNELS=-stops\n")
+
+    def test_nothing_of_a_plug_in_moves_the_cursor(self, run, package):
+        package("x-rude", "rude", source=r"raise OSError('\x1b[2J\x1b]0;owned\x07gone\x9b31m \u202eback\r\nagain')")
+        out = run("list")[1]
+        assert "OSError: gone back again" in " ".join(out.split())
+        assert not {"\x1b", "\x9b", "\x07", "\r", "\u202e"} & set(out)
+
     @pytest.mark.parametrize("columns", ["80", "120"])
     def test_fits_the_terminal(self, run, package, monkeypatch, columns):
         package("x-distribution-of-a-long-name", "kernel_of_a_long_name_too", source="raise OSError('why ' * 60)")
