@@ -157,10 +157,14 @@ def _faults_of_answer(answer: Any) -> list[str]:
         return (
             [] if isinstance(answer.reason, str) else [f"a Rejection's reason must be a string, not {answer.reason!r}"]
         )
-    if not isinstance(answer, Proposal):
-        # An empty answer is None in other words.
-        empty = isinstance(answer, Iterable) and not isinstance(answer, str)
-        return [] if empty else [f"match() must give Proposals, a Rejection or None; it gave {answer!r}"]
+    if isinstance(answer, Proposal):
+        return _faults_of_proposal(answer)
+    # An empty answer is None in other words.
+    empty = isinstance(answer, Iterable) and not isinstance(answer, str)
+    return [] if empty else [f"match() must give Proposals, a Rejection or None; it gave {answer!r}"]
+
+
+def _faults_of_proposal(answer: Proposal) -> list[str]:
     target, found = answer.target, []
     if not (isinstance(target, Target) and isinstance(target.method, str) and isinstance(target.function, str | None)):
         found.append(f"target must be a Target of names, not {target!r}")

@@ -129,10 +129,9 @@ class Proposal:
             reproducible to the bit, a grouped matmul that sums in an order of its own for example: then it must be
             within the same tolerance of the reference in float64, values and gradients, in every mix. Magnitudes are
             then those of whole tensors, not of rows. Float32 is the sharp mix, so it must be among them.
-        impossible: Conditions, as the original's code has them (``"token_idx.numel() == 0"``), that no input makes true,
-            or none makes false, unless the original raises. An original with a condition on shapes or values that
-            went only one way in all examples is left alone; not for these. Name what you have proved of the code that
-            the site was recognised by: it is taken on your word.
+        impossible: Conditions, in the words of the original's code (``"token_idx.numel() == 0"``), that go the other way
+            than in the examples for no input, unless the original raises. Without your word an original is left alone
+            that has a branch which depends on shapes or values and is taken in no example.
         dtypes_of: Names of the tensors whose dtypes a call is recognised by: parameters of the target, or of the
             module. By default the main input, every other argument that has a dtype of its own in one of *mixes*, and
             the first of the module's own tensors.

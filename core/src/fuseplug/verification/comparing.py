@@ -56,9 +56,7 @@ def difference(ours: Outcome, theirs: Outcome) -> str:
     return _first(ours, theirs, bits)
 
 
-def excess(
-    ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance, usual: Outcome | None = None
-) -> str:
+def excess(ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance, usual: Outcome | None = None) -> str:
     """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
 
     Twice the error of *theirs* is allowed in any case. A right implementation that rounds differently passes; a wrong

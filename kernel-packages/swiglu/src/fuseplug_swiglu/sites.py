@@ -74,7 +74,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             example=functools.partial(make_example, parts),
             mixes=tuple(_mixes(dtype, found)),
             # Six: the activation, the product, what is done on the way down, and what the three projections give; and
-            # what each other child gives. Four more where the gate is what it exceeds a quantile by, a small difference.
+            # what each other child gives. Four more for what a gate exceeds a quantile by, a small difference.
             roundings=6.0 + len(called) + 4.0 * differences,
             working_roundings=_working_roundings(parts),
             covers=tuple(leaf for leaf in found.leaves if leaf not in called),
