@@ -27,6 +27,7 @@ NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu")
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 FOR_SURVEY = ("pytest", "scipy")  # what some models import
 WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # each holds a torch of its own
+SLOWEST = ("--durations", "15", "--durations-min", "5")  # where the next minute of a run is to be saved
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # the workers fill the cores
 BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe", "model")
 
@@ -168,7 +169,7 @@ def install(
 
 def test(session: nox.Session, *chosen: str) -> None:
     """Run pytest in as many processes as there are cores, each with one thread."""
-    session.run("python", "-m", "pytest", *WORKERS, *chosen, *session.posargs, env=ONE_THREAD)
+    session.run("python", "-m", "pytest", *WORKERS, *SLOWEST, *chosen, *session.posargs, env=ONE_THREAD)
 
 
 def clean(session: nox.Session) -> None:

@@ -129,8 +129,8 @@ class Proposal:
             reproducible to the bit, a grouped matmul that sums in an order of its own for example: then it must be
             within the same tolerance of the reference in float64, values and gradients, in every mix. Magnitudes are
             then those of whole tensors, not of rows. Float32 is the sharp mix, so it must be among them.
-        impossible: Conditions, in the words of the original's code (``"token_idx.numel() == 0"``), that go the other way
-            than in the examples for no input, unless the original raises. Without your word an original is left alone
+        impossible: Conditions, in the words of the original's code (``"token_idx.numel() == 0"``), that no input turns
+            the other way than all examples do, unless the original raises. Without your word an original is left alone
             that has a branch which depends on shapes or values and is taken in no example.
         dtypes_of: Names of the tensors whose dtypes a call is recognised by: parameters of the target, or of the
             module. By default the main input, every other argument that has a dtype of its own in one of *mixes*, and
