@@ -189,9 +189,10 @@ class Examination:
     def _compared(
         self, found: Outcome, expected: Outcome, variation: Variation, function: Callable[..., Any], how: dict[str, Any]
     ) -> str:
+        why = difference(found, expected)
         # Matrix products of other sizes are summed in other orders, which need not be the same for all.
-        other = variation.kind in ("rank", "length", "magnitude", "layout")
-        if self.proposal.exact and not ((why := difference(found, expected)) and other):
+        exact = self.proposal.exact and variation.kind not in ("rank", "length", "magnitude", "layout")
+        if exact or not why:
             return why
         truth = run(self.subject, function, variation.example, **{**how, "autocast": False}, dtype=torch.float64)
         coarsest = torch.get_autocast_dtype("cpu") if how["autocast"] else None

@@ -231,7 +231,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         adapters += tuple(replace(each, keeps_eval=True) for each in adapters)
     if not adapters:
         return Rejection(f"{type(module).__name__} has neither a gate of its own nor an activation to call")
-    shared_out = PARALLEL in vars(module) and not (found.dense or found.passing)
+    shared_out = (PARALLEL in vars(module) or found.dense) and not found.passing
     every = [*mixes(dtype), *([Mix(dtype, dtype, dtype, elsewhere=True)] if shared_out else [])]
     # Routers often give float32, whatever the dtype of the rows.
     likely = [mix for mix in every[1:] if (mix.x, mix.experts, mix.routing) == (dtype, dtype, torch.float32)]
@@ -431,7 +431,8 @@ def _example(
         index[::3, 0] = every
     weights = weights.to(mix.routing)
     if parts.dense:
-        weights = torch.zeros(tokens, experts, dtype=mix.routing, device="cpu").scatter(1, index, weights)
+        chosen, there = index.clamp(max=experts - 1), weights.masked_fill(index >= experts, 0)
+        weights = torch.zeros(tokens, experts, dtype=mix.routing, device="cpu").scatter_add(1, chosen, there)
     x = x.to(mix.x)
     post = None if parts.post is None else module._modules[parts.post]
     return Example(
@@ -443,7 +444,7 @@ def _example(
             **small.attributes(module),
             **({"training": True} if parts.dense else {}),
             # Some implementations of experts look at such rows only if this flag says that there may be any.
-            **({PARALLEL: True} if mix.elsewhere else {}),
+            **({PARALLEL: True} if mix.elsewhere and PARALLEL in vars(module) else {}),
         },
     )
 
