@@ -227,7 +227,9 @@ class Examination:
         return None
 
     def _with(self, kind: Literal["number", "tensor"], path: Path, change: Change) -> Answer:
-        return self._try(Variation(kind, ".".join(path), self.answered[0], change=change))
+        # In the sharpest dtype: with another number a router may choose by a rounding, where examples see to a margin.
+        sharpest = min(self.answered, key=lambda each: _eps(each.args[main_argument(each)].dtype))
+        return self._try(Variation(kind, ".".join(path), sharpest, change=change))
 
     def _untaken(self) -> Rejection | None:
         if not self.reading.conditions:
@@ -373,6 +375,10 @@ def _calls(examples: Sequence[Example], bound: bool, *, uniform: bool) -> Iterat
         none: list[frozenset[Any]] = [frozenset()] * bound
         every = [frozenset[int]()] * len(columns) if uniform else ranks
         yield Call(count, names, (*none, *kinds), (*none, *every))
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def dtypes_in(typed: Sequence[int | Route], example: Example, subject: Subject) -> Dtypes:
