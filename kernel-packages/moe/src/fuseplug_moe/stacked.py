@@ -37,9 +37,9 @@ _FAR = 100.0
 
 _CONSTANT = 4.0
 
-_IMPOSSIBLE = ("expert_idx == self.num_experts", "token_idx.numel() == 0")
+_IMPOSSIBLE = ("expert_idx == self.num_experts", "token_idx.numel() == 0", "top_k_index.numel() == 0")
 """What loops over the experts that were hit ask. `one_hot` with so many classes raises before the first is true; an
-expert that was hit has tokens, so the second never is."""
+expert that was hit has tokens; and calls without any tokens, where they differ, are the original's."""
 
 
 class Mix(NamedTuple):
