@@ -27,9 +27,18 @@ _OWN_TYPES = {"cpu": "is_cpu", "cuda": "is_cuda"}
 Holds = Callable[[Sequence[Any]], bool]
 """``holds(args)``, the module first: whether a call is as it was verified."""
 
+_HOLDS = """\
+def holds(a):
+    try:
+        m = a[0]
+        return {}
+    except GONE:
+        return False
+"""
+
 
 class _Term(NamedTuple):
-    """One comparison: an expression of ``a``, the arguments; and what it says if it is false."""
+    """One comparison: an expression of ``a``, the arguments, and ``m``, their first; and what it says."""
 
     code: str
     says: str
@@ -72,9 +81,8 @@ class Guard:
 
     def _compiled(self, terms: Sequence[_Term]) -> Holds:
         test = " and ".join(term.code for term in terms) or "True"
-        body = f"def holds(a):\n    try:\n        return {test}\n    except GONE:\n        return False\n"
         names = {**self._names, "GONE": (AttributeError, KeyError, IndexError, TypeError)}
-        exec(compile(body, "<guard of a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name
+        exec(compile(_HOLDS.format(test), "<guard of a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name
         holds: Holds = names["holds"]
         return holds
 
@@ -91,7 +99,7 @@ class Guard:
 
     def _place(self, original: Callable[..., Any], target: Target, accepts: Accepts) -> Iterator[_Term]:
         if target.function is None:
-            code = self._is_function(f"type(a[0]).{target.method}", original)
+            code = self._is_function(f"type(m).{target.method}", original)
         elif accepts.space is None:
             return
         else:
@@ -208,9 +216,9 @@ def _each(route: Route, test: str) -> str:
     """*test*, with a place for what it is about, of what is at *route*; of every item, where that leads into a list."""
     before = list(itertools.takewhile(lambda step: step.name != "*", route))
     if len(before) == len(route):
-        return f"({test.format(_path('a[0]', route))})" if ":=" in test else test.format(_path("a[0]", route))
+        return f"({test.format(_path('m', route))})" if ":=" in test else test.format(_path("m", route))
     count, rest = route[len(before)].store, route[len(before) + 1 :]
-    items = f"{_path('a[0]', before)}._modules"
+    items = f"{_path('m', before)}._modules"
     return f"len({items}) == {count} and all([{test.format(_path('e', rest))} for e in {items}.values()])"
 
 
@@ -228,13 +236,15 @@ def _path(root: str, route: Sequence[Any]) -> str:
 
 def _tensor(route: Sequence[Any]) -> str:
     """The expression for the tensor at *route*. FSDP and replicas hold as an attribute what was a parameter."""
-    owner, (name, store) = _path("a[0]", route[:-1]), route[-1]
+    owner, (name, store) = _path("m", route[:-1]), route[-1]
     if store not in ("_parameters", "_buffers"):
-        return _path("a[0]", route)
+        return _path("m", route)
     return f"(t if (t := {owner}.{store}.get({name!r})) is not None else {owner}.{name})"
 
 
 def _lacks(step: Any) -> str:
-    stores = ("__dict__",) if step.store == "object" else ("__dict__", "_modules", "_parameters", "_buffers")
-    first, *others = (f"{step.name!r} not in c.{store}" for store in stores)
-    return " and ".join([first.replace("c.", "(c := {}).", 1), *others])
+    if step.store == "object":
+        return f"{step.name!r} not in {{}}.__dict__"
+    # A module's dictionary holds the three others; each is an attribute less to look up.
+    stores = " and ".join(f"{step.name!r} not in d['{store}']" for store in ("_modules", "_parameters", "_buffers"))
+    return f"{step.name!r} not in (d := {{}}.__dict__) and {stores}"
