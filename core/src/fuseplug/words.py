@@ -83,8 +83,19 @@ class Adapter(abc.ABC):
 
         Fuseplug calls the result as the examples were called, with the arguments that the caller gave in other ways put
         in place first. It calls the original instead whenever something differs from what was verified: device type,
-        dtype, arguments, or anything that the original depends on and `reads` does not name.
+        dtype, arguments, or anything that the original depends on and `reads` does not name. Return ``NotImplemented``
+        for any other call that the original is to compute.
         """
+
+    def standing_for(self, original: Callable[..., Any], compute: Compute) -> Callable[..., Any]:
+        """What `bind` returns, with *original* called for what that leaves to it."""
+        bound = self.bind(compute)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = bound(*args, **kwargs)
+            return original(*args, **kwargs) if result is NotImplemented else result
+
+        return call
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """A call means what Python binds. However it is written, the kernel or the original gets it, and it is counted."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from support.attacking import attacked, fused, numbers
-from support.kernels import NormKernel, quiet_norm
+from support.kernels import NormAdapter, NormKernel, quiet_norm
 from support.models import Norm
 from torch import nn
 
@@ -144,3 +144,30 @@ def test_what_was_not_tried_goes_to_the_original_and_is_counted():
     assert (calls.fused, calls.original) == (0, 1)
     tried = applied.try_(numbers(dtype=torch.float64))
     assert "dtype" in tried.not_reached[0].reasons[0]
+
+
+@dataclass(frozen=True)
+class Choosy(NormAdapter):
+    """Leaves what is long to the original."""
+
+    def bind(self, compute):
+        bound = super().bind(compute)
+        return lambda module, x: NotImplemented if x.shape[-2] > 100 else bound(module, x)
+
+
+class ChoosyNormKernel(NormKernel):
+    function = "support.kernels:quiet_norm"
+
+    def match(self, site):
+        return [
+            replace(each, adapters=tuple(Choosy(**vars(adapter)) for adapter in each.adapters))
+            for each in super().match(site) or []
+        ]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("rows", "computed"), [(50, "kernel"), (150, "original")])
+def test_what_an_adapter_leaves_to_the_original_is_the_originals(rows, computed, compiled):
+    met = attacked([ChoosyNormKernel], Norm, given=[[numbers((2, rows, 16))]], compiled=compiled)
+    assert met.last == ("unseen" if compiled else computed), met
+    assert compiled or computed == "kernel" or met.reasons == ("the kernel's adapter leaves it to the original",)

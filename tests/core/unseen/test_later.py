@@ -271,7 +271,8 @@ GATED = {
 def test_a_gated_mlp_computes_with_what_is_there_now(case, monkeypatch):
     make, change = GATED[case]
     met = attacked([GatedKernel], make, change_of(change, monkeypatch))
-    assert met.last in ("original", "kernel"), met
+    # A projection in another dtype raises, as it does unfused: nobody computes that.
+    assert met.last in ("original", "kernel", *(["unseen"] if "dtype" in case else [])), met
 
 
 def rotate(x):

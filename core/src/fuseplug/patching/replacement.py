@@ -25,6 +25,9 @@ _made: weakref.WeakValueDictionary[Any, Callable[..., Any]] = weakref.WeakValueD
 _making = threading.Lock()
 
 
+DECLINED = "the kernel's adapter leaves it to the original"
+
+
 class Replacement:
     """Everything that belongs to one function which is put in the place of others.
 
@@ -118,18 +121,19 @@ def _guarded(
     @functools.wraps(original)
     def replaced(*args: Any, **kwargs: Any) -> Any:
         test = None if kwargs else as_tried.get(len(args))
+        result = NotImplemented
         if test is not None and test(args):
-            if not compiling():
-                tally.fused(args[0] if bound else None)
-            return fused(*args)
-        if (test is None or not one_way) and (placed := place(args, kwargs)) is not None:
+            result = fused(*args)
+        elif (test is None or not one_way) and (placed := place(args, kwargs)) is not None:
             number, values, named = placed
             if holds[number](values):
-                if not compiling():
-                    tally.fused(args[0] if bound else None)
-                return fused(*values[: accepts.calls[number].count], **named)
+                result = fused(*values[: accepts.calls[number].count], **named)
+        if result is not NotImplemented:
+            if not compiling():
+                tally.fused(args[0] if bound else None)
+            return result
         if not compiling():
-            tally.original(args[0] if bound else None, lambda: about.why_not(args, kwargs))
+            tally.original(args[0] if bound else None, lambda: about.why_not(args, kwargs) or DECLINED)
         # What stands there now, if somebody put another there; and the call as it was made: what the original wraps
         # may look at its keywords.
         now = getattr(type(args[0]), method) if bound else original if space is None else space[name]

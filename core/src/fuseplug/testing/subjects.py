@@ -272,12 +272,12 @@ class Case:
     @functools.cached_property
     def fused(self) -> Callable[..., Any]:
         """The kernel in the place of the original."""
-        return self.semantics.adapter.bind(self.compute)
+        return self.semantics.adapter.standing_for(self.subject.original, self.compute)
 
     @functools.cached_property
     def reference(self) -> Callable[..., Any]:
         """The reference in the place of the original."""
-        return self.semantics.adapter.bind(self.examined.sound.load_reference())
+        return self.semantics.adapter.standing_for(self.subject.original, self.examined.sound.load_reference())
 
     @functools.cached_property
     def patch(self) -> Patch:

@@ -140,7 +140,7 @@ class Examination:
         if (why := self._untaken()) is not None:
             return why
         watch = replace(depends.watch, nonempty=tried.nonempty, no_autocast=tried.no_autocast)
-        return self._described(adapter, watch, uniform=tried.uniform)
+        return self._described(adapter, watch, tried)
 
     def _calls_varied(self) -> _Tried | Rejection:
         tried = _Tried({each.args[main_argument(each)].dim() for each in self.answered})
@@ -279,13 +279,13 @@ class Examination:
         # Those that it calls every time.
         return frozenset(set.intersection(*found)) if found else frozenset()
 
-    def _described(self, adapter: Adapter, watch: Watch, *, uniform: bool) -> Semantics:
+    def _described(self, adapter: Adapter, watch: Watch, tried: _Tried) -> Semantics:
         bound = self.subject.module is not None
         main = bound + main_argument(self.answered[0])
         named = tuple(self._found(name) for name in self.proposal.dtypes_of)
         typed = named or (*self._typed(bound, main), *self._typed_parameter())
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
-        calls = tuple(_calls(self.answered, bound, uniform=uniform))
+        calls = tuple(_calls(self.answered, bound, tried))
         return Semantics(
             adapter, calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra(), self.subject.draws
         )
@@ -356,13 +356,14 @@ class _Tried:
         self.nonempty |= variation.kind == "empty" and answer != "same"
         self.no_autocast |= variation.kind == "autocast" and answer != "same"
 
-    @property
-    def uniform(self) -> bool:
-        """Whether ranks were tried, and make no difference."""
-        return bool(self.varied) and self.varied <= self.ranks
+    def accepted(self, seen: frozenset[int]) -> frozenset[int]:
+        """With how many dimensions a tensor may come that had as many as *seen* in examples; empty if with any."""
+        if not self.varied:
+            return seen
+        return frozenset() if self.varied <= self.ranks else seen | self.ranks
 
 
-def _calls(examples: Sequence[Example], bound: bool, *, uniform: bool) -> Iterator[Call]:
+def _calls(examples: Sequence[Example], bound: bool, tried: _Tried) -> Iterator[Call]:
     """The ways in which *examples* are called, each once."""
     ways: dict[tuple[int, tuple[str, ...]], list[list[Any]]] = {}
     for example in examples:
@@ -373,7 +374,8 @@ def _calls(examples: Sequence[Example], bound: bool, *, uniform: bool) -> Iterat
         kinds = [frozenset(map(kind_of, column)) for column in columns]
         ranks = [frozenset(value.dim() for value in column if isinstance(value, Tensor)) for column in columns]
         none: list[frozenset[Any]] = [frozenset()] * bound
-        every = [frozenset[int]()] * len(columns) if uniform else ranks
+        # Ranks are varied where all arguments have the same one.
+        every = [tried.accepted(seen) if seen else seen for seen in ranks]
         yield Call(count, names, (*none, *kinds), (*none, *every))
 
 

@@ -56,8 +56,9 @@ class KernelCheck:
     def ran(self) -> Ran | Rejection:
         """In what the kernel is right; or why it is not taken."""
         try:
-            self._fused = self._semantics.adapter.bind(self._kernel.load())
-            self._reference = self._semantics.adapter.bind(self._kernel.load_reference())
+            adapter, original = self._semantics.adapter, self._subject.original
+            self._fused = adapter.standing_for(original, self._kernel.load())
+            self._reference = adapter.standing_for(original, self._kernel.load_reference())
             mix = self._proposal.mixes[0]
             if (wrong := self._wrong_in(mix, first=True)) is not None:
                 return wrong

@@ -71,7 +71,7 @@ def _find_semantics(kernel: BaseKernel, proposal: Proposal, subject: Subject) ->
         return reading
     try:
         reference = kernel.load_reference()
-        candidates = [(adapter, adapter.bind(reference)) for adapter in proposal.adapters]
+        candidates = [(adapter, adapter.standing_for(subject.original, reference)) for adapter in proposal.adapters]
         examples = [example_of(proposal, mix, SEMANTICS_SIZE) for mix in proposal.mixes]
     except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
         return raised("preparing its examples", error)

@@ -99,13 +99,11 @@ class SeamAdapter(Adapter):
     Attributes:
         variant: The gate, and what an idle expert's gradient is.
         listed: Where the experts are.
-        method: The method's name.
         idle: Whether the gradient of an expert without tokens is zero or ``None``.
     """
 
     variant: str
     listed: Listed
-    method: str
     idle: Idle
 
     @property
@@ -115,11 +113,11 @@ class SeamAdapter(Adapter):
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``moe(module, hidden_states, top_k_index, top_k_weights)``."""
-        listed, method, idle = self.listed, self.method, self.idle
+        listed, idle = self.listed, self.idle
 
         def moe(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
             if is_the_originals(hidden_states):
-                return getattr(type(module), method)(module, hidden_states, index, weights)
+                return NotImplemented
             return listed.compute(compute, module, (hidden_states, index, weights), idle)
 
         return moe
@@ -207,7 +205,7 @@ class BlockAdapter(Adapter):
 
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
             if is_the_originals(hidden_states) or how._jitters(module):
-                return type(module).forward(module, hidden_states)
+                return NotImplemented
             return how._compute(compute, module, hidden_states)
 
         return forward
@@ -352,7 +350,7 @@ def takes(function: Callable[..., Any], number: int) -> bool:
 
 
 def _seam(module: nn.Module, listed: list[Listed], dtype: torch.dtype) -> Proposal:
-    adapters = [SeamAdapter(f"{each.activation}", each, "moe", idle) for each in listed for idle in _IDLE]
+    adapters = [SeamAdapter(f"{each.activation}", each, idle) for each in listed for idle in _IDLE]
     example = functools.partial(_seam_example, module, listed[0])
     return inexact(adapters, example, mixes(dtype), (listed[0].experts,), Target("moe"))
 

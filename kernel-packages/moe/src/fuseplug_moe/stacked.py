@@ -133,7 +133,7 @@ class StackedAdapter(Adapter):
                 or (parts.count is not None and getattr(module, parts.count) != len(down))
                 or not names_experts(module, weights if parts.weights_first else index, len(gate_up))
             ):
-                return type(module).forward(module, hidden_states, index, weights)
+                return NotImplemented
             if parts.weights_first:
                 index, weights = weights, index
             if parts.dense:

@@ -79,7 +79,7 @@ class ModuleAdapter(Adapter):
         def forward(module: nn.Module, x: Tensor, *positions: Tensor | None) -> Any:
             ids = positions[0] if positions else None
             if x.dim() != 4 or (ids is not None and ids.dim() != 2):
-                return type(module).forward(module, x, *positions)
+                return NotImplemented
             cos, sin = held.tables(module)
             rows: Any = slice(x.shape[sequence]) if ids is None else ids
             cos, sin = cos[rows], sin[rows]
