@@ -127,8 +127,8 @@ def _lengths(example: Example, sizes: Iterable[int]) -> Iterator[Variation]:
 def _resizing(leading: torch.Size, dim: int, length: int) -> Callable[[Tensor], Tensor]:
     """Gives dimension *dim* of the main input, with these *leading* ones, another length; repeats what is there.
 
-    What shares its leading dimensions follows. So does what has a row for each of its rows, all in one dimension; and
-    else whatever has a dimension of the same extent.
+    What shares its leading dimensions follows, or this one of as many. So does what has a row for each of its rows, all
+    in one dimension; and else whatever has a dimension of the same extent.
     """
     rows = leading.numel()
     rows_then = rows // max(1, leading[dim]) * length
@@ -136,6 +136,8 @@ def _resizing(leading: torch.Size, dim: int, length: int) -> Callable[[Tensor], 
     def resized(value: Tensor) -> Tensor:
         shape = value.shape[: max(1, value.dim() - 1)]
         if value.dim() > len(leading) and shape == leading:
+            return _repeated(value, dim, length)
+        if len(shape) == len(leading) and shape[dim] == leading[dim]:
             return _repeated(value, dim, length)
         wanted, then = (rows, rows_then) if rows in shape else (leading[dim], length)
         for each, extent in enumerate(shape):
