@@ -46,29 +46,31 @@ def returned(case: Case) -> Iterator[Finding]:
             where = name if gradients else f"{name}, without gradients"
             how: dict[str, Any] = {"handing": handing, "gradients": gradients}
             try:
-                expected = _result(case, case.subject.original, **how)
+                expected, usual = _result(case, case.subject.original, **how)
             except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
                 yield Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
                 continue
             try:
-                found = _result(case, case.fused, **how)
+                found, ours = _result(case, case.fused, **how)
             except Exception as error:  # noqa: BLE001 - a kernel may raise anything
                 yield Finding(where, fault=f"raises {raised(error)}, where the original does not")
                 continue
-            fault = _otherwise(found, expected) or (_scattered(found, expected) if name is _AS_THEY_ARE else "")
+            fault = _otherwise(found, expected)
+            if not fault and name == _AS_THEY_ARE and (scattered := sorted(ours.scattered - usual.scattered)):
+                fault = f"{', '.join(scattered)} is not contiguous, where the original's is"
             yield Finding(where, fault=fault)
 
 
-def _result(case: Case, function: Callable[..., Any], **how: Any) -> Any:
-    """What *function* itself returns, of which an outcome keeps the numbers alone."""
+def _result(case: Case, function: Callable[..., Any], **how: Any) -> tuple[Any, Outcome]:
+    """What *function* itself returns, of which an outcome keeps the numbers alone; and the outcome."""
     kept = []
 
     def keeping(*args: Any) -> Any:
         kept.append(function(*args))
         return kept[-1]
 
-    case.kernel_on(case.example(), function=keeping, **how)
-    return kept[-1]
+    outcome = case.kernel_on(case.example(), function=keeping, **how)
+    return kept[-1], outcome
 
 
 def _otherwise(found: Any, expected: Any) -> str:
@@ -84,15 +86,6 @@ def _otherwise(found: Any, expected: Any) -> str:
             return f"{name} is a {type(one).__qualname__} instead of a {type(other).__qualname__}"
         if one.device != other.device:
             return f"{name} is on {one.device} instead of {other.device}"
-    return ""
-
-
-def _scattered(found: Any, expected: Any) -> str:
-    """Which tensor of a result cannot be viewed as the original's can; ``""`` if none."""
-    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
-    for number, (one, other) in enumerate(pairs):
-        if isinstance(other, Tensor) and other.is_contiguous() and not one.is_contiguous():
-            return f"output[{number}] is not contiguous, where the original's is"
     return ""
 
 

@@ -234,10 +234,9 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     shared_out = (PARALLEL in vars(module) or found.dense) and not found.passing
     every = [*mixes(dtype), *([Mix(dtype, dtype, dtype, elsewhere=True)] if shared_out else [])]
     # Routers often give float32, whatever the dtype of the rows.
-    likely = [mix for mix in every[1:] if (mix.x, mix.experts, mix.routing) == (dtype, dtype, torch.float32)]
+    likely = tuple(mix for mix in every[1:] if mix == Mix(dtype, dtype, torch.float32))
     proposal = inexact(adapters, functools.partial(_example, module, found, adapters[0]), every)
-    likely = [mix for mix in likely if not mix.elsewhere]
-    return [replace(proposal, likely=tuple(likely), impossible=_IMPOSSIBLE)]
+    return [replace(proposal, likely=likely, impossible=_IMPOSSIBLE)]
 
 
 def flattened(module: nn.Module) -> Rejection | None:
