@@ -33,9 +33,9 @@ def ran(monkeypatch):
     started = []
     run = type(inductor._fused).run
 
-    def counted(self, constants, xs, tables, transposed=None):
+    def counted(self, constants, xs, tables, transposed=None, **layout):
         started.append("forward" if transposed is None else "backward")
-        return run(self, constants, xs, tables, transposed)
+        return run(self, constants, xs, tables, transposed, **layout)
 
     monkeypatch.setattr(type(inductor._fused), "run", counted)
     return started
@@ -172,10 +172,16 @@ def test_single_heads_and_single_tokens(traced, heads):
     assert traced == ["forward", "backward"] * 3
 
 
-def test_the_result_lies_in_memory_as_the_input_does(traced):
-    q, k, cos, sin = tensors()
-    for x, y in zip((q, k), inductor.rope(q, k, cos, sin), strict=True):
-        assert y.stride() == x.stride()
+@pytest.mark.parametrize("lay", ["packed", "sequence first", "as it is"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_result_lies_in_memory_as_the_references(traced, variant, lay):
+    q, k, cos, sin = tensors(variant)
+    q, k = map(LAYOUTS.get(lay, lambda t: t), (q, k))
+    expected = [y.stride() for y in reference(q, k, cos, sin, variant=variant)]
+    assert [y.stride() for y in inductor.rope(q, k, cos, sin, variant=variant)] == expected
+    with torch.no_grad():
+        assert [y.stride() for y in inductor.rope(q, k, cos, sin, variant=variant)] == expected
+    assert (expected == [q.stride(), k.stride()]) == (VARIANTS[variant].keeps_order or lay == "packed")
 
 
 def test_gradients_that_are_expanded_or_strided(traced):

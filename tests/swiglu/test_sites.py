@@ -472,10 +472,23 @@ class WithLayered(nn.Module):
         return self.fc2(functional.silu(gate) * up, layer)
 
 
+class Mixed(Separate):
+    """Multiplies matrices by itself, and hides its activation in a list."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.of_both = [functional.silu]
+
+    def forward(self, x):
+        product = self.of_both[0](self.gate_proj(x)) * self.up_proj(x)
+        return torch.matmul(torch.eye(product.shape[-2]), self.down_proj(product))
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
         (GateAlone(), "it is given gate and up"),
+        (Mixed(), "its forward multiplies matrices by itself, and names no activation"),
         (WithLayered(), "fc1 and fc2, hold several matrices each"),
         (TakesTwo(nn.SiLU()), "its forward takes 2 tensors"),
         (WithMore(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), "it also calls more, a Sequential"),

@@ -160,13 +160,16 @@ def test_one_tensor_alone(device, poisoned, launched, variant):
     assert launched == [FORWARD, BACKWARD]
 
 
-def test_the_result_lies_in_memory_as_the_input_does(device, launched):
-    q, k, cos, sin = (t.detach() for t in as_attention(*on(device, tensors())))
-    for x, y in zip((q, k), triton.rope(q, k, cos, sin), strict=True):
-        assert y.stride() == x.stride()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_result_lies_in_memory_as_the_references(device, launched, variant):
+    q, k, cos, sin = (t.detach() for t in as_attention(*on(device, tensors(variant))))
+    assert q.is_contiguous() is k.is_contiguous() is False
+    for given in ((q, k), (q.contiguous(), k.contiguous())):
+        expected = [y.stride() for y in reference(*given, cos, sin, variant=variant)]
+        assert [y.stride() for y in triton.rope(*given, cos, sin, variant=variant)] == expected
     part = torch.cat((q, k), 1)[:, : q.shape[1]]
-    assert triton.rope(part, None, cos, sin)[0].stride() == part.contiguous().stride()
-    assert launched == [FORWARD] * 2
+    assert triton.rope(part, None, cos, sin, variant=variant)[0].stride() == part.contiguous().stride()
+    assert launched == [FORWARD] * 3
 
 
 def test_what_was_given_is_as_it_was(device, launched):

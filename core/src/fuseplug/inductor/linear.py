@@ -44,11 +44,16 @@ class CompiledLinear:
     def __init__(self, formula: Formula) -> None:
         self.formula = formula
         self._programs: dict[Hashable, Program] = {}
-        self._views: dict[Memory, _Views] = {}
+        self._views: dict[tuple[bool, Memory], _Views] = {}
         self._lock = threading.Lock()
 
     def __call__(
-        self, constants: Sequence[Constants], xs: Sequence[Tensor], tables: Sequence[Tensor]
+        self,
+        constants: Sequence[Constants],
+        xs: Sequence[Tensor],
+        tables: Sequence[Tensor],
+        *,
+        keep_order: bool = True,
     ) -> tuple[Tensor, ...]:
         """Compute the formula for each of *xs*, tensors that are `plain`.
 
@@ -56,14 +61,18 @@ class CompiledLinear:
             constants: For each of *xs* the formula's last arguments; compiled in.
             xs: ``(..., width)``, not empty, all of the same rank, two dimensions at least.
             tables: Broadcastable to each of *xs* but for the last dimension; of no higher rank.
+            keep_order: Whether the results' dimensions lie in the order of memory that those of the first of *xs* have;
+                if not, results are contiguous.
 
         Returns:
-            For each of *xs* the result, its dimensions in the order of memory that the first has.
+            For each of *xs* the result.
         """
         if recording(*xs, *tables):
-            found: tuple[Tensor, ...] = _Differentiable.apply(self, tuple(constants), len(xs), *xs, *tables)  # type: ignore[no-untyped-call]
+            found: tuple[Tensor, ...] = _Differentiable.apply(  # type: ignore[no-untyped-call]
+                self, tuple(constants), keep_order, len(xs), *xs, *tables
+            )
             return found
-        return self.run(constants, xs, tables)
+        return self.run(constants, xs, tables, keep_order=keep_order)
 
     def run(
         self,
@@ -71,6 +80,8 @@ class CompiledLinear:
         xs: Sequence[Tensor],
         tables: Sequence[Tensor],
         transposed: tuple[torch.dtype, ...] | None = None,
+        *,
+        keep_order: bool = True,
     ) -> tuple[Tensor, ...]:
         """Compute the formula and record nothing.
 
@@ -78,11 +89,11 @@ class CompiledLinear:
         """
         tensors = [*map(_packed, xs), *map(_readable, tables)]
         memory = tuple([(t.shape, t.stride()) for t in tensors])
-        views = self._views.get(memory)
+        views = self._views.get((keep_order, memory))
         if views is None:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
-            views = self._views[memory] = _views(memory, len(xs))
+            views = self._views[keep_order, memory] = _views(memory, len(xs), keep_order)
         values = [
             t.as_strided(size, stride, t.storage_offset())
             for t, (size, stride) in zip(tensors, views.inside, strict=True)
@@ -124,37 +135,46 @@ class CompiledLinear:
         return first
 
 
+_NO_TENSORS = (None,) * 4
+"""Gradients of what is handed to `_Differentiable` before the tensors."""
+
+
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, compiled: CompiledLinear, constants: tuple[Constants, ...], count: int, *tensors: Tensor
+        ctx: Any,
+        compiled: CompiledLinear,
+        constants: tuple[Constants, ...],
+        keep_order: bool,
+        count: int,
+        *tensors: Tensor,
     ) -> Any:
         # A result that nobody used has no gradient, and neither then has what it was made from.
         ctx.set_materialize_grads(False)
         ctx.compiled, ctx.constants, ctx.dtypes = compiled, constants, [x.dtype for x in tensors[:count]]
         xs, tables = tensors[:count], tensors[count:]
-        found = tuple([unviewed(y) for y in compiled.run(constants, xs, tables)])
+        found = tuple([unviewed(y) for y in compiled.run(constants, xs, tables, keep_order=keep_order)])
         ctx.shapes = [y.shape for y in found]
-        if any(ctx.needs_input_grad[3 + count :]):
+        if any(ctx.needs_input_grad[4 + count :]):
             ctx.save_for_backward(*tensors)
         else:
             # The gradient of what is linear takes the tables alone.
             ctx.save_for_backward(*tables)
             ctx.mark_non_differentiable(
-                *[y for y, need in zip(found, ctx.needs_input_grad[3 : 3 + count], strict=True) if not need]
+                *[y for y, need in zip(found, ctx.needs_input_grad[4 : 4 + count], strict=True) if not need]
             )
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         count = len(ctx.dtypes)
-        needs = list(ctx.needs_input_grad[3:])
+        needs = list(ctx.needs_input_grad[4:])
         needs[:count] = [need and grad is not None for need, grad in zip(needs, grads, strict=False)]
         saved = ctx.saved_tensors
         xs, tables = saved[: len(saved) - (len(needs) - count)], saved[-(len(needs) - count) :]
         # A program has no derivative of its own.
         if differentiated_again() or not plain(*grads, *tables):
-            return None, None, None, *_by_formula(ctx, needs, grads, xs, tables)
+            return *_NO_TENSORS, *_by_formula(ctx, needs, grads, xs, tables)
         found: list[Tensor | None] = [None] * len(needs)
         wanted = [number for number in range(count) if needs[number]]
         if wanted:
@@ -169,7 +189,7 @@ class _Differentiable(torch.autograd.Function):
         if any(needs[count:]):
             of_tables = (*(False for _ in ctx.dtypes), *needs[count:])
             found[count:] = _by_formula(ctx, of_tables, grads, xs, tables)[count:]
-        return None, None, None, *found
+        return *_NO_TENSORS, *found
 
 
 def _by_formula(
@@ -203,10 +223,10 @@ class _Views(NamedTuple):
     kind: Hashable
 
 
-def _views(memory: Memory, count: int) -> _Views:
+def _views(memory: Memory, count: int, keep_order: bool) -> _Views:
     rank = len(memory[0][0])
     tensors = [_aligned(shape, stride, rank) for shape, stride in memory]
-    order = _order_of_memory(tensors[:count], rank)
+    order = _order_of_memory(tensors[:count], rank) if keep_order else range(rank - 1)
     groups = _groups(tensors, order)
     inside = [
         (

@@ -38,8 +38,7 @@ HANDED: dict[str, Handing] = {
 def returned(case: Case) -> Iterator[Finding]:
     """Results have the type and the device of the original's, and come in the same containers.
 
-    For inputs that lie in memory as they are made, they are contiguous where the original's are: a caller may ``view``
-    them.
+    For inputs that lie in memory as they are made, they have the strides of the original's: a caller may ``view`` them.
     """
     for name, handing in HANDED.items():
         for gradients in dict.fromkeys((case.gradients, False)):
@@ -56,8 +55,8 @@ def returned(case: Case) -> Iterator[Finding]:
                 yield Finding(where, fault=f"raises {raised(error)}, where the original does not")
                 continue
             fault = _otherwise(found, expected)
-            if not fault and name == _AS_THEY_ARE and (scattered := sorted(ours.scattered - usual.scattered)):
-                fault = f"{', '.join(scattered)} is not contiguous, where the original's is"
+            if not fault and name == _AS_THEY_ARE:
+                fault = ours.lies_otherwise(usual)
             yield Finding(where, fault=fault)
 
 

@@ -137,9 +137,8 @@ class KernelCheck:
                 return Rejection(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
         if why := excess(outcome, expected, truth, self._tolerance):
             return Rejection(f"its numbers are wrong for {on}: {why}", kind="failed")
-        if scattered := sorted(outcome.scattered - expected.scattered):
-            why = f"its {', '.join(scattered)} cannot be viewed as the original's can, not being contiguous"
-            return Rejection(f"for {on} {why}", kind="failed")
+        if why := outcome.lies_otherwise(expected):
+            return Rejection(f"for {on} its {why}", kind="failed")
         return None
 
     def _needs_order(self, mix: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -73,12 +73,20 @@ class Outcome:
     Attributes:
         values: The tensors.
         structure: What the tensors came in, and their types: nothing, a list, a tuple with a ``None``, …
-        scattered: The outputs that are not contiguous, so that a caller may not be able to ``view`` them.
+        steps: The strides of each output; ``None`` where elements are left out or shared between places.
     """
 
     values: dict[str, Tensor | None]
     structure: str = ""
-    scattered: frozenset[str] = frozenset()
+    steps: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
+
+    def lies_otherwise(self, expected: Outcome) -> str:
+        """Names the first output that a caller cannot ``view`` in every shape that *expected* allows; else ``""``."""
+        for name, steps in expected.steps.items():
+            found = self.steps.get(name)
+            if steps is not None and found != steps:
+                return f"{name} lies in memory with strides {found}, where the original's has {steps}"
+        return ""
 
     def on_cpu(self) -> dict[str, Tensor | None]:
         """Copies to compare."""
@@ -154,13 +162,22 @@ def run(
         own = (*double.named_parameters(), *double.named_buffers())
         values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
     structure = str(mapped(_Kind, result))
-    scattered = frozenset(name for name, output in zip(values, outputs, strict=False) if not _is_contiguous(output))
+    steps = {f"output[{i}]": _steps(output) for i, output in enumerate(outputs)}
     detached = {name: value if value is None else value.detach() for name, value in values.items()}
-    return Outcome(detached, structure, scattered)
+    return Outcome(detached, structure, steps)
 
 
-def _is_contiguous(tensor: Tensor) -> bool:
-    return tensor.layout is not torch.strided or tensor.is_contiguous()
+def _steps(tensor: Tensor) -> tuple[int, ...] | None:
+    """The strides of *tensor* if it fills its memory, each place once. A dimension of one element has none of its own."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    steps = sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
+    filled = 1
+    for step, size in steps:
+        if step != filled:
+            return None
+        filled *= size
+    return tuple(0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ def rope(
         xs = (q,) if k is None else (q, k)
         rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
         constants = [(variant, rotated, reference.result_dtype(how, x, q, cos, sin)) for x in xs]
-        q_out, *k_out = _fused(constants, xs, (cos, sin))
+        q_out, *k_out = _fused(constants, xs, (cos, sin), keep_order=how.keeps_order)
         return q_out, k_out[0] if k_out else None
     if how is _LLAMA and not torch.is_grad_enabled() and _is_even(q, k, cos, sin) and plain(q, k, cos, sin):
         return _small(q, k, cos, sin)

@@ -46,6 +46,14 @@ class Semantics:
     width: Literal["whole", "leading", "trailing"] = "whole"
     negated: bool = False
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the result's dimensions lie in memory in the order that those of x have.
+
+        They do where products are added up. What is joined at the end, by cat or stack, is contiguous.
+        """
+        return self.width == "whole" and self.reads == self.writes and self.form in ("rotate", "complex")
+
 
 def _pairs(**differs: object) -> Semantics:
     return Semantics(reads="pairs", writes="pairs", **differs)  # type: ignore[arg-type]

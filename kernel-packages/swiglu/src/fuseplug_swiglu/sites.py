@@ -51,8 +51,11 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return None
     # Equal widths all around are no sign of a gate, nor is a single projection: not worth a word in the report.
     sure = len(roles) == 1 and roles[0].down is not None
-    if _MULTIPLIES & says.keys() and not (sure and _is_expanding(linears, roles[0]) and _has_activation(module, says)):
-        return None
+    if _MULTIPLIES & says.keys():
+        if not (sure and _is_expanding(linears, roles[0])):
+            return None
+        if not _has_activation(module, says):
+            return Rejection("its forward multiplies matrices by itself, and names no activation that is known")
     if (arguments := required(cls.forward)) != 1:
         return Rejection(f"its forward takes {arguments} tensors, not one") if sure and arguments is not None else None
     found = _found(module, linears, roles, says)

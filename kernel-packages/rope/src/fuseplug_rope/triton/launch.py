@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fuseplug.triton import operation
 
+from ..reference import VARIANTS
 from .cutting import cut
 from .program import rotate as program
 
@@ -17,15 +18,26 @@ if TYPE_CHECKING:
 
 
 def _results(
-    q: Tensor, k: Tensor | None, _cos: Tensor, _sin: Tensor, q_dtype: torch.dtype, k_dtype: torch.dtype, *_: object
+    q: Tensor,
+    k: Tensor | None,
+    _cos: Tensor,
+    _sin: Tensor,
+    q_dtype: torch.dtype,
+    k_dtype: torch.dtype,
+    variant: str,
+    transposed: bool,
 ) -> list[Tensor]:
-    return [_alike(q, q_dtype)] if k is None else [_alike(q, q_dtype), _alike(k, k_dtype)]
+    keep_order = transposed or VARIANTS[variant].keeps_order
+    q_out = _alike(q, q_dtype, keep_order)
+    return [q_out] if k is None else [q_out, _alike(k, k_dtype, keep_order)]
 
 
-def _alike(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A dense tensor in the order of memory that *x* has, but for rows that are one piece each."""
-    y = torch.empty_like(x, dtype=dtype)
-    return y if y.stride(-1) == 1 else torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+def _alike(x: Tensor, dtype: torch.dtype, keep_order: bool) -> Tensor:
+    """A dense tensor, in the order of memory that *x* has if asked for; its rows are one piece of memory each."""
+    y = torch.empty_like(x, dtype=dtype) if keep_order else None
+    if y is not None and y.stride(-1) == 1:
+        return y
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 @operation(
