@@ -168,7 +168,7 @@ def run(
 
 
 def _steps(tensor: Tensor) -> tuple[int, ...] | None:
-    """The strides of *tensor* if it fills its memory, each place once. A dimension of one element has none of its own."""
+    """The strides of *tensor*, 0 along dimensions of one element; ``None`` if it leaves out memory or uses it twice."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return None
     steps = sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)

@@ -47,15 +47,14 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return None
     says = names(cls.forward, cls)
     roles = _roles({name: widths for name, widths in linears.items() if name in says}, says)
-    if not roles or _ATTENDS & says.keys():
-        return None
     # Equal widths all around are no sign of a gate, nor is a single projection: not worth a word in the report.
     sure = len(roles) == 1 and roles[0].down is not None
-    if _MULTIPLIES & says.keys():
-        if not (sure and _is_expanding(linears, roles[0])):
-            return None
-        if not _has_activation(module, says):
-            return Rejection("its forward multiplies matrices by itself, and names no activation that is known")
+    expanding = sure and _is_expanding(linears, roles[0])
+    multiplies = _MULTIPLIES & says.keys()
+    if not roles or _ATTENDS & says.keys() or (multiplies and not expanding):
+        return None
+    if multiplies and not _has_activation(module, says):
+        return Rejection("its forward multiplies matrices by itself, and names no activation that is known")
     if (arguments := required(cls.forward)) != 1:
         return Rejection(f"its forward takes {arguments} tensors, not one") if sure and arguments is not None else None
     found = _found(module, linears, roles, says)

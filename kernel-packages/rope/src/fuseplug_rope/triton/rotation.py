@@ -28,7 +28,7 @@ def rope(
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
     One launch for q and k, forward and backward, which reads each of them once and writes it once, in any layout. It
-    computes in float32 and rounds once; the result lies in memory as the reference's. A backward needs the tables alone.
+    computes in float32 and rounds once; results lie in memory as the reference's. A backward needs the tables alone.
     Gradients of tables, and of gradients, are those of the reference.
 
     What is not served is computed by the reference: other dtypes than float16, bfloat16 and float32; tensors of more
