@@ -14,10 +14,8 @@ nox.options.default_venv_backend = "virtualenv"  # the same installer everywhere
 nox.options.sessions = ["tests", "tests-npu", "tests-triton", "lint", "wheels"]
 
 ROOT = Path(__file__).parent
-DISTRIBUTIONS = (
-    "core",
-    *sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")),
-)
+KERNELS = tuple(sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")))
+DISTRIBUTIONS = ("core", "tests/kit", "tests/host-npu", *KERNELS)
 TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe")
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
@@ -98,13 +96,20 @@ def wheels(session: nox.Session) -> None:
     built = Path(session.create_tmp()).absolute() / "wheels"
     shutil.rmtree(built, ignore_errors=True)
     for path in DISTRIBUTIONS:
-        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(built), path, silent=True)
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(built / path), path, silent=True)
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", "build", "hatchling")
-    session.install("-c", "constraints.txt", "torch", *(str(wheel) for wheel in sorted(built.glob("*.whl"))))
+
+    def wheels(*paths: str) -> list[str]:
+        return [str(wheel) for path in paths for wheel in (built / path).glob("*.whl")]
+
+    session.install("-c", "constraints.txt", "torch", *wheels("core", *KERNELS))
     script = ROOT / "tests" / "wheels" / "outside.py"
     with tempfile.TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
         session.run("fuseplug", "list")
         session.run("python", "-P" if session_python(session) >= (3, 11) else "-I", str(script), str(ROOT))
+        session.install("-c", str(ROOT / "constraints.txt"), *wheels("tests/kit", "tests/host-npu"))
+        session.run("pytest", "--fuseplug-kernel", "inductor_fused_rmsnorm", "-k", "declaration or import")
+        session.run("python", "-c", "from fuseplug_host_npu.cann import build; assert build.SOURCE.exists()")
 
 
 @nox.session(default=False)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from fuseplug import KernelManager
 from fuseplug.doctor import examine, look
-from fuseplug.testing import ConformanceError, check_kernel
+from fuseplug_testing import ConformanceError, check_kernel
 
 PARTS = ("conformance", "ops", "models")
 KINDS = ("npu_fused_rmsnorm", "npu_fused_swiglu", "npu_fused_rope", "npu_fused_moe")

@@ -24,7 +24,7 @@ from benchmarks.gpu.contest import BOTH, FORWARD, LIGER, OURS, Kind, Op
 from benchmarks.gpu.turns import Entry
 from benchmarks.record import VERSIONS, Table, by_turns, machine, spread, write
 
-from fuseplug.testing.triton import compile_only
+from fuseplug_testing.triton import compile_only
 
 CAPABILITY = 90
 WAITS = {moe.OP.name: "not timed: in each call it waits for a number that the GPU computes"}

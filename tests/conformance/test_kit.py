@@ -8,9 +8,9 @@ from conformance.zoo import adapters, kernels, specimens
 from torch import nn
 
 from fuseplug import Example, FuseplugError, PlanError
-from fuseplug.testing import ConformanceError, check_kernel
-from fuseplug.testing.edges import LAYOUTS, UPSTREAM, planted, shapes
-from fuseplug.testing.results import Conformance, Finding
+from fuseplug_testing import ConformanceError, check_kernel
+from fuseplug_testing.edges import LAYOUTS, UPSTREAM, planted, shapes
+from fuseplug_testing.results import Conformance, Finding
 
 
 def test_faults_are_listed_each_with_its_check_and_specimen():

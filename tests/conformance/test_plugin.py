@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fuseplug.testing.checks import CHECKS
+from fuseplug_testing.checks import CHECKS
 
 TESTS = str(Path(__file__).parents[1])
 ENTRY_POINTS = [entry.value for entry in importlib.metadata.entry_points(group="pytest11")]
@@ -21,7 +21,7 @@ def run_pytest(tmp_path):
     """Run pytest in an empty directory, with the plugin once."""
 
     def run(*args):
-        loaded = () if "fuseplug.testing.plugin" in ENTRY_POINTS else ("-p", "fuseplug.testing.plugin")
+        loaded = () if "fuseplug_testing.plugin" in ENTRY_POINTS else ("-p", "fuseplug_testing.plugin")
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *loaded, *args]
         path = os.pathsep.join([TESTS, *filter(None, sys.path)])
         environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from conformance.zoo import adapters, imports_torch, kernels, prints, starts_thread, writes_environ
 
-from fuseplug.testing import ConformanceError, check_kernel
-from fuseplug.testing.checks import CHECKS
-from fuseplug.testing.fresh import ask
+from fuseplug.importing.fresh_python import ask
+from fuseplug_testing import ConformanceError, check_kernel
+from fuseplug_testing.checks import CHECKS
 
 RIGHT = [
     kernels.Norm,
@@ -148,7 +148,8 @@ IMPORTS = {
 
 @pytest.mark.parametrize(("name", "why"), IMPORTS.items(), ids=list(IMPORTS))
 def test_an_import_that_this_process_should_be_spared_is_named(name, why, monkeypatch):
-    monkeypatch.setattr("fuseplug.testing.fresh.LONGEST", 2.0 if name == "hangs" else 60.0)  # torch takes seconds
+    longest = 2.0 if name == "hangs" else 60.0  # torch takes seconds
+    monkeypatch.setattr("fuseplug.importing.fresh_python.LONGEST", longest)
     said = ask(f"conformance.zoo.{name}", [])
     assert any(why in what for what in said), said
 

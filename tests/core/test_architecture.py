@@ -12,7 +12,6 @@ import fuseplug
 import fuseplug.inductor
 import fuseplug.npu
 import fuseplug.reading
-import fuseplug.testing
 import fuseplug.triton
 
 ROOT = Path(__file__).parents[2]
@@ -33,11 +32,12 @@ LAYERS = (
     {"asking", "refusing", "walking"},
     {"planning"},
     {"kernel_manager"},
-    {"building", "testing"},
+    {"building", "importing"},
     {"doctor"},
     {"cli"},
     {"__init__", "__main__"},
     {"interface"},
+    {"testing"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 VENDORS = {"transformers", "triton", "torch_npu"}
@@ -47,7 +47,6 @@ PUBLIC = {
     "fuseplug.inductor": fuseplug.inductor.__all__,
     "fuseplug.npu": fuseplug.npu.__all__,
     "fuseplug.reading": fuseplug.reading.__all__,
-    "fuseplug.testing": fuseplug.testing.__all__,
     "fuseplug.triton": fuseplug.triton.__all__,
 }
 
@@ -203,9 +202,9 @@ LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])
         "import fuseplug",
         "import fuseplug; dir(fuseplug); fuseplug.BaseKernel, fuseplug.KernelManager, fuseplug.KernelRecord",
         "from fuseplug import manager; assert 'good' in {r.kernel_id for r in manager.kernels()}",
-        "import fuseplug.testing; dir(fuseplug.testing); fuseplug.testing.ConformanceError",
-        "import fuseplug.testing.plugin, fuseplug.testing.npu.plugin",
-        "from fuseplug.testing.npu import ContractError, FakeNPU, HostNPU, limit, load, reference, require",
+        "import fuseplug_testing; dir(fuseplug_testing); fuseplug_testing.ConformanceError",
+        "import fuseplug_testing.plugin, fuseplug_host_npu.plugin",
+        "from fuseplug_host_npu import ContractError, FakeNPU, HostNPU, limit, load, reference, require",
         "import fuseplug.interface",
     ],
 )
@@ -225,6 +224,22 @@ def test_importing_leaves_the_environment_alone(fresh_python):
     code = "import os; before = dict(os.environ)\nfrom fuseplug import manager; manager.kernels()\n"
     assert fresh_python(f"{code}assert os.environ == before").returncode == 0
     assert fresh_python(f"{code}os.environ['X'] = '1'; assert os.environ == before").returncode == 1
+
+
+def test_the_npu_in_host_memory_needs_nothing_of_ours():
+    source = ROOT / "tests" / "host-npu" / "src"
+    found = {module.partition(".")[0] for path in source.rglob("*.py") for module, _, _ in imports(path, source)}
+    assert {name for name in found if name.startswith("fuseplug")} == {"fuseplug_host_npu"}
+
+
+@pytest.mark.parametrize("old", ["fuseplug.testing", "fuseplug.testing.npu", "fuseplug.testing.triton"])
+def test_where_the_kit_was_is_said_where_it_is(fresh_python, old):
+    done = fresh_python(f"import {old}")
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("ImportError: fuseplug.testing")
+    assert "pip install fuseplug-testing" in said
+    assert "pip install fuseplug-host-npu" in said
 
 
 class TestPublicNames:

@@ -86,7 +86,7 @@ def test_kernel(record, state, found):
     ids=["prints", "writes", "path", "hangs"],
 )
 def test_a_kernel_whose_import_has_no_manners_is_not_ok(site, monkeypatch, source, said):
-    monkeypatch.setattr("fuseplug.testing.fresh.LONGEST", 1.0)
+    monkeypatch.setattr("fuseplug.importing.fresh_python.LONGEST", 1.0)
     (site / "mine.py").write_text(source)
     found = row(examine(machine(), [replace(kernel(), value="mine:Kernel")]), "k")
     assert found.state == "warn"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fuseplug.testing.npu import HostNPUUnavailable, loading
-from fuseplug.testing.npu.cann import build, elf
+from fuseplug_host_npu import HostNPUUnavailable, loading
+from fuseplug_host_npu.cann import build, elf
 
 FOUND = importlib.util.find_spec("torch_npu")
 
@@ -51,7 +51,7 @@ def test_no_function_is_written_that_is_generated_too():
 
 def test_compiled_once_by_however_many_at_once(package, tmp_path):
     code = (
-        "import sys, pathlib; from fuseplug.testing.npu.cann import build\n"
+        "import sys, pathlib; from fuseplug_host_npu.cann import build\n"
         "print(build.build(pathlib.Path(sys.argv[1]), '0', pathlib.Path(sys.argv[2])))"
     )
     command = [sys.executable, "-c", code, str(package), str(tmp_path / "cache")]
@@ -96,7 +96,7 @@ def test_what_is_missing_is_named_with_the_remedy(monkeypatch, what, instead, wh
     monkeypatch.setattr(loading, "_loaded", False)
     monkeypatch.setattr(loading, "_loadable", lambda library: False)
     monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
-    monkeypatch.setattr(f"fuseplug.testing.npu.loading.{what}", instead)
+    monkeypatch.setattr(f"fuseplug_host_npu.loading.{what}", instead)
     with pytest.raises(HostNPUUnavailable, match=why):
         loading.load()
 

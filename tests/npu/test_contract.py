@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuseplug.testing.npu import ContractError, HostNPU, limit, require
+from fuseplug_host_npu import ContractError, HostNPU, limit, require
 
 BF16, FP16, FP32, FP64, INT32, INT64 = (
     getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64", "int32", "int64")

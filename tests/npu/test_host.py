@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug.testing.npu import HostNPU
+from fuseplug_host_npu import HostNPU
 
 npu = torch.ops.npu
 

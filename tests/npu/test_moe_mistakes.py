@@ -7,7 +7,7 @@ import torch
 from support.mixtures import EVERY_WAY, arguments, assert_right
 from torch import Tensor
 
-from fuseplug.testing.npu import ContractError
+from fuseplug_host_npu import ContractError
 from fuseplug_moe.arrival import Arrival
 from fuseplug_moe.npu import gmm, mixture, routing
 

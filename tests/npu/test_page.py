@@ -8,7 +8,7 @@ from pathlib import Path
 
 from test_docs import NEEDS_AN_NPU, blocks
 
-from fuseplug.testing.npu.references import references
+from fuseplug_host_npu.references import references
 
 PAGE = Path(__file__).parents[2] / "docs" / NEEDS_AN_NPU
 

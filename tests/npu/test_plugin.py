@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fuseplug.testing.checks import CHECKS
+from fuseplug_testing.checks import CHECKS
 
 pytestmark = pytest.mark.usefixtures("host_npu")  # where that cannot be had, neither can what these start
 
@@ -94,7 +94,7 @@ def test_outside_no_op_gives_a_result(run):
 
 
 OUTSIDE = """
-from fuseplug.testing.npu import HostNPU, load
+from fuseplug_host_npu import HostNPU, load
 load()
 import torch
 x = torch.arange(5.0).npu()
@@ -118,10 +118,10 @@ def test_a_script_runs_as_it_is(run, tmp_path):
         "torch.ops.npu.npu_swiglu(torch.ones(3, device=DEVICE))\n"
     )
     for started in (["script.py"], ["-m", "script"]):
-        done = run("-m", "fuseplug.testing.npu", *started, "--steps", "3")
+        done = run("-m", "fuseplug_host_npu", *started, "--steps", "3")
         assert done.stdout.startswith("__main__ ['--steps', '3'] 3.0\n"), done.stderr
         assert "ContractError: npu_swiglu: x must be of an even size" in done.stderr
-    done = run("-m", "fuseplug.testing.npu", "script.py", ASCEND_HOME_PATH="/opt/cann")
+    done = run("-m", "fuseplug_host_npu", "script.py", ASCEND_HOME_PATH="/opt/cann")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("CANN is set up here")
 
@@ -133,7 +133,7 @@ def test_the_trainer_of_transformers_trains(run, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     losses = []
     for options in ([], ["--cpu"]):
-        done = run("-m", "fuseplug.testing.npu", "train.py", *options)
+        done = run("-m", "fuseplug_host_npu", "train.py", *options)
         assert done.returncode == 0, done.stderr
         device, *values = done.stdout.split()[-4:]
         losses.append([float(value) for value in values])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fuseplug.testing.npu import HostNPU, reference
-from fuseplug.testing.npu.references import references
+from fuseplug_host_npu import HostNPU, reference
+from fuseplug_host_npu.references import references
 
 npu = torch.ops.npu
 

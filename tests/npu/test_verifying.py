@@ -16,7 +16,7 @@ def verify(directory, *arguments, environ=None):
     command = [
         sys.executable,
         "-m",
-        "fuseplug.testing.npu",
+        "fuseplug_host_npu",
         str(SCRIPT),
         "--quick",
         "--repeats",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fuseplug import KernelManager
 from fuseplug.hookspecs import resolve
-from fuseplug.testing import Conformance, check_kernel
-from fuseplug.testing.kit import CHECKS
+from fuseplug_testing import Conformance, check_kernel
+from fuseplug_testing.kit import CHECKS
 
 
 def check_some(kernel_id: str, every: int = 8) -> Conformance:

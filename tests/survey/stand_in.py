@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from fuseplug.testing.npu import load
+from fuseplug_host_npu import load
 
 if importlib.util.find_spec("torch_npu") is not None:
     load()

@@ -18,13 +18,13 @@ def _compiled(manager: KernelManager) -> AbstractContextManager[object]:
 
 
 def _on_a_stand_in(_: KernelManager) -> AbstractContextManager[object]:
-    from fuseplug.testing.npu import HostNPU
+    from fuseplug_host_npu import HostNPU
 
     return HostNPU()
 
 
 def _interpreted(_: KernelManager) -> AbstractContextManager[object]:
-    from fuseplug.testing.triton import rounding_to_nearest
+    from fuseplug_testing.triton import rounding_to_nearest
 
     return rounding_to_nearest()
 

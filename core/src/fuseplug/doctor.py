@@ -15,10 +15,10 @@ from packaging.version import Version
 
 from .discovery import ALLOW_VARIABLE, KERNELS_VARIABLE, KernelRecord
 from .hookspecs import BaseKernel
+from .importing.fresh_python import ask
 from .inductor.kernel import INSTALL_COMPILER, cpp_compiler
 from .npu.chips import DOCUMENTED, undocumented
 from .npu.kernel import NpuKernel, how_to_install, version_of
-from .testing.fresh import ask
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CANN_VARIABLE = "ASCEND_HOME_PATH"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuseplug.testing.triton import rounding_to_nearest
 from fuseplug.triton.kernel import interpreted
+from fuseplug_testing.triton import rounding_to_nearest
 
 
 @pytest.fixture(scope="session")

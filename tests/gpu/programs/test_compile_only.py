@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.runtime import driver
 from triton.runtime.errors import OutOfResources
 
-from fuseplug.testing.triton import compile_only
+from fuseplug_testing.triton import compile_only
 
 
 @triton.jit

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuseplug.testing.triton import compile_only
 from fuseplug_moe.triton import moe, tiles
+from fuseplug_testing.triton import compile_only
 
 GPT_OSS = {"transposed": True, "layout": "interleaved", "activation": "sigmoid-linear", "limit": 7.0, "biased": True}
 MODELS = {

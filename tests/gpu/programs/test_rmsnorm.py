@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 
-from fuseplug.testing.triton import compile_only
 from fuseplug_rmsnorm import triton as kernel
 from fuseplug_rmsnorm.triton import launches, programs
+from fuseplug_testing.triton import compile_only
 
 BF16 = torch.bfloat16
 

@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 
-from fuseplug.testing.triton import compile_only
 from fuseplug_swiglu.reference import ACTIVATIONS, LAYOUTS, VARIANTS
 from fuseplug_swiglu.triton import launches, swiglu
+from fuseplug_testing.triton import compile_only
 
 BF16, SINGLE = torch.bfloat16, torch.float32
 WIDTHS = (3072, 11008, 14336)

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..verification import Outcome, difference, run
+from fuseplug.verification import Outcome, difference, run
+
 from .results import Finding
 from .subjects import Case, raised
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..verification import Handing, Outcome
-from ..words import Example
+from fuseplug.verification import Handing, Outcome
+from fuseplug.words import Example
+
 from .edges import LAYOUTS
 from .results import Finding
 from .subjects import Case, raised

@@ -1,6 +1,6 @@
 """Triton without a GPU: what it compiles for one takes, and an interpreter that rounds as one does.
 
->>> from fuseplug.testing.triton import compile_only
+>>> from fuseplug_testing.triton import compile_only
 >>> with compile_only(90) as programs:  # doctest: +SKIP
 ...     rms_norm(torch.randn(4, 4096, dtype=torch.bfloat16), torch.ones(4096))
 >>> programs[0].name, programs[0].registers, programs[0].spills  # doctest: +SKIP
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ..triton.kernel import interpreted
+from fuseplug.triton.kernel import interpreted
 
 _SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Bytes of shared memory that a block may have, by compute capability: CUDA C++ Programming Guide, table 27."""

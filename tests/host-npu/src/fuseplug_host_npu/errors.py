@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from ...errors import FuseplugError
 
-
-class HostNPUUnavailable(FuseplugError, RuntimeError):  # noqa: N818 - it is a state of the machine
+class HostNPUUnavailable(RuntimeError):  # noqa: N818 - it is a state of the machine
     """No NPU can be stood in for here; the message says what is missing and what to run."""
 
 
-class ContractError(FuseplugError, ValueError):
+class ContractError(ValueError):
     """A call breaks a documented limit of an op.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Run a script, unchanged, with an NPU in host memory: ``python -m fuseplug.testing.npu [-m] script [argument …]``."""
+"""Run a script, unchanged, with an NPU in host memory: ``python -m fuseplug_host_npu [-m] script [argument …]``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .loading import load
 
 def main() -> None:
     """Load the stand-in before the script imports torch, and run it inside `HostNPU`."""
-    parser = argparse.ArgumentParser(prog="python -m fuseplug.testing.npu", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m fuseplug_host_npu", description=__doc__)
     parser.add_argument("-m", dest="module", action="store_true", help="what to run is a module, not a file")
     parser.add_argument("--no-contract", action="store_true", help="let calls break documented limits")
     parser.add_argument("script", help="what to run")

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..triton.kernel import TritonKernel, interpreted
-from ..verification import Handing, Outcome
-from ..words import Example
+from fuseplug.triton.kernel import TritonKernel, interpreted
+from fuseplug.verification import Handing, Outcome
+from fuseplug.words import Example
+
 from .edges import LAYOUTS, UPSTREAM, arguments, planted, zeroed
 from .edges import shapes as cut
 from .results import Finding

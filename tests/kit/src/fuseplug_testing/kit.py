@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..verification import neutral
+from fuseplug.verification import neutral
+
 from .checks import CHECKS, Check
 from .results import Conformance, ConformanceError, Finding
 from .subjects import Examined, Specimen, raised

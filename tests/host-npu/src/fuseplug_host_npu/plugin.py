@@ -48,7 +48,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 @pytest.fixture
 def host_npu(_stand_in: None) -> Iterator[HostNPU]:
-    """`fuseplug.testing.npu.HostNPU`, entered: device ``npu`` is there, and numbers are computed."""
+    """`fuseplug_host_npu.HostNPU`, entered: device ``npu`` is there, and numbers are computed."""
     from .host import HostNPU
 
     with HostNPU() as npu:
@@ -57,7 +57,7 @@ def host_npu(_stand_in: None) -> Iterator[HostNPU]:
 
 @pytest.fixture
 def fake_npu(_stand_in: None) -> Iterator[FakeNPU]:
-    """`fuseplug.testing.npu.FakeNPU`, entered: tensors of device ``npu`` have shapes and dtypes, and no values."""
+    """`fuseplug_host_npu.FakeNPU`, entered: tensors of device ``npu`` have shapes and dtypes, and no values."""
     from .fake import FakeNPU
 
     with FakeNPU() as npu:

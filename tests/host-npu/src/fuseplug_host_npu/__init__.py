@@ -1,6 +1,6 @@
 """An NPU for tests, on any Linux machine: the real torch_npu, with the CPU in the place of the chip.
 
->>> from fuseplug.testing.npu import HostNPU
+>>> from fuseplug_host_npu import HostNPU
 >>> with HostNPU() as npu:  # doctest: +SKIP
 ...     x = torch.randn(4, 8, device="npu", requires_grad=True)
 ...     torch_npu.npu_swiglu(x).sum().backward()

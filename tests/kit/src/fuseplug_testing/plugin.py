@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .kit import Step
     from .subjects import Examined
 
-pytest_plugins = ("fuseplug.testing.npu.plugin",)
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
@@ -87,7 +85,8 @@ class KernelUnderTest(pytest.Collector):
             yield CheckItem.from_parent(self, name=name, step=step)
 
     def _examined(self) -> Examined:
-        from ..errors import FuseplugError
+        from fuseplug.errors import FuseplugError
+
         from .subjects import Examined
 
         try:
@@ -135,9 +134,9 @@ class CheckItem(pytest.Item):
 
 def _named(name: str) -> Any:
     """The kernel that *name*, an id or ``package.module:Class``, stands for."""
-    from ..errors import DiscoveryError
-    from ..hookspecs import resolve
-    from ..kernel_manager import KernelManager
+    from fuseplug.errors import DiscoveryError
+    from fuseplug.hookspecs import resolve
+    from fuseplug.kernel_manager import KernelManager
 
     if ":" in name:
         try:

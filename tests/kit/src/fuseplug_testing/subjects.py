@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..devices import KNOWN, Destination, destination, present
-from ..errors import PlanError
-from ..hookspecs import BaseKernel, faults, resolve
-from ..patching import Patch, put_on
-from ..planning import patch_of, subject_of
-from ..verification import (
+from fuseplug.devices import KNOWN, Destination, destination, present
+from fuseplug.errors import PlanError
+from fuseplug.hookspecs import BaseKernel, faults, resolve
+from fuseplug.importing.process_state import ProcessState, owners_of
+from fuseplug.patching import Patch, put_on
+from fuseplug.planning import patch_of, subject_of
+from fuseplug.verification import (
     SEMANTICS_SIZE,
     Outcome,
     Ran,
@@ -33,10 +34,10 @@ from ..verification import (
     run,
     twin,
 )
-from ..walking import Place, walk
-from ..words import Answer, Example, Mode, Proposal, Rejection, Site
+from fuseplug.walking import Place, walk
+from fuseplug.words import Answer, Example, Mode, Proposal, Rejection, Site
+
 from .results import Finding
-from .state import ProcessState, owners_of
 
 
 class Counted:

@@ -115,7 +115,7 @@ def _compute(op: torch._ops.OpOverload, name: str, /, *args: Any, **kwargs: Any)
     elif op.namespace != "aten":
         raise NotImplementedError(
             f"{op} has no reference, so it cannot be computed without an NPU: write a function that computes it on the "
-            f'CPU, and decorate it with @fuseplug.testing.npu.reference("{name}")'
+            f'CPU, and decorate it with @fuseplug_host_npu.reference("{name}")'
         )
     call = _Call(op, args, kwargs)
     with drawing(call.generator) if call.random else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""What importing a kernel does, seen in a Python of its own: ``python -m fuseplug.testing.fresh report module …``.
+"""What importing a kernel does, seen in a Python of its own: ``python -m fuseplug.importing.fresh_python …``.
 
 What was done and must not be is written as JSON to the file *report*. What is imported may print, hang, end the process
 or leave it in another state: all of that stays in there, and is seen.
@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .npu.loading import is_loaded, load
 from .settings import of_python, of_torch
 
 HEAVY = ("torch", "triton", "torch_npu", "transformers", "jax", "tensorflow")
@@ -34,8 +33,10 @@ LONGEST_FUNCTIONS = 300.0
 """Seconds for all of it, its functions and torch too: what is compiled on import takes its time."""
 
 
-def imports_of(module: str, functions: list[str], *, longest: float = LONGEST, host_npu: bool = False) -> list[str]:
+def imports_of(module: str, functions: list[str], *, longest: float = LONGEST, before_torch: str = "") -> list[str]:
     """Import *module*, then torch, then *functions* (``"module:name"``); say what each did that it must not do.
+
+    *before_torch* is a function (``"module:name"``) that is called before torch is imported: it may set up a device.
 
     Raises:
         ImportError: If *module* is not there.
@@ -54,10 +55,9 @@ def imports_of(module: str, functions: list[str], *, longest: float = LONGEST, h
         found += _felt(f"importing {module}", before, of_python())
     if threading.active_count() > threads:
         found.append(f"importing {module} starts a thread")
-    if host_npu:
-        load()
+    _call(before_torch)
     for function in functions:
-        from .state import ProcessState  # torch only now
+        from .process_state import ProcessState  # torch only now
 
         state = ProcessState()
         with contextlib.suppress(ImportError):  # which another check reports
@@ -76,16 +76,24 @@ def settings_changed_by(module: str) -> list[str]:
     return _felt(f"importing {module}", before, of_python() | of_torch(torch))
 
 
-def ask(module: str, functions: list[str]) -> list[str]:
+def ask(module: str, functions: list[str], *, before_torch: str = "") -> list[str]:
     """`imports_of` in a fresh Python that finds what this one finds.
 
     Raises:
         ImportError: If *module* is not there.
     """
-    said = _in_a_fresh_python(module, functions)
+    options = (f"--before-torch={before_torch}",)
+    said = _in_a_fresh_python(module, functions, *options)
     if any(f"importing {module} imports torch" in what for what in said):
-        said += _in_a_fresh_python(module, [], "--torch-first")
+        said += _in_a_fresh_python(module, [], "--torch-first", *options)
     return said
+
+
+def _call(function: str) -> None:
+    """Call what ``"module:name"`` names; ``""`` names nothing."""
+    if function:
+        module, _, name = function.partition(":")
+        getattr(importlib.import_module(module), name)()
 
 
 def _felt(doing: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -142,10 +150,10 @@ def _written_variables() -> Iterator[set[str]]:
 
 def _in_a_fresh_python(module: str, functions: list[str], *options: str) -> list[str]:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    options = (*options, f"--longest={LONGEST}", *(["--host-npu"] if is_loaded() else []))
+    options = (*options, f"--longest={LONGEST}")
     with tempfile.TemporaryDirectory() as folder:
         report, output = Path(folder, "report"), Path(folder, "output")
-        command = [sys.executable, "-m", "fuseplug.testing.fresh", *options, str(report), module, *functions]
+        command = [sys.executable, "-m", "fuseplug.importing.fresh_python", *options, str(report), module, *functions]
         with output.open("w+b") as written:
             try:
                 code = subprocess.run(  # noqa: S603 - this very interpreter
@@ -182,9 +190,7 @@ def _read(module: str, code: int | None, said: Any, started: bool, output: str) 
 
 def _main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--host-npu", action="store_true", help="import torch with the stand-in of fuseplug.testing.npu"
-    )
+    parser.add_argument("--before-torch", default="", help="a function, module:name, that is called before torch comes")
     parser.add_argument("--torch-first", action="store_true", help="say which settings the module changes")
     parser.add_argument("--longest", type=float, help="how many seconds importing the module may take")
     parser.add_argument("report", type=Path)
@@ -194,11 +200,10 @@ def _main() -> None:
     given.report.touch()
     try:
         if given.torch_first:
-            if given.host_npu:
-                load()
+            _call(given.before_torch)
             said: Any = settings_changed_by(given.module)
         else:
-            said = imports_of(given.module, given.functions, longest=given.longest, host_npu=given.host_npu)
+            said = imports_of(given.module, given.functions, longest=given.longest, before_torch=given.before_torch)
     except ImportError as error:
         said = str(error)
     given.report.write_text(json.dumps(said))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -10,13 +11,14 @@ import importlib_metadata
 import torch
 from torch import Tensor, nn
 
-from ..hookspecs import ENTRY_POINT_GROUP, resolve
-from ..verification import SEMANTICS_SIZE, Snapshot
-from ..words import Answer, Example, Site
+from fuseplug.hookspecs import ENTRY_POINT_GROUP, resolve
+from fuseplug.importing.fresh_python import ask
+from fuseplug.importing.process_state import ProcessState
+from fuseplug.verification import SEMANTICS_SIZE, Snapshot
+from fuseplug.words import Answer, Example, Site
+
 from .edges import arguments
-from .fresh import ask
 from .results import Finding
-from .state import ProcessState
 from .subjects import Case, Examined, Specimen, raised
 
 _NOBODYS_BUSINESS = (
@@ -55,7 +57,7 @@ def imports(examined: Examined) -> Iterator[Finding]:
     functions = [kernel.reference] + ([] if examined.device is None else [kernel.function])
     module = type(kernel).__module__
     try:
-        found = ask(module, functions)
+        found = ask(module, functions, before_torch=_stand_in())
     except ImportError as error:
         yield Finding("", skipped=f"{module} cannot be imported in another Python ({str(error)[:100]})")
         return
@@ -141,6 +143,12 @@ def _wrong_entry_point(cls: type) -> str:
         if entry.value.partition("[")[0].strip() == own and entry.name != getattr(cls, "kernel_id", ""):
             return f"is {getattr(cls, 'kernel_id', '')!r}, and its entry point is named {entry.name!r}: make them equal"
     return ""
+
+
+def _stand_in() -> str:
+    """What puts into another Python the NPU in host memory that this one has; ``""`` if it has none."""
+    loading = sys.modules.get("fuseplug_host_npu.loading")
+    return "fuseplug_host_npu:load" if loading is not None and loading.is_loaded() else ""
 
 
 def _not_importable(path: str) -> str:

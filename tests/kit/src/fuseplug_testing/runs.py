@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..verification import Outcome, difference, random_state_kept
-from ..words import Example
+from fuseplug.importing.process_state import ProcessState
+from fuseplug.verification import Outcome, difference, random_state_kept
+from fuseplug.words import Example
+
 from .results import Finding
-from .state import ProcessState
 from .subjects import Case, raised
 
 RUNS = 3

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..errors import FuseplugError
+from fuseplug.errors import FuseplugError
 
 
 class Finding(NamedTuple):

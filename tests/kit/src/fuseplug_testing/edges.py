@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..words import Example
+from fuseplug.words import Example
 
 Layout = Callable[[Tensor], Tensor]
 

@@ -21,7 +21,7 @@ class HostNPU:
     autocast, what ``torch.compile`` traces, `torch.npu`. So it is for the whole process, every thread included, and
     there is nothing of it left when the last one is exited.
 
-    An op of torch_npu for which there is no reference raises `NotImplementedError`; `fuseplug.testing.npu.reference`
+    An op of torch_npu for which there is no reference raises `NotImplementedError`; `fuseplug_host_npu.reference`
     adds one. An op of torch which torch_npu has no kernel for is left to torch, as on an NPU.
 
     Args:

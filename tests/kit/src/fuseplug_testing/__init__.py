@@ -1,6 +1,6 @@
 """The conformance kit: is this kernel right, in every way in which kernels are wrong?
 
->>> from fuseplug.testing import check_kernel
+>>> from fuseplug_testing import check_kernel
 >>> print(check_kernel(MyKernel))  # doctest: +SKIP
 
 or, for a kernel that is installed, ``pytest --fuseplug-kernel my_kernel``. Importing this imports no torch.

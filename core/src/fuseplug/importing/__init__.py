@@ -1,0 +1,1 @@
+"""What importing a kernel does to a process besides giving the kernel."""
