@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuseplug_moe import inductor as mixtures
 from fuseplug_moe import reference as mixture_reference
-from fuseplug_rmsnorm import inductor as norms
-from fuseplug_rope import inductor as rotations
-from fuseplug_swiglu import inductor as gates
+from fuseplug_moe.backends import inductor as mixtures
+from fuseplug_rmsnorm.backends import inductor as norms
+from fuseplug_rope.backends import inductor as rotations
+from fuseplug_swiglu.backends import inductor as gates
 
 ROOT = Path(__file__).parents[2]
 FACTORIES = {

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from fuseplug.inductor.layout import keeping_order
-from fuseplug_rmsnorm import inductor as norms
 from fuseplug_rmsnorm import reference as norm_reference
-from fuseplug_swiglu import inductor as gates
+from fuseplug_rmsnorm.backends import inductor as norms
 from fuseplug_swiglu import reference as gate_reference
+from fuseplug_swiglu.backends import inductor as gates
 
 LAYOUTS = {
     "contiguous": lambda b, s, h, d: torch.randn(b, s, h, d),

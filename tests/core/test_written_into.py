@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from fuseplug_moe import inductor as mixtures
 from fuseplug_moe import reference as mixture_reference
-from fuseplug_rmsnorm import inductor as norms
+from fuseplug_moe.backends import inductor as mixtures
 from fuseplug_rmsnorm import reference as norm_reference
-from fuseplug_swiglu import inductor as gates
+from fuseplug_rmsnorm.backends import inductor as norms
 from fuseplug_swiglu import reference as gate_reference
+from fuseplug_swiglu.backends import inductor as gates
 
 
 def gradients(compute, tensors, written):

@@ -124,7 +124,7 @@ def step_output(model):
 
 
 def test_the_rotation_is_really_that_of_the_kernel(manager, monkeypatch):
-    from fuseplug_rope import inductor
+    from fuseplug_rope.backends import inductor
 
     calls = []
     monkeypatch.setattr(inductor.reference, "check", lambda *_: calls.append(1) or inductor.reference.VARIANTS["half"])

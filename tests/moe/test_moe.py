@@ -9,7 +9,9 @@ import torch
 from support.mixtures import HALF, WAYS, arguments, assert_close, run
 from torch.nn import functional
 
-from fuseplug_moe import inductor, matmul, reference
+from fuseplug_moe import reference
+from fuseplug_moe.backends import inductor
+from fuseplug_moe.backends.inductor import matmul
 
 
 def token_by_token(x, top_k_index, top_k_weights, gate_up, down):

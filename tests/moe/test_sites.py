@@ -12,10 +12,12 @@ from torch.nn import functional
 
 from fuseplug import KernelManager
 from fuseplug.words import Rejection, Site
-from fuseplug_moe import inductor, rows, specimens
+from fuseplug_moe import specimens
+from fuseplug_moe.backends import inductor
 from fuseplug_moe.kernels import InductorMoEKernel
-from fuseplug_moe.sites import match
-from fuseplug_moe.small import Small
+from fuseplug_moe.recognise import rows
+from fuseplug_moe.recognise.small import Small
+from fuseplug_moe.recognise.structure import match
 
 MADE = specimens.specimens()
 

@@ -6,7 +6,7 @@ import torch
 from support.mixtures import Scaled, arguments, on, run
 
 from fuseplug_moe import reference
-from fuseplug_moe.npu import moe
+from fuseplug_moe.backends.npu import moe
 
 
 def on_npu(named, function=moe):

@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fuseplug_moe import reference
-from fuseplug_moe.arrival import Arrival
-from fuseplug_moe.npu import gmm, mixture, moe
+from fuseplug_moe.backends.arrival import Arrival
+from fuseplug_moe.backends.npu import gmm, mixture, moe
 
 from .mixtures import FUSED, assert_parameters_right, npu_ops, on_npu
 

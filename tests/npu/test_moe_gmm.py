@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.mixtures import HALF, assert_close, leaves, on
 
-from fuseplug_moe.npu import GmmFunction, HybridGmmFunction, gmm
+from fuseplug_moe.backends.npu import GmmFunction, HybridGmmFunction, gmm
 
 COUNTS = {"some idle": [2, 0, 3, 1], "one group": [6], "a tail": [2, 1, 0], "one row": [0, 1], "all in one": [0, 6]}
 

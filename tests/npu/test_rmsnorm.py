@@ -11,7 +11,8 @@ from support.judging import assert_right, outcome
 
 from fuseplug import KernelManager
 from fuseplug.verification import Tolerance
-from fuseplug_rmsnorm import npu, reference
+from fuseplug_rmsnorm import reference
+from fuseplug_rmsnorm.backends import npu
 from fuseplug_rmsnorm.kernels import NpuRMSNormKernel
 from fuseplug_rmsnorm.reference import VARIANTS
 from fuseplug_rmsnorm.specimens import Llama

@@ -11,7 +11,7 @@ from support import rotations
 from support.rotations import DIM, DTYPES, HALF, PAIRS, as_attention, heads_first, on, seen, tensors
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug_rope import npu
+from fuseplug_rope.backends import npu
 from fuseplug_rope.reference import VARIANTS
 from fuseplug_rope.reference import rope as reference
 

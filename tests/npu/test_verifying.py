@@ -50,7 +50,7 @@ def test_wrong_numbers_are_written_down(host_npu, tmp_path):
         "    kernels.NpuRMSNormKernel.function = 'wrong:rms_norm'\n"
     )
     (tmp_path / "wrong.py").write_text(
-        "from fuseplug_rmsnorm.npu import rms_norm as right\n"
+        "from fuseplug_rmsnorm.backends.npu import rms_norm as right\n"
         "def rms_norm(x, weight=None, eps=1e-6, **options):\n"
         "    return right(x, weight, eps + 0.1, **options)\n"
     )

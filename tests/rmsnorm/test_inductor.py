@@ -12,11 +12,11 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug_rmsnorm import inductor
+from fuseplug_rmsnorm.backends import inductor
 from fuseplug_rmsnorm.kernels import InductorRMSNormKernel
+from fuseplug_rmsnorm.recognise.norm import NormAdapter
 from fuseplug_rmsnorm.reference import VARIANTS
 from fuseplug_rmsnorm.reference import rms_norm as reference
-from fuseplug_rmsnorm.sites import NormAdapter
 
 pytestmark = pytest.mark.skipif(
     InductorRMSNormKernel().unavailable("cpu") is not None, reason="Inductor needs a C++ compiler"

@@ -108,7 +108,7 @@ def test_the_input_is_left_alone():
 )
 @pytest.mark.parametrize("door", ["reference", "inductor"])
 def test_what_does_not_fit_is_named(door, arguments, message):
-    from fuseplug_rmsnorm import inductor
+    from fuseplug_rmsnorm.backends import inductor
 
     function = rms_norm if door == "reference" else inductor.rms_norm
     with pytest.raises(ValueError, match=message):

@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug_rope import inductor
+from fuseplug_rope.backends import inductor
 from fuseplug_rope.kernels import InductorRoPEKernel
 from fuseplug_rope.reference import VARIANTS
 from fuseplug_rope.reference import rope as reference

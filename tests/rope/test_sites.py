@@ -15,7 +15,7 @@ from torch import nn
 from fuseplug import Rejection, Site, Target
 from fuseplug_rope import reference, specimens
 from fuseplug_rope.kernels import RoPEKernel
-from fuseplug_rope.sites import match
+from fuseplug_rope.recognise.structure import match
 from fuseplug_rope.specimens import Attention, rotate_half
 
 # directory, class, function, variant
@@ -449,7 +449,7 @@ def test_adapters_are_values():
 
 
 def test_a_function_is_understood_once_however_many_modules_call_it(monkeypatch):
-    from fuseplug_rope import calls as forms
+    from fuseplug_rope.recognise import calls as forms
 
     calls, accepted = [], forms.accepted
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fuseplug import KernelManager
-from fuseplug_swiglu import inductor
+from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel, SwiGLUKernel
 
 

@@ -13,7 +13,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug_swiglu import inductor, specimens
+from fuseplug_swiglu import specimens
+from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel
 from fuseplug_swiglu.reference import ACTIVATIONS, LAYOUTS, VARIANTS
 from fuseplug_swiglu.reference import swiglu as reference

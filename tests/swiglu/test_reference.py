@@ -142,7 +142,7 @@ def test_the_inputs_are_left_alone():
 )
 @pytest.mark.parametrize("door", ["reference", "inductor"])
 def test_what_does_not_fit_is_named(door, arguments, message):
-    from fuseplug_swiglu import inductor
+    from fuseplug_swiglu.backends import inductor
 
     function = swiglu if door == "reference" else inductor.swiglu
     with pytest.raises(ValueError, match=message):

@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from fuseplug.words import Rejection, Site
 from fuseplug_swiglu import reference, specimens
-from fuseplug_swiglu.adapters import Call, CastTo, Drop, Multiply
 from fuseplug_swiglu.kernels import SwiGLUKernel
-from fuseplug_swiglu.sites import match
+from fuseplug_swiglu.recognise.adapters import Call, CastTo, Drop, Multiply
+from fuseplug_swiglu.recognise.structure import match
 from fuseplug_swiglu.specimens import HIDDEN, INNER, Separate
 
 

@@ -82,7 +82,7 @@ OP = Op(
     single=Shape(1, 4096),
     tiny=(Shape(3, 64),),
     contenders=(
-        Contender(OURS, of("fuseplug_rmsnorm.triton:rms_norm", lambda f, x, weight: f(x, weight, EPS))),
+        Contender(OURS, of("fuseplug_rmsnorm.backends.triton:rms_norm", lambda f, x, weight: f(x, weight, EPS))),
         Contender(EAGER, eager),
         Contender("F.rms_norm", torch_own),
         *compiled(eager, lambda arguments: arguments[0].shape[-1] == 4096 < arguments[0].numel()),

@@ -90,7 +90,7 @@ OP = Op(
     single=Shape(1, 1),
     tiny=(Shape(2, 3, 4, 2, 16),),
     contenders=(
-        Contender(OURS, of("fuseplug_rope.triton:rope", lambda f, *a: on_heads(f)(*a))),
+        Contender(OURS, of("fuseplug_rope.backends.triton:rope", lambda f, *a: on_heads(f)(*a))),
         Contender(EAGER, eager),
         *compiled(eager, lambda arguments: arguments[0].shape[2] == 32768),
         # Both ways it writes over what it rotates.

@@ -78,7 +78,7 @@ OP = Op(
     single=Shape(1, 14336),
     tiny=(Shape(3, 48),),
     contenders=(
-        Contender(OURS, of("fuseplug_swiglu.triton:swiglu", lambda f, gate, up: f(gate, up))),
+        Contender(OURS, of("fuseplug_swiglu.backends.triton:swiglu", lambda f, gate, up: f(gate, up))),
         Contender(EAGER, eager),
         *compiled(eager, lambda arguments: arguments[0].shape[-1] == 14336 < arguments[0].numel()),
         # Its backward writes the gradients over gate and up.

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fuseplug import KernelManager
 from fuseplug.triton import Operation
 from fuseplug_moe import reference, specimens
+from fuseplug_moe.backends.triton import combine, gate_backward, gated, moe, project, routing, tiles, weight_gradient
 from fuseplug_moe.kernels import TritonMoEKernel
-from fuseplug_moe.triton import combine, gate_backward, gated, moe, project, routing, tiles, weight_gradient
 
 WAYS = {name: way for name, way in EVERY_WAY.items() if name not in ("large", "no token", "transposed, many")}
 WAYS["many experts"] = {"tokens": 9, "experts": 20, "k": 3}

@@ -15,10 +15,10 @@ import fuseplug_rmsnorm
 from fuseplug import KernelManager
 from fuseplug.verification import Tolerance, excess
 from fuseplug_rmsnorm import functional, reference
-from fuseplug_rmsnorm import triton as kernel
+from fuseplug_rmsnorm.backends import triton as kernel
+from fuseplug_rmsnorm.backends.triton import launches
 from fuseplug_rmsnorm.reference import VARIANTS
 from fuseplug_rmsnorm.specimens import CastLast, GatedSilu, GateFirst, Llama
-from fuseplug_rmsnorm.triton import launches
 
 WIDTH = 48
 TOLERANCE = Tolerance(roundings=4.0, working_roundings=20.0)

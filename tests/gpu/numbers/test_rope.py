@@ -16,11 +16,11 @@ from torch.utils.checkpoint import checkpoint
 
 from fuseplug import KernelManager
 from fuseplug.hookspecs import resolve
-from fuseplug_rope import triton
+from fuseplug_rope.backends import triton
+from fuseplug_rope.backends.triton import cutting, launch
 from fuseplug_rope.kernels import TritonRoPEKernel
 from fuseplug_rope.reference import VARIANTS
 from fuseplug_rope.reference import rope as reference
-from fuseplug_rope.triton import cutting, launch
 
 # One for each way that planes are read and written, tables are indexed, and a rest is left over.
 WAYS = [HALF, PAIRS, "half-partial", "interleaved-trailing", "interleaved-first-half-partial", "mla", "mla-full-table"]

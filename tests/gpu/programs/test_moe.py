@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuseplug_moe.triton import moe, tiles
+from fuseplug_moe.backends.triton import moe, tiles
 from fuseplug_testing.triton import compile_only
 
 GPT_OSS = {"transposed": True, "layout": "interleaved", "activation": "sigmoid-linear", "limit": 7.0, "biased": True}

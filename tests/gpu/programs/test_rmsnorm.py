@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from fuseplug_rmsnorm import triton as kernel
-from fuseplug_rmsnorm.triton import launches, programs
+from fuseplug_rmsnorm.backends import triton as kernel
+from fuseplug_rmsnorm.backends.triton import launches, programs
 from fuseplug_testing.triton import compile_only
 
 BF16 = torch.bfloat16

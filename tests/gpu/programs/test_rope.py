@@ -7,9 +7,9 @@ import re
 import pytest
 import torch
 
+from fuseplug_rope.backends.triton import rope
+from fuseplug_rope.backends.triton.program import rotate
 from fuseplug_rope.reference import VARIANTS
-from fuseplug_rope.triton import rope
-from fuseplug_rope.triton.program import rotate
 from fuseplug_testing.triton import compile_only
 
 HALF, BFLOAT16 = "half", torch.bfloat16

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
+from fuseplug_swiglu.backends.triton import launches, swiglu
 from fuseplug_swiglu.reference import ACTIVATIONS, LAYOUTS, VARIANTS
-from fuseplug_swiglu.triton import launches, swiglu
 from fuseplug_testing.triton import compile_only
 
 BF16, SINGLE = torch.bfloat16, torch.float32

@@ -34,8 +34,8 @@ def moe(
 ) -> Tensor:
     """`fuseplug_moe.reference.moe`, fused: the same arguments, result up to rounding, and errors.
 
-    On an NPU it is `fuseplug_moe.npu.moe`; on a GPU `fuseplug_moe.triton.moe`; elsewhere, or where these
-    cannot run, `fuseplug_moe.inductor.moe`; and without a compiler for that the reference.
+    On an NPU it is `fuseplug_moe.backends.npu.moe`; on a GPU `fuseplug_moe.backends.triton.moe`; elsewhere, or where these
+    cannot run, `fuseplug_moe.backends.inductor.moe`; and without a compiler for that the reference.
     """
     compute = module_for(x.device.type, _KERNELS).moe
     return compute(  # type: ignore[no-any-return]

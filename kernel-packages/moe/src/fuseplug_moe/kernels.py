@@ -23,7 +23,7 @@ class MoEKernel(BaseKernel):
 
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
         """Recognise a mixture of experts by its structure: stacked weights, or a list of experts and a router."""
-        from .sites import match
+        from .recognise.structure import match
 
         return match(site)
 
@@ -32,7 +32,7 @@ class InductorMoEKernel(InductorKernel, MoEKernel):
     """A mixture of experts, compiled by Inductor between the matrix products, for every device Inductor knows."""
 
     kernel_id: ClassVar[str] = "inductor_fused_moe"
-    function: ClassVar[str] = "fuseplug_moe.inductor:moe"
+    function: ClassVar[str] = "fuseplug_moe.backends.inductor:moe"
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 18)  # below and above what is worth a compiled call
 
 
@@ -43,7 +43,7 @@ class NpuFusedMoEKernel(NpuKernel, MoEKernel):
     """
 
     kernel_id: ClassVar[str] = "npu_fused_moe"
-    function: ClassVar[str] = "fuseplug_moe.npu:moe"
+    function: ClassVar[str] = "fuseplug_moe.backends.npu:moe"
     ops: ClassVar[tuple[str, ...]] = (
         "npu_moe_token_permute",
         "npu_moe_token_unpermute",
@@ -57,6 +57,6 @@ class TritonMoEKernel(TritonKernel, MoEKernel):
     """A mixture of experts in Triton: what is gathered, gated and weighed is so where it is multiplied."""
 
     kernel_id: ClassVar[str] = "triton_fused_moe"
-    function: ClassVar[str] = "fuseplug_moe.triton:moe"
+    function: ClassVar[str] = "fuseplug_moe.backends.triton:moe"
     # The lowest tiles, and the highest; in the interpreter, where that takes minutes, the lowest.
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 15)[: len(TritonKernel.check_sizes)]

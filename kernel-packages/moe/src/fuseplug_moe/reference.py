@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import grouped
+from . import grouped_linear as grouped
 
 Projection = Tensor | Sequence[Tensor]
 """The matrices of all experts: stacked in one tensor, or one by one."""

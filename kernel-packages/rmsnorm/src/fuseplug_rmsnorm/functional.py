@@ -23,8 +23,8 @@ def rms_norm(
 ) -> Tensor:
     """`fuseplug_rmsnorm.reference.rms_norm`, fused: the same arguments, result up to rounding, and errors.
 
-    On an NPU it is `fuseplug_rmsnorm.npu.rms_norm`; on a GPU `fuseplug_rmsnorm.triton.rms_norm`; elsewhere, or where
-    these cannot run, `fuseplug_rmsnorm.inductor.rms_norm`; and without a compiler for that the reference.
+    On an NPU it is `fuseplug_rmsnorm.backends.npu.rms_norm`; on a GPU `fuseplug_rmsnorm.backends.triton.rms_norm`; elsewhere, or where
+    these cannot run, `fuseplug_rmsnorm.backends.inductor.rms_norm`; and without a compiler for that the reference.
     """
     compute = module_for(x.device.type, _KERNELS).rms_norm
     return compute(x, weight, eps, variant=variant, gate=gate, group_size=group_size)  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ class RMSNormKernel(BaseKernel):
 
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
         """Recognise an RMSNorm by its structure, in every variant of the reference."""
-        from .sites import match
+        from .recognise.norm import match
 
         return match(site)
 
@@ -32,7 +32,7 @@ class NpuRMSNormKernel(NpuKernel, RMSNormKernel):
     """RMSNorm by torch_npu, for Ascend NPUs."""
 
     kernel_id: ClassVar[str] = "npu_fused_rmsnorm"
-    function: ClassVar[str] = "fuseplug_rmsnorm.npu:rms_norm"
+    function: ClassVar[str] = "fuseplug_rmsnorm.backends.npu:rms_norm"
     ops: ClassVar[tuple[str, ...]] = ("npu_rms_norm",)
 
 
@@ -40,12 +40,12 @@ class TritonRMSNormKernel(TritonKernel, RMSNormKernel):
     """RMSNorm by Triton, for GPUs."""
 
     kernel_id: ClassVar[str] = "triton_fused_rmsnorm"
-    function: ClassVar[str] = "fuseplug_rmsnorm.triton:rms_norm"
+    function: ClassVar[str] = "fuseplug_rmsnorm.backends.triton:rms_norm"
 
 
 class InductorRMSNormKernel(InductorKernel, RMSNormKernel):
     """RMSNorm as Inductor compiles it, for every device Inductor knows."""
 
     kernel_id: ClassVar[str] = "inductor_fused_rmsnorm"
-    function: ClassVar[str] = "fuseplug_rmsnorm.inductor:rms_norm"
+    function: ClassVar[str] = "fuseplug_rmsnorm.backends.inductor:rms_norm"
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 10, 1 << 19)  # below and above what is worth a compiled call

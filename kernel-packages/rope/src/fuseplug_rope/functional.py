@@ -16,8 +16,8 @@ def rope(
 ) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result up to rounding, and errors.
 
-    On an NPU it is `fuseplug_rope.npu.rope`; on a GPU `fuseplug_rope.triton.rope`; elsewhere, or where these
-    cannot run, `fuseplug_rope.inductor.rope`; and without a compiler for that the reference.
+    On an NPU it is `fuseplug_rope.backends.npu.rope`; on a GPU `fuseplug_rope.backends.triton.rope`; elsewhere, or where these
+    cannot run, `fuseplug_rope.backends.inductor.rope`; and without a compiler for that the reference.
     """
     compute = module_for(q.device.type, _KERNELS).rope
     return compute(q, k, cos, sin, variant=variant)  # type: ignore[no-any-return]

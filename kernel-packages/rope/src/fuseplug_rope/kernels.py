@@ -23,7 +23,7 @@ class RoPEKernel(BaseKernel):
 
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
         """Recognise the rotary functions that the module's methods call, in every variant of the reference."""
-        from .sites import match
+        from .recognise.structure import match
 
         return match(site)
 
@@ -32,7 +32,7 @@ class NpuRoPEKernel(NpuKernel, RoPEKernel):
     """RoPE by torch_npu's rotary operation, in every variant."""
 
     kernel_id: ClassVar[str] = "npu_fused_rope"
-    function: ClassVar[str] = "fuseplug_rope.npu:rope"
+    function: ClassVar[str] = "fuseplug_rope.backends.npu:rope"
     ops: ClassVar[tuple[str, ...]] = ("npu_rotary_mul",)
 
 
@@ -40,12 +40,12 @@ class TritonRoPEKernel(TritonKernel, RoPEKernel):
     """RoPE by one launch for q and k, forward and backward, in every variant."""
 
     kernel_id: ClassVar[str] = "triton_fused_rope"
-    function: ClassVar[str] = "fuseplug_rope.triton:rope"
+    function: ClassVar[str] = "fuseplug_rope.backends.triton:rope"
 
 
 class InductorRoPEKernel(InductorKernel, RoPEKernel):
     """RoPE as Inductor compiles it, for every device Inductor knows."""
 
     kernel_id: ClassVar[str] = "inductor_fused_rope"
-    function: ClassVar[str] = "fuseplug_rope.inductor:rope"
+    function: ClassVar[str] = "fuseplug_rope.backends.inductor:rope"
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 10, 1 << 19)  # below and above what is worth a compiled call

@@ -25,8 +25,8 @@ def swiglu(
 ) -> Tensor:
     """`fuseplug_swiglu.reference.swiglu`, fused: the same arguments, result up to rounding, and errors.
 
-    On an NPU it is `fuseplug_swiglu.npu.swiglu`; on a GPU `fuseplug_swiglu.triton.swiglu`; elsewhere, or where these
-    cannot run, `fuseplug_swiglu.inductor.swiglu`; and without a compiler for that the reference.
+    On an NPU it is `fuseplug_swiglu.backends.npu.swiglu`; on a GPU `fuseplug_swiglu.backends.triton.swiglu`; elsewhere, or where these
+    cannot run, `fuseplug_swiglu.backends.inductor.swiglu`; and without a compiler for that the reference.
     """
     compute = module_for(gate.device.type, _KERNELS).swiglu
     return compute(  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ class SwiGLUKernel(BaseKernel):
 
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
         """Recognise a gated MLP by its structure, in every variant of the reference."""
-        from .sites import match
+        from .recognise.structure import match
 
         return match(site)
 
@@ -32,14 +32,14 @@ class NpuSwiGluKernel(NpuKernel, SwiGLUKernel):
     """What lies between the projections by torch_npu, for Ascend NPUs."""
 
     kernel_id: ClassVar[str] = "npu_fused_swiglu"
-    function: ClassVar[str] = "fuseplug_swiglu.npu:swiglu"
+    function: ClassVar[str] = "fuseplug_swiglu.backends.npu:swiglu"
     # npu_clipped_swiglu is younger, and only the clamped variants need it: `unsupported` says so where it is missing.
     ops: ClassVar[tuple[str, ...]] = ("npu_swiglu", "npu_geglu")
 
     def unsupported(self, adapter: Adapter) -> str | None:
         """Not every activation has an operation, and not every torch_npu has each."""
-        from .adapters import GatedAdapter
-        from .npu import unsupported
+        from .backends.npu import unsupported
+        from .recognise.adapters import GatedAdapter
 
         if not isinstance(adapter, GatedAdapter):
             return None
@@ -50,12 +50,12 @@ class TritonSwiGLUKernel(TritonKernel, SwiGLUKernel):
     """What lies between the projections as one Triton kernel, for GPUs."""
 
     kernel_id: ClassVar[str] = "triton_fused_swiglu"
-    function: ClassVar[str] = "fuseplug_swiglu.triton:swiglu"
+    function: ClassVar[str] = "fuseplug_swiglu.backends.triton:swiglu"
 
 
 class InductorSwiGLUKernel(InductorKernel, SwiGLUKernel):
     """What lies between the projections as Inductor compiles it, for every device Inductor knows."""
 
     kernel_id: ClassVar[str] = "inductor_fused_swiglu"
-    function: ClassVar[str] = "fuseplug_swiglu.inductor:swiglu"
+    function: ClassVar[str] = "fuseplug_swiglu.backends.inductor:swiglu"
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 13)  # below and above what is worth a compiled call

@@ -1,0 +1,459 @@
+"""A mixture of experts around Inductor: matrices by torch's own matmul, everything between them compiled.
+
+Five steps, each with a derivative of its own: rows are gathered in the order of the experts, multiplied, gated,
+multiplied again, put back in the order of the tokens and weighed. Only experts that have rows are looked at. Nothing is
+added atomically: what the backward gives to one token from several experts is summed in the same order each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fuseplug.inductor import Compiled, plain, recording
+
+from ... import reference
+from ...reference import Experts, Layout, Projection, Rows
+from .matmul import at_once, grouped, matmul
+
+_LARGE_GATE = 1 << 20
+_LARGE_SUM = 1 << 18
+"""Elements from which compiling the gate, and the weighted sum, is worth the fixed cost of a compiled call.
+
+On one x86 core, in µs, eager and compiled, forward and backward: the gate 439 and 413 at 2¹⁹ elements in bfloat16 and
+515 and 558 in float32, 885 and 756, 1453 and 928 at 2²⁰; the sum 585 and 235, 315 and 413 at 2¹⁹, 3692 and 346, 705 and
+414 at 2²⁰.
+"""
+
+_FEW = 64
+"""Slots up to which they are sorted in Python."""
+
+
+def moe(
+    x: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    gate_up: Projection,
+    down: Projection,
+    *,
+    up: Projection | None = None,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    transposed: bool = False,
+    layout: Layout = "concatenated",
+    activation: str | Rows = "silu",
+    limit: float | None = None,
+    alpha: float = 1.702,
+    post: Rows | None = None,
+    idle: Literal["zero", "none"] = "zero",
+) -> Tensor:
+    """`fuseplug_moe.reference.moe`, fused: the same arguments, result and errors.
+
+    The result is the reference's up to rounding. Inside ``torch.compile``, ``torch.export`` and other tracers it *is*
+    the reference. Ambient autocast changes nothing: it computes in the dtype of the experts.
+    """
+    experts = reference.check(
+        Experts(
+            len(gate_up),
+            gate_up,
+            up,
+            down,
+            gate_up_bias,
+            down_bias,
+            transposed,
+            layout,
+            activation,
+            limit,
+            alpha,
+            post,
+            idle,
+        ),
+        x,
+        top_k_index,
+        top_k_weights,
+    )
+    tensors = (gate_up, up, down, gate_up_bias, down_bias)
+    stacked = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+    return reference.outside_autocast(_compute, experts, x, top_k_index, top_k_weights, stacked)
+
+
+def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor, stacked: Sequence[Tensor]) -> Tensor:
+    if not len(x) or not plain(x, index, weights, *stacked):
+        return reference.compute(experts, x, index, weights)
+    if len(x) == 1 and x.device.type == "cpu" and not torch.is_grad_enabled():
+        return _one_token(experts, x, index, weights)
+    order = _sort(index, experts.number)
+    if not order.hit:
+        return reference.compute(experts, x, index, weights)
+    if _is_small_step(experts, order, x, weights, *stacked):
+        return _by_torch(experts, x, weights, order)
+    rows = _dispatch(x.to(experts.dtype), order)
+    up = None if experts.up is None else _linear(rows, experts.up, None, order, experts)
+    gate = _linear(rows, experts.gate_up, experts.gate_up_bias, order, experts)
+    inner = _gated(experts, gate, up).to(reference.first(experts.down).dtype)
+    out = _linear(inner, experts.down, experts.down_bias, order, experts)
+    if experts.post is not None:
+        out = experts.post(out)
+    if order.pairs < index.numel():
+        weights = weights.masked_fill(index >= experts.number, 0)
+    elif recording(weights, out):
+        weights = weights.clone()  # a caller may write into its own, of which the originals keep a copy
+    return _weighed(_collect(out, order), weights, x.dtype)
+
+
+def _is_small_step(experts: Experts, order: _Order, x: Tensor, *others: Tensor) -> bool:
+    return (
+        order.pairs <= _FEW
+        and order.pairs == len(order.rows)
+        and experts.up is None
+        and isinstance(experts.gate_up, Tensor)
+        and isinstance(experts.down, Tensor)
+        and x.device.type == "cpu"
+        and {x.dtype, experts.dtype, experts.down.dtype} == {torch.bfloat16}
+        and recording(x, *others)
+        and at_once(experts.gate_up)
+        and at_once(experts.down)
+    )
+
+
+def _by_torch(experts: Experts, x: Tensor, weights: Tensor, order: _Order) -> Tensor:
+    """With torch's own derivatives, which for a few rows cost less than ours: the products are the same."""
+    counts = [0] * experts.number
+    for expert, size in zip(order.hit, order.sizes, strict=True):
+        counts[expert] = size
+    ends = torch.tensor(counts, device=x.device).cumsum(0, dtype=torch.int32)
+    which = None
+    if experts.gate_up_bias is not None or experts.down_bias is not None:
+        hit, sizes = (torch.tensor(each, device=x.device) for each in (order.hit, order.sizes))
+        which = hit.repeat_interleave(sizes)
+
+    def linear(rows: Tensor, projection: Projection, bias: Tensor | None) -> Tensor:
+        matrices = cast("Tensor", projection)
+        out = functional.grouped_mm(rows, matrices if experts.transposed else matrices.transpose(1, 2), offs=ends)
+        return out if bias is None else out + bias[which]
+
+    inner = _gated(experts, linear(x[order.tokens], experts.gate_up, experts.gate_up_bias), None)
+    out = linear(inner, experts.down, experts.down_bias)
+    if experts.post is not None:
+        out = experts.post(out)
+    return reference.weigh(out[order.rows].view(*order.shape, -1), weights.clone()).to(x.dtype)
+
+
+def _one_token(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """One row needs no sorting, and what that costs is felt beside so few products."""
+    chosen = index[0].tolist()
+    _refuse_negative(chosen)
+    places = [place for place, expert in enumerate(chosen) if expert < experts.number]
+    if not places:
+        return reference.compute(experts, x, index, weights)
+    if len(places) < len(chosen):
+        weights = weights[:, places]
+    hit = [chosen[place] for place in places]
+    rows = x.to(experts.dtype).expand(len(hit), -1)
+    up = None if experts.up is None else _times_each(rows, experts.up, None, hit, experts)
+    gate = _times_each(rows, experts.gate_up, experts.gate_up_bias, hit, experts)
+    inner = _gated(experts, gate, up).to(reference.first(experts.down).dtype)
+    out = _times_each(inner, experts.down, experts.down_bias, hit, experts)
+    if experts.post is not None:
+        out = experts.post(out)
+    return reference.weigh(out[None], weights).to(x.dtype)
+
+
+def _times_each(
+    rows: Tensor, projection: Projection, bias: Tensor | None, hit: Sequence[int], experts: Experts
+) -> Tensor:
+    """Each row times the matrix of its expert."""
+    matrices = [projection[expert] if experts.transposed else projection[expert].t() for expert in hit]
+    out = rows.new_empty(len(hit), matrices[0].shape[1])
+    for row, matrix, into in zip(rows.split(1), matrices, out.split(1), strict=True):  # type: ignore[no-untyped-call]
+        matmul(row, matrix, into)
+    return out if bias is None else out.add_(bias[list(hit)])
+
+
+def _refuse_negative(experts: Sequence[int]) -> None:
+    if experts and min(experts) < 0:
+        raise IndexError(f"top_k_index must not be negative; it has {min(experts)}")
+
+
+class _Order(NamedTuple):
+    """The pairs of token and expert, sorted by expert, as far as the experts are here.
+
+    Attributes:
+        tokens: ``(pairs,)``, the token of each row.
+        slots: ``(pairs,)``, the slot of each row, counted as in ``top_k_index.flatten()``.
+        rows: ``(slots,)``, the row of each slot; ``pairs`` for one whose expert is elsewhere.
+        hit: The experts that have rows.
+        sizes: How many rows each of them has.
+        shape: That of ``top_k_index``.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    rows: Tensor
+    hit: list[int]
+    sizes: list[int]
+    shape: tuple[int, int]
+
+    @property
+    def pairs(self) -> int:
+        return len(self.slots)
+
+
+def _sort(index: Tensor, number: int) -> _Order:
+    if index.numel() <= _FEW and index.device.type == "cpu":
+        return _sort_few(index, number)
+    flat = index.reshape(-1)
+    counts = torch.bincount(flat, minlength=number)[:number].tolist()
+    hit = [expert for expert, count in enumerate(counts) if count]
+    sizes = [counts[expert] for expert in hit]
+    slots = torch.argsort(flat, stable=True)[: sum(sizes)]
+    rows = flat.new_full(flat.shape, len(slots), dtype=torch.long)
+    rows[slots] = torch.arange(len(slots), device=flat.device)
+    return _Order(slots // index.shape[1], slots, rows, hit, sizes, (index.shape[0], index.shape[1]))
+
+
+def _sort_few(index: Tensor, number: int) -> _Order:
+    """The same in Python, which for a few slots is faster than the six calls of torch that it takes."""
+    experts = index.reshape(-1).tolist()
+    _refuse_negative(experts)
+    sizes: dict[int, int] = {}
+    slots = [slot for slot in sorted(range(len(experts)), key=experts.__getitem__) if experts[slot] < number]
+    for slot in slots:
+        sizes[experts[slot]] = sizes.get(experts[slot], 0) + 1
+    rows = [len(slots)] * len(experts)
+    for row, slot in enumerate(slots):
+        rows[slot] = row
+    k = index.shape[1]
+    tensors = torch.tensor([slots + [0] * (len(experts) - len(slots)), rows], device=index.device)
+    by_row = tensors[0, : len(slots)]
+    return _Order(by_row // k, by_row, tensors[1], list(sizes), list(sizes.values()), (index.shape[0], k))
+
+
+def _pieces(rows: Tensor, order: _Order) -> tuple[Tensor, ...]:
+    """The rows of each expert that has some."""
+    pieces: tuple[Tensor, ...] = rows.split(order.sizes)  # type: ignore[no-untyped-call]
+    return pieces
+
+
+def _dispatch(x: Tensor, order: _Order) -> Tensor:
+    """``(pairs, hidden)``, the row of its token for each pair."""
+    if recording(x):
+        result: Tensor = _Dispatch.apply(x, order)  # type: ignore[no-untyped-call]
+        return result
+    return x.index_select(0, order.tokens)
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: _Order) -> Tensor:
+        ctx.order = order
+        return x.index_select(0, order.tokens)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        order: _Order = ctx.order
+        slots = _in_slots(grad, order).view(*order.shape, -1)
+        # Torch adds halves across rows several times slower than it widens them, adds, and rounds: to the same bits.
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        return slots.to(wide).sum(1).to(grad.dtype), None
+
+
+def _collect(out: Tensor, order: _Order) -> Tensor:
+    """``(slots, hidden)``, every row in its slot, and zero where there is none."""
+    if recording(out):
+        result: Tensor = _Collect.apply(out, order)  # type: ignore[no-untyped-call]
+        return result
+    return _in_slots(out, order)
+
+
+class _Collect(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, order: _Order) -> Tensor:
+        ctx.order = order
+        return _in_slots(out, order)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.index_select(0, ctx.order.slots), None
+
+
+def _in_slots(rows: Tensor, order: _Order) -> Tensor:
+    if order.pairs < len(order.rows):
+        rows = torch.cat((rows, rows.new_zeros(1, rows.shape[1])))
+    return rows.index_select(0, order.rows)
+
+
+def _linear(rows: Tensor, projection: Projection, bias: Tensor | None, order: _Order, experts: Experts) -> Tensor:
+    """``(pairs, out)``, each expert's rows times its matrix."""
+    each = (projection,) if isinstance(projection, Tensor) else tuple(projection)
+    if recording(rows, bias, *each):
+        result: Tensor = _Linear.apply(order, experts, rows, bias, *each)  # type: ignore[no-untyped-call]
+        return result
+    return _multiply(rows, each, bias, order, transposed=experts.transposed)
+
+
+def _matrices(each: Sequence[Tensor], order: _Order) -> list[Tensor]:
+    """The matrices of the experts that have rows."""
+    (stacked,) = each if each[0].dim() == 3 else (each,)
+    return [stacked[expert] for expert in order.hit]
+
+
+def _multiply(rows: Tensor, each: Sequence[Tensor], bias: Tensor | None, order: _Order, *, transposed: bool) -> Tensor:
+    out = _times(rows, each, order, transposed=transposed)
+    if bias is not None:
+        for piece, expert in zip(_pieces(out, order), order.hit, strict=True):
+            piece.add_(bias[expert])
+    return out
+
+
+def _times(rows: Tensor, each: Sequence[Tensor], order: _Order, *, transposed: bool) -> Tensor:
+    if each[0].dim() == 3:
+        stacked = each[0] if transposed else each[0].transpose(1, 2)
+        if (found := grouped(rows, stacked, order.sizes, order.hit)) is not None:
+            return found
+    matrices = [m if transposed else m.t() for m in _matrices(each, order)]
+    out = rows.new_empty(len(rows), matrices[0].shape[1])
+    for piece, matrix, into in zip(_pieces(rows, order), matrices, _pieces(out, order), strict=True):
+        matmul(piece, matrix, into)
+    return out
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, order: _Order, experts: Experts, rows: Tensor, bias: Tensor | None, *each: Tensor) -> Tensor:
+        ctx.order, ctx.transposed, ctx.skip = order, experts.transposed, experts.idle == "none"
+        # Of the bias only the shape matters to the backward, so nothing forbids to write into it.
+        ctx.bias = bias
+        ctx.save_for_backward(rows, *each)
+        return _multiply(rows, each, bias, order, transposed=experts.transposed)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (rows, *each), bias = ctx.saved_tensors, ctx.bias
+        needs = ctx.needs_input_grad[2:]
+        order, transposed = ctx.order, ctx.transposed
+        if torch.is_grad_enabled():
+            return (None, None, *_differentiable_vjp(order, needs, transposed, ctx.skip, grad, rows, bias, *each))
+        grad = grad.contiguous()
+        of_rows = of_bias = None
+        if needs[0]:
+            of_rows = _times(grad, each, order, transposed=not transposed)
+        if needs[1] and bias is not None:
+            of_bias = torch.zeros_like(bias)
+            for piece, expert in zip(_pieces(grad, order), order.hit, strict=True):
+                torch.sum(piece, 0, out=of_bias[expert])
+        if each[0].dim() == 3:
+            of_each = [_stacked_gradient(each[0], rows, grad, order, transposed=transposed) if needs[2] else None]
+        else:
+            of_each = _gradients(each, needs[2:], rows, grad, order, transposed=transposed, skip=ctx.skip)
+        return None, None, of_rows, of_bias, *of_each
+
+
+def _stacked_gradient(weight: Tensor, rows: Tensor, grad: Tensor, order: _Order, *, transposed: bool) -> Tensor:
+    left, right = (rows, grad) if transposed else (grad, rows)
+    if order.hit[-1] + 1 == len(weight):
+        together = grouped(left.t(), right, order.sizes, order.hit)
+        if together is not None:
+            return together
+    found = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    for expert in {*range(len(weight))}.difference(order.hit):
+        found[expert].zero_()
+    for a, b, expert in zip(_pieces(left, order), _pieces(right, order), order.hit, strict=True):
+        matmul(a.t(), b, found[expert])
+    return found
+
+
+def _gradients(
+    each: Sequence[Tensor],
+    needs: Sequence[bool],
+    rows: Tensor,
+    grad: Tensor,
+    order: _Order,
+    *,
+    transposed: bool,
+    skip: bool,
+) -> list[Tensor | None]:
+    found: list[Tensor | None] = [
+        torch.zeros_like(m) if need and not skip else None for m, need in zip(each, needs, strict=True)
+    ]
+    left, right = (rows, grad) if transposed else (grad, rows)
+    for a, b, expert in zip(_pieces(left, order), _pieces(right, order), order.hit, strict=True):
+        if needs[expert]:
+            into = found[expert] = torch.empty_like(each[expert], memory_format=torch.contiguous_format)
+            matmul(a.t(), b, into)
+    return found
+
+
+def _differentiable_vjp(
+    order: _Order,
+    needs: Sequence[bool],
+    transposed: bool,
+    skip: bool,
+    grad: Tensor,
+    rows: Tensor,
+    bias: Tensor | None,
+    *each: Tensor,
+) -> list[Tensor | None]:
+    """What `_Linear.backward` computes, by operations that can be differentiated again."""
+    tensors = (rows, bias, *each)
+    with torch.enable_grad():
+        # Views, or a tensor that another one was computed from would be given that one's gradient as well.
+        views = [t if t is None else t.view_as(t) for t in tensors]
+        own_rows, own_bias, *own = views
+        matrices = _matrices([matrix for matrix in own if matrix is not None], order)
+        pieces = [
+            piece @ (matrix if transposed else matrix.t())
+            for piece, matrix in zip(_pieces(cast("Tensor", own_rows), order), matrices, strict=True)
+        ]
+        if own_bias is not None:
+            pieces = [piece + own_bias[expert] for piece, expert in zip(pieces, order.hit, strict=True)]
+        wanted = [v for v, need in zip(views, needs, strict=True) if need and v is not None]
+        got = torch.autograd.grad(torch.cat(pieces), wanted, grad, create_graph=True, allow_unused=True)
+    found = iter(got)
+    result = [next(found) if need else None for need in needs]
+    return [
+        torch.zeros_like(t) if t is not None and need and value is None and not skip else value
+        for t, value, need in zip(tensors, result, needs, strict=True)
+    ]
+
+
+def _gated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
+    if not isinstance(experts.activation, str):
+        return reference.gated(experts, gate, up)
+    constants = (experts.activation, experts.layout, experts.limit, experts.alpha)
+    if _is_large(gate, _LARGE_GATE):
+        return _fused_gate(constants, gate, up)
+    return gate_formula(gate, up, *constants)
+
+
+def gate_formula(
+    gate: Tensor, up: Tensor | None, activation: str, layout: str, limit: float | None, alpha: float
+) -> Tensor:
+    """The reference's gate as a formula to compile."""
+    return reference.apply_gate(gate, up, activation, layout, limit, alpha)
+
+
+def _weighed(slots: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weighted sum of the slots of each token."""
+    tokens, k = weights.shape
+    if tokens > 1 and _is_large(slots, _LARGE_SUM):
+        return _fused_weigh((k, dtype), slots.view(tokens, -1), weights)
+    return weigh_formula(slots.view(tokens, -1), weights, k, dtype)
+
+
+def weigh_formula(slots: Tensor, weights: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """The reference's weighted sum as a formula to compile; *slots* is ``(tokens, k · hidden)``."""
+    return reference.weigh(slots.view(len(slots), k, -1), weights).to(dtype)
+
+
+_fused_gate = Compiled(gate_formula)
+_fused_weigh = Compiled(weigh_formula)
+
+
+def _is_large(rows: Tensor, large: int) -> bool:
+    # One row, and rows of one element, are sizes that Dynamo would compile once more for.
+    return rows.numel() >= large and len(rows) > 1 and rows.shape[-1] > 2

@@ -1,0 +1,62 @@
+"""What is between the two projections of an expert, in one launch where torch_npu has an operation for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fuseplug.npu import recomputed
+
+from ... import reference
+from ...reference import GATES
+
+
+def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
+    """`reference.apply_gate`, of the same arguments.
+
+    Gate and up apart stay apart: bringing them together for ``npu_swiglu`` reads and writes seven times their half,
+    the two operations of torch five times.
+    """
+    if up is None and layout == "concatenated" and name == "silu":
+        result: Tensor = torch.ops.npu.npu_swiglu(gate, dim=-1)
+        return result
+    if up is None and (
+        (name in _CLIPPED and layout != "ungated" and hasattr(torch.ops.npu, "npu_clipped_swiglu"))
+        or (name in _GEGLU and layout == "concatenated")
+    ):
+        return _fused(gate, name, layout, limit, alpha)
+    return reference.apply_gate(gate, up, name, layout, limit, alpha)
+
+
+_CLIPPED: dict[str, Callable[[float], float]] = {"sigmoid-linear": lambda alpha: alpha, "clamped-silu": lambda _: 1.0}
+"""The gates that are ``npu_clipped_swiglu``, and the slope of its sigmoid."""
+
+_GEGLU = {"gelu": 0, "gelu-tanh": 1}
+"""Those that are ``npu_geglu``, and which of its approximations."""
+
+
+def _forward(gate_up: Tensor, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
+    found: Tensor
+    if name in _GEGLU:
+        found, _ = torch.ops.npu.npu_geglu(gate_up, dim=-1, approximate=_GEGLU[name], activate_left=True)
+    else:
+        found = torch.ops.npu.npu_clipped_swiglu(
+            gate_up,
+            dim=-1,
+            alpha=_CLIPPED[name](alpha),
+            limit=limit,
+            bias=GATES[name].offset,
+            interleaved=layout == "interleaved",
+        )
+    return found
+
+
+def _formula(gate_up: Tensor, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
+    return reference.apply_gate(gate_up, None, name, layout, limit, alpha)
+
+
+# npu_clipped_swiglu has no derivative. That of npu_geglu keeps the activated gate as well, and cannot be traced: its
+# meta function misses two of the arguments.
+_fused = recomputed(_forward, _formula)

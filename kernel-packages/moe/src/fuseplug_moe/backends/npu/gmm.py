@@ -1,0 +1,168 @@
+"""Grouped matmuls of torch_npu that can be differentiated: npu_grouped_matmul itself silently gives no gradient.
+
+What it takes is in op-plugin's ``torch_npu-npu_grouped_matmul.md`` and CANN's ``aclnnGroupedMatmulV5.md``, for Atlas A2
+and A3. Rows are grouped by how many each expert has. Groups may end before the rows do, as CANN's page has it
+(op-plugin's does not say so): the rest is neither read nor written, and is in a result whatever the memory held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...reference import Projection, first
+from ..arrival import Arrival
+
+DTYPES = {torch.float16: torch.float16, torch.bfloat16: torch.float32, torch.float32: torch.float32}
+"""The dtypes of rows and weights, which are one, and that of the bias that goes with each."""
+
+_INNER = 65536
+"""What every dimension must stay below that is the contiguous one for either operand, forward or backward."""
+_GROUPS = 1024
+"""The most groups for one stacked weight."""
+_LISTED = 128
+"""The most weights in a list."""
+_BLOCK = 16
+"""Columns of a block of the matrix unit."""
+
+
+def takes(projection: Projection) -> bool:
+    """Whether the grouped matmul is documented for this weight, and for its gradients."""
+    weight = first(projection)
+    return (
+        weight.dtype in DTYPES
+        and 1 <= len(projection) <= _GROUPS
+        and all(0 < size < _INNER for size in weight.shape[-2:])
+        and (weight.is_contiguous() or weight.transpose(-2, -1).is_contiguous())
+    )
+
+
+class GmmFunction(torch.autograd.Function):
+    """Rows sorted by group, each group times a matrix of one stacked weight.
+
+    ``GmmFunction.apply(x, weight, group_list, bias)``, the bias optional:
+
+    - *x*, ``(rows, in)``, contiguous;
+    - *weight*, ``(groups, in, out)`` in the dtype of *x*, contiguous or the transpose of what is;
+    - *group_list*, ``(groups,)`` int64 on the device, how many rows each group has, at most all together;
+    - *bias*, ``(groups, out)``, in float32 for bfloat16, else in the dtype of *x*.
+
+    It returns ``(rows, out)``. Rows after the last group are undefined, in the result and in the gradient of *x*, and
+    take no part in the others; a group without rows has a gradient of zeros. Gradients cannot be differentiated again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, group_list: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply, and keep only what a wanted gradient needs."""
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None, group_list)
+        ctx.transposed = not weight.is_contiguous()
+        return _gmm(x, [weight], group_list, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """A grouped matmul for each wanted gradient."""
+        x, weight, group_list = ctx.saved_tensors
+        grad = grad.contiguous()
+        needs_bias = len(ctx.needs_input_grad) > 3 and ctx.needs_input_grad[3]
+        return (
+            None if weight is None else _gmm(grad, [weight.transpose(1, 2)], group_list),
+            None if x is None else _weight_gradient(x, grad, group_list, transposed=ctx.transposed),
+            None,
+            _bias_gradient(grad, group_list) if needs_bias else None,
+        )[: len(ctx.needs_input_grad)]
+
+
+class HybridGmmFunction(torch.autograd.Function):
+    """`GmmFunction` for a weight of its own for each group, as models hold them whose experts are modules.
+
+    ``HybridGmmFunction.apply(x, group_list, bias, arrival, *weights)``: the weights are ``(in, out)``, all contiguous
+    or all transposes of what is. *bias* may be ``None``. *arrival* is an `Arrival` of *group_list* if a weight whose
+    group has no rows shall have the gradient ``None``; else it is ``None``, and such a gradient is zero.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, group_list: Tensor, bias: Tensor | None, arrival: Arrival | None, *weights: Tensor
+    ) -> Tensor:
+        """Multiply, and keep only what a wanted gradient needs."""
+        needs_x, *_ = ctx.needs_input_grad
+        needs_weight = any(ctx.needs_input_grad[4:])
+        ctx.save_for_backward(x if needs_weight else None, group_list, *(weights if needs_x else ()))
+        ctx.transposed = not weights[0].is_contiguous()
+        ctx.arrival = arrival
+        return _gmm(x, _operand(weights, transposed=ctx.transposed), group_list, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """A grouped matmul for each wanted gradient."""
+        x, group_list, *weights = ctx.saved_tensors
+        grad = grad.contiguous()
+        of_x = of_bias = None
+        if weights:
+            backwards = _operand([weight.t() for weight in weights], transposed=not ctx.transposed)
+            of_x = _gmm(grad, backwards, group_list)
+        if ctx.needs_input_grad[2]:
+            of_bias = _bias_gradient(grad, group_list)
+        needs = ctx.needs_input_grad[4:]
+        of_weights: list[Tensor | None] = [None for _ in needs]
+        if x is not None:
+            wanted = needs if ctx.arrival is None else map(min, needs, ctx.arrival.arrived())
+            each = _weight_gradient(x, grad, group_list, transposed=ctx.transposed).unbind()
+            of_weights = [gradient if want else None for gradient, want in zip(each, wanted, strict=True)]
+        return of_x, None, of_bias, None, *of_weights
+
+
+def _gmm(
+    x: Tensor, weights: Sequence[Tensor], group_list: Tensor, bias: Tensor | None = None, *, group_type: int = 0
+) -> Tensor:
+    """Groups along the rows of *x*, or for ``group_type=2`` along its columns, over which is summed then."""
+    biases = None
+    if bias is not None:
+        biases = [bias] if len(weights) == 1 else list(bias.unbind())
+    found: list[Tensor] = torch.ops.npu.npu_grouped_matmul(
+        [x],
+        weights,
+        bias=biases,
+        group_list=group_list,
+        split_item=2,  # the result in one tensor
+        group_type=group_type,
+        # Sizes of groups, of which there must be more than one; the sum so far is the same number for a single one.
+        group_list_type=1 if len(group_list) > 1 else 0,
+    )
+    return found[0]
+
+
+def _weight_gradient(x: Tensor, grad: Tensor, group_list: Tensor, *, transposed: bool) -> Tensor:
+    """``(groups, in, out)``, in memory as the weight is: autograd copies what lies otherwise into what a leaf keeps."""
+    if transposed:
+        return _gmm(grad.t(), [x], group_list, group_type=2).transpose(1, 2)
+    return _gmm(x.t(), [grad], group_list, group_type=2)
+
+
+def _bias_gradient(grad: Tensor, group_list: Tensor) -> Tensor:
+    """The sum of each group's rows: the gradient of a weight whose input is one.
+
+    Nothing is added atomically, and rows after the last group stay out. The ones are a block wide, 32 bytes a row in
+    half precision beside the row of *grad*.
+    """
+    ones = grad.new_ones(len(grad), _BLOCK)
+    return _gmm(ones.t(), [grad], group_list, group_type=2)[:, 0].to(DTYPES[grad.dtype])
+
+
+def _operand(weights: Sequence[Tensor], *, transposed: bool) -> list[Tensor]:
+    """The weights as a list, where that is documented: up to 128, and not in float32. Else one stacked copy of them.
+
+    It is made for the call, forward and backward, and not kept between: the memory of one projection, for that long.
+    """
+    if 1 < len(weights) <= _LISTED and weights[0].dtype is not torch.float32:
+        return list(weights)
+    if transposed:
+        return [torch.stack([weight.t() for weight in weights]).transpose(1, 2)]
+    return [torch.stack(list(weights))]

@@ -1,0 +1,121 @@
+"""The mixture of experts itself, step by step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ... import reference
+from ...reference import Experts, Layout, Projection, Rows, first
+from ..arrival import Arrival
+from . import gmm, routing
+from .gate import apply_gate
+from .gmm import GmmFunction, HybridGmmFunction
+from .routing import Route
+
+
+def moe(
+    x: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    gate_up: Projection,
+    down: Projection,
+    *,
+    up: Projection | None = None,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    transposed: bool = False,
+    layout: Layout = "concatenated",
+    activation: str | Rows = "silu",
+    limit: float | None = None,
+    alpha: float = 1.702,
+    post: Rows | None = None,
+    idle: Literal["zero", "none"] = "zero",
+) -> Tensor:
+    """`fuseplug_moe.reference.moe` for tensors on an Ascend NPU: the same arguments, result and errors.
+
+    The result is the reference's up to rounding. A call that the operations of torch_npu are not documented for, one
+    without tokens or in float64 for example, *is* the reference. Ambient autocast changes nothing: it computes in the
+    dtype of the experts. A second derivative is refused: `RuntimeError`.
+    """
+    experts = reference.check(
+        Experts(
+            len(gate_up),
+            gate_up,
+            up,
+            down,
+            gate_up_bias,
+            down_bias,
+            transposed,
+            layout,
+            activation,
+            limit,
+            alpha,
+            post,
+            idle,
+        ),
+        x,
+        top_k_index,
+        top_k_weights,
+    )
+    compute = _compute if _takes(experts, x, top_k_index, top_k_weights) else reference.compute
+    return reference.outside_autocast(compute, experts, x, top_k_index, top_k_weights)
+
+
+def _takes(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:
+    pairs = ((experts.gate_up, experts.gate_up_bias), (experts.down, experts.down_bias), (experts.up, None))
+    return (
+        x.device.type == "npu"
+        and routing.takes(index, weights)
+        and all(projection is None or gmm.takes(projection) for projection, _ in pairs)
+        and all(bias is None or bias.dtype == first(of).dtype for of, bias in pairs if of is not None)
+        and (experts.up is None or first(experts.up).dtype == experts.dtype)
+        # Which experts are idle is data, on which no graph can depend.
+        and not (experts.idle == "none" and torch.compiler.is_compiling())
+    )
+
+
+def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    rows, route = routing.dispatch(x.to(experts.dtype), index, experts.number)
+    arrival = _arrival(experts, route)
+    gate = _linear(rows, experts, experts.gate_up, experts.gate_up_bias, route, arrival)
+    up = None if experts.up is None else _linear(rows, experts, experts.up, None, route, arrival)
+    inner = _gated(experts, gate, up, route).to(first(experts.down).dtype)
+    out = _linear(inner, experts, experts.down, experts.down_bias, route, arrival)
+    if experts.post is not None:
+        out = experts.post(route.fill(out))
+    if x.dtype == torch.promote_types(out.dtype, weights.dtype):
+        out = out.to(x.dtype)  # or the sum would be rounded to the dtype of the experts
+    return routing.combine(out, weights, route).to(x.dtype)
+
+
+def _arrival(experts: Experts, route: Route) -> Arrival | None:
+    """What the backward must know on the host: which experts get no gradient at all."""
+    if experts.idle == "zero" or not torch.is_grad_enabled():
+        return None
+    listed = [each for each in (experts.gate_up, experts.up, experts.down) if not isinstance(each, Tensor | None)]
+    return Arrival(route.counts) if any(weight.requires_grad for each in listed for weight in each) else None
+
+
+def _linear(
+    rows: Tensor, experts: Experts, projection: Projection, bias: Tensor | None, route: Route, arrival: Arrival | None
+) -> Tensor:
+    """Every expert's rows times its matrix, and its bias added."""
+    if bias is not None:
+        bias = bias.to(gmm.DTYPES[rows.dtype])
+    found: Tensor
+    if isinstance(projection, Tensor):
+        weight = projection if experts.transposed else projection.transpose(1, 2)
+        found = GmmFunction.apply(rows, weight, route.counts, bias)  # type: ignore[no-untyped-call]
+    else:
+        weights = projection if experts.transposed else [weight.t() for weight in projection]
+        found = HybridGmmFunction.apply(rows, route.counts, bias, arrival, *weights)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _gated(experts: Experts, gate: Tensor, up: Tensor | None, route: Route) -> Tensor:
+    if isinstance(experts.activation, str):
+        return apply_gate(gate, up, experts.activation, experts.layout, experts.limit, experts.alpha)
+    return route.fill(reference.gated(experts, route.fill(gate), None if up is None else route.fill(up)))

@@ -1,0 +1,291 @@
+"""The mixture of experts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fuseplug.triton import differentiated_again, recording, transparent, vjp
+
+from ... import reference
+from ...reference import Experts, Layout, Projection, Rows
+from ..arrival import Arrival
+from . import steps
+from .combine import combine
+from .gate_backward import gate_backward
+from .gated import project_gated
+from .project import project
+from .routing import sort
+from .steps import by_matrix, of_busy
+from .weight_gradient import bias_gradient, weight_gradient
+
+_T = TypeVar("_T")
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def moe(
+    x: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    gate_up: Projection,
+    down: Projection,
+    *,
+    up: Projection | None = None,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    transposed: bool = False,
+    layout: Layout = "concatenated",
+    activation: str | Rows = "silu",
+    limit: float | None = None,
+    alpha: float = 1.702,
+    post: Rows | None = None,
+    idle: Literal["zero", "none"] = "zero",
+) -> Tensor:
+    """`fuseplug_moe.reference.moe` in Triton: the same arguments, result and errors.
+
+    The result is the reference's up to rounding. A call that the kernels do not serve, one in float64 for example,
+    *is* the reference. Ambient autocast changes nothing: it computes in the dtype of the experts.
+    """
+    experts = reference.check(
+        Experts(
+            len(gate_up),
+            gate_up,
+            up,
+            down,
+            gate_up_bias,
+            down_bias,
+            transposed,
+            layout,
+            activation,
+            limit,
+            alpha,
+            post,
+            idle,
+        ),
+        x,
+        top_k_index,
+        top_k_weights,
+    )
+    compute = _compute if _serves(experts, x, top_k_index, top_k_weights) else reference.compute
+    return reference.outside_autocast(compute, experts, x, top_k_index, top_k_weights)
+
+
+def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:
+    """Whether the kernels are for such arguments: inside one matrix they count in 32 bits."""
+    matrices = _flat(experts)
+    biases = [bias for bias in (experts.gate_up_bias, experts.down_bias) if bias is not None]
+    return (
+        x.dtype in _DTYPES
+        and weights.dtype in _DTYPES
+        and experts.dtype in _DTYPES
+        and all(tensor.dtype == experts.dtype for tensor in (*matrices, *biases))
+        and all(matrix.is_contiguous() for matrix in matrices if matrix.dim() == 2 or experts.up is not None)
+        and (experts.up is None or isinstance(experts.up, Tensor) == isinstance(experts.gate_up, Tensor))
+        and all(matrix.shape[-1] * matrix.shape[-2] < 1 << 31 for matrix in matrices)
+        and min(index.numel(), *x.shape, reference.first(experts.down).numel()) > 0
+        and transparent(x, index, weights, *biases, *matrices)
+        # Which experts are idle is data, on which no graph can depend.
+        and not (experts.idle == "none" and torch.compiler.is_compiling())
+    )
+
+
+def _flat(experts: Experts) -> list[Tensor]:
+    projections = (experts.gate_up, experts.up, experts.down)
+    return [t for each in projections if each is not None for t in ((each,) if isinstance(each, Tensor) else each)]
+
+
+class _How(NamedTuple):
+    """What is not a tensor of the arguments of `moe`.
+
+    Attributes:
+        experts: How many there are.
+        first: How many tensors gate and up are in.
+        apart: How many up is in, where it is apart; else 0.
+    """
+
+    experts: int
+    first: int
+    apart: int
+    transposed: bool
+    layout: Layout
+    activation: str
+    limit: float
+    alpha: float
+
+    @classmethod
+    def of(cls, experts: Experts) -> _How:
+        return cls(
+            experts.number,
+            1 if isinstance(experts.gate_up, Tensor) else experts.number,
+            0 if experts.up is None else 1 if isinstance(experts.up, Tensor) else experts.number,
+            experts.transposed,
+            "concatenated" if experts.up is not None else experts.layout,
+            str(experts.activation),
+            0.0 if experts.limit is None else experts.limit,
+            experts.alpha,
+        )
+
+    @property
+    def gate(self) -> tuple[str, str, float, float]:
+        """What `project_gated` and `gate_backward` ask for."""
+        return self.layout, self.activation, self.limit, self.alpha
+
+    def split(self, matrices: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:
+        """What there is for each matrix: those of gate and up, of up where it is apart, and of down."""
+        apart = self.first + self.apart
+        return matrices[: self.first], matrices[self.first : apart], matrices[apart:]
+
+
+def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    index = index.contiguous()
+    apart_and_biased = experts.up is not None and experts.gate_up_bias is not None
+    if not isinstance(experts.activation, str) or experts.post is not None or apart_and_biased:
+        return steps.compute(experts, x, index, weights)
+    how, matrices = _How.of(experts), _flat(experts)
+    tensors: tuple[Any, ...] = (x, index, weights, experts.gate_up_bias, experts.down_bias, *matrices)
+    route = sort(index, experts.number)
+    if recording(*tensors):
+        arrival = steps.arrival_of(experts, route, index)
+        result: Tensor = _Mixture.apply(how, arrival, route, *tensors)
+        return result
+    return _forward(how, route, False, *tensors)[0]
+
+
+def _forward(
+    how: _How,
+    route: Tensor,
+    keep: bool,
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    *matrices: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The result; and what the gate and up were, if it is to *keep* them."""
+    gate_up, up, down = how.split(matrices)
+    rows = x.to(matrices[0].dtype).contiguous()
+    inner, before = project_gated(
+        rows, route, gate_up, up, gate_up_bias, how.experts, how.transposed, index.shape[1], *how.gate, keep
+    )
+    out = project(inner, route, down, (), down_bias, how.experts, how.transposed, 0, True, False)
+    return combine(out, index, weights.contiguous(), how.experts, x.dtype), before
+
+
+_OTHERS = 5
+"""How many tensors come before the matrices."""
+
+
+class _Mixture(torch.autograd.Function):
+    """Beside its arguments it keeps what the gate and up were, and the route.
+
+    The original keeps the gathered rows of the tokens, what the gate and up were, the activated gate, what went into
+    the second projection and what came of it: ``2 · hidden + 4 · inner`` elements for each slot; this ``2 · inner``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, how: _How, arrival: Arrival | None, route: Tensor, *tensors: Tensor) -> Tensor:
+        result, before = _forward(how, route, True, *tensors)
+        ctx.how, ctx.arrival = how, arrival
+        ctx.save_for_backward(route, before, *tensors)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        how: _How = ctx.how
+        route, before, *tensors = ctx.saved_tensors
+        needs = ctx.needs_input_grad[3:]
+        if differentiated_again():
+            found = vjp(_formula, (how, *tensors), (False, *needs), (grad,))[1:]
+        else:
+            found = _backward(how, needs, grad, route, before, *tensors)
+        return None, None, None, *found[:_OTHERS], *of_busy(found[_OTHERS:], ctx.arrival)
+
+
+def _backward(
+    how: _How,
+    needs: Sequence[bool],
+    grad: Tensor,
+    route: Tensor,
+    before: Tensor,
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    *matrices: Tensor,
+) -> list[Tensor | None]:
+    """The gradients of the arguments that need one."""
+    del gate_up_bias
+    gate_up, up, down = how.split(matrices)
+    needs_gate_up, needs_up, needs_down = how.split(needs[_OTHERS:])
+    rows = x.to(matrices[0].dtype).contiguous()
+    grad = grad.to(matrices[0].dtype).contiguous()
+    weights = weights.contiguous()
+    experts, (slots, k) = how.experts, (index.numel(), index.shape[1])
+    of_x = of_weights = of_gate_up_bias = of_down_bias = None
+    of_gate_up: Sequence[Tensor | None] = [None] * (how.first + how.apart)
+    of_down: Sequence[Tensor | None] = [None] * len(down)
+    if needs[4]:
+        of_down_bias = bias_gradient(grad, weights, route, slots, experts, k)
+    if any((*needs[:4], *needs[_OTHERS:])):
+        of_before, weighted, of_weights = gate_backward(
+            grad, before, weights, index, route, down, down_bias, experts, how.transposed, *how.gate
+        )
+    if needs[0]:
+        of_rows = project(of_before, route, gate_up, up, None, experts, not how.transposed, 0, True, False)
+        of_x = combine(of_rows, index, None, experts, x.dtype)
+    if needs[3]:
+        of_gate_up_bias = bias_gradient(of_before, None, route, slots, experts, 0)
+    if any((*needs_gate_up, *needs_up)):
+        both = _outer(how, of_before, 0, rows, k, route, slots)
+        halves = both.chunk(2, dim=2 if how.transposed else 1) if up else (both, both)
+        of_gate_up = [*by_matrix(halves[0], gate_up, needs_gate_up), *by_matrix(halves[1], up, needs_up)]
+    if any(needs_down):
+        of_down = by_matrix(_outer(how, grad, k, weighted, 0, route, slots), down, needs_down)
+    return [of_x, None, of_weights if needs[2] else None, of_gate_up_bias, of_down_bias, *of_gate_up, *of_down]
+
+
+def _outer(how: _How, out: Tensor, out_k: int, into: Tensor, into_k: int, route: Tensor, slots: int) -> Tensor:
+    """The gradient of all matrices that took *into* to what has the gradient *out*."""
+    sides = (into, out, route, slots, how.experts, into_k, out_k)
+    if not how.transposed:
+        sides = (out, into, route, slots, how.experts, out_k, into_k)
+    gradient: Tensor = weight_gradient(*sides)
+    return gradient
+
+
+def _formula(
+    how: _How,
+    x: Tensor,
+    index: Tensor,
+    weights: Tensor,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    *matrices: Tensor,
+) -> Tensor:
+    """What is computed, in operations that can be differentiated again."""
+    gate_up, up, down = how.split(matrices)
+    experts = Experts(
+        how.experts,
+        _projection(gate_up),
+        _projection(up) if up else None,
+        _projection(down),
+        gate_up_bias,
+        down_bias,
+        how.transposed,
+        how.layout,
+        how.activation,
+        how.limit,
+        how.alpha,
+        post=None,
+        idle="zero",
+    )
+    return reference.compute(experts, x, index, weights)
+
+
+def _projection(matrices: Sequence[Tensor]) -> Projection:
+    return matrices[0] if matrices[0].dim() == 3 else matrices

@@ -1,0 +1,105 @@
+"""Which gate a module has: found by calling it, on a few numbers, with the rows of the table beside it.
+
+What does more than compute is not called, and so has no name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug.reading import hazard, names
+
+from ..reference import GATES, apply_gate
+
+_LAYOUTS = ("concatenated", "interleaved")
+
+
+def activation_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """The activation that *module* holds: what is named so, or the only child or attribute it could be."""
+    held = {**vars(module), **module._modules}
+    named = [value for name, value in held.items() if "act" in name.lower() and callable(value)]
+    children = [child for child in module._modules.values() if child is not None and not _has_tensors(child)]
+    return next(iter([*named, *(children if len(children) == 1 else [])]), None)
+
+
+def written_activations(cls: type[nn.Module]) -> list[str]:
+    """The rows of `GATES` that the forward of *cls* may call by name."""
+    said = names(cls.forward, cls)
+    return [gate for gate in _unclamped() if gate.partition("-")[0].rstrip("2") in said]
+
+
+def scalar_named(module: nn.Module, word: str) -> str | None:
+    """The name of the number among the attributes of *module* that has *word* in its name."""
+    return next((name for name, value in vars(module).items() if word in name and type(value) in (int, float)), None)
+
+
+def says_how_many(module: nn.Module, experts: int) -> bool:
+    """Whether an attribute of *module* says that it has so many experts."""
+    return experts in _numbers_of_experts(module)
+
+
+def speaks_of_experts(module: nn.Module) -> bool:
+    """Whether an attribute of *module* says anything of how many experts there are."""
+    return bool(_numbers_of_experts(module))
+
+
+def _numbers_of_experts(module: nn.Module) -> list[int]:
+    return [value for name, value in vars(module).items() if "expert" in name and type(value) is int]
+
+
+def named_activation(activation: Callable[[Tensor], Tensor]) -> str | None:
+    """The row of `GATES` that *activation*, of one tensor, is on its own."""
+    x = torch.linspace(-8, 8, 67, device="cpu")
+    return next(_equal(activation, x, [(name, functools.partial(_alone, name)) for name in _unclamped()]), None)
+
+
+def named_gate(gate: Callable[[Tensor], Tensor], limit: float | None, alpha: float) -> tuple[str, str] | None:
+    """The row of `GATES` and the layout that *gate*, of rows of gate and up, is."""
+    reach = 2 * limit if limit and limit < 1e3 else 8.0
+    columns = torch.arange(14, device="cpu") * 5 % 14
+    rows = torch.linspace(-reach, reach, 11 * 14, device="cpu").view(11, 14)[:, columns]
+    candidates = [
+        ((name, layout), functools.partial(_split, name, layout, limit, alpha))
+        for name in GATES
+        if limit is not None or GATES[name].clamp is None
+        for layout in _LAYOUTS
+    ]
+    return next(_equal(gate, rows, candidates), None)
+
+
+def _unclamped() -> Iterator[str]:
+    return (name for name, gate in GATES.items() if gate.clamp is None)
+
+
+def _alone(name: str, x: Tensor) -> Tensor:
+    return apply_gate(x, None, name, "ungated", None, 1.0)
+
+
+def _split(name: str, layout: str, limit: float | None, alpha: float, rows: Tensor) -> Tensor:
+    return apply_gate(rows, None, name, layout, limit, alpha)
+
+
+def _equal(
+    function: Callable[[Tensor], Tensor], x: Tensor, candidates: Sequence[tuple[Any, Callable[[Tensor], Tensor]]]
+) -> Iterator[Any]:
+    if hazard(function):
+        return
+    try:
+        expected = function(x)
+    except Exception:  # noqa: BLE001 - a stranger's activation may want other arguments, or parameters with values
+        return
+    if not isinstance(expected, Tensor) or expected.device != x.device:
+        return
+    for key, candidate in candidates:
+        found = candidate(x)
+        if found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-5, atol=1e-6):
+            yield key
+
+
+def _has_tensors(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters()) or any(True for _ in module.buffers())

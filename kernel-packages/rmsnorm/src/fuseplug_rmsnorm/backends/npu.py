@@ -1,0 +1,161 @@
+"""RMSNorm on Ascend NPUs, by torch_npu's ``npu_rms_norm``.
+
+Nothing here imports torch_npu: tensors on an NPU mean that it is loaded.
+
+What is launched, forward. ``npu_rms_norm`` reads x once and writes y once, where the models' own code is six launches
+or more; what is the size of the weight alone is next to nothing to compute, but is launched like anything else:
+
+=========================  ========================================================================================
+``llama`` and its like     1: the norm
+no weight                  2: ones, the norm
+``gemma-own-offset``       2: 1 + w, the norm
+``gemma``                  2, or 3 with a half weight: its cast, 1 + w, the norm
+``gemma-input-scaled``     4: 1 + w, the product, ones, the norm
+groups, with a weight      3: ones, the norm, the product with the weight, which differs from group to group
+a gate                     3: the activation, the product, the norm
+=========================  ========================================================================================
+
+To these come casts where x and the weight are of different dtypes; see `_widens`. The backward is one
+``npu_rms_norm_backward``, and the gradients of the rest.
+
+Ones are made anew each time. They are one row, and kept ones would have to be kept apart by device, dtype, size,
+inference mode and tracer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fuseplug.npu import first_order
+
+from .. import reference
+from ..reference import Semantics
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    variant: str = "llama",
+    gate: Tensor | None = None,
+    group_size: int | None = None,
+) -> Tensor:
+    """`fuseplug_rmsnorm.reference.rms_norm` on an NPU: the same arguments, result and errors.
+
+    The result is the reference's up to rounding. A row is computed in float32 and rounded once; a gate and its product
+    may be rounded to the dtype of x. Beyond the limits of the operation, and where autocast changes what the variant
+    computes, it is the reference.
+    """
+    how = reference.check(x, weight, variant, gate, group_size)
+    if group_size == x.shape[-1]:
+        group_size = None
+    autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
+    if autocast or not _serves(x, weight, grouped=group_size is not None):
+        return reference.compute(how, x, weight, eps, gate, group_size)
+    dtype = reference.result_dtype(x, weight, how)
+    if _widens(x, weight, dtype, how, gated=gate is not None, grouped=group_size is not None):
+        x, gate = x.float(), None if gate is None else gate.float()
+    gamma = None if weight is None else _gamma(weight, how)
+    if how.gate == "before" and gate is not None:
+        x = x * reference.activate(gate, how)
+    if how.weight == "input" and gamma is not None:
+        x, gamma = (x * gamma).to(x.dtype), None
+    y = _norm(x, gamma, eps) if group_size is None else _norm_groups(x, gamma, eps, group_size)
+    if how.gate == "after" and gate is not None:
+        y = y * reference.activate(gate, how)
+    return y.to(dtype)
+
+
+def _serves(x: Tensor, weight: Tensor | None, *, grouped: bool) -> bool:
+    """Whether the operation takes these, by its page: op-plugin, docs/zh/custom_APIs/torch_npu, npu_rms_norm.
+
+    float16, bfloat16 and float32 in 2 to 8 dimensions, groups being one more; empty and not contiguous is fine.
+    """
+    dtypes = x.dtype in _DTYPES and (weight is None or weight.dtype in _DTYPES)
+    return dtypes and 2 <= x.dim() <= (7 if grouped else 8)
+
+
+def _widens(
+    x: Tensor, weight: Tensor | None, dtype: torch.dtype, how: Semantics, *, gated: bool, grouped: bool
+) -> bool:
+    """Whether x is widened to float32 first, because what is rounded to its dtype on the way would show.
+
+    It would in a result of another *dtype*; and in the gradient of a wider weight, where the norm does not multiply it
+    by itself. A product with a gate may exceed what float16 holds. Otherwise half the bytes are moved.
+    """
+    if x.dtype is torch.float32:
+        return False
+    if weight is not None and weight.dtype is not x.dtype:
+        return gated or grouped or dtype is not x.dtype
+    return gated and how.gate == "before" and x.dtype is torch.float16
+
+
+def _gamma(weight: Tensor, how: Semantics) -> Tensor:
+    """What rows of mean square one are multiplied by."""
+    if how.offset is None:
+        return weight
+    return 1.0 + (weight.float() if how.offset == "wide" else weight)
+
+
+def _norm(x: Tensor, gamma: Tensor | None, eps: float) -> Tensor:
+    """``x / sqrt(mean(x²) + eps) * gamma`` over the last dimension, in the dtype of *x*."""
+    if gamma is None:
+        gamma = x.new_ones(x.shape[-1])
+    elif gamma.dtype is not x.dtype:
+        gamma = gamma.float()  # documented with x of any dtype; two different half types are not
+    return first_order(torch.ops.npu.npu_rms_norm(x, gamma, eps)[0], "npu_rms_norm")
+
+
+def _norm_groups(x: Tensor, gamma: Tensor | None, eps: float, group_size: int) -> Tensor:
+    """`_norm` of groups of neighbours; *gamma* is as long as a row."""
+    y = _norm(reference.in_groups(x, group_size), None, eps).flatten(-2)
+    return y if gamma is None else y * gamma
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, variant: str = "llama"
+) -> tuple[Tensor, Tensor]:
+    """`fuseplug_rmsnorm.reference.add_rms_norm` on an NPU, in one launch: the same arguments, results and errors.
+
+    torch_npu's operation raises in a backward; this one has gradients, which cannot be differentiated again. Beyond the
+    limits of the operation, and in other variants than ``"llama"``, it is the addition and `rms_norm`.
+    """
+    reference.check_sum(x, residual, weight, variant)
+    if weight is None or variant != "llama" or not _serves_sums(x, residual, weight):
+        return reference.add_rms_norm(x, residual, weight, eps, variant=variant, norm=rms_norm)
+    y, total = _AddRMSNorm.apply(x, residual, weight, eps)  # type: ignore[no-untyped-call]
+    return y, total
+
+
+def _serves_sums(x: Tensor, residual: Tensor, weight: Tensor) -> bool:
+    """Whether the operation takes these, by its page: op-plugin, docs/zh/custom_APIs/torch_npu, npu_add_rms_norm.
+
+    One dtype, float16, bfloat16 or float32, in 1 to 8 dimensions. Editions of the page differ on empty tensors.
+    """
+    dtypes = x.dtype in _DTYPES and residual.dtype is x.dtype and weight.dtype is x.dtype
+    return dtypes and x.dim() <= 8 and x.numel() > 0
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    """``npu_add_rms_norm``. Its backward is that of ``npu_rms_norm`` at the sum, and the sum's own gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        y, rstd, total = torch.ops.npu.npu_add_rms_norm(x, residual, weight, eps)
+        ctx.save_for_backward(total, weight, rstd)
+        return y, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor, grad_total: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        total, weight, rstd = ctx.saved_tensors
+        grad, grad_weight = torch.ops.npu.npu_rms_norm_backward(grad_y, total, weight, rstd)
+        grad = grad + grad_total
+        return grad, grad, grad_weight.to(weight.dtype), None

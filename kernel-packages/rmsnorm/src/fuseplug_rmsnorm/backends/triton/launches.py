@@ -1,0 +1,262 @@
+"""The two launches as operations of torch: what they allocate, in which layout, and how many programs fill it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fuseplug.triton import operation
+
+from ... import reference
+from . import programs
+
+WIDEST = 1 << 14
+"""Elements of the longest row (or group) that a tile holds in registers."""
+
+_PER_LANE = 16
+"""Elements of a tile that a lane holds: of a half type two loads of 16 bytes, which is enough to have in flight."""
+
+_FEWEST_WARPS, _MOST_WARPS = 4, 32
+"""Of a program. Below, rows share a program; above, a lane holds more."""
+
+_WARPS_PER_PROCESSOR = 16
+"""That go over all rows in the backward of a weight: of x and dy each 16 KiB in flight in a half type.
+
+Each further program leaves one more row of float32 to be written and added up; with these they are
+``8192 · 4`` bytes for each multiprocessor, whatever the width.
+"""
+
+_PARTS, _COLUMNS = 64, 32
+"""The tile of `add_up`: columns of 128 bytes, the least that a load moves, so that many programs share the work."""
+
+
+class _Tile(NamedTuple):
+    width: int
+    block: int
+    rows: int
+
+
+class _Form(NamedTuple):
+    """What of `reference.Semantics` is left where nothing is rounded on the way."""
+
+    offset: bool
+    weight_first: bool
+    gate_first: bool
+    sigmoid: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def _tile(width: int) -> tuple[_Tile, int]:
+    """The tile of rows of so many elements, and its warps."""
+    block = 1 << (width - 1).bit_length()
+    warps = min(max(block // (32 * _PER_LANE), _FEWEST_WARPS), _MOST_WARPS)
+    return _Tile(width, block, max(1, warps * 32 * _PER_LANE // block)), warps
+
+
+@functools.lru_cache(maxsize=64)
+def _form(variant: str) -> _Form:
+    how = reference.VARIANTS[variant]
+    return _Form(how.offset is not None, how.weight == "input", how.gate == "before", how.activation == "sigmoid")
+
+
+@functools.lru_cache(maxsize=64)
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; in the interpreter few, because there each program costs time of its own."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).multi_processor_count
+    if device.type == "xpu":
+        return int(torch.xpu.get_device_properties(device).gpu_subslice_count)
+    return 2
+
+
+def _like(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """New memory for rows in the order of those of *x*, without gaps."""
+    y = torch.empty_like(x, dtype=dtype)
+    if y.stride(-1) == 1:
+        return y
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _rows(tensor: Tensor, dense: Tensor) -> tuple[Tensor, int]:
+    """*tensor*, and how far its rows lie apart, in the order of those of *dense*; a copy if they do not lie so."""
+    if tensor.stride() == dense.stride():
+        return tensor, tensor.shape[-1]
+    leading = sorted(range(tensor.dim() - 1), key=dense.stride, reverse=True)
+    leading = [dim for dim in leading if tensor.shape[dim] > 1]
+    regular = all(
+        tensor.stride(outer) == tensor.stride(inner) * tensor.shape[inner]
+        for outer, inner in itertools.pairwise(leading)
+    )
+    if regular and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
+        return tensor, tensor.stride(leading[-1]) if leading else tensor.shape[-1]
+    return torch.empty_like(dense, dtype=tensor.dtype).copy_(tensor), tensor.shape[-1]
+
+
+def _rows_or_none(tensor: Tensor | None, dense: Tensor) -> tuple[Tensor | None, int]:
+    return (None, 0) if tensor is None else _rows(tensor, dense)
+
+
+def _per_row(dense: Tensor, groups: int, known: Tensor | None = None) -> Tensor:
+    """Memory for a number of each row, or of each group in it, in the order of the rows of *dense*.
+
+    It is that of *known*, numbers that were found before, unless a hook on saved tensors has given them another layout.
+    """
+    hidden = dense.shape[-1]
+    strides = (*(stride // hidden * groups for stride in dense.stride()[:-1]), 1)
+    if known is not None and known.stride() == strides:
+        return known
+    new = torch.empty_strided((*dense.shape[:-1], groups), strides, dtype=torch.float32, device=dense.device)
+    return new if known is None else new.copy_(known)
+
+
+def _forward_results(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    _gate: Tensor | None,
+    _eps: float,
+    variant: str,
+    group_size: int | None,
+    keep: bool,
+) -> list[Tensor]:
+    found = [_like(x, reference.result_dtype(x, weight, reference.VARIANTS[variant]))]
+    if residual is not None:
+        found.append(_like(x, x.dtype))
+    if keep:
+        found.append(_per_row(found[0], 1 if group_size is None else x.shape[-1] // group_size))
+    return found
+
+
+@operation(
+    "fuseplug_rmsnorm::rms_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? gate, float eps, str variant,"
+    " int? group_size, bool keep) -> Tensor[]",
+    _forward_results,
+)
+def forward(
+    results: list[Tensor],
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    gate: Tensor | None,
+    eps: float,
+    variant: str,
+    group_size: int | None,
+    keep: bool,
+) -> None:
+    """``[y]``, then the sum if there is a *residual*, then with *keep* the reciprocal roots that `backward` takes.
+
+    Arguments are those of `reference.rms_norm`, as they were checked there; *residual* is one more like x, added first.
+    """
+    y = results[0]
+    hidden = x.shape[-1]
+    tile, warps = _tile(group_size or hidden)
+    tokens = x.numel() // hidden
+    x, x_stride = _rows(x, y)
+    residual, residual_stride = _rows_or_none(residual, y)
+    gate, gate_stride = _rows_or_none(gate, y)
+    programs.forward[(-(-tokens // tile.rows), hidden // tile.width)](
+        y,
+        None if residual is None else results[1],
+        results[-1] if keep else None,
+        x,
+        residual,
+        None if weight is None else weight.contiguous(),
+        gate,
+        x_stride,
+        residual_stride,
+        gate_stride,
+        tokens,
+        eps,
+        *tile,
+        *_form(variant),
+        num_warps=warps,
+    )
+
+
+def _backward_results(
+    _dy: Tensor,
+    _dtotal: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    gate: Tensor | None,
+    _rstd: Tensor,
+    _variant: str,
+    _group_size: int | None,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    found = []
+    if wanted[0]:
+        found.append(_like(x, x.dtype))
+    if wanted[1] and weight is not None:
+        found.append(torch.empty_like(weight, memory_format=torch.contiguous_format))
+    if wanted[2] and gate is not None:
+        found.append(_like(x, gate.dtype))
+    return found
+
+
+@operation(
+    "fuseplug_rmsnorm::rms_norm_backward(Tensor dy, Tensor? dtotal, Tensor x, Tensor? weight, Tensor? gate,"
+    " Tensor rstd, str variant, int? group_size, bool[3] wanted) -> Tensor[]",
+    _backward_results,
+)
+def backward(
+    results: list[Tensor],
+    dy: Tensor,
+    dtotal: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    gate: Tensor | None,
+    rstd: Tensor,
+    variant: str,
+    group_size: int | None,
+    wanted: Sequence[bool],
+) -> None:
+    """Of the gradients of x, weight and gate those that are *wanted*, in one pass over x and *dy*.
+
+    x is what was normalised, so the sum if there was one; *dtotal* is the sum's own gradient. *rstd* is from `forward`.
+    """
+    found = iter(results)
+    dx, dweight, dgate = (next(found) if need else None for need in wanted)
+    dense = next((each for each in (dx, dgate) if each is not None), None)
+    if dense is None:
+        dense = _like(x, x.dtype)  # not to be written to: only its layout matters
+    hidden = x.shape[-1]
+    tokens = x.numel() // hidden
+    tile, warps = _tile(group_size or hidden)
+    groups = hidden // tile.width
+    parts, partial = -(-tokens // tile.rows), dweight
+    if dweight is not None:
+        most = _processors(x.device) * max(1, _WARPS_PER_PROCESSOR // warps)
+        parts = min(parts, max(1, most // groups))
+        if parts > 1:
+            partial = dweight.new_empty((parts, hidden), dtype=torch.float32)
+    dy, dy_stride = _rows(dy, dense)
+    dtotal, dtotal_stride = _rows_or_none(dtotal, dense)
+    x, x_stride = _rows(x, dense)
+    gate, gate_stride = _rows_or_none(gate, dense)
+    programs.backward[(parts, groups)](
+        dx,
+        dgate,
+        partial,
+        dy,
+        dtotal,
+        x,
+        None if weight is None else weight.contiguous(),
+        gate,
+        _per_row(dense, groups, rstd),
+        dy_stride,
+        dtotal_stride,
+        x_stride,
+        gate_stride,
+        tokens,
+        *tile,
+        *_form(variant),
+        num_warps=warps,
+    )
+    if partial is not dweight:
+        programs.add_up[(-(-hidden // _COLUMNS),)](dweight, partial, parts, hidden, _PARTS, _COLUMNS)

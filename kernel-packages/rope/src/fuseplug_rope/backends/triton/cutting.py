@@ -1,0 +1,164 @@
+"""How a call is cut into programs: each takes some positions, for which it reads the tables once, and some heads.
+
+q, k and the tables are seen with three dimensions before the last. One of them, along which the tables have a single
+row, is that of the heads; positions go along the other two. Strides are whatever they are, so nothing is copied.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ... import reference
+from .program import Block
+
+# These come from counting, for an H100, and were not measured.
+
+_MOST_ELEMENTS = 4096
+"""Of q in one program: 8 KiB of a half type, which take 128 threads of 72 registers. 7 such programs fit on a processor
+and have 56 KiB on their way; its share of the bandwidth, 25 bytes per ns, with 700 ns to the memory and back, takes 18.
+"""
+
+_ENOUGH_ELEMENTS = 2048
+"""Of q: with fewer of them a program takes more positions, so that each of 128 threads has something to read."""
+
+_PER_THREAD = 16
+"""Elements of q: a vector of 16 bytes of a half type from each half of a row."""
+
+_MOST_WARPS = 4
+
+_VECTOR = 16
+"""Elements: multiples of it are addresses for the widest loads, of any dtype."""
+
+Sizes = Sequence[int]
+Memory = tuple[Sizes, Sizes]
+"""Shape and strides of a tensor."""
+
+
+class Cut(NamedTuple):
+    """One launch of `program.rotate`.
+
+    Attributes:
+        grid: How many programs there are, along positions and along heads.
+        numbers: The arguments that follow the pointers: how many positions there are, how many along the inner
+            dimension, heads of q, heads of k; and strides along the outer dimension, the inner one and that of the
+            heads, of q, of k, of their results, and the first two of the tables.
+        block: What the program is compiled for.
+        warps: How many warps run it.
+    """
+
+    grid: tuple[int, int]
+    numbers: tuple[int, ...]
+    block: Block
+    warps: int
+
+
+def shared_dims(q: Sizes, k: Sizes, cos: Sizes, sin: Sizes) -> list[int]:
+    """Find the dimensions that can be that of the heads.
+
+    Args:
+        q: The shape of q.
+        k: That of k, or of q once more.
+        cos: That of cos.
+        sin: That of sin.
+
+    Returns:
+        Of the three dimensions before the last those along which the tables have one row; if q and k differ in one of
+        them, that one. None if one launch does not do.
+    """
+    if not len(cos) <= len(q) == len(k) <= 4 or cos != sin or 0 in (*q, *k, *cos):
+        return []
+    leading, other, table = _leading(q, 1), _leading(k, 1), _leading(cos, 1)
+    if any(own not in (1, size) for x in (leading, other) for own, size in zip(table, x, strict=True)):
+        return []
+    differing = [dim for dim in range(3) if leading[dim] != other[dim]]
+    if len(differing) > 1:
+        return []
+    return differing or [dim for dim in range(3) if table[dim] == 1]
+
+
+@functools.lru_cache(maxsize=1024)
+def cut(
+    variant: str, transposed: bool, q: Memory, k: Memory | None, q_out: Memory, k_out: Memory | None, table: Memory
+) -> Cut:
+    """Cut a call that has `shared_dims`, and whose rows of q and k are one piece of memory each.
+
+    Args:
+        variant: A key of `reference.VARIANTS`.
+        transposed: Whether it is gradients that are rotated, back to those of the inputs.
+        q: What is rotated.
+        k: What else is.
+        q_out: Where the result goes.
+        k_out: Where the other one goes.
+        table: Both tables.
+    """
+    (q_shape, q_stride), (k_shape, _), (table_shape, table_stride) = q, k or q, table
+    dims = _dims(q_shape, q_stride, shared_dims(q_shape, k_shape, table_shape, table_shape))
+    outer, inner, q_heads = (_leading(q_shape, 1)[dim] for dim in dims)
+    k_heads = _leading(k_shape, 1)[dims[-1]] if k else 0
+    strides = [stride for x in (q, k, q_out, k_out) for stride in _strides(x, dims)]
+    table_strides = _strides(table, dims[:2])
+    # With the widths: one token has no strides, and what they will be should be compiled for once.
+    unit = math.gcd(_VECTOR, q_shape[-1], k_shape[-1], *strides)
+    table_unit = math.gcd(_VECTOR, table_shape[-1], *table_strides)
+
+    row = _power_of_2(max(q_shape[-1], k_shape[-1]))
+    along_heads = -(-max(q_heads, k_heads) // max(1, _MOST_ELEMENTS // row))
+    q_block, k_block = (_power_of_2(-(-heads // along_heads)) for heads in (q_heads, k_heads))
+    elements = row * max(q_block, k_block)
+    positions = max(1, _ENOUGH_ELEMENTS // elements)
+
+    how = reference.VARIANTS[variant]
+    return Cut(
+        grid=(-(-outer * inner // positions), along_heads),
+        numbers=(
+            *(outer * inner, inner, q_heads, k_heads),
+            *(stride // unit for stride in strides),
+            *(stride // table_unit for stride in table_strides),
+        ),
+        block=Block(
+            reads=how.writes if transposed else how.reads,
+            writes=how.reads if transposed else how.writes,
+            table=how.writes if how.table == "full" else "first",
+            planes=table_shape[-1] if how.table == "half" else table_shape[-1] // 2,
+            trailing=how.width == "trailing",
+            negated=how.negated,
+            transposed=transposed,
+            q_width=q_shape[-1],
+            k_width=k_shape[-1],
+            unit=unit,
+            table_unit=table_unit,
+            angle_stride=table_stride[-1],
+            positions=positions,
+            q_heads=q_block,
+            k_heads=k_block,
+        ),
+        warps=min(_MOST_WARPS, max(1, positions * elements // (32 * _PER_THREAD))),
+    )
+
+
+def _dims(shape: Sizes, stride: Sizes, shared: Sizes) -> list[int]:
+    """The outer and the inner dimension of positions, and that of the heads: the innermost in memory that can be."""
+    sizes, strides = _leading(shape, 1), _leading(stride, 0)
+    heads = min([dim for dim in shared if sizes[dim] > 1], key=strides.__getitem__, default=shared[0])
+    return [*sorted({0, 1, 2} - {heads}, key=strides.__getitem__, reverse=True), heads]
+
+
+def _strides(x: Memory | None, dims: Sizes) -> list[int]:
+    """The strides along *dims*; none where there is no second step to take."""
+    if x is None:
+        return [0] * len(dims)
+    sizes, strides = _leading(x[0], 1), _leading(x[1], 0)
+    return [strides[dim] if sizes[dim] > 1 else 0 for dim in dims]
+
+
+def _leading(sizes: Sizes, missing: int) -> Sizes:
+    """What is before the last of one to four numbers, as three."""
+    return (*[missing] * (4 - len(sizes)), *sizes[:-1])
+
+
+def _power_of_2(number: int) -> int:
+    """The next one, or 0 for none."""
+    return 1 << (number - 1).bit_length() if number else 0

@@ -1,0 +1,215 @@
+"""Where rotary embeddings are found in a module: in the functions that its methods call, and in methods of its own."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target, called_functions
+from fuseplug.reading import hazard, remembered
+
+from ..reference import VARIANTS, Semantics
+from . import calls, modules
+from .adapters import ConformerAdapter, MethodAdapter, RotaryAdapter, Rows
+from .calls import Form, Mix
+from .roles import Roles, is_rotary, is_rotary_name, plain_function, roles_of
+
+_HALF_TYPES = (torch.bfloat16, torch.float16)
+_ROUNDINGS = 6.0
+"""A table's gradient is the sum of four parts, of q and of k, of the two coordinates of a plane, each of them rounded
+perhaps twice the size of the sum, by half a rounding: four, and about two more for adding them up in pairs."""
+
+_HEAD_DIMS = ("qk_rope_head_dim", "head_dim", "head_size", "attention_head_size")
+
+
+def match(site: Site) -> list[Proposal] | Rejection | None:
+    """Propose RoPE for every rotary function that a method of *site* looks up, and for a rotary method of its own.
+
+    And for *site* as a whole if it is a rotation itself (`modules`).
+
+    A rotary function is one that takes cos and sin (or angles, and is called rotary), after the tensors it rotates.
+    In which forms it can be called is found by calling it; which variant it is, Fuseplug finds.
+    """
+    module = site.module
+    found: list[Proposal] = []
+    rejected: list[str] = []
+    for target, function in _targets(type(module)):
+        said = _proposal(module, target, function)
+        if isinstance(said, Rejection):
+            rejected.append(said.reason)
+        elif said is not None:
+            found.append(said)
+    if found:
+        return found
+    whole = modules.match(module)
+    return whole if isinstance(whole, list) or not rejected else Rejection("; ".join(dict.fromkeys(rejected)))
+
+
+def _targets(cls: type) -> Iterator[tuple[Target, Any]]:
+    """What methods of *cls* call that is rotary, and its own rotary methods.
+
+    Nothing of it is remembered: somebody may have put another function there.
+    """
+    methods: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if not base.__module__.startswith("torch."):
+            for name, value in vars(base).items():
+                if isinstance(value, types.FunctionType | staticmethod | classmethod):
+                    methods.setdefault(name, value)
+    for name, method in methods.items():
+        if is_rotary_name(name):
+            yield Target(name), method
+    for name, method in methods.items():
+        if isinstance(method, types.FunctionType):
+            for called, function in called_functions(method, is_rotary).items():
+                yield Target(name, called), function
+
+
+def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Rejection | None:
+    if target.function is None:
+        return _proposal_of_method(module, target, function)
+    understood = _understand(function)
+    if isinstance(understood, Rejection):
+        return understood
+    roles, forms, adapters = understood
+    return Proposal(
+        target=target,
+        adapters=adapters,
+        example=functools.partial(_example, roles, calls.SMALL_HEAD, _head_dim(module)),
+        **_checked(calls.mixes(list(forms), roles, _dtype(module))),
+    )
+
+
+def _checked(mixes: list[Mix]) -> dict[str, Any]:
+    """The mixes of a proposal, and how exact kernels are in them."""
+    # Some models keep their tables in float32; and all do under autocast, which gives q and k in bfloat16.
+    wide = [mix for mix in mixes if mix.table is torch.float32 and mix.form is mixes[0].form]
+    likely = [mix for mix in wide if mix.x is mix.others and mix.x in (mixes[0].x, torch.bfloat16)]
+    return {
+        "mixes": tuple(mixes),
+        "likely": tuple(mix for mix in likely if mix is not mixes[0]),
+        "roundings": _ROUNDINGS,
+    }
+
+
+@remembered
+def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], tuple[Adapter, ...]] | Rejection:
+    """The roles of a rotary function, the forms it takes and what it may be; or why it is left alone."""
+    plain = plain_function(function)
+    if plain is None:
+        return Rejection("its rotary function is TorchScript, which cannot be read: apply before scripting")
+    roles = roles_of(plain)
+    if isinstance(roles, Rejection):
+        return roles
+    if why := hazard(function):
+        return Rejection(f"{plain.__name__}: {why}", kind="unlike")
+    forms, why, bare = calls.accepted(function, roles)
+    if not forms:
+        return Rejection(f"{plain.__name__} takes none of the known forms of q, k, cos and sin: {why}")
+    adapters = tuple(_adapters(roles, forms, bare))
+    if not adapters:
+        return Rejection(f"{plain.__name__} takes its tables in {len(forms)} forms, which no variant does together")
+    return roles, tuple(forms), adapters
+
+
+def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAdapter]:
+    """What a function that takes *forms* may be: the variants that take them, with each way to place its tables."""
+    parts = {calls.PARTS[form.width] for form in forms}
+    dims: list[int | None] = [None]
+    if roles.unsqueeze is None:
+        common = set.intersection(*(set(form.layout.dims) for form in forms))
+        dims = [dim for dim in dict.fromkeys(forms[0].layout.dims) if dim in common]
+    rows: list[Rows] = [form.rows for form in forms if form.rows != "all" and roles.pairs is None] or ["all"]
+    gathers = any(form.positions == "table" for form in forms)
+    for name, how in VARIANTS.items():
+        if _fits(how, parts) and (how.form == "complex") is (roles.frequencies is not None):
+            for dim in dims:
+                for each in rows:
+                    yield RotaryAdapter(name, roles, dim, gathers, each, bare)
+
+
+def _fits(how: Semantics, parts: set[float]) -> bool:
+    """Whether *how* rotates with tables for these *parts* of a head: all of it, or less too where it may."""
+    rotated = {part * (2 if how.table == "half" else 1) for part in parts}
+    return rotated == {1.0} if how.width == "whole" else max(rotated) <= 1.0 and rotated != {1.0}
+
+
+def _example(roles: Roles, small: int, large: int | None, mix: Mix, size: int, generator: torch.Generator) -> Example:
+    return Example(calls.example_arguments(roles, small, large, mix, size, generator))
+
+
+def _head_dim(module: nn.Module) -> int | None:
+    """The size of the heads that come, for programs that are compiled for it; only a hint."""
+    sizes = (vars(module).get(name) for name in _HEAD_DIMS)
+    return next((size for size in sizes if type(size) is int and size > 0 and size % 8 == 0), None)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    known = (*_HALF_TYPES, torch.float32)
+    return next((p.dtype for p in module.parameters() if p.dtype in known), torch.float32)
+
+
+def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Proposal | Rejection:
+    name = f"{type(module).__name__}.{target.method}"
+    if not isinstance(method, types.FunctionType):
+        return Rejection(f"{name} is a {type(method).__name__}; only a plain method can be replaced on an instance")
+    bound: Any = types.MethodType(method, module)
+    if why := hazard(bound):
+        return Rejection(f"{name}: {why}", kind="unlike")
+    if not isinstance(roles := roles_of(bound), Rejection):
+        return _proposal_of_method_like_a_function(module, target, bound, roles)
+    heads, head_dim = (vars(module).get(attribute) for attribute in ("num_heads", "head_size"))
+    names = method.__code__.co_varnames[: method.__code__.co_argcount]
+    if len(names) != 3 or type(heads) is not int or type(head_dim) is not int:
+        return Rejection(
+            f"{name}({', '.join(names)}) is a rotary method of an unknown form; known are (self, q, k, cos, sin), and "
+            "(self, hidden_states, tables) of a module with num_heads and head_size"
+        )
+    pairs = [(x, x) for x in (*_HALF_TYPES, torch.float32)] + [(x, torch.float32) for x in _HALF_TYPES]
+    return Proposal(
+        target=target,
+        adapters=tuple(
+            ConformerAdapter(variant, "num_heads", "head_size")
+            for variant, how in VARIANTS.items()
+            if how.table == "full" and how.width == "whole"
+        ),
+        example=functools.partial(_example_of_method, heads, head_dim),
+        mixes=tuple(sorted(pairs, key=lambda pair: pair[0] is not _dtype(module))),
+        roundings=_ROUNDINGS,
+    )
+
+
+def _proposal_of_method_like_a_function(
+    module: nn.Module, target: Target, bound: Any, roles: Roles
+) -> Proposal | Rejection:
+    """For a method that is called as rotary functions are; how much it rotates may be an attribute of the module."""
+    name = f"{type(module).__name__}.{target.method}"
+    head_dim = _head_dim(module)
+    if head_dim is None:
+        return Rejection(f"{name} is a rotary method of a module that does not say how wide a head is")
+    forms, why, bare = calls.accepted(bound, roles, head_dim, tuple(calls.PARTS))
+    adapters = tuple(MethodAdapter(each.variant, each) for each in _adapters(roles, forms, bare)) if forms else ()
+    if not adapters:
+        return Rejection(f"{name} takes none of the known forms of q, k, cos and sin: {why}")
+    return Proposal(
+        target=target,
+        adapters=adapters,
+        example=functools.partial(_example, roles, head_dim, head_dim),
+        **_checked(calls.mixes(forms, roles, _dtype(module))),
+    )
+
+
+def _example_of_method(
+    heads: int, head_dim: int, mix: tuple[torch.dtype, torch.dtype], size: int, generator: torch.Generator
+) -> Example:
+    def normal(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
+
+    tokens = max(3, -(-size // (2 * heads * head_dim)))
+    x, table = mix
+    return Example((normal(2, tokens, heads * head_dim, dtype=x), normal(2, tokens, 1, 1, head_dim, dtype=table)))

@@ -1,0 +1,160 @@
+"""What is between the projections of a gated MLP on Ascend NPUs: ``npu_swiglu`` and its kin of torch_npu.
+
+Nothing here imports torch_npu: tensors on an NPU mean that it is loaded.
+
+The operations take gate and up in one tensor. What that costs, in passes over a tensor of the gate's size, against an
+activation and a product:
+
+==============================  ====================================  ==================================
+one projection for both         1 launch, 3 passes (geglu: 4)         2 launches, 5 passes
+with its backward               2 launches, 8 passes (geglu: 10)      6 launches, 18 passes
+two projections                 2 launches, 7 passes (geglu: 8)       2 launches, 5 passes
+with its backward               3 launches, 12 passes (geglu: 14)     5 launches, 14 passes
+==============================  ====================================  ==================================
+
+So with one projection they win throughout. With two, what is new is that they are put together (4 passes): training
+gains two launches, and with npu_swiglu a third of what is kept for the backward (gate and up, not the activated gate),
+though a matmul that wants its gradient contiguous copies its half of theirs; inference moves two passes more, in as
+many launches. They are used there as well: a model shall not give other numbers under ``no_grad``, and the product is
+rounded once, not twice.
+
+``"gate-second"`` is what ``npu_geglu`` takes too; for the others the halves are exchanged. ``torch.roll`` does it in
+one launch (4 passes), where a concatenation of the halves, which are not contiguous, may copy each of them first.
+``"interleaved"`` is taken apart by one copy (4 passes); ``npu_clipped_swiglu`` takes it as it is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fuseplug.npu import first_order, recomputed
+
+from .. import reference
+from ..reference import ACTIVATIONS
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+_GEGLU = {"gelu": 0, "gelu_erf": 0, "gelu_tanh": 1, "gelu_new": 1, "gelu_fast": 1}
+"""What ``npu_geglu`` calls ``approximate``: 0 is by erf, 1 by tanh. In float32 each of the names is one of the two."""
+
+_STEEPNESS = {"silu": 1.0, "swish": 1.0, "quick_gelu": 1.702}
+"""Of ``x * sigmoid(steepness * x)``; that of swish unless another is given."""
+
+
+def unsupported(activation: str, variant: str, *, steep: bool = False) -> str | None:
+    """Why torch_npu has no operation for a variant; ``None`` if it has one.
+
+    Args:
+        activation: A key of `ACTIVATIONS`.
+        variant: A key of `fuseplug_swiglu.reference.VARIANTS`.
+        steep: Whether swish is given a beta.
+    """
+    operation = _operation(activation, variant, steep=steep)
+    if operation is None:
+        clamp = reference.VARIANTS[variant].clamp
+        return f"torch_npu has no operation that gates with {activation}{f', clamped {clamp} it' if clamp else ''}"
+    loaded = hasattr(torch.ops.npu, "npu_swiglu")
+    return f"this torch_npu has no {operation}" if loaded and not hasattr(torch.ops.npu, operation) else None
+
+
+def _operation(activation: str, variant: str, *, steep: bool) -> str | None:
+    if (clamp := reference.VARIANTS[variant].clamp) is not None:
+        return "npu_clipped_swiglu" if clamp == "before" and activation in _STEEPNESS else None
+    if activation in _GEGLU:
+        return "npu_geglu"
+    return "npu_swiglu" if activation == "silu" or (activation == "swish" and not steep) else None
+
+
+def swiglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    activation: str = "silu",
+    variant: str = "plain",
+    layout: str = "gate-first",
+    limit: float | None = None,
+    scale: float | None = None,
+    sparsity: float | None = None,
+    beta: float = 1.0,
+) -> Tensor:
+    """`fuseplug_swiglu.reference.swiglu` on an NPU: the same arguments, result and errors.
+
+    The result is the reference's up to rounding, computed in float32 and rounded once. What no operation computes, and
+    what is beyond their limits, is the reference.
+    """
+    how = reference.check(gate, up, activation, variant, layout, limit=limit, scale=scale, sparsity=sparsity)
+    autocast = ACTIVATIONS[activation].autocast and torch.is_autocast_enabled(gate.device.type)
+    operation = _operation(activation, variant, steep=beta != 1.0)
+    if autocast or operation is None or not _serves(gate, up, limit):
+        first, second = (gate, up) if up is not None else reference.split(gate, layout)
+        return reference.compute(how, activation, first, second, limit, scale, sparsity, beta)
+    dtype = gate.dtype if up is None or how.wide else torch.promote_types(gate.dtype, up.dtype)
+    if up is None and (scale is not None or sparsity):
+        gate, up = reference.split(gate, layout)
+    if scale is not None:
+        gate = gate * scale
+    if sparsity:
+        # One number, so for the host: on the device it would be a copy, which the host waits for, and five launches.
+        gate = reference.sparsify(gate, sparsity, device="cpu")
+    if up is not None:
+        gate, layout = torch.cat((gate, up), dim=-1), "gate-first"
+    if operation == "npu_clipped_swiglu":
+        y = _clipped_swiglu(gate, layout, beta if activation == "swish" else _STEEPNESS[activation], limit, how.offset)
+    elif operation == "npu_geglu":
+        y = _geglu(gate, layout, _GEGLU[activation])
+    else:
+        y = first_order(torch.ops.npu.npu_swiglu(_gate_first(gate, layout).contiguous(), -1), "npu_swiglu")
+    return y.to(dtype)
+
+
+def _serves(gate: Tensor, up: Tensor | None, limit: float | None) -> bool:
+    """Whether the operations take these, by their pages: op-plugin, docs/zh/custom_APIs/torch_npu.
+
+    All three: float16, bfloat16 and float32. npu_swiglu: 1 to 8 dimensions, contiguous, not empty. npu_geglu: 1 to 8.
+    npu_clipped_swiglu: more than 1, contiguous, and a limit that is a number.
+    """
+    dtypes = gate.dtype in _DTYPES and (up is None or up.dtype in _DTYPES)
+    least = 1 if limit is None else 2
+    return dtypes and least <= gate.dim() <= 8 and gate.numel() > 0 and (limit is None or math.isfinite(limit))
+
+
+def _gate_first(gate_up: Tensor, layout: str) -> Tensor:
+    if layout == "interleaved":
+        return gate_up.reshape(*gate_up.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)
+    return gate_up if layout == "gate-first" else gate_up.roll(gate_up.shape[-1] // 2, dims=-1)
+
+
+def _geglu(gate_up: Tensor, layout: str, approximate: int) -> Tensor:
+    if torch.compiler.is_compiling() and torch.is_grad_enabled() and gate_up.requires_grad:
+        # torch_npu's meta function of npu_geglu_grad cannot be called, so no tracer gets through the backward.
+        gate, up = reference.split(gate_up, layout)
+        return functional.gelu(gate, approximate="tanh" if approximate else "none") * up
+    if layout == "interleaved":
+        gate_up, layout = _gate_first(gate_up, layout), "gate-first"
+    return first_order(torch.ops.npu.npu_geglu(gate_up, -1, approximate, layout == "gate-first")[0], "npu_geglu")
+
+
+def _clipped_swiglu(gate_up: Tensor, layout: str, steepness: float, limit: float | None, offset: bool) -> Tensor:
+    interleaved = layout == "interleaved"
+    gate_up = (gate_up if interleaved else _gate_first(gate_up, layout)).contiguous()
+    return _clipped(gate_up, steepness, limit, 1.0 if offset else 0.0, interleaved)
+
+
+def _clipped_op(gate_up: Tensor, steepness: float, limit: float, bias: float, interleaved: bool) -> Tensor:
+    y: Tensor = torch.ops.npu.npu_clipped_swiglu(
+        gate_up, dim=-1, alpha=steepness, limit=limit, bias=bias, interleaved=interleaved
+    )
+    return y
+
+
+def _clipped_formula(gate_up: Tensor, steepness: float, limit: float, bias: float, interleaved: bool) -> Tensor:
+    gate, up = reference.split(gate_up, "interleaved" if interleaved else "gate-first")
+    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return gate * torch.sigmoid(steepness * gate) * (up + bias)
+
+
+_clipped = recomputed(_clipped_op, _clipped_formula)

@@ -1,0 +1,89 @@
+"""What is between the projections of a gated MLP as Triton compiles it: one launch forward, one backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplug.triton import differentiated_again, recording, transparent, vjp
+
+from ... import reference
+from ...reference import ACTIVATIONS
+from .launches import gated, gated_backward
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def swiglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    activation: str = "silu",
+    variant: str = "plain",
+    layout: str = "gate-first",
+    limit: float | None = None,
+    scale: float | None = None,
+    sparsity: float | None = None,
+    beta: float = 1.0,
+) -> Tensor:
+    """`fuseplug_swiglu.reference.swiglu`, fused: the same arguments, result and errors.
+
+    The result is the reference's up to rounding, computed in float32 and rounded once, and is contiguous. Nothing is
+    kept for the backward but *gate* and *up*. Other dtypes, what tracers and functorch want to see, and what autocast
+    would widen are the reference.
+    """
+    how = reference.check(gate, up, activation, variant, layout, limit=limit, scale=scale, sparsity=sparsity)
+    if not _serves(gate, up) or (ACTIVATIONS[activation].autocast and torch.is_autocast_enabled(gate.device.type)):
+        first, second = (gate, up) if up is not None else reference.split(gate, layout)
+        return reference.compute(how, activation, first, second, limit, scale, sparsity, beta)
+    if how.sparse:
+        # By torch, so that exactly those elements are kept which the original keeps: the mean and the deviation of a
+        # row are rounded on the way. The quantile is one number, so the host's: on the device it would be waited for.
+        first, up = (gate, up) if up is not None else reference.split(gate, layout)
+        gate, variant = reference.sparsify(first, sparsity, device="cpu") if sparsity else first, "plain"
+    arguments = (activation, variant, layout, limit, scale, beta)
+    if recording(gate, up):
+        recorded: Tensor = _Gated.apply(gate, up, arguments)  # type: ignore[no-untyped-call]
+        return recorded
+    y: Tensor = gated(gate, up, *arguments)
+    return y
+
+
+def _serves(gate: Tensor, up: Tensor | None) -> bool:
+    return gate.dtype in _DTYPES and gate.dim() > 0 and (up is None or up.dtype in _DTYPES) and transparent(gate, up)
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor | None, arguments: tuple[Any, ...]) -> Tensor:
+        ctx.arguments = arguments
+        ctx.save_for_backward(gate, up)
+        y: Tensor = gated(gate, up, *arguments)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        of_gate, of_up, _ = ctx.needs_input_grad
+        if differentiated_again() or not transparent(dy, gate):
+            needs = (of_gate, of_up, *[False] * len(ctx.arguments))
+            return (*vjp(_formula, (gate, up, *ctx.arguments), needs, (dy,))[:2], None)
+        found = gated_backward(dy, gate, up, of_gate, of_up, *ctx.arguments)
+        return found[0] if of_gate else None, found[-1] if of_up else None, None
+
+
+def _formula(
+    gate: Tensor,
+    up: Tensor | None,
+    activation: str,
+    variant: str,
+    layout: str,
+    limit: float | None,
+    scale: float | None,
+    beta: float,
+) -> Tensor:
+    return reference.swiglu(
+        gate, up, activation=activation, variant=variant, layout=layout, limit=limit, scale=scale, beta=beta
+    )

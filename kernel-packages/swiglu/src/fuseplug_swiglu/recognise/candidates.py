@@ -1,0 +1,177 @@
+"""Which gated MLPs a module may be: few, for a forward is made of nothing but what it mentions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch import nn
+
+from ..reference import ACTIVATIONS, LAYOUTS
+from .adapters import Call, CastTo, Drop, GatedAdapter, Multiply, Step
+from .mentions import words_of
+
+_WIDENS = frozenset({"float", "float32"})
+_CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "minimum", "min", "max"})
+_QUANTILES = frozenset({"icdf", "erfinv", "std", "var", "quantile"})
+"""What the code of a forward says if it widens, clamps, or cuts at a quantile."""
+
+
+class Projections(NamedTuple):
+    """Which linear children do what, by name.
+
+    Attributes:
+        gate: Gives the gate or up, or both in one.
+        up: Gives the other, or ``None``.
+        down: Follows, or ``None``.
+        extra: Precede, keeping the width.
+    """
+
+    gate: str
+    up: str | None
+    down: str | None
+    extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a forward mentions, by name.
+
+    Attributes:
+        module: The stand-in.
+        linears: Linear children, and their widths in and out.
+        roles: The ways in which they can be the projections.
+        drops: Dropout children.
+        norms: Norm children, and their widths.
+        leaves: Children without tensors: one of them may be the activation.
+        scales: Parameters of one element.
+        numbers: Numbers that are no widths.
+        widths: Numbers that are.
+        says: All names in its code, by order of first mention.
+    """
+
+    module: nn.Module
+    linears: Mapping[str, tuple[int, int]]
+    roles: tuple[Projections, ...]
+    drops: tuple[str, ...]
+    norms: Mapping[str, int]
+    leaves: tuple[str, ...]
+    scales: tuple[str, ...]
+    numbers: tuple[str, ...]
+    widths: Mapping[str, int]
+    says: Mapping[str, int]
+
+    @property
+    def casts_to_a_weight(self) -> bool:
+        """Whether it may look at the dtype of a projection's weight."""
+        return {"dtype", "weight"} <= self.says.keys()
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A variant of the op, where its numbers are, and what is done by no child."""
+
+    variant: str = "plain"
+    numbers: tuple[tuple[str, str], ...] = ()
+    between: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
+
+
+def adapters_for(found: Found) -> Iterator[GatedAdapter]:
+    """Every combination of independent choices that *found* leaves open, the likely ones first."""
+    activations = _activations(found)
+    for roles in found.roles:
+        forms = _forms(found, roles)
+        for (before, between, after), form in itertools.product(_places(found, roles), forms):
+            for gate, up, layout in _ways(roles):
+                for activation in activations if "beta" not in dict(form.numbers) else ("swish",):
+                    yield GatedAdapter(
+                        activation=activation,
+                        gate=gate,
+                        up=up,
+                        down=roles.down,
+                        up_called_first=up is not None and found.says[up] < found.says[gate],
+                        form=form.variant,
+                        layout=layout,
+                        numbers=form.numbers,
+                        before=before,
+                        between=(*between, *form.between),
+                        after=(*form.after, *after),
+                    )
+
+
+def _activations(found: Found) -> tuple[str, ...]:
+    """Those of whose words one is said; all, if no word of any is."""
+    held = {name: value for name, value in vars(found.module).items() if name in found.says}
+    leaves = [found.module._modules[leaf] for leaf in found.leaves]
+    words = {*found.says, *(word for value in (*held.values(), *leaves) for word in words_of(value))}
+    said = tuple(name for name, activation in ACTIVATIONS.items() if activation.says & words)
+    return said or tuple(ACTIVATIONS)
+
+
+def _ways(roles: Projections) -> Iterator[tuple[str, str | None, str]]:
+    """Gate, up and layout."""
+    if roles.up is None:
+        yield from ((roles.gate, None, layout) for layout in LAYOUTS)
+    else:
+        yield roles.gate, roles.up, LAYOUTS[0]
+        yield roles.up, roles.gate, LAYOUTS[0]
+
+
+def _places(found: Found, roles: Projections) -> Iterator[tuple[tuple[Step, ...], ...]]:
+    """Where the other children may be called: before the projections, between them and after."""
+    width_in, width_out = found.linears[roles.gate]
+    fits = {"before": width_in, "between": width_out if roles.up else width_out // 2}
+    if roles.down is not None:
+        fits["after"] = found.linears[roles.down][1]
+    choices: dict[str, list[tuple[str, ...]]] = {extra: [("before",)] for extra in roles.extra}
+    for norm, width in found.norms.items():
+        choices[norm] = [(place,) for place, fitting in fits.items() if fitting == width]
+    for leaf in found.leaves:
+        # One is the activation, which the op computes. Others are called on the way in.
+        choices[leaf] = [(), ("before",)]
+    for drop in found.drops:
+        choices[drop] = [(place,) for place in fits if place != "before"]
+        choices[drop] += [("between", "after")] if len(found.drops) == 1 and roles.down is not None else []
+    for places in itertools.product(*choices.values()):
+        at = dict(zip(choices, places, strict=True))
+        if sum(not at[leaf] for leaf in found.leaves) == min(1, len(found.leaves)):
+            yield from itertools.product(*(_orders(found, at, place) for place in ("before", "between", "after")))
+
+
+def _orders(found: Found, at: Mapping[str, tuple[str, ...]], place: str) -> list[tuple[Step, ...]]:
+    """In which order the children at *place* may be called.
+
+    First projections, then norms, then what has no weights; or as they are mentioned; or the other way round, for what
+    is called within another call is mentioned after it.
+    """
+    by_kind = tuple(Call(name) for name in at if place in at[name])
+    mentioned = tuple(sorted(by_kind, key=lambda call: found.says[call.child]))
+    return list(dict.fromkeys((by_kind, mentioned, mentioned[::-1])))
+
+
+def _forms(found: Found, roles: Projections) -> list[_Form]:
+    """What the numbers that the forward mentions may be to it, given what else it mentions."""
+    forms, numbers, says = [_Form()], found.numbers, found.says.keys()
+    pairs = list(itertools.permutations(numbers, 2))
+    if says & _WIDENS:
+        forms += [_Form("wide")]
+    if says & _CLAMPS:
+        forms += [_Form(f"clamp-{when}", (("limit", limit),)) for when in ("before", "after") for limit in numbers]
+        forms += [_Form("clamp-before-offset", (("limit", limit), ("beta", beta))) for limit, beta in pairs]
+    elif says & _QUANTILES:
+        forms += [_Form("sparse", (("sparsity", share),)) for share in numbers]
+    elif "dropout" in says:
+        forms += [_Form(between=(Drop(probability),)) for probability in numbers]
+        forms += [_Form(after=(Drop(probability),)) for probability in numbers]
+    else:
+        forms += [_Form("scaled", (("scale", scale),)) for scale in numbers]
+        forms += [_Form(after=(Multiply(factor),)) for factor in numbers]
+        forms += [_Form("scaled", (("scale", scale),), after=(Multiply(factor),)) for scale, factor in pairs]
+    for scale in found.scales:
+        forms += [replace(form, after=(*form.after, Multiply(scale))) for form in forms]
+    if roles.down is not None and found.casts_to_a_weight:
+        forms += [replace(form, between=(*form.between, CastTo(roles.down))) for form in forms]
+    return forms

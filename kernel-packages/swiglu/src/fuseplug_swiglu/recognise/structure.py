@@ -1,0 +1,272 @@
+"""Where a gated MLP is found in a module: by structure alone, leaving to behaviour what it computes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
+
+import torch
+from torch import nn
+
+from fuseplug import Proposal, Rejection, Site, Target
+from fuseplug.reading import names
+
+from ..reference import ACTIVATIONS
+from .candidates import Found, Projections, adapters_for
+from .examples import DTYPES, Mix, Parts, Projection, longest_sum, make_example
+from .mentions import parameter_names, required, words_of
+
+_SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "unflatten", "glu"})
+_ATTENDS = frozenset({"softmax", "scaled_dot_product_attention", "attention_interface"})
+"""What the code of a forward says if it cuts a tensor in two, or is an attention, whose projections are alike too."""
+
+_MULTIPLIES = frozenset({"matmul", "bmm", "einsum"})
+"""What an attention says too, and other code may."""
+
+_MOST_CANDIDATES = 256
+
+
+def match(site: Site) -> list[Proposal] | Rejection | None:
+    """Say whether *site* is built like a gated MLP, and which it may be.
+
+    It is if its forward takes one tensor and mentions linear children of fitting widths: two alike and one that follows
+    them, or one that gives twice what another takes. The one that follows may be missing.
+    """
+    module = site.module
+    cls = type(module)
+    # The order is that of cost: nearly all modules of a model leave at the first lines.
+    if not module._modules or _is_of_torch(cls):
+        return None
+    linears = _linears(module)
+    if not linears:
+        return _without_linears(module)
+    if len(linears) > 4:
+        return None
+    says = names(cls.forward, cls)
+    roles = _roles({name: widths for name, widths in linears.items() if name in says}, says)
+    # Equal widths all around are no sign of a gate, nor is a single projection: not worth a word in the report.
+    sure = len(roles) == 1 and roles[0].down is not None
+    expanding = sure and _is_expanding(linears, roles[0])
+    multiplies = _MULTIPLIES & says.keys()
+    if not roles or _ATTENDS & says.keys() or (multiplies and not expanding):
+        return None
+    if multiplies and not _has_activation(module, says):
+        return Rejection("its forward multiplies matrices by itself, and names no activation that is known")
+    if (arguments := required(cls.forward)) != 1:
+        return Rejection(f"its forward takes {arguments} tensors, not one") if sure and arguments is not None else None
+    found = _found(module, linears, roles, says)
+    if isinstance(found, Rejection):
+        return found if sure else None
+    dtype = _dtype(module, roles[0])
+    if isinstance(dtype, Rejection):
+        return dtype
+    adapters = tuple(itertools.islice(adapters_for(found), _MOST_CANDIDATES + 1))
+    if len(adapters) > _MOST_CANDIDATES:
+        return Rejection(f"it could be any of more than {_MOST_CANDIDATES} variants, too many to try")
+    parts = _parts(found)
+    called = {name for adapter in adapters for name in adapter.children_called}
+    differences = any("sparse" in adapter.variant.split() for adapter in adapters)
+    return [
+        Proposal(
+            target=Target(),
+            adapters=adapters,
+            example=functools.partial(make_example, parts),
+            mixes=tuple(_mixes(dtype, found)),
+            # Six: the activation, the product, what is done on the way down, and what the three projections give; and
+            # what each other child gives. Four more for what a gate exceeds a quantile by, a small difference.
+            roundings=6.0 + len(called) + 4.0 * differences,
+            working_roundings=_working_roundings(parts),
+            covers=tuple(leaf for leaf in found.leaves if leaf not in called),
+        )
+    ]
+
+
+def _is_expanding(linears: Mapping[str, tuple[int, int]], roles: Projections) -> bool:
+    """Whether nothing but gate, up and down is there, and down leads back to the width that these come from."""
+    width_in, width_out = linears[roles.gate]
+    back = roles.down is not None and linears[roles.down][1] == width_in
+    return back and not roles.extra and (roles.up is None or width_in != width_out)
+
+
+def _has_activation(module: nn.Module, says: Mapping[str, int]) -> bool:
+    """Whether the forward says the word of an activation, or of a child or an attribute that is one."""
+    held = {name: value for name, value in {**vars(module), **module._modules}.items() if name in says}
+    words = {*says, *(word for value in held.values() for word in words_of(value))}
+    return any(activation.says & words for activation in ACTIVATIONS.values())
+
+
+def _without_linears(module: nn.Module) -> Rejection | None:
+    """An answer for what plainly is part of a gated MLP, or one of another kind of projections."""
+    if parameter_names(type(module).forward) == ("gate", "up"):
+        return Rejection("it is given gate and up; what is fused is the module that has the projections")
+    several = {name: widths for name, child in module._modules.items() if child and (widths := _several(child))}
+    if len(several) < 2 or not _roles(several, {}):
+        return None
+    return Rejection(f"its projections, {' and '.join(several)}, hold several matrices each; known are linear layers")
+
+
+def _several(child: nn.Module) -> tuple[int, int] | None:
+    """Widths in and out of a child that has a matrix for each of several cases, and is called with the input alone."""
+    weight = child._parameters.get("weight")
+    if weight is None or weight.dim() != 3 or len(child._parameters) > 1 or required(type(child).forward) != 1:
+        return None
+    return None if _is_of_torch(type(child)) else (int(weight.shape[2]), int(weight.shape[1]))
+
+
+def _working_roundings(parts: Parts) -> float:
+    """Sixteen for the arithmetic of one element, forward and backward, and what the projections' sums lose.
+
+    Added one after the other, *n* terms end up about √n / 5 roundings from their sum.
+    """
+    return 16.0 + math.sqrt(longest_sum(parts)) / 4
+
+
+def _is_of_torch(cls: type[nn.Module]) -> bool:
+    return str(getattr(cls.forward, "__module__", "")).startswith("torch.")
+
+
+def _linears(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """The linear children of *module*, with their widths in and out."""
+    widths = {name: _widths(child) for name, child in module._modules.items() if child is not None}
+    return {name: width for name, width in widths.items() if width is not None}
+
+
+def _widths(child: nn.Module) -> tuple[int, int] | None:
+    """Widths in and out of anything linear: LoRA'd, quantised and sharded layers say them, others have a matrix."""
+    attributes = vars(child)
+    for pair in (("in_features", "out_features"), ("infeatures", "outfeatures"), ("nx", "nf")):
+        width_in, width_out = (attributes.get(name) for name in pair)
+        if type(width_in) is int and type(width_out) is int:
+            return width_in, width_out
+    if (inner := _wrapped(child)) is not None:
+        return _widths(inner)
+    weight = child._parameters.get("weight")
+    if weight is None or weight.dim() != 2 or child._modules or isinstance(child, nn.Embedding):
+        return None
+    return int(weight.shape[1]), int(weight.shape[0])
+
+
+def _wrapped(child: nn.Module) -> nn.Module | None:
+    """The layer that *child* is around, if it is around one."""
+    if len(child._modules) == 1 and not any(parameter.dim() > 1 for parameter in child.parameters(recurse=False)):
+        (inner,) = child._modules.values()
+        return inner
+    return child._modules.get("base_layer")
+
+
+def _has_bias(child: nn.Module) -> bool:
+    inner = _wrapped(child)
+    return getattr(child, "bias", None) is not None if inner is None else _has_bias(inner)
+
+
+def _roles(linears: Mapping[str, tuple[int, int]], says: Mapping[str, int]) -> list[Projections]:
+    """All the ways in which *linears* can be the projections of a gated MLP."""
+    found = [
+        Projections(a, b, down, _rest(linears, a, b, down))
+        for a, b in itertools.combinations(linears, 2)
+        for down in _rest(linears, a, b)
+        if linears[a] == linears[b] and linears[down][0] == linears[a][1]
+    ]
+    found += [
+        Projections(gate, None, down, _rest(linears, gate, down))
+        for gate, down in itertools.permutations(linears, 2)
+        if linears[gate][1] == 2 * linears[down][0]
+    ]
+    if not found and len(set(linears.values())) == 1:
+        (first, *others), ((width_in, width_out),) = linears, set(linears.values())
+        if len(others) == 1 and width_in != width_out:
+            found = [Projections(first, others[0], None)]
+        elif not others and width_out % 2 == 0 and _SPLITS & says.keys():
+            found = [Projections(first, None, None)]
+    # What precedes must keep the width; and where one precedes, everything else must be beyond doubt.
+    found = [each for each in found if all(len({*linears[extra], linears[each.gate][0]}) == 1 for extra in each.extra)]
+    return found if len(found) == 1 or len(linears) < 4 else []
+
+
+def _rest(names: Iterable[str], *taken: str) -> tuple[str, ...]:
+    return tuple(name for name in names if name not in taken)
+
+
+def _found(
+    module: nn.Module, linears: Mapping[str, tuple[int, int]], roles: list[Projections], says: Mapping[str, int]
+) -> Found | Rejection:
+    """All that the forward mentions, sorted."""
+    drops: list[str] = []
+    leaves: list[str] = []
+    norms: dict[str, int] = {}
+    for name, child in module._modules.items():
+        if child is None or name in linears or name not in says:
+            continue
+        if isinstance(child, nn.Identity):
+            continue
+        own = list(child.parameters(recurse=False))
+        if not own and not child._modules:
+            (drops if isinstance(vars(child).get("p"), float | int) else leaves).append(name)
+        elif not child._modules and all(p.dim() == 1 and p.shape[0] > 1 for p in own):
+            norms[name] = int(own[0].shape[0])
+        else:
+            return Rejection(f"it also calls {name}, a {type(child).__name__}, which is no part of a gated MLP")
+    parameters = {name: p for name, p in module._parameters.items() if name in says and p is not None}
+    for name, parameter in parameters.items():
+        if parameter.numel() != 1:
+            return Rejection(f"it also uses its parameter {name}, which is no part of a gated MLP")
+    widths = {width for pair in linears.values() for width in pair}
+    numbers = {name: value for name, value in vars(module).items() if name in says and type(value) in (int, float)}
+    return Found(
+        module=module,
+        linears={name: width for name, width in linears.items() if name in says},
+        roles=tuple(roles),
+        drops=tuple(drops),
+        norms=norms,
+        leaves=tuple(leaves),
+        scales=tuple(parameters),
+        # A negative integer is a dimension.
+        numbers=tuple(name for name, v in numbers.items() if v not in widths and not (type(v) is int and v < 0)),
+        widths={name: value for name, value in numbers.items() if value in widths},
+        says=says,
+    )
+
+
+def _dtype(module: nn.Module, roles: Projections) -> torch.dtype | Rejection:
+    """The dtype that the projections give, as far as their weights tell; quantised ones mostly give bfloat16."""
+    for parameter in cast("nn.Module", module._modules[roles.gate]).parameters():
+        if parameter.dtype in DTYPES:
+            return parameter.dtype
+        if parameter.dtype is torch.float64 or parameter.is_complex():
+            return Rejection(f"{roles.gate} is {parameter.dtype}; supported are float32, bfloat16 and float16")
+    return torch.bfloat16
+
+
+def _parts(found: Found) -> Parts:
+    """What examples are made from."""
+    first = found.roles[0]
+    width_in, width_out = found.linears[first.gate]
+    downs = {each.down for each in found.roles}
+    return Parts(
+        hidden=width_in,
+        inner=width_out if first.up else width_out // 2,
+        in_one=first.up is None,
+        projections=tuple(
+            Projection(name, *widths, _has_bias(cast("nn.Module", found.module._modules[name])), name in downs)
+            for name, widths in found.linears.items()
+        ),
+        drops=found.drops,
+        norms=tuple(found.norms.items()),
+        scales=found.scales,
+        numbers=found.numbers,
+        drops_by_number="dropout" in found.says,
+        widths=tuple(found.widths.items()),
+    )
+
+
+def _mixes(dtype: torch.dtype, found: Found) -> Iterator[Mix]:
+    for each in dict.fromkeys((dtype, *DTYPES)):
+        yield Mix(each, each)
+    if found.numbers:
+        yield Mix(torch.float32, torch.float32, other_numbers=True)
+    if found.casts_to_a_weight:
+        yield Mix(torch.bfloat16, torch.float32)
+        yield Mix(torch.float16, torch.float32)
