@@ -1,21 +1,68 @@
-"""The functional door of a package: which of its kernels computes for tensors on a device."""
+"""The public function of a package: checked by its reference, computed by a backend."""
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from .hookspecs import BaseKernel
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def computed_by(compute: Callable[..., R], reference: Callable[P, R]) -> Callable[P, R]:
+    """Make the function of a kernel.
+
+    Args:
+        compute: What the backend does with arguments that were checked. Its docstring becomes the function's.
+        reference: The reference of the op. It checks its arguments, and takes what is to compute as ``compute=``.
+
+    Returns:
+        *reference* with *compute* in the place of its own computation.
+    """
+    function: Any = functools.partial(reference, compute=compute)  # type: ignore[arg-type]
+    functools.update_wrapper(function, reference)
+    function.__doc__ = compute.__doc__
+    fused: Callable[P, R] = function
+    return fused
+
+
+def by_device(reference: Callable[P, R], kernels: tuple[type[BaseKernel], ...]) -> Callable[P, R]:
+    """Make the public function of a package.
+
+    Args:
+        reference: The reference of the op, or of one beside it. Its first argument is a tensor.
+        kernels: Those of the package, the preferred ones first. The module of each one's function has a function of
+            the name of *reference*.
+
+    Returns:
+        *reference*, computed by the first of *kernels* that this machine can run on the device of the first argument;
+        by *reference* itself if there is none. ``torch.compile`` takes the choice for a constant.
+    """
+    name, first = reference.__name__, next(iter(inspect.signature(reference).parameters))
+
+    @functools.wraps(reference)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else kwargs.get(first)
+        if x is None:
+            return reference(*args, **kwargs)  # which raises the TypeError
+        return getattr(module_for(x.device.type, kernels), name)(*args, **kwargs)
+
+    return function
+
 
 def module_for(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> ModuleType:
     """The module of the function of the first of *kernels* that this machine can run on *device_type*.
 
-    If there is none, that of their reference. ``torch.compile`` takes the choice for a constant.
+    If there is none, that of their reference.
     """
     return sys.modules[_name(device_type, kernels)]
 

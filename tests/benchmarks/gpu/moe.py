@@ -119,7 +119,11 @@ OP = Op(
     tiny=(Shape(3, 3, 2, 32, 16),),
     contenders=(
         Contender(
-            OURS, of("fuseplug_moe.backends.triton:moe", lambda f, x, up, down, index, routing: f(x, index, routing, up, down))
+            OURS,
+            of(
+                "fuseplug_moe.backends.triton:moe",
+                lambda f, x, up, down, index, routing: f(x, index, routing, up, down),
+            ),
         ),
         Contender(EAGER, by("eager")),
         Contender(GROUPED, by(GROUPED)),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..lazy import lazy
 from .kernel import InductorKernel
 
 if TYPE_CHECKING:
@@ -14,26 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Compiled", "CompiledLinear", "InductorKernel", "keeping_order", "plain", "recording"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("Compiled", "plain"):
-        from . import compiled
-
-        return getattr(compiled, name)
-    if name == "recording":
-        from ..differentiating import recording
-
-        return recording
-    if name == "keeping_order":
-        from .layout import keeping_order
-
-        return keeping_order
-    if name == "CompiledLinear":
-        from .linear import CompiledLinear
-
-        return CompiledLinear
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Compiled": ".compiled",
+        "CompiledLinear": ".linear",
+        "keeping_order": ".layout",
+        "plain": ".compiled",
+        "recording": "..differentiating",
+    },
+)

@@ -6,9 +6,9 @@ Nothing here ever imports torch_npu: a tensor on an NPU means that it is loaded,
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..lazy import lazy
 from .kernel import NpuKernel
 
 if TYPE_CHECKING:
@@ -17,15 +17,4 @@ if TYPE_CHECKING:
 
 __all__ = ["NpuKernel", "first_order", "recomputed"]
 
-_HOMES = {"first_order": "differentiating", "recomputed": "recomputing"}
-"""What needs torch, and the module that has it."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, {"first_order": ".differentiating", "recomputed": ".recomputing"})

@@ -23,7 +23,7 @@ class MoEKernel(BaseKernel):
 
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
         """Recognise a mixture of experts by its structure: stacked weights, or a list of experts and a router."""
-        from .recognise.structure import match
+        from .recognise import match
 
         return match(site)
 

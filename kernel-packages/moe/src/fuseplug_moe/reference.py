@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from . import grouped_linear as grouped
+from . import grouped_linear
 
 Projection = Tensor | Sequence[Tensor]
 """The matrices of all experts: stacked in one tensor, or one by one."""
@@ -92,6 +92,89 @@ class Experts(NamedTuple):
         """That of the first projection, in which the experts compute."""
         return first(self.gate_up).dtype
 
+    @property
+    def stacked(self) -> list[Tensor]:
+        """Those that are one tensor for all experts."""
+        given = (self.gate_up, self.up, self.down, self.gate_up_bias, self.down_bias)
+        return [each for each in given if isinstance(each, Tensor)]
+
+
+def outside_autocast(compute: Callable[..., Tensor], experts: Experts, x: Tensor, *others: Any) -> Tensor:
+    """``compute(experts, x, *others)``, in the dtype of the experts whatever the ambient autocast."""
+    if torch.is_autocast_enabled(x.device.type):
+        with torch.autocast(x.device.type, enabled=False):
+            return compute(experts, x, *others)
+    return compute(experts, x, *others)
+
+
+def first(projection: Projection) -> Tensor:
+    """One of its tensors."""
+    return projection if isinstance(projection, Tensor) else projection[0]
+
+
+def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """`moe` for arguments that were checked."""
+    order = sort(top_k_index, experts.number)
+    elsewhere = top_k_index >= experts.number
+    rows = x.to(experts.dtype)[order.slots // top_k_index.shape[1]]
+    up = None if experts.up is None else linear(rows, experts.up, order, experts)
+    inner = gated(experts, linear(rows, experts.gate_up, order, experts, experts.gate_up_bias), up)
+    out = linear(inner.to(first(experts.down).dtype), experts.down, order, experts, experts.down_bias)
+    if experts.post is not None:
+        out = experts.post(out)
+    slots = out[order.rows].view(*top_k_index.shape, out.shape[-1])
+    return weigh(slots.masked_fill(elsewhere[..., None], 0), top_k_weights.masked_fill(elsewhere, 0)).to(x.dtype)
+
+
+def sort(top_k_index: Tensor, number: int) -> Order:
+    """Sort the slots by expert, those of one expert as the tokens come."""
+    flat = top_k_index.reshape(-1)
+    experts, slots = torch.sort(flat, stable=True)
+    ends = torch.searchsorted(experts, torch.arange(number, device=flat.device, dtype=experts.dtype), right=True)
+    return Order(slots, torch.argsort(slots), ends, experts.clamp(max=number - 1))
+
+
+def linear(rows: Tensor, projection: Projection, order: Order, experts: Experts, bias: Tensor | None = None) -> Tensor:
+    """Every expert's rows times its matrix, and its bias added; rows of none become zero before the bias."""
+    if isinstance(projection, Tensor):
+        weight = projection if experts.transposed else projection.transpose(-2, -1)
+        out = grouped_linear.linear(rows, weight, order.ends)
+    else:
+        skip = experts.idle == "none"
+        out = grouped_linear.walk(rows, [w if experts.transposed else w.t() for w in projection], order.ends, skip=skip)
+    return out if bias is None else out + bias[order.experts]
+
+
+def gated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
+    """What goes into the second projection, from the result of the first."""
+    if not isinstance(experts.activation, str):
+        return experts.activation(gate if up is None else torch.cat((gate, up), dim=-1))
+    return apply_gate(gate, up, experts.activation, experts.layout, experts.limit, experts.alpha)
+
+
+def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
+    """A row of `GATES`: tensors first, then what a compiler compiles in."""
+    how = GATES[name]
+    if up is None and layout == "concatenated":
+        gate, up = gate.chunk(2, dim=-1)
+    elif up is None and layout == "interleaved":
+        gate, up = gate[..., ::2], gate[..., 1::2]
+    if how.clamp == "before":
+        gate = gate.clamp(max=limit)
+    activated = how.activation(gate, alpha)
+    if how.clamp == "after":
+        activated = activated.clamp(max=limit)
+    if up is None:
+        return activated
+    if how.clamp is not None and limit is not None:
+        up = up.clamp(min=-limit, max=limit)
+    return activated * (up + how.offset if how.offset else up)
+
+
+def weigh(slots: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum over the second dimension of ``(tokens, k, hidden)``, always in the same order."""
+    return (slots * weights[..., None]).sum(1)
+
 
 def moe(
     x: Tensor,
@@ -110,6 +193,7 @@ def moe(
     alpha: float = 1.702,
     post: Rows | None = None,
     idle: Literal["zero", "none"] = "zero",
+    compute: Callable[[Experts, Tensor, Tensor, Tensor], Tensor] = compute,
 ) -> Tensor:
     """A sparsely gated mixture of experts (Shazeer et al. 2017, arXiv:1701.06538), the routing done before.
 
@@ -137,6 +221,7 @@ def moe(
         alpha: The slope of ``"sigmoid-linear"``.
         post: A function of the rows of all experts before they are weighted, a norm for example.
         idle: For sequences, whether the gradient of an expert without tokens is zero or ``None``.
+        compute: What is given the tensors once they are checked, and the `Experts`: that of a backend.
 
     Returns:
         ``(tokens, hidden)`` in the dtype of *x*.
@@ -166,19 +251,6 @@ def moe(
         top_k_weights,
     )
     return compute(experts, x, top_k_index, top_k_weights)
-
-
-def outside_autocast(compute: Callable[..., Tensor], experts: Experts, x: Tensor, *others: Any) -> Tensor:
-    """``compute(experts, x, *others)``, in the dtype of the experts whatever the ambient autocast."""
-    if torch.is_autocast_enabled(x.device.type):
-        with torch.autocast(x.device.type, enabled=False):
-            return compute(experts, x, *others)
-    return compute(experts, x, *others)
-
-
-def first(projection: Projection) -> Tensor:
-    """One of its tensors."""
-    return projection if isinstance(projection, Tensor) else projection[0]
 
 
 def check(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Experts:
@@ -222,67 +294,3 @@ def _check_shapes(experts: Experts, hidden: int) -> None:
         bias = cast("Tensor | None", getattr(experts, name))
         if bias is not None and bias.shape != (experts.number, width):
             raise ValueError(f"{name} must be {[experts.number, width]}; it is {[*bias.shape]}")
-
-
-def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """`moe` for arguments that were checked."""
-    order = sort(top_k_index, experts.number)
-    elsewhere = top_k_index >= experts.number
-    rows = x.to(experts.dtype)[order.slots // top_k_index.shape[1]]
-    up = None if experts.up is None else linear(rows, experts.up, order, experts)
-    inner = gated(experts, linear(rows, experts.gate_up, order, experts, experts.gate_up_bias), up)
-    out = linear(inner.to(first(experts.down).dtype), experts.down, order, experts, experts.down_bias)
-    if experts.post is not None:
-        out = experts.post(out)
-    slots = out[order.rows].view(*top_k_index.shape, out.shape[-1])
-    return weigh(slots.masked_fill(elsewhere[..., None], 0), top_k_weights.masked_fill(elsewhere, 0)).to(x.dtype)
-
-
-def sort(top_k_index: Tensor, number: int) -> Order:
-    """Sort the slots by expert, those of one expert as the tokens come."""
-    flat = top_k_index.reshape(-1)
-    experts, slots = torch.sort(flat, stable=True)
-    ends = torch.searchsorted(experts, torch.arange(number, device=flat.device, dtype=experts.dtype), right=True)
-    return Order(slots, torch.argsort(slots), ends, experts.clamp(max=number - 1))
-
-
-def linear(rows: Tensor, projection: Projection, order: Order, experts: Experts, bias: Tensor | None = None) -> Tensor:
-    """Every expert's rows times its matrix, and its bias added; rows of none become zero before the bias."""
-    if isinstance(projection, Tensor):
-        weight = projection if experts.transposed else projection.transpose(-2, -1)
-        out = grouped.linear(rows, weight, order.ends)
-    else:
-        skip = experts.idle == "none"
-        out = grouped.walk(rows, [w if experts.transposed else w.t() for w in projection], order.ends, skip=skip)
-    return out if bias is None else out + bias[order.experts]
-
-
-def gated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
-    """What goes into the second projection, from the result of the first."""
-    if not isinstance(experts.activation, str):
-        return experts.activation(gate if up is None else torch.cat((gate, up), dim=-1))
-    return apply_gate(gate, up, experts.activation, experts.layout, experts.limit, experts.alpha)
-
-
-def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
-    """A row of `GATES`: tensors first, then what a compiler compiles in."""
-    how = GATES[name]
-    if up is None and layout == "concatenated":
-        gate, up = gate.chunk(2, dim=-1)
-    elif up is None and layout == "interleaved":
-        gate, up = gate[..., ::2], gate[..., 1::2]
-    if how.clamp == "before":
-        gate = gate.clamp(max=limit)
-    activated = how.activation(gate, alpha)
-    if how.clamp == "after":
-        activated = activated.clamp(max=limit)
-    if up is None:
-        return activated
-    if how.clamp is not None and limit is not None:
-        up = up.clamp(min=-limit, max=limit)
-    return activated * (up + how.offset if how.offset else up)
-
-
-def weigh(slots: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum over the second dimension of ``(tokens, k, hidden)``, always in the same order."""
-    return (slots * weights[..., None]).sum(1)

@@ -23,7 +23,7 @@ class RMSNormKernel(BaseKernel):
 
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
         """Recognise an RMSNorm by its structure, in every variant of the reference."""
-        from .recognise.norm import match
+        from .recognise import match
 
         return match(site)
 

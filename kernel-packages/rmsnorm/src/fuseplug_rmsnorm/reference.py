@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True)
-class Semantics:
+class Variant:
     """Where one variant casts, rounds, scales and gates. The defaults are Llama's.
 
     Two rows may describe the same function of real numbers and still be two variants: they round differently, in the
@@ -20,6 +20,7 @@ class Semantics:
     added).
 
     Attributes:
+        name: Its key in `VARIANTS`.
         upcast: Compute in ``promote(x.dtype, float32)``; otherwise in the dtype of x throughout.
         casts: How often x is widened: ``"once"``, or ``"twice"``, for the mean square and in the product.
         square: How x² is written: as a ``"power"``, which has one gradient; or as the ``"product"`` of x and x, which
@@ -44,6 +45,7 @@ class Semantics:
     gate: Literal["before", "after"] | None = None
     activation: Literal["silu", "sigmoid"] = "silu"
     native: bool = False
+    name: str = ""
 
     @property
     def autocast(self) -> bool:
@@ -51,34 +53,86 @@ class Semantics:
         return self.native or not self.upcast
 
 
-VARIANTS: dict[str, Semantics] = {
-    "llama": Semantics(),
-    "cast-last": Semantics(weight="before-cast"),
-    "gemma": Semantics(weight="before-cast", offset="wide"),
-    "t5": Semantics(casts="twice", weight="half-cast"),
-    "cast-last-pow": Semantics(weight="before-cast", root="pow"),
-    "llama-twice-cast": Semantics(casts="twice"),
-    "gemma-own-offset": Semantics(weight="before-cast", offset="own"),
-    "gemma-input-scaled": Semantics(weight="input", offset="own"),
-    "cast-last-div": Semantics(weight="before-cast", root="div"),
-    "llama-product": Semantics(square="product"),
-    "cast-last-product": Semantics(weight="before-cast", square="product"),
-    "rounded-root": Semantics(casts="twice", root="rounded-rsqrt"),
-    "torch": Semantics(weight="before-cast", native=True),
-    "no-upcast": Semantics(upcast=False),
-    "no-upcast-div": Semantics(upcast=False, root="div"),
-    "no-upcast-product": Semantics(upcast=False, square="product"),
-    "no-upcast-weight-first": Semantics(upcast=False, weight="first"),
-    "gate-first": Semantics(gate="before"),
-    "gate-first-cast-last": Semantics(gate="before", weight="before-cast"),
-    "gated-silu": Semantics(gate="after"),
-    "gated-sigmoid": Semantics(gate="after", activation="sigmoid"),
-    "gated-silu-cast-last": Semantics(gate="after", weight="before-cast"),
-    "gated-sigmoid-cast-last": Semantics(gate="after", weight="before-cast", activation="sigmoid"),
+_ROWS = {
+    "llama": Variant(),
+    "cast-last": Variant(weight="before-cast"),
+    "gemma": Variant(weight="before-cast", offset="wide"),
+    "t5": Variant(casts="twice", weight="half-cast"),
+    "cast-last-pow": Variant(weight="before-cast", root="pow"),
+    "llama-twice-cast": Variant(casts="twice"),
+    "gemma-own-offset": Variant(weight="before-cast", offset="own"),
+    "gemma-input-scaled": Variant(weight="input", offset="own"),
+    "cast-last-div": Variant(weight="before-cast", root="div"),
+    "llama-product": Variant(square="product"),
+    "cast-last-product": Variant(weight="before-cast", square="product"),
+    "rounded-root": Variant(casts="twice", root="rounded-rsqrt"),
+    "torch": Variant(weight="before-cast", native=True),
+    "no-upcast": Variant(upcast=False),
+    "no-upcast-div": Variant(upcast=False, root="div"),
+    "no-upcast-product": Variant(upcast=False, square="product"),
+    "no-upcast-weight-first": Variant(upcast=False, weight="first"),
+    "gate-first": Variant(gate="before"),
+    "gate-first-cast-last": Variant(gate="before", weight="before-cast"),
+    "gated-silu": Variant(gate="after"),
+    "gated-sigmoid": Variant(gate="after", activation="sigmoid"),
+    "gated-silu-cast-last": Variant(gate="after", weight="before-cast"),
+    "gated-sigmoid-cast-last": Variant(gate="after", weight="before-cast", activation="sigmoid"),
 }
+VARIANTS = {name: replace(row, name=name) for name, row in _ROWS.items()}
 """Every variant by name, the likely ones first."""
 
 _HALF = (torch.float16, torch.bfloat16)
+
+
+def in_groups(tensor: Tensor, group_size: int | None) -> Tensor:
+    """Cut the last dimension of *tensor* into ``(groups, group_size)``."""
+    return tensor if group_size is None else tensor.reshape(*tensor.shape[:-1], -1, group_size)
+
+
+def unit(x: Tensor, source: Tensor, weight: Tensor | None, eps: float, group_size: int | None, how: Variant) -> Tensor:
+    """Rows (or groups) of mean square one, from *source*, which is x, widened and perhaps gated or scaled."""
+    grouped = in_groups(source, group_size)
+    squares = grouped * grouped if how.square == "product" else grouped.pow(2)
+    mean_square = squares.mean(-1, keepdim=True) + eps
+    if how.casts == "twice":
+        grouped = in_groups(x, group_size)
+    if how.weight == "first" and weight is not None:
+        grouped = grouped * in_groups(weight, group_size)
+    if how.root == "div":
+        y = grouped / torch.sqrt(mean_square)
+    elif how.root == "pow":
+        y = grouped * torch.pow(mean_square, -0.5)
+    elif how.root == "rounded-rsqrt":
+        y = grouped * torch.rsqrt(mean_square).to(x.dtype)
+    else:
+        y = grouped * torch.rsqrt(mean_square)
+    return y if group_size is None else y.flatten(-2)
+
+
+def compute(
+    how: Variant,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    gate: Tensor | None,
+    group_size: int | None,
+    unit: Callable[..., Tensor] = unit,
+) -> Tensor:
+    """`rms_norm` for arguments that were checked; *unit* may be another way to normalise."""
+    if how.native and group_size is None and (weight is None or weight.dim() == 1):
+        return functional.rms_norm(x, x.shape[-1:], weight, eps)
+    wide = wide_dtype(x, how)
+    source = x.to(wide)
+    if how.gate == "before" and gate is not None:
+        source = source * activate(gate.to(wide), how)
+    if how.weight == "input" and weight is not None:
+        source = (source * scale(weight, wide, how)).to(x.dtype).to(wide)
+    y = unit(x, source, weight, eps, group_size, how)
+    # What is computed in the dtype of x throughout is cast nowhere, and autocast makes another dtype of it.
+    y = _weigh(y, weight, x.dtype if how.upcast else y.dtype, wide, how)
+    if how.gate == "after" and gate is not None:
+        y = y * activate(gate.to(wide), how)
+    return y.to(x.dtype) if how.gate == "after" else y
 
 
 def rms_norm(
@@ -89,6 +143,7 @@ def rms_norm(
     variant: str = "llama",
     gate: Tensor | None = None,
     group_size: int | None = None,
+    compute: Callable[..., Tensor] = compute,
 ) -> Tensor:
     """Root-mean-square normalisation over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467).
 
@@ -101,6 +156,7 @@ def rms_norm(
         variant: A key of `VARIANTS`.
         gate: ``(..., hidden)`` like *x*; only for the gated variants, which compute without a gate if it is ``None``.
         group_size: Normalise over groups of so many neighbours; ``None`` is the whole of the last dimension.
+        compute: What is given the arguments once they are checked, and the row of `VARIANTS`: that of a backend.
 
     Returns:
         ``(..., hidden)`` in the dtype of *x*; where the weight is multiplied after the cast or without one, in
@@ -112,8 +168,8 @@ def rms_norm(
     return compute(check(x, weight, variant, gate, group_size), x, weight, eps, gate, group_size)
 
 
-def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, group_size: int | None) -> Semantics:
-    """Return the semantics of *variant*, or raise the `ValueError` that says what does not fit."""
+def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, group_size: int | None) -> Variant:
+    """Return the row of *variant*, or raise the `ValueError` that says what does not fit."""
     how = VARIANTS.get(variant)
     if how is None:
         raise ValueError(f"unknown RMSNorm variant {variant!r}; known: {', '.join(VARIANTS)}")
@@ -162,68 +218,15 @@ def add_rms_norm(
     return norm(total, weight, eps, variant=variant), total
 
 
-def check_sum(x: Tensor, residual: Tensor, weight: Tensor | None, variant: str) -> Semantics:
-    """Return the semantics of *variant*, or raise the `ValueError` that says what does not fit `add_rms_norm`."""
+def check_sum(x: Tensor, residual: Tensor, weight: Tensor | None, variant: str) -> Variant:
+    """Return the row of *variant*, or raise the `ValueError` that says what does not fit `add_rms_norm`."""
     how = check(x, weight, variant, None, None)
     if residual.shape != x.shape:
         raise ValueError(f"residual must have the shape of x, {(*x.shape,)}; it has {(*residual.shape,)}")
     return how
 
 
-def in_groups(tensor: Tensor, group_size: int | None) -> Tensor:
-    """Cut the last dimension of *tensor* into ``(groups, group_size)``."""
-    return tensor if group_size is None else tensor.reshape(*tensor.shape[:-1], -1, group_size)
-
-
-def unit(
-    x: Tensor, source: Tensor, weight: Tensor | None, eps: float, group_size: int | None, how: Semantics
-) -> Tensor:
-    """Rows (or groups) of mean square one, from *source*, which is x, widened and perhaps gated or scaled."""
-    grouped = in_groups(source, group_size)
-    squares = grouped * grouped if how.square == "product" else grouped.pow(2)
-    mean_square = squares.mean(-1, keepdim=True) + eps
-    if how.casts == "twice":
-        grouped = in_groups(x, group_size)
-    if how.weight == "first" and weight is not None:
-        grouped = grouped * in_groups(weight, group_size)
-    if how.root == "div":
-        y = grouped / torch.sqrt(mean_square)
-    elif how.root == "pow":
-        y = grouped * torch.pow(mean_square, -0.5)
-    elif how.root == "rounded-rsqrt":
-        y = grouped * torch.rsqrt(mean_square).to(x.dtype)
-    else:
-        y = grouped * torch.rsqrt(mean_square)
-    return y if group_size is None else y.flatten(-2)
-
-
-def compute(
-    how: Semantics,
-    x: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    gate: Tensor | None,
-    group_size: int | None,
-    unit: Callable[..., Tensor] = unit,
-) -> Tensor:
-    """`rms_norm` for arguments that were checked; *unit* may be another way to normalise."""
-    if how.native and group_size is None and (weight is None or weight.dim() == 1):
-        return functional.rms_norm(x, x.shape[-1:], weight, eps)
-    wide = wide_dtype(x, how)
-    source = x.to(wide)
-    if how.gate == "before" and gate is not None:
-        source = source * activate(gate.to(wide), how)
-    if how.weight == "input" and weight is not None:
-        source = (source * scale(weight, wide, how)).to(x.dtype).to(wide)
-    y = unit(x, source, weight, eps, group_size, how)
-    # What is computed in the dtype of x throughout is cast nowhere, and autocast makes another dtype of it.
-    y = _weigh(y, weight, x.dtype if how.upcast else y.dtype, wide, how)
-    if how.gate == "after" and gate is not None:
-        y = y * activate(gate.to(wide), how)
-    return y.to(x.dtype) if how.gate == "after" else y
-
-
-def _weigh(y: Tensor, weight: Tensor | None, narrow: torch.dtype, wide: torch.dtype, how: Semantics) -> Tensor:
+def _weigh(y: Tensor, weight: Tensor | None, narrow: torch.dtype, wide: torch.dtype, how: Variant) -> Tensor:
     """Multiply the weight, and cast, in the order of the variant."""
     if weight is None or how.weight == "input":
         return y.to(narrow)
@@ -237,12 +240,12 @@ def _weigh(y: Tensor, weight: Tensor | None, narrow: torch.dtype, wide: torch.dt
     return weight * y.to(narrow)
 
 
-def wide_dtype(x: Tensor, how: Semantics) -> torch.dtype:
+def wide_dtype(x: Tensor, how: Variant) -> torch.dtype:
     """The dtype that the variant computes in."""
     return torch.promote_types(x.dtype, torch.float32) if how.upcast else x.dtype
 
 
-def result_dtype(x: Tensor, weight: Tensor | None, how: Semantics) -> torch.dtype:
+def result_dtype(x: Tensor, weight: Tensor | None, how: Variant) -> torch.dtype:
     """The dtype that the variant returns."""
     if weight is None or how.gate == "after" or how.weight in ("before-cast", "input"):
         return x.dtype
@@ -251,13 +254,13 @@ def result_dtype(x: Tensor, weight: Tensor | None, how: Semantics) -> torch.dtyp
     return torch.promote_types(x.dtype, weight.dtype)
 
 
-def scale(weight: Tensor, wide: torch.dtype, how: Semantics) -> Tensor:
+def scale(weight: Tensor, wide: torch.dtype, how: Variant) -> Tensor:
     """What unit rows are multiplied by: the weight in the wide dtype, with the variant's offset."""
     if how.offset == "own":
         return (1.0 + weight).to(wide)
     return 1.0 + weight.to(wide) if how.offset == "wide" else weight.to(wide)
 
 
-def activate(gate: Tensor, how: Semantics) -> Tensor:
+def activate(gate: Tensor, how: Variant) -> Tensor:
     """What the gate multiplies by."""
     return functional.silu(gate) if how.activation == "silu" else torch.sigmoid(gate)

@@ -23,7 +23,7 @@ class RoPEKernel(BaseKernel):
 
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
         """Recognise the rotary functions that the module's methods call, in every variant of the reference."""
-        from .recognise.structure import match
+        from .recognise import match
 
         return match(site)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Semantics:
+class Variant:
     """How one variant pairs, reads its tables, casts and rounds. The defaults are Llama's.
 
     Two rows may describe the same function of real numbers and still be two variants: they round differently, in the
@@ -34,6 +34,7 @@ class Semantics:
         width: Which elements are rotated where the tables are for fewer than x has: none may be left over,
             ``"whole"``; the ``"leading"`` ones or the ``"trailing"`` ones.
         negated: Whether the rotation is by the negative angle.
+        name: Its key in `VARIANTS`.
     """
 
     reads: Literal["halves", "pairs"] = "halves"
@@ -45,6 +46,7 @@ class Semantics:
     back: Literal["own", "first"] | None = None
     width: Literal["whole", "leading", "trailing"] = "whole"
     negated: bool = False
+    name: str = ""
 
     @property
     def keeps_order(self) -> bool:
@@ -55,21 +57,21 @@ class Semantics:
         return self.width == "whole" and self.reads == self.writes and self.form in ("rotate", "complex")
 
 
-def _pairs(**differs: object) -> Semantics:
-    return Semantics(reads="pairs", writes="pairs", **differs)  # type: ignore[arg-type]
+def _pairs(**differs: object) -> Variant:
+    return Variant(reads="pairs", writes="pairs", **differs)  # type: ignore[arg-type]
 
 
-VARIANTS: dict[str, Semantics] = {
-    "half": Semantics(),
-    "half-partial": Semantics(width="leading"),
-    "half-vision": Semantics(widen="once", widen_table=True, back="own"),
-    "half-promoting": Semantics(back="own"),
-    "half-wide": Semantics(widen="twice", back="first"),
-    "half-wide-tables": Semantics(widen="once", widen_table=True, back="first"),
-    "half-size": Semantics(table="half", form="parts"),
-    "half-negated": Semantics(negated=True),
-    "half-size-negated": Semantics(table="half", form="parts", back="own", negated=True),
-    "half-size-negated-wide": Semantics(table="half", form="parts", widen="once", back="own", negated=True),
+_ROWS = {
+    "half": Variant(),
+    "half-partial": Variant(width="leading"),
+    "half-vision": Variant(widen="once", widen_table=True, back="own"),
+    "half-promoting": Variant(back="own"),
+    "half-wide": Variant(widen="twice", back="first"),
+    "half-wide-tables": Variant(widen="once", widen_table=True, back="first"),
+    "half-size": Variant(table="half", form="parts"),
+    "half-negated": Variant(negated=True),
+    "half-size-negated": Variant(table="half", form="parts", back="own", negated=True),
+    "half-size-negated-wide": Variant(table="half", form="parts", widen="once", back="own", negated=True),
     "interleaved": _pairs(),
     "interleaved-partial": _pairs(width="leading"),
     "interleaved-wide": _pairs(widen="once", back="first"),
@@ -86,54 +88,14 @@ VARIANTS: dict[str, Semantics] = {
     "interleaved-half-size-wide": _pairs(table="half", form="parts", widen="once", back="own"),
     "interleaved-matrix": _pairs(table="first-half", form="matrix"),
     "complex": _pairs(table="half", form="complex", widen="once", back="own"),
-    "mla": Semantics(reads="pairs", table="first-half", form="parts"),
-    "mla-full-table": Semantics(reads="pairs"),
+    "mla": Variant(reads="pairs", table="first-half", form="parts"),
+    "mla-full-table": Variant(reads="pairs"),
 }
+VARIANTS = {name: replace(row, name=name) for name, row in _ROWS.items()}
 """Every variant by name, the likely ones first."""
 
 
-def rope(
-    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, variant: str = "half"
-) -> tuple[Tensor, Tensor | None]:
-    """Rotary position embedding (Su et al. 2021, RoFormer, arXiv:2104.09864).
-
-    Each plane ``(a, b)`` of the last dimension becomes ``(a cos θ - b sin θ, b cos θ + a sin θ)``, rounded exactly as
-    *variant* rounds it, values and gradients.
-
-    Args:
-        q: ``(..., head_dim)``, floating, of any strides; usually ``(batch, heads, sequence, head_dim)`` in the memory
-            of ``(batch, sequence, heads, head_dim)``.
-        k: Like *q*, perhaps with other numbers of heads; ``None`` to rotate *q* alone.
-        cos: ``(..., angles)``, broadcastable to *q* and to *k* but for the last dimension, which is the number of
-            rotated elements, or half of it where the variant's table says so.
-        sin: Like *cos*.
-        variant: A key of `VARIANTS`.
-
-    Returns:
-        *q* and *k* rotated, in their shapes; ``None`` for a *k* of ``None``. The dtype is what `Semantics.back` says.
-
-    Raises:
-        ValueError: If the variant is unknown, or the tables are for fewer or more elements than it rotates.
-    """
-    return compute(check(q, k, cos, variant), q, k, cos, sin)
-
-
-def check(q: Tensor, k: Tensor | None, cos: Tensor, variant: str) -> Semantics:
-    """Return the semantics of *variant*, or raise the `ValueError` that says what does not fit."""
-    how = VARIANTS.get(variant)
-    if how is None:
-        raise ValueError(f"unknown RoPE variant {variant!r}; known: {', '.join(VARIANTS)}")
-    rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
-    for name, x in (("q", q), ("k", k)):
-        if x is not None and rotated != x.shape[-1] and (how.width == "whole" or rotated > x.shape[-1]):
-            raise ValueError(
-                f"variant {variant!r} with cos of {cos.shape[-1]} angles rotates {rotated} elements; "
-                f"{name} has {x.shape[-1]} in its last dimension"
-            )
-    return how
-
-
-def compute(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`rope` for arguments that were checked."""
     rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
     if how.widen_table:
@@ -149,7 +111,7 @@ def compute(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tenso
     return q_out, _compute_one(how, k, rotated, tables, rotate, q.dtype if how.back == "first" else k.dtype)
 
 
-def result_dtype(how: Semantics, x: Tensor, q: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
+def result_dtype(how: Variant, x: Tensor, q: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
     """The dtype of *x* rotated, which is *q* itself or comes with it."""
     if how.back is not None:
         return q.dtype if how.back == "first" else x.dtype
@@ -171,14 +133,14 @@ def joined(first: Tensor, second: Tensor, order: str) -> Tensor:
     return torch.cat((first, second), dim=-1)
 
 
-def split(x: Tensor, rotated: int, how: Semantics) -> tuple[Tensor, Tensor | None]:
+def split(x: Tensor, rotated: int, how: Variant) -> tuple[Tensor, Tensor | None]:
     """What of *x* is rotated, and what is left as it is."""
     if how.width == "trailing":
         return x[..., -rotated:], x[..., :-rotated]
     return (x, None) if how.width == "whole" else (x[..., :rotated], x[..., rotated:])
 
 
-def merged(rotated: Tensor, rest: Tensor | None, how: Semantics) -> Tensor:
+def merged(rotated: Tensor, rest: Tensor | None, how: Variant) -> Tensor:
     """The inverse of `split`."""
     if rest is None:
         return rotated
@@ -186,10 +148,10 @@ def merged(rotated: Tensor, rest: Tensor | None, how: Semantics) -> Tensor:
 
 
 Tables = tuple[Tensor, ...]
-Rotate = Callable[[Semantics, Tensor, Tensor, Tables], Tensor]
+Rotate = Callable[[Variant, Tensor, Tensor, Tables], Tensor]
 
 
-def _compute_one(how: Semantics, x: Tensor, rotated: int, tables: Tables, rotate: Rotate, back: torch.dtype) -> Tensor:
+def _compute_one(how: Variant, x: Tensor, rotated: int, tables: Tables, rotate: Rotate, back: torch.dtype) -> Tensor:
     source, rest = split(x, rotated, how)
     wide = torch.promote_types(x.dtype, torch.float32)
     first = source if how.widen is None else source.to(wide)
@@ -198,19 +160,19 @@ def _compute_one(how: Semantics, x: Tensor, rotated: int, tables: Tables, rotate
     return merged(y if how.back is None else y.to(back), rest, how)
 
 
-def _whole_tables(how: Semantics, cos: Tensor, sin: Tensor) -> Tables:
+def _whole_tables(how: Variant, cos: Tensor, sin: Tensor) -> Tables:
     """One angle for each element."""
     if how.table == "full":
         return cos, sin
     return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
 
 
-def _tables(_how: Semantics, cos: Tensor, sin: Tensor) -> Tables:
+def _tables(_how: Variant, cos: Tensor, sin: Tensor) -> Tables:
     """One angle for each plane."""
     return cos, sin
 
 
-def _rotate(how: Semantics, first: Tensor, second: Tensor, tables: Tables) -> Tensor:
+def _rotate(how: Variant, first: Tensor, second: Tensor, tables: Tables) -> Tensor:
     cos, sin = tables
     if how.reads != how.writes:
         first = second = joined(*planes(first, how.reads), how.writes)
@@ -219,7 +181,7 @@ def _rotate(how: Semantics, first: Tensor, second: Tensor, tables: Tables) -> Te
     return first * cos + turned * sin
 
 
-def _parts(how: Semantics, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
+def _parts(how: Variant, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
     cos, sin = tables
     if how.negated:
         sin = -sin
@@ -227,23 +189,71 @@ def _parts(how: Semantics, first: Tensor, _second: Tensor, tables: Tables) -> Te
     return joined(a * cos - b * sin, b * cos + a * sin, how.writes)
 
 
-def _complex_tables(_how: Semantics, cos: Tensor, sin: Tensor) -> Tables:
+def _complex_tables(_how: Variant, cos: Tensor, sin: Tensor) -> Tables:
     return (torch.complex(cos, sin),)
 
 
-def _complex(_how: Semantics, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
+def _complex(_how: Variant, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
     numbers = torch.view_as_complex(first.reshape(*first.shape[:-1], first.shape[-1] // 2, 2))
     return torch.view_as_real(numbers * tables[0]).flatten(-2)
 
 
-def _matrices(_how: Semantics, cos: Tensor, sin: Tensor) -> Tables:
+def _matrices(_how: Variant, cos: Tensor, sin: Tensor) -> Tables:
     return (torch.stack((cos, -sin, sin, cos), dim=-1).view(*cos.shape, 2, 2),)
 
 
-def _matrix(_how: Semantics, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
+def _matrix(_how: Variant, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
     rows = first.reshape(*first.shape[:-1], first.shape[-1] // 2, 1, 2)
     return (rows * tables[0]).sum(-1).flatten(-2)
 
 
 _TABLES = {"rotate": _whole_tables, "parts": _tables, "complex": _complex_tables, "matrix": _matrices}
 _FORMS: dict[str, Rotate] = {"rotate": _rotate, "parts": _parts, "complex": _complex, "matrix": _matrix}
+
+
+def rope(
+    q: Tensor,
+    k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    variant: str = "half",
+    compute: Callable[..., tuple[Tensor, Tensor | None]] = compute,
+) -> tuple[Tensor, Tensor | None]:
+    """Rotary position embedding (Su et al. 2021, RoFormer, arXiv:2104.09864).
+
+    Each plane ``(a, b)`` of the last dimension becomes ``(a cos θ - b sin θ, b cos θ + a sin θ)``, rounded exactly as
+    *variant* rounds it, values and gradients.
+
+    Args:
+        q: ``(..., head_dim)``, floating, of any strides; usually ``(batch, heads, sequence, head_dim)`` in the memory
+            of ``(batch, sequence, heads, head_dim)``.
+        k: Like *q*, perhaps with other numbers of heads; ``None`` to rotate *q* alone.
+        cos: ``(..., angles)``, broadcastable to *q* and to *k* but for the last dimension, which is the number of
+            rotated elements, or half of it where the variant's table says so.
+        sin: Like *cos*.
+        variant: A key of `VARIANTS`.
+        compute: What is given the arguments once they are checked, and the row of `VARIANTS`: that of a backend.
+
+    Returns:
+        *q* and *k* rotated, in their shapes; ``None`` for a *k* of ``None``. The dtype is what `Variant.back` says.
+
+    Raises:
+        ValueError: If the variant is unknown, or the tables are for fewer or more elements than it rotates.
+    """
+    return compute(check(q, k, cos, variant), q, k, cos, sin)
+
+
+def check(q: Tensor, k: Tensor | None, cos: Tensor, variant: str) -> Variant:
+    """Return the row of *variant*, or raise the `ValueError` that says what does not fit."""
+    how = VARIANTS.get(variant)
+    if how is None:
+        raise ValueError(f"unknown RoPE variant {variant!r}; known: {', '.join(VARIANTS)}")
+    rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
+    for name, x in (("q", q), ("k", k)):
+        if x is not None and rotated != x.shape[-1] and (how.width == "whole" or rotated > x.shape[-1]):
+            raise ValueError(
+                f"variant {variant!r} with cos of {cos.shape[-1]} angles rotates {rotated} elements; "
+                f"{name} has {x.shape[-1]} in its last dimension"
+            )
+    return how

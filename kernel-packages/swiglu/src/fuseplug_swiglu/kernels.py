@@ -23,7 +23,7 @@ class SwiGLUKernel(BaseKernel):
 
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
         """Recognise a gated MLP by its structure, in every variant of the reference."""
-        from .recognise.structure import match
+        from .recognise import match
 
         return match(site)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ LAYOUTS = ("gate-first", "gate-second", "interleaved")
 
 
 @dataclass(frozen=True)
-class Semantics:
+class Variant:
     """What one variant does besides ``activation(gate) * up``.
 
     Attributes:
@@ -70,6 +70,7 @@ class Semantics:
         sparse: Of each row of the gate only what exceeds a quantile is kept; see `sparsify`.
         clamp: Up is kept within ±limit, and from above so is the gate, ``"before"`` its activation or ``"after"`` it.
         offset: Up is ``1 + up``.
+        name: Its key in `VARIANTS`.
         needs: The numbers without which the variant means nothing.
         simple: Whether nothing is done besides.
     """
@@ -79,6 +80,7 @@ class Semantics:
     sparse: bool = False
     clamp: Literal["before", "after"] | None = None
     offset: bool = False
+    name: str = ""
 
     # Worked out once: at one token each look at them would cost as much as the activation.
     needs: frozenset[str] = field(init=False)
@@ -91,80 +93,44 @@ class Semantics:
         object.__setattr__(self, "simple", not (needs or self.wide or self.offset))
 
 
-VARIANTS: dict[str, Semantics] = {
-    "plain": Semantics(),
-    "wide": Semantics(wide=True),
-    "scaled": Semantics(scaled=True),
-    "sparse": Semantics(sparse=True),
-    "clamp-before": Semantics(clamp="before"),
-    "clamp-after": Semantics(clamp="after"),
-    "clamp-before-offset": Semantics(clamp="before", offset=True),
+_ROWS = {
+    "plain": Variant(),
+    "wide": Variant(wide=True),
+    "scaled": Variant(scaled=True),
+    "sparse": Variant(sparse=True),
+    "clamp-before": Variant(clamp="before"),
+    "clamp-after": Variant(clamp="after"),
+    "clamp-before-offset": Variant(clamp="before", offset=True),
 }
+VARIANTS = {name: replace(row, name=name) for name, row in _ROWS.items()}
 """Every variant by name, the likely ones first."""
 
 
-def swiglu(
-    gate: Tensor,
-    up: Tensor | None = None,
-    *,
-    activation: str = "silu",
-    variant: str = "plain",
-    layout: str = "gate-first",
-    limit: float | None = None,
-    scale: float | None = None,
-    sparsity: float | None = None,
-    beta: float = 1.0,
-) -> Tensor:
-    """The gated linear unit between the projections of an MLP (Shazeer 2020, arXiv:2002.05202).
+class Gating(NamedTuple):
+    """The arguments of `swiglu` that are no tensors, checked.
 
-    ``y = activation(gate) * up``, rounded exactly as *variant* rounds it, values and gradients. SwiGLU is the one with
-    ``"silu"``, GeGLU with ``"gelu"``, ReGLU with ``"relu"``, and the first GLU (Dauphin et al. 2016, arXiv:1612.08083)
-    with ``"sigmoid"``.
-
-    Args:
-        gate: ``(..., intermediate)``, floating. Without *up*: ``(..., 2 * intermediate)``, gate and up in one, as one
-            projection gives them; so they are read where they are, and their gradient is one tensor.
-        up: ``(..., intermediate)`` like *gate*, or ``None``.
-        activation: A key of `ACTIVATIONS`.
-        variant: A key of `VARIANTS`.
-        layout: Where in *gate* the gate is if it holds both: one of `LAYOUTS`.
-        limit: For the clamped variants; may be infinite.
-        scale: For ``"scaled"``.
-        sparsity: For ``"sparse"``: the share of each row that becomes zero, were it normally distributed; 0 for none.
-        beta: Of ``"swish"``, ``x * sigmoid(beta * x)`` (Ramachandran et al. 2017, arXiv:1710.05941).
-
-    Returns:
-        ``(..., intermediate)`` in ``promote(gate.dtype, up.dtype)``; for ``"wide"`` in the dtype of the gate.
-
-    Raises:
-        ValueError: If a name is unknown, a number the variant needs is missing, or a shape does not fit.
+    Attributes:
+        how: The variant.
     """
-    how = check(gate, up, activation, variant, layout, limit=limit, scale=scale, sparsity=sparsity)
-    if up is None:
-        gate, up = split(gate, layout)
-    return compute(how, activation, gate, up, limit, scale, sparsity, beta)
 
+    how: Variant
+    activation: str
+    layout: str
+    limit: float | None
+    scale: float | None
+    sparsity: float | None
+    beta: float
 
-def check(
-    gate: Tensor, up: Tensor | None, activation: str, variant: str, layout: str, **numbers: float | None
-) -> Semantics:
-    """Return the semantics of *variant*, or raise the `ValueError` that says what does not fit."""
-    how = VARIANTS.get(variant)
-    if how is None:
-        raise ValueError(f"unknown variant of a gated MLP {variant!r}; known: {', '.join(VARIANTS)}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
-    if up is not None:
-        if up.shape != gate.shape:
-            raise ValueError(f"up must have the shape of gate, {(*gate.shape,)}; it has {(*up.shape,)}")
-    elif layout not in LAYOUTS:
-        raise ValueError(f"unknown layout {layout!r}; known: {', '.join(LAYOUTS)}")
-    elif not gate.dim() or gate.shape[-1] % 2:
-        raise ValueError(f"without up, gate must be (..., 2 * intermediate); it has {(*gate.shape,)}")
-    for name, value in numbers.items():
-        if (value is not None) != (name in how.needs):
-            raise ValueError(f"variant {variant!r} {'takes no' if value is not None else 'needs a'} {name}")
-    return how
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """What a program is compiled for: names and numbers, without the sparsity, which none is compiled for."""
+        return self.activation, self.how.name, self.layout, self.limit, self.scale, self.beta
+
+    @classmethod
+    def of(cls, constants: tuple[Any, ...]) -> Gating:
+        """The gating that has these `constants`."""
+        activation, variant, layout, limit, scale, beta = constants
+        return cls(VARIANTS[variant], activation, layout, limit, scale, None, beta)
 
 
 def split(gate_up: Tensor, layout: str) -> tuple[Tensor, Tensor]:
@@ -175,34 +141,9 @@ def split(gate_up: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     return (first, second) if layout == "gate-first" else (second, first)
 
 
-def compute(
-    how: Semantics,
-    activation: str,
-    gate: Tensor,
-    up: Tensor,
-    limit: float | None,
-    scale: float | None,
-    sparsity: float | None,
-    beta: float,
-) -> Tensor:
-    """`swiglu` for arguments that were checked and split."""
-    narrow = gate.dtype
-    if how.wide:
-        gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
-        up = up.to(torch.promote_types(up.dtype, torch.float32))
-    if scale is not None:
-        gate = gate * scale
-    if sparsity:
-        gate = sparsify(gate, sparsity)
-    if how.clamp == "before":
-        gate = gate.clamp(max=limit)
-    gate = ACTIVATIONS[activation].function(gate, beta)
-    if how.clamp == "after":
-        gate = gate.clamp(max=limit)
-    if how.clamp is not None and limit is not None:
-        up = up.clamp(min=-limit, max=limit)
-    y = (up + 1.0 if how.offset else up) * gate
-    return y.to(narrow) if how.wide else y
+def separated(gating: Gating, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Gate and up, where they were one tensor as views of it."""
+    return (gate, up) if up is not None else split(gate, gating.layout)
 
 
 def sparsify(gate: Tensor, sparsity: float, device: torch.device | str | None = None) -> Tensor:
@@ -221,3 +162,90 @@ def sparsify(gate: Tensor, sparsity: float, device: torch.device | str | None = 
     mean = torch.mean(gate, dim=-1, keepdim=True)
     deviation = torch.std(gate, dim=-1, keepdim=True, unbiased=False)
     return functional.relu(gate - (mean + deviation * deviations))
+
+
+def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
+    """`swiglu` for arguments that were checked."""
+    how, limit = gating.how, gating.limit
+    gate, up = separated(gating, gate, up)
+    narrow = gate.dtype
+    if how.wide:
+        gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
+        up = up.to(torch.promote_types(up.dtype, torch.float32))
+    if gating.scale is not None:
+        gate = gate * gating.scale
+    if gating.sparsity:
+        gate = sparsify(gate, gating.sparsity)
+    if how.clamp == "before":
+        gate = gate.clamp(max=limit)
+    gate = ACTIVATIONS[gating.activation].function(gate, gating.beta)
+    if how.clamp == "after":
+        gate = gate.clamp(max=limit)
+    if how.clamp is not None and limit is not None:
+        up = up.clamp(min=-limit, max=limit)
+    y = (up + 1.0 if how.offset else up) * gate
+    return y.to(narrow) if how.wide else y
+
+
+def swiglu(
+    gate: Tensor,
+    up: Tensor | None = None,
+    *,
+    activation: str = "silu",
+    variant: str = "plain",
+    layout: str = "gate-first",
+    limit: float | None = None,
+    scale: float | None = None,
+    sparsity: float | None = None,
+    beta: float = 1.0,
+    compute: Callable[[Gating, Tensor, Tensor | None], Tensor] = compute,
+) -> Tensor:
+    """The gated linear unit between the projections of an MLP (Shazeer 2020, arXiv:2002.05202).
+
+    ``y = activation(gate) * up``, rounded exactly as *variant* rounds it, values and gradients. SwiGLU is the one with
+    ``"silu"``, GeGLU with ``"gelu"``, ReGLU with ``"relu"``, and the first GLU (Dauphin et al. 2016, arXiv:1612.08083)
+    with ``"sigmoid"``.
+
+    Args:
+        gate: ``(..., intermediate)``, floating. Without *up*: ``(..., 2 * intermediate)``, gate and up in one, as one
+            projection gives them; so they are read where they are, and their gradient is one tensor.
+        up: ``(..., intermediate)`` like *gate*, or ``None``.
+        activation: A key of `ACTIVATIONS`.
+        variant: A key of `VARIANTS`.
+        layout: Where in *gate* the gate is if it holds both: one of `LAYOUTS`.
+        limit: For the clamped variants; may be infinite.
+        scale: For ``"scaled"``.
+        sparsity: For ``"sparse"``: the share of each row that becomes zero, were it normally distributed; 0 for none.
+        beta: Of ``"swish"``, ``x * sigmoid(beta * x)`` (Ramachandran et al. 2017, arXiv:1710.05941).
+        compute: What is given the tensors once they are checked, and the `Gating`: that of a backend.
+
+    Returns:
+        ``(..., intermediate)`` in ``promote(gate.dtype, up.dtype)``; for ``"wide"`` in the dtype of the gate.
+
+    Raises:
+        ValueError: If a name is unknown, a number the variant needs is missing, or a shape does not fit.
+    """
+    how = check(gate, up, activation, variant, layout, limit=limit, scale=scale, sparsity=sparsity)
+    return compute(Gating(how, activation, layout, limit, scale, sparsity, beta), gate, up)
+
+
+def check(
+    gate: Tensor, up: Tensor | None, activation: str, variant: str, layout: str, **numbers: float | None
+) -> Variant:
+    """Return the row of *variant*, or raise the `ValueError` that says what does not fit."""
+    how = VARIANTS.get(variant)
+    if how is None:
+        raise ValueError(f"unknown variant of a gated MLP {variant!r}; known: {', '.join(VARIANTS)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
+    if up is not None:
+        if up.shape != gate.shape:
+            raise ValueError(f"up must have the shape of gate, {(*gate.shape,)}; it has {(*up.shape,)}")
+    elif layout not in LAYOUTS:
+        raise ValueError(f"unknown layout {layout!r}; known: {', '.join(LAYOUTS)}")
+    elif not gate.dim() or gate.shape[-1] % 2:
+        raise ValueError(f"without up, gate must be (..., 2 * intermediate); it has {(*gate.shape,)}")
+    for name, value in numbers.items():
+        if (value is not None) != (name in how.needs):
+            raise ValueError(f"variant {variant!r} {'takes no' if value is not None else 'needs a'} {name}")
+    return how

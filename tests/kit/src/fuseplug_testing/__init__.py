@@ -8,7 +8,9 @@ or, for a kernel that is installed, ``pytest --fuseplug-kernel my_kernel``. Impo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fuseplug.lazy import lazy
 
 from .results import Conformance, ConformanceError, Fault, Skip
 
@@ -18,13 +20,4 @@ if TYPE_CHECKING:
 __all__ = ["Conformance", "ConformanceError", "Fault", "Skip", "check_kernel"]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "check_kernel":
-        from .kit import check_kernel
-
-        return check_kernel
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, {"check_kernel": ".kit"})

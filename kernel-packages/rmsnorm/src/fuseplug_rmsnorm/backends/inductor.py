@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fuseplug.functional import computed_by
 from fuseplug.inductor import Compiled, keeping_order, plain
 
 from .. import reference
-from ..reference import Semantics
+from ..reference import Variant
 
 _LARGE = 1 << 16
 _LARGE_FOR_FLOAT32_FORWARD = 1 << 19
@@ -20,14 +23,13 @@ backward 142 and 165, 395 and 242. In float32 the forward alone loses at 2¹⁸,
 """
 
 
-def rms_norm(
+def compute(
+    how: Variant,
     x: Tensor,
-    weight: Tensor | None = None,
-    eps: float = 1e-6,
-    *,
-    variant: str = "llama",
-    gate: Tensor | None = None,
-    group_size: int | None = None,
+    weight: Tensor | None,
+    eps: float,
+    gate: Tensor | None,
+    group_size: int | None,
 ) -> Tensor:
     """`fuseplug_rmsnorm.reference.rms_norm`, fused: the same arguments, result and errors.
 
@@ -36,11 +38,10 @@ def rms_norm(
     compiler around it to fuse further.
     """
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return reference.rms_norm(x, weight, eps, variant=variant, gate=gate, group_size=group_size)
-    how = reference.check(x, weight, variant, gate, group_size)
+        return reference.compute(how, x, weight, eps, gate, group_size)
     autocast = torch.is_autocast_enabled(x.device.type)
     if not (autocast and how.autocast) and _is_large(x, group_size) and plain(x, weight, gate):
-        return _fused((variant, float(eps), group_size), x, weight, gate)
+        return _fused((how.name, float(eps), group_size), x, weight, gate)
     if autocast or not how.upcast or how.native:
         return reference.compute(how, x, weight, eps, gate, group_size)
 
@@ -48,6 +49,10 @@ def rms_norm(
         return _small(how, x, weight, eps, gate, group_size)
 
     return keeping_order(small, x, gate)
+
+
+rms_norm = computed_by(compute, reference.rms_norm)
+add_rms_norm = functools.partial(reference.add_rms_norm, norm=rms_norm)
 
 
 def rms_norm_formula(
@@ -71,7 +76,7 @@ def _is_large(x: Tensor, group_size: int | None) -> bool:
 
 
 def _small(
-    how: Semantics, x: Tensor, weight: Tensor | None, eps: float, gate: Tensor | None, group_size: int | None
+    how: Variant, x: Tensor, weight: Tensor | None, eps: float, gate: Tensor | None, group_size: int | None
 ) -> Tensor:
     """With torch's own `rms_norm`: the fewest calls, computed in float32, rounded once where variants round twice.
 
@@ -89,7 +94,7 @@ def _small(
 
 
 def _native_unit(
-    _x: Tensor, source: Tensor, _weight: Tensor | None, eps: float, group_size: int | None, _how: Semantics
+    _x: Tensor, source: Tensor, _weight: Tensor | None, eps: float, group_size: int | None, _how: Variant
 ) -> Tensor:
     grouped = reference.in_groups(source, group_size)
     return functional.rms_norm(grouped, grouped.shape[-1:], None, eps).view(source.shape)

@@ -30,22 +30,22 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fuseplug.functional import computed_by
 from fuseplug.npu import first_order
 
 from .. import reference
-from ..reference import Semantics
+from ..reference import Variant
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def rms_norm(
+def compute(
+    how: Variant,
     x: Tensor,
-    weight: Tensor | None = None,
-    eps: float = 1e-6,
-    *,
-    variant: str = "llama",
-    gate: Tensor | None = None,
-    group_size: int | None = None,
+    weight: Tensor | None,
+    eps: float,
+    gate: Tensor | None,
+    group_size: int | None,
 ) -> Tensor:
     """`fuseplug_rmsnorm.reference.rms_norm` on an NPU: the same arguments, result and errors.
 
@@ -53,7 +53,6 @@ def rms_norm(
     may be rounded to the dtype of x. Beyond the limits of the operation, and where autocast changes what the variant
     computes, it is the reference.
     """
-    how = reference.check(x, weight, variant, gate, group_size)
     if group_size == x.shape[-1]:
         group_size = None
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
@@ -73,6 +72,9 @@ def rms_norm(
     return y.to(dtype)
 
 
+rms_norm = computed_by(compute, reference.rms_norm)
+
+
 def _serves(x: Tensor, weight: Tensor | None, *, grouped: bool) -> bool:
     """Whether the operation takes these, by its page: op-plugin, docs/zh/custom_APIs/torch_npu, npu_rms_norm.
 
@@ -82,9 +84,7 @@ def _serves(x: Tensor, weight: Tensor | None, *, grouped: bool) -> bool:
     return dtypes and 2 <= x.dim() <= (7 if grouped else 8)
 
 
-def _widens(
-    x: Tensor, weight: Tensor | None, dtype: torch.dtype, how: Semantics, *, gated: bool, grouped: bool
-) -> bool:
+def _widens(x: Tensor, weight: Tensor | None, dtype: torch.dtype, how: Variant, *, gated: bool, grouped: bool) -> bool:
     """Whether x is widened to float32 first, because what is rounded to its dtype on the way would show.
 
     It would in a result of another *dtype*; and in the gradient of a wider weight, where the norm does not multiply it
@@ -97,7 +97,7 @@ def _widens(
     return gated and how.gate == "before" and x.dtype is torch.float16
 
 
-def _gamma(weight: Tensor, how: Semantics) -> Tensor:
+def _gamma(weight: Tensor, how: Variant) -> Tensor:
     """What rows of mean square one are multiplied by."""
     if how.offset is None:
         return weight

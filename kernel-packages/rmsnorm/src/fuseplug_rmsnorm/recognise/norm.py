@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Site, Target
 from fuseplug.reading import constants, names, remembered
 
-from ..reference import VARIANTS, Semantics
+from ..reference import VARIANTS, Variant
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MIXED = (
@@ -321,7 +321,7 @@ def _variants(gated: bool, weight: str | None) -> Iterable[str]:
     rows = {name: how for name, how in VARIANTS.items() if (how.gate is not None) == gated and not how.native}
     if weight is not None:
         return rows
-    distinct: dict[Semantics, str] = {}
+    distinct: dict[Variant, str] = {}
     for name, how in rows.items():
         if how.offset is None:
             distinct.setdefault(replace(how, weight="after-cast"), name)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fuseplug.functional import computed_by
 from fuseplug.inductor import CompiledLinear, plain
 
 from .. import reference
 
 if TYPE_CHECKING:
-    from ..reference import Semantics
+    from ..reference import Variant
 
 _LARGE = 1 << 18
 """Elements of q and k from which a compiled call is worth its fixed cost: about 60 µs forward and 200 µs both ways,
@@ -24,28 +25,27 @@ thousand, 651 and 338 at 1.6 million; forward and backward 338 and 409, 553 and 
 """
 
 
-def rope(
-    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, variant: str = "half"
-) -> tuple[Tensor, Tensor | None]:
+def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
     The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
     nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
     compiler around it to fuse further.
     """
-    how = reference.check(q, k, cos, variant)
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return reference.compute(how, q, k, cos, sin)
     if _is_large(how, q, k, cos, sin) and plain(q, k, cos, sin):
         xs = (q,) if k is None else (q, k)
         rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
-        constants = [(variant, rotated, reference.result_dtype(how, x, q, cos, sin)) for x in xs]
+        constants = [(how.name, rotated, reference.result_dtype(how, x, q, cos, sin)) for x in xs]
         q_out, *k_out = _fused(constants, xs, (cos, sin), keep_order=how.keeps_order)
         return q_out, k_out[0] if k_out else None
     if how is _LLAMA and not torch.is_grad_enabled() and _is_even(q, k, cos, sin) and plain(q, k, cos, sin):
         return _small(q, k, cos, sin)
     return reference.compute(how, q, k, cos, sin)
 
+
+rope = computed_by(compute, reference.rope)
 
 _LLAMA = reference.VARIANTS["half"]
 
@@ -64,7 +64,7 @@ def _small(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tenso
     return q, None if k is None else (k * cos).add_(k.roll(half, -1) * signed)
 
 
-def _is_large(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
+def _is_large(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
     if q.numel() + (0 if k is None else k.numel()) < _LARGE:
         return False
     if how.writes == "pairs" and how.width != "whole":
@@ -94,7 +94,7 @@ def rope_formula(x: Tensor, cos: Tensor, sin: Tensor, variant: str, rotated: int
     return reference.merged(y, None if rest is None else rest.to(dtype), how)
 
 
-def _halves(x: Tensor, cos: Tensor, sin: Tensor, how: Semantics, dtype: torch.dtype) -> Tensor:
+def _halves(x: Tensor, cos: Tensor, sin: Tensor, how: Variant, dtype: torch.dtype) -> Tensor:
     """Each coordinate apart, from its half or its place in the pairs; both are written in rows.
 
     They are cast before they are joined, forward and backward, or what is joined is a buffer of wide numbers.
@@ -105,7 +105,7 @@ def _halves(x: Tensor, cos: Tensor, sin: Tensor, how: Semantics, dtype: torch.dt
     return torch.stack([plane.to(dtype) for plane in rotated], dim=-2).flatten(-2)
 
 
-def _pairs(x: Tensor, cos: Tensor, sin: Tensor, how: Semantics, dtype: torch.dtype) -> Tensor:
+def _pairs(x: Tensor, cos: Tensor, sin: Tensor, how: Variant, dtype: torch.dtype) -> Tensor:
     """Element for element, in one row: what is written two apart is not written in vectors."""
     x = x.to(cos.dtype)
     if how.table != "full":
@@ -121,7 +121,7 @@ def _planes(x: Tensor, order: str) -> tuple[Tensor, ...]:
     return torch.unflatten(x, -1, (2, half)).unbind(-2)
 
 
-def _planes_of_table(table: Tensor, how: Semantics) -> tuple[Tensor, ...]:
+def _planes_of_table(table: Tensor, how: Variant) -> tuple[Tensor, ...]:
     if how.table == "half":
         return table, table
     halves = _planes(table, "halves")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target, called_functions
 from fuseplug.reading import hazard, remembered
 
-from ..reference import VARIANTS, Semantics
+from ..reference import VARIANTS, Variant
 from . import calls, modules
 from .adapters import ConformerAdapter, MethodAdapter, RotaryAdapter, Rows
 from .calls import Form, Mix
@@ -133,7 +133,7 @@ def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAda
                     yield RotaryAdapter(name, roles, dim, gathers, each, bare)
 
 
-def _fits(how: Semantics, parts: set[float]) -> bool:
+def _fits(how: Variant, parts: set[float]) -> bool:
     """Whether *how* rotates with tables for these *parts* of a head: all of it, or less too where it may."""
     rotated = {part * (2 if how.table == "half" else 1) for part in parts}
     return rotated == {1.0} if how.width == "whole" else max(rotated) <= 1.0 and rotated != {1.0}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from fuseplug.inductor import Compiled, plain
+from fuseplug.functional import computed_by
+from fuseplug.inductor import Compiled, plain, recording
 
 from .. import reference
-from ..reference import ACTIVATIONS, Semantics
+from ..reference import ACTIVATIONS, Gating
 
 _LARGE = 1 << 18
 _LARGE_FOR_TRAINING = 1 << 21
@@ -25,69 +28,50 @@ gelu in bfloat16 breaks even at 2²². Of several operations: relu² forward 0.1
 """
 
 
-def swiglu(
-    gate: Tensor,
-    up: Tensor | None = None,
-    *,
-    activation: str = "silu",
-    variant: str = "plain",
-    layout: str = "gate-first",
-    limit: float | None = None,
-    scale: float | None = None,
-    sparsity: float | None = None,
-    beta: float = 1.0,
-) -> Tensor:
+def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     """`fuseplug_swiglu.reference.swiglu`, fused: the same arguments, result and errors.
 
     The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
     nearer to the exact one. Nothing is kept for the backward but *gate* and *up*. Inside ``torch.compile``,
     ``torch.export`` and other tracers it *is* the reference, for the compiler around it to fuse further.
     """
-    how = reference.check(gate, up, activation, variant, layout, limit=limit, scale=scale, sparsity=sparsity)
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not plain(gate, up):
-        first, second = (gate, up) if up is not None else reference.split(gate, layout)
-        return reference.compute(how, activation, first, second, limit, scale, sparsity, beta)
-    if how.sparse:
+        return reference.compute(gating, gate, up)
+    if gating.how.sparse:
         # Outside of what is compiled, so that exactly those elements are kept which the original keeps.
-        first, up = (gate, up) if up is not None else reference.split(gate, layout)
-        gate = reference.sparsify(first, sparsity) if sparsity else first
-        how, variant = reference.VARIANTS["plain"], "plain"
-    records = torch.is_grad_enabled() and (gate.requires_grad or (up is not None and up.requires_grad))
-    if _is_large(gate, up, how, activation, records):
-        return _fused((activation, variant, layout, limit, scale, beta), gate, up)
-    first, second = (gate, up) if up is not None else reference.split(gate, layout)
-    if not records and how.simple and first.dtype is second.dtype:
-        return ACTIVATIONS[activation].function(first, beta).mul_(second)
-    return reference.compute(how, activation, first, second, limit, scale, None, beta)
+        gate, up = reference.separated(gating, gate, up)
+        gate = reference.sparsify(gate, gating.sparsity) if gating.sparsity else gate
+        gating = gating._replace(how=reference.VARIANTS["plain"], sparsity=None)
+    records = recording(gate, up)
+    if _is_large(gating, gate, up, records):
+        return _fused(gating.constants, gate, up)
+    if not records and gating.how.simple:
+        gate, up = reference.separated(gating, gate, up)
+        if gate.dtype is up.dtype:
+            return ACTIVATIONS[gating.activation].function(gate, gating.beta).mul_(up)
+    return reference.compute(gating, gate, up)
 
 
-def swiglu_formula(
-    gate: Tensor,
-    up: Tensor | None,
-    activation: str,
-    variant: str,
-    layout: str,
-    limit: float | None,
-    scale: float | None,
-    beta: float,
-) -> Tensor:
+swiglu = computed_by(compute, reference.swiglu)
+
+
+def swiglu_formula(gate: Tensor, up: Tensor | None, *constants: Any) -> Tensor:
     """The reference as a formula to compile: tensors first, then what is compiled in."""
-    if up is None:
-        gate, up = reference.split(gate, layout)
-    return reference.compute(reference.VARIANTS[variant], activation, gate, up, limit, scale, None, beta)
+    return reference.compute(Gating.of(constants), gate, up)
 
 
 _fused = Compiled(swiglu_formula)
 
 
-def _is_large(gate: Tensor, up: Tensor | None, how: Semantics, activation: str, records: bool) -> bool:
+def _is_large(gating: Gating, gate: Tensor, up: Tensor | None, records: bool) -> bool:
     width = gate.shape[-1] if up is not None else gate.shape[-1] // 2
     size = gate.numel() if up is not None else gate.numel() // 2
     if size < _LARGE or width in (1, size):
         # One row, and rows of one element, are sizes that Dynamo would compile once more for.
         return False
-    if ACTIVATIONS[activation].autocast and torch.is_autocast_enabled(gate.device.type):
+    activation = ACTIVATIONS[gating.activation]
+    if activation.autocast and torch.is_autocast_enabled(gate.device.type):
         return False
-    if how.simple and ACTIVATIONS[activation].native:
+    if gating.how.simple and activation.native:
         return size >= (_LARGE_FOR_TRAINING if records else _LARGE_FOR_INFERENCE)
     return True

@@ -31,10 +31,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fuseplug.functional import computed_by
 from fuseplug.npu import first_order, recomputed
 
 from .. import reference
-from ..reference import ACTIVATIONS
+from ..reference import ACTIVATIONS, Gating
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -69,46 +70,38 @@ def _operation(activation: str, variant: str, *, steep: bool) -> str | None:
     return "npu_swiglu" if activation == "silu" or (activation == "swish" and not steep) else None
 
 
-def swiglu(
-    gate: Tensor,
-    up: Tensor | None = None,
-    *,
-    activation: str = "silu",
-    variant: str = "plain",
-    layout: str = "gate-first",
-    limit: float | None = None,
-    scale: float | None = None,
-    sparsity: float | None = None,
-    beta: float = 1.0,
-) -> Tensor:
+def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     """`fuseplug_swiglu.reference.swiglu` on an NPU: the same arguments, result and errors.
 
     The result is the reference's up to rounding, computed in float32 and rounded once. What no operation computes, and
     what is beyond their limits, is the reference.
     """
-    how = reference.check(gate, up, activation, variant, layout, limit=limit, scale=scale, sparsity=sparsity)
+    how, activation, layout = gating.how, gating.activation, gating.layout
     autocast = ACTIVATIONS[activation].autocast and torch.is_autocast_enabled(gate.device.type)
-    operation = _operation(activation, variant, steep=beta != 1.0)
-    if autocast or operation is None or not _serves(gate, up, limit):
-        first, second = (gate, up) if up is not None else reference.split(gate, layout)
-        return reference.compute(how, activation, first, second, limit, scale, sparsity, beta)
+    operation = _operation(activation, how.name, steep=gating.beta != 1.0)
+    if autocast or operation is None or not _serves(gate, up, gating.limit):
+        return reference.compute(gating, gate, up)
     dtype = gate.dtype if up is None or how.wide else torch.promote_types(gate.dtype, up.dtype)
-    if up is None and (scale is not None or sparsity):
-        gate, up = reference.split(gate, layout)
-    if scale is not None:
-        gate = gate * scale
-    if sparsity:
+    if gating.scale is not None or gating.sparsity:
+        gate, up = reference.separated(gating, gate, up)
+    if gating.scale is not None:
+        gate = gate * gating.scale
+    if gating.sparsity:
         # One number, so for the host: on the device it would be a copy, which the host waits for, and five launches.
-        gate = reference.sparsify(gate, sparsity, device="cpu")
+        gate = reference.sparsify(gate, gating.sparsity, device="cpu")
     if up is not None:
         gate, layout = torch.cat((gate, up), dim=-1), "gate-first"
     if operation == "npu_clipped_swiglu":
-        y = _clipped_swiglu(gate, layout, beta if activation == "swish" else _STEEPNESS[activation], limit, how.offset)
+        steepness = gating.beta if activation == "swish" else _STEEPNESS[activation]
+        y = _clipped_swiglu(gate, layout, steepness, gating.limit, how.offset)
     elif operation == "npu_geglu":
         y = _geglu(gate, layout, _GEGLU[activation])
     else:
         y = first_order(torch.ops.npu.npu_swiglu(_gate_first(gate, layout).contiguous(), -1), "npu_swiglu")
     return y.to(dtype)
+
+
+swiglu = computed_by(compute, reference.swiglu)
 
 
 def _serves(gate: Tensor, up: Tensor | None, limit: float | None) -> bool:

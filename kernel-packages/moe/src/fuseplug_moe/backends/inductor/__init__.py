@@ -8,16 +8,17 @@ added atomically: what the backward gives to one token from several experts is s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fuseplug.functional import computed_by
 from fuseplug.inductor import Compiled, plain, recording
 
 from ... import reference
-from ...reference import Experts, Layout, Projection, Rows
+from ...reference import Experts, Projection
 from .matmul import at_once, grouped, matmul
 
 _LARGE_GATE = 1 << 20
@@ -33,55 +34,20 @@ _FEW = 64
 """Slots up to which they are sorted in Python."""
 
 
-def moe(
-    x: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up: Projection,
-    down: Projection,
-    *,
-    up: Projection | None = None,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    transposed: bool = False,
-    layout: Layout = "concatenated",
-    activation: str | Rows = "silu",
-    limit: float | None = None,
-    alpha: float = 1.702,
-    post: Rows | None = None,
-    idle: Literal["zero", "none"] = "zero",
-) -> Tensor:
+def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """`fuseplug_moe.reference.moe`, fused: the same arguments, result and errors.
 
     The result is the reference's up to rounding. Inside ``torch.compile``, ``torch.export`` and other tracers it *is*
     the reference. Ambient autocast changes nothing: it computes in the dtype of the experts.
     """
-    experts = reference.check(
-        Experts(
-            len(gate_up),
-            gate_up,
-            up,
-            down,
-            gate_up_bias,
-            down_bias,
-            transposed,
-            layout,
-            activation,
-            limit,
-            alpha,
-            post,
-            idle,
-        ),
-        x,
-        top_k_index,
-        top_k_weights,
-    )
-    tensors = (gate_up, up, down, gate_up_bias, down_bias)
-    stacked = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
-    return reference.outside_autocast(_compute, experts, x, top_k_index, top_k_weights, stacked)
+    return reference.outside_autocast(_compute, experts, x, top_k_index, top_k_weights)
 
 
-def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor, stacked: Sequence[Tensor]) -> Tensor:
+moe = computed_by(compute, reference.moe)
+
+
+def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    stacked = experts.stacked
     if not len(x) or not plain(x, index, weights, *stacked):
         return reference.compute(experts, x, index, weights)
     if len(x) == 1 and x.device.type == "cpu" and not torch.is_grad_enabled():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from fuseplug.functional import computed_by
+
 from ... import reference
-from ...reference import Experts, Layout, Projection, Rows, first
+from ...reference import Experts, Projection, first
 from ..arrival import Arrival
 from . import gmm, routing
 from .gate import apply_gate
@@ -16,52 +16,18 @@ from .gmm import GmmFunction, HybridGmmFunction
 from .routing import Route
 
 
-def moe(
-    x: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up: Projection,
-    down: Projection,
-    *,
-    up: Projection | None = None,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    transposed: bool = False,
-    layout: Layout = "concatenated",
-    activation: str | Rows = "silu",
-    limit: float | None = None,
-    alpha: float = 1.702,
-    post: Rows | None = None,
-    idle: Literal["zero", "none"] = "zero",
-) -> Tensor:
+def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """`fuseplug_moe.reference.moe` for tensors on an Ascend NPU: the same arguments, result and errors.
 
     The result is the reference's up to rounding. A call that the operations of torch_npu are not documented for, one
     without tokens or in float64 for example, *is* the reference. Ambient autocast changes nothing: it computes in the
     dtype of the experts. A second derivative is refused: `RuntimeError`.
     """
-    experts = reference.check(
-        Experts(
-            len(gate_up),
-            gate_up,
-            up,
-            down,
-            gate_up_bias,
-            down_bias,
-            transposed,
-            layout,
-            activation,
-            limit,
-            alpha,
-            post,
-            idle,
-        ),
-        x,
-        top_k_index,
-        top_k_weights,
-    )
-    compute = _compute if _takes(experts, x, top_k_index, top_k_weights) else reference.compute
-    return reference.outside_autocast(compute, experts, x, top_k_index, top_k_weights)
+    way = _compute if _takes(experts, x, top_k_index, top_k_weights) else reference.compute
+    return reference.outside_autocast(way, experts, x, top_k_index, top_k_weights)
+
+
+moe = computed_by(compute, reference.moe)
 
 
 def _takes(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:

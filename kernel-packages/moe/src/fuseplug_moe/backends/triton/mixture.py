@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from fuseplug.functional import computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 
 from ... import reference
-from ...reference import Experts, Layout, Projection, Rows
+from ...reference import Experts, Layout, Projection
 from ..arrival import Arrival
 from . import steps
 from .combine import combine
@@ -26,51 +27,17 @@ _T = TypeVar("_T")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def moe(
-    x: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up: Projection,
-    down: Projection,
-    *,
-    up: Projection | None = None,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-    transposed: bool = False,
-    layout: Layout = "concatenated",
-    activation: str | Rows = "silu",
-    limit: float | None = None,
-    alpha: float = 1.702,
-    post: Rows | None = None,
-    idle: Literal["zero", "none"] = "zero",
-) -> Tensor:
+def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """`fuseplug_moe.reference.moe` in Triton: the same arguments, result and errors.
 
     The result is the reference's up to rounding. A call that the kernels do not serve, one in float64 for example,
     *is* the reference. Ambient autocast changes nothing: it computes in the dtype of the experts.
     """
-    experts = reference.check(
-        Experts(
-            len(gate_up),
-            gate_up,
-            up,
-            down,
-            gate_up_bias,
-            down_bias,
-            transposed,
-            layout,
-            activation,
-            limit,
-            alpha,
-            post,
-            idle,
-        ),
-        x,
-        top_k_index,
-        top_k_weights,
-    )
-    compute = _compute if _serves(experts, x, top_k_index, top_k_weights) else reference.compute
-    return reference.outside_autocast(compute, experts, x, top_k_index, top_k_weights)
+    way = _compute if _serves(experts, x, top_k_index, top_k_weights) else reference.compute
+    return reference.outside_autocast(way, experts, x, top_k_index, top_k_weights)
+
+
+moe = computed_by(compute, reference.moe)
 
 
 def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:

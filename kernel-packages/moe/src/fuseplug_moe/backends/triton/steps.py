@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fuseplug.triton import differentiated_again, recording, vjp
 
-from ... import grouped_linear as grouped
-from ... import reference
+from ... import grouped_linear, reference
 from ...reference import Experts, Projection
 from ..arrival import Arrival
 from .combine import combine, combine_backward
@@ -144,7 +143,7 @@ def _formula(how: _How, index: Tensor, rows: Tensor, bias: Tensor | None, *each:
     order = reference.sort(index, how.experts)
     stacked = each[0] if each[0].dim() == 3 else torch.stack(each)
     weight = stacked if how.transposed else stacked.mT
-    out = grouped.linear(rows[order.slots // how.k] if how.k else rows, weight, order.ends)
+    out = grouped_linear.linear(rows[order.slots // how.k] if how.k else rows, weight, order.ends)
     if bias is not None:
         out = out + bias[order.experts]
     out = out.masked_fill((index.reshape(-1)[order.slots] >= how.experts)[:, None], 0)

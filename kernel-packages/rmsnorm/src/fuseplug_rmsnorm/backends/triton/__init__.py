@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplug.functional import computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 
 from ... import reference
+from ...reference import Variant
 from .launches import WIDEST, backward, forward
 
 _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))
@@ -24,14 +26,13 @@ _MOST_GROUPS = (1 << 16) - 1
 """CUDA's limit on the second axis of a grid."""
 
 
-def rms_norm(
+def compute(
+    how: Variant,
     x: Tensor,
-    weight: Tensor | None = None,
-    eps: float = 1e-6,
-    *,
-    variant: str = "llama",
-    gate: Tensor | None = None,
-    group_size: int | None = None,
+    weight: Tensor | None,
+    eps: float,
+    gate: Tensor | None,
+    group_size: int | None,
 ) -> Tensor:
     """`fuseplug_rmsnorm.reference.rms_norm` on a GPU: the same arguments, result and errors.
 
@@ -42,14 +43,16 @@ def rms_norm(
     than 2¹⁴ elements in a row or group; to tracers, functorch transforms and subclasses; and where autocast changes the
     variant. So is a backward that is to be differentiated again.
     """
-    how = reference.check(x, weight, variant, gate, group_size)
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
     if autocast or not _serves(group_size or x.shape[-1], x, weight, gate):
         return reference.compute(how, x, weight, eps, gate, group_size)
     if recording(x, weight, gate):
-        y: Tensor = _RMSNorm.apply(x, weight, gate, eps, variant, group_size)  # type: ignore[no-untyped-call]
+        y: Tensor = _RMSNorm.apply(x, weight, gate, eps, how.name, group_size)  # type: ignore[no-untyped-call]
         return y
-    return forward(x, None, weight, gate, eps, variant, group_size, False)[0]  # type: ignore[no-any-return]
+    return forward(x, None, weight, gate, eps, how.name, group_size, False)[0]  # type: ignore[no-any-return]
+
+
+rms_norm = computed_by(compute, reference.rms_norm)
 
 
 def add_rms_norm(

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fuseplug.functional import computed_by
+
 from ... import reference
 from .layouts import Layout, layout
 
 if TYPE_CHECKING:
-    from ...reference import Semantics
+    from ...reference import Variant
     from .layouts import Mode
 
 
-def rope(
-    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, variant: str = "half"
-) -> tuple[Tensor, Tensor | None]:
+def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
     One launch for q and one for k, forward and backward, and one more each to join what is not rotated; the others are
@@ -28,7 +28,6 @@ def rope(
     Where tables are wider than x, x is widened: the operation would round them to the dtype of x, and lose what a model
     has float32 tables for. Where all have one dtype there is nothing to lose, and no cast.
     """
-    how = reference.check(q, k, cos, variant)
     xs = (q,) if k is None else (q, k)
     rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
     layouts = []
@@ -43,6 +42,9 @@ def rope(
         for x, seen in zip(xs, layouts, strict=True)
     ]
     return q_out, k_out[0] if k_out else None
+
+
+rope = computed_by(compute, reference.rope)
 
 
 class _Rotation(torch.autograd.Function):
@@ -97,11 +99,11 @@ def _product(grad: Tensor, factor: Tensor, table: Tensor) -> Tensor:
     return (grad.float() * factor.float()).sum_to_size(table.shape).to(table.dtype)
 
 
-def _mode(how: Semantics) -> Mode:
+def _mode(how: Variant) -> Mode:
     return "half" if how.writes == "halves" else "interleave"
 
 
-def _tables(how: Semantics, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _tables(how: Variant, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Cos and sin for each element that is rotated."""
     if how.table == "first-half":
         cos, sin = (table[..., : table.shape[-1] // 2] for table in (cos, sin))
@@ -112,7 +114,7 @@ def _tables(how: Semantics, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return cos, sin
 
 
-def _rotated(how: Semantics, x: Tensor, cos: Tensor, sin: Tensor, seen: Layout, dtype: torch.dtype) -> Tensor:
+def _rotated(how: Variant, x: Tensor, cos: Tensor, sin: Tensor, seen: Layout, dtype: torch.dtype) -> Tensor:
     wide = _working_dtype(x, cos, sin)
     source, rest = _split(seen.of_tensor(x), cos.shape[-1], how)
     source = source.to(wide)
@@ -128,7 +130,7 @@ def _rotated(how: Semantics, x: Tensor, cos: Tensor, sin: Tensor, seen: Layout, 
     return y.contiguous() if x.is_contiguous() else y
 
 
-def _split(x: Tensor, rotated: int, how: Semantics) -> tuple[Tensor, Tensor | None]:
+def _split(x: Tensor, rotated: int, how: Variant) -> tuple[Tensor, Tensor | None]:
     """`reference.split` in one operation, whose backward joins the two gradients: not one of zeros for each, added."""
     more = x.shape[-1] - rotated
     if not more:
@@ -149,6 +151,6 @@ def _is_transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
-def _is_cast(how: Semantics, x: Tensor) -> bool:
+def _is_cast(how: Variant, x: Tensor) -> bool:
     """Whether autocast gives the result another dtype: of all forms it changes the one that takes a sum."""
     return how.form == "matrix" and torch.is_autocast_enabled(x.device.type)

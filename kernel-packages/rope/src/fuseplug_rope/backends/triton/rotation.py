@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fuseplug.functional import computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 
 from ... import reference
@@ -17,14 +18,12 @@ from .launch import rotate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...reference import Semantics
+    from ...reference import Variant
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def rope(
-    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, variant: str = "half"
-) -> tuple[Tensor, Tensor | None]:
+def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
     One launch for q and k, forward and backward, which reads each of them once and writes it once, in any layout. It
@@ -35,12 +34,14 @@ def rope(
     than four dimensions, or empty; a k that differs from q in more than the number of heads and the width; tables that
     have a row for everything, or that would enlarge the result; an odd number of elements to rotate.
     """
-    how = reference.check(q, k, cos, variant)
     if not _is_served(how, q, k, cos, sin):
         return reference.compute(how, q, k, cos, sin)
     run = _Rotation.apply if recording(q, k, cos, sin) else _rotated
-    q_out, *k_out = run(variant, q, k, cos, sin)
+    q_out, *k_out = run(how.name, q, k, cos, sin)
     return q_out, k_out[0] if k_out else None
+
+
+rope = computed_by(compute, reference.rope)
 
 
 class _Rotation(torch.autograd.Function):
@@ -111,7 +112,7 @@ def _by_formula(
     return vjp(formula, (q, k, cos, sin), needs, given, create_graph=differentiated_again())
 
 
-def _is_served(how: Semantics, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
+def _is_served(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
     # One token is generated in less time than it takes to find the dimensions.
     dims = shared_dims if torch.compiler.is_compiling() else _remembered
     return (

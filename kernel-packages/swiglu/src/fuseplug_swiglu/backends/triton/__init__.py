@@ -7,48 +7,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplug.functional import computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 
 from ... import reference
-from ...reference import ACTIVATIONS
+from ...reference import ACTIVATIONS, Gating
 from .launches import gated, gated_backward
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def swiglu(
-    gate: Tensor,
-    up: Tensor | None = None,
-    *,
-    activation: str = "silu",
-    variant: str = "plain",
-    layout: str = "gate-first",
-    limit: float | None = None,
-    scale: float | None = None,
-    sparsity: float | None = None,
-    beta: float = 1.0,
-) -> Tensor:
+def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     """`fuseplug_swiglu.reference.swiglu`, fused: the same arguments, result and errors.
 
     The result is the reference's up to rounding, computed in float32 and rounded once, and is contiguous. Nothing is
     kept for the backward but *gate* and *up*. Other dtypes, what tracers and functorch want to see, and what autocast
     would widen are the reference.
     """
-    how = reference.check(gate, up, activation, variant, layout, limit=limit, scale=scale, sparsity=sparsity)
-    if not _serves(gate, up) or (ACTIVATIONS[activation].autocast and torch.is_autocast_enabled(gate.device.type)):
-        first, second = (gate, up) if up is not None else reference.split(gate, layout)
-        return reference.compute(how, activation, first, second, limit, scale, sparsity, beta)
-    if how.sparse:
+    autocast = ACTIVATIONS[gating.activation].autocast and torch.is_autocast_enabled(gate.device.type)
+    if autocast or not _serves(gate, up):
+        return reference.compute(gating, gate, up)
+    if gating.how.sparse:
         # By torch, so that exactly those elements are kept which the original keeps: the mean and the deviation of a
         # row are rounded on the way. The quantile is one number, so the host's: on the device it would be waited for.
-        first, up = (gate, up) if up is not None else reference.split(gate, layout)
-        gate, variant = reference.sparsify(first, sparsity, device="cpu") if sparsity else first, "plain"
-    arguments = (activation, variant, layout, limit, scale, beta)
+        gate, up = reference.separated(gating, gate, up)
+        gate = reference.sparsify(gate, gating.sparsity, device="cpu") if gating.sparsity else gate
+        gating = gating._replace(how=reference.VARIANTS["plain"], sparsity=None)
     if recording(gate, up):
-        recorded: Tensor = _Gated.apply(gate, up, arguments)  # type: ignore[no-untyped-call]
+        recorded: Tensor = _Gated.apply(gate, up, gating.constants)  # type: ignore[no-untyped-call]
         return recorded
-    y: Tensor = gated(gate, up, *arguments)
+    y: Tensor = gated(gate, up, *gating.constants)
     return y
+
+
+swiglu = computed_by(compute, reference.swiglu)
 
 
 def _serves(gate: Tensor, up: Tensor | None) -> bool:
@@ -74,16 +66,5 @@ class _Gated(torch.autograd.Function):
         return found[0] if of_gate else None, found[-1] if of_up else None, None
 
 
-def _formula(
-    gate: Tensor,
-    up: Tensor | None,
-    activation: str,
-    variant: str,
-    layout: str,
-    limit: float | None,
-    scale: float | None,
-    beta: float,
-) -> Tensor:
-    return reference.swiglu(
-        gate, up, activation=activation, variant=variant, layout=layout, limit=limit, scale=scale, beta=beta
-    )
+def _formula(gate: Tensor, up: Tensor | None, *constants: Any) -> Tensor:
+    return reference.compute(Gating.of(constants), gate, up)

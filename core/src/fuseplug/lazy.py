@@ -1,0 +1,33 @@
+"""Public names that are imported when they are first asked for (PEP 562)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make the ``__getattr__`` and the ``__dir__`` of a package.
+
+    Args:
+        package: Its ``__name__``.
+        homes: For each public name the module that has it: ``".functional"``, relative to the package.
+
+    Returns:
+        Two functions, for ``__getattr__, __dir__ = lazy(__name__, {...})``. The first imports the module of a name,
+        and keeps what it finds there in the package; it raises `AttributeError` for names that are not in *homes*.
+    """
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(homes[name], package), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return find, names
