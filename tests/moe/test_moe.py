@@ -199,7 +199,7 @@ def test_a_functorch_transform_sees_through_it():
         ({"down": torch.zeros(4, 12, 6)}, ValueError, r"down must be \[5, 12, 6\]"),
         ({"down_bias": torch.zeros(5, 6)}, ValueError, r"down_bias must be \[5, 12\]"),
         ({"activation": "swish"}, ValueError, "unknown activation 'swish'; known: silu"),
-        ({"activation": "sigmoid-linear"}, ValueError, "clamps: give it a limit"),
+        ({"activation": "swish-clamp-before-offset"}, ValueError, "clamps: give it a limit"),
         ({"layout": "mixed"}, ValueError, "layout must be"),
     ],
 )

@@ -92,7 +92,7 @@ class TestElsewhere:
     """The grouped matmul leaves rows of experts elsewhere as they were: NaN, here."""
 
     @pytest.mark.parametrize("elsewhere", [1, 5, 14], ids=["one", "some", "all"])
-    @pytest.mark.parametrize("way", [*FEW, "clamped-silu, concatenated", "gelu, concatenated", "listed, own"])
+    @pytest.mark.parametrize("way", [*FEW, "silu-clamp-before, concatenated", "gelu, concatenated", "listed, own"])
     def test_experts_add_nothing_to_results_and_gradients(self, host_npu, way, elsewhere):
         named = arguments(**EVERY_WAY[way])
         named["top_k_index"].view(-1)[torch.randperm(14, generator=torch.manual_seed(0))[:elsewhere]] = 5
@@ -202,11 +202,11 @@ class TestLaunches:
         [
             ("stacked", "npu_swiglu"),
             ("gelu, concatenated", "npu_geglu"),
-            ("gelu-tanh, concatenated", "npu_geglu"),
+            ("gelu_tanh, concatenated", "npu_geglu"),
             ("as in gpt-oss", "npu_clipped_swiglu"),
-            ("sigmoid-linear, concatenated", "npu_clipped_swiglu"),
-            ("clamped-silu, concatenated", "npu_clipped_swiglu"),
-            ("clamped-silu, interleaved", "npu_clipped_swiglu"),
+            ("swish-clamp-before-offset, concatenated", "npu_clipped_swiglu"),
+            ("silu-clamp-before, concatenated", "npu_clipped_swiglu"),
+            ("silu-clamp-before, interleaved", "npu_clipped_swiglu"),
         ],
     )
     def test_the_gate_is_one_operation(self, host_npu, way, op):
@@ -283,7 +283,7 @@ class TestLimits:
         [
             ({"activation": "tanh"}, "unknown activation 'tanh'"),
             ({"layout": "stacked"}, "layout must be"),
-            ({"activation": "clamped-silu"}, "give it a limit"),
+            ({"activation": "silu-clamp-before"}, "give it a limit"),
             ({"down": torch.rand(5, 12, 7)}, "gate_up must be"),
             ({"top_k_index": torch.rand(7, 2)}, "top_k_index must be integers"),
         ],

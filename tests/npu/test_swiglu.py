@@ -12,11 +12,12 @@ from support.judging import assert_right, outcome
 from torch import nn
 
 from fuseplug import KernelManager
+from fuseplug.activations import ACTIVATIONS
 from fuseplug.verification import Tolerance
 from fuseplug_swiglu import reference
 from fuseplug_swiglu.backends import npu
 from fuseplug_swiglu.kernels import NpuSwiGluKernel
-from fuseplug_swiglu.reference import ACTIVATIONS, LAYOUTS, VARIANTS
+from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.specimens import GELUErf, InOne, Offset, ReLU2, Separate, Sparse
 
 INNER = 20

@@ -13,7 +13,7 @@ from .kernels import ran
 ACTIVATIONS = {
     "silu": F.silu,
     "gelu": F.gelu,
-    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
 }
 

@@ -73,7 +73,7 @@ WAYS = {
         "transposed": True,
         "biased": True,
         "layout": "interleaved",
-        "activation": "sigmoid-linear",
+        "activation": "swish-clamp-before-offset",
         "limit": 0.5,
     },
     "ungated": {"layout": "ungated", "activation": "relu2"},

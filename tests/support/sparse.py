@@ -56,7 +56,7 @@ MODELS = [
     ("deepseek_v3", MLA, "silu", "silu"),
     ("glm4_moe", MLA | HEAD, "silu", "silu"),
     ("dots1", MLA | HEAD, "silu", "silu"),
-    ("gpt_oss", HEAD, *["sigmoid-linear interleaved transposed biased"] * 2),
+    ("gpt_oss", HEAD, *["swish-clamp-before-offset interleaved transposed biased"] * 2),
     ("minimax", HEAD | {"layer_types": ["full_attention"] * 2}, "silu", "silu renormalised"),
     ("granitemoe", {}, "silu", "silu sorted"),
     ("phimoe", {"router_jitter_noise": 0.0, "input_jitter_noise": 0.0}, "silu", None),

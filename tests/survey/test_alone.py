@@ -19,7 +19,7 @@ MANAGER = KernelManager(environ={})
     [
         (Class("rmsnorm", "gemma", "GemmaRMSNorm"), "gemma"),
         (Class("swiglu", "phi3", "Phi3MLP"), "silu"),
-        (Class("moe", "gpt_oss", "GptOssExperts"), "sigmoid-linear"),
+        (Class("moe", "gpt_oss", "GptOssExperts"), "swish-clamp-before-offset"),
     ],
 )
 def test_a_class_is_built_fused_and_compared(each: Class, variant: str) -> None:

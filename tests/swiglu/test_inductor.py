@@ -13,10 +13,11 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
+from fuseplug.activations import ACTIVATIONS
 from fuseplug_swiglu import specimens
 from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel
-from fuseplug_swiglu.reference import ACTIVATIONS, LAYOUTS, VARIANTS
+from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.reference import swiglu as reference
 
 LOW = (torch.bfloat16, torch.float16)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fuseplug.activations import ACTIVATIONS
 from fuseplug.words import Rejection, Site
 from fuseplug_swiglu import reference, specimens
 from fuseplug_swiglu.kernels import SwiGLUKernel
@@ -91,7 +92,7 @@ def test_each_specimen_is_found_to_be_what_it_is(alone, module, variant):
 def test_every_row_of_every_table_has_a_specimen():
     assert len(SPECIMENS) == len(specimens.specimens())
     words = {word for _, variant in SPECIMENS for word in variant.split()} | {"plain"}
-    assert words == {*reference.ACTIVATIONS, *reference.VARIANTS, *reference.LAYOUTS}
+    assert words == {*ACTIVATIONS, *reference.VARIANTS, *reference.LAYOUTS}
 
 
 @pytest.mark.parametrize("training", [True, False])

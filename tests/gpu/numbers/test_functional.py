@@ -33,14 +33,15 @@ def forget():
     ],
 )
 def test_chooses_by_the_device_and_what_can_run_there(monkeypatch, package, device_type, lacking, module):
-    kernels = importlib.import_module(f"fuseplug_{package}.functional")._KERNELS
+    kernels = importlib.import_module(f"fuseplug_{package}.functional").KERNELS
     assert [kernel.__name__.startswith(("Npu", "Triton", "Inductor")[at]) for at, kernel in enumerate(kernels)] == [
         True
     ] * 3
     for kernel in kernels:
         why = "it is not installed" if kernel.__name__.startswith(lacking) else None
         monkeypatch.setattr(kernel, "unavailable", lambda self, device_type, why=why: why)
-    assert functional.module_for(device_type, kernels).__name__.startswith(f"fuseplug_{package}.{module}")
+    found = functional.module_for(device_type, kernels).__name__
+    assert found.startswith(f"fuseplug_{package}.{module if module == 'reference' else f'backends.{module}'}")
 
 
 CALLS = {
@@ -55,7 +56,7 @@ CALLS = {
 @pytest.mark.parametrize("package", CALLS)
 def test_computes_what_the_kernel_of_the_device_does(device, package):
     door = getattr(importlib.import_module(f"fuseplug_{package}"), package)
-    kernel = getattr(importlib.import_module(f"fuseplug_{package}.triton"), package)
+    kernel = getattr(importlib.import_module(f"fuseplug_{package}.backends.triton"), package)
     x = torch.randn(3, 4, device=device)
     assert torch.equal(CALLS[package](door, x), CALLS[package](kernel, x))
 

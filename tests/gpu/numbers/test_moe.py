@@ -325,7 +325,7 @@ class TestLimits:
         [
             ({"activation": "tanh"}, "unknown activation 'tanh'"),
             ({"layout": "stacked"}, "layout must be"),
-            ({"activation": "clamped-silu"}, "give it a limit"),
+            ({"activation": "silu-clamp-before"}, "give it a limit"),
             ({"down": torch.rand(5, 12, 7)}, "gate_up must be"),
             ({"top_k_index": torch.rand(7, 2)}, "top_k_index must be integers"),
         ],

@@ -13,10 +13,11 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug import KernelManager
+from fuseplug.activations import ACTIVATIONS
 from fuseplug.verification import Tolerance, excess
 from fuseplug_swiglu import reference
 from fuseplug_swiglu.backends.triton import launches, swiglu
-from fuseplug_swiglu.reference import ACTIVATIONS, LAYOUTS, VARIANTS
+from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.specimens import HIDDEN, Clamped, InOne, Multiplied, Offset, ReLU2, Separate, Sparse, Wide
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # in exp, by the interpreter, on the way to 0

@@ -8,7 +8,13 @@ import torch
 from fuseplug_moe.backends.triton import moe, tiles
 from fuseplug_testing.triton import compile_only
 
-GPT_OSS = {"transposed": True, "layout": "interleaved", "activation": "sigmoid-linear", "limit": 7.0, "biased": True}
+GPT_OSS = {
+    "transposed": True,
+    "layout": "interleaved",
+    "activation": "swish-clamp-before-offset",
+    "limit": 7.0,
+    "biased": True,
+}
 MODELS = {
     "qwen3 30b-a3b": (128, 8, 2048, 768, {}),
     "mixtral 8x7b": (8, 2, 4096, 14336, {}),

@@ -7,8 +7,9 @@ import re
 import pytest
 import torch
 
+from fuseplug.activations import ACTIVATIONS
 from fuseplug_swiglu.backends.triton import launches, swiglu
-from fuseplug_swiglu.reference import ACTIVATIONS, LAYOUTS, VARIANTS
+from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_testing.triton import compile_only
 
 BF16, SINGLE = torch.bfloat16, torch.float32

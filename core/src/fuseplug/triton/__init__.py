@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..lazy import lazy
-from .kernel import TritonKernel
+from .kernel import FORMULAS, TritonKernel
 
 if TYPE_CHECKING:
     from ..differentiating import differentiated_again, recording, vjp
     from .launching import Operation, operation, transparent
 
-__all__ = ["Operation", "TritonKernel", "differentiated_again", "operation", "recording", "transparent", "vjp"]
+__all__ = [
+    "FORMULAS",
+    "Operation",
+    "TritonKernel",
+    "differentiated_again",
+    "operation",
+    "recording",
+    "transparent",
+    "vjp",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,

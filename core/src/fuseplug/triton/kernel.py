@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from ..hookspecs import BaseKernel
 
+FORMULAS = frozenset({"swish", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"})
+"""Those of `fuseplug.activations.ACTIVATIONS` that `fuseplug.triton.activations.activate` computes."""
+
 _OLDEST_CAPABILITY = (8, 0)
 """Of an NVIDIA GPU, as Triton's README has it."""
 

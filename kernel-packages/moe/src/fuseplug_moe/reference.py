@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from fuseplug.activations import ACTIVATIONS, Activation
 
 from . import grouped_linear
 
@@ -26,30 +27,31 @@ class Gate:
     """How an expert goes from its first projection to its second.
 
     Attributes:
-        activation: ``activation(gate, alpha)``, of the gate, or of the only projection there is.
+        activation: A key of `fuseplug.activations.ACTIVATIONS`: of the gate, or of the only projection there is.
         clamp: What is kept below ``limit``, and up between ``±limit``: the gate ``"before"`` its activation, or the
             activation ``"after"`` it.
         offset: Added to up before the product.
     """
 
-    activation: Callable[[Tensor, float], Tensor]
+    activation: str
     clamp: Literal["before", "after"] | None = None
     offset: float = 0.0
 
-
-def _plain(function: Rows) -> Callable[[Tensor, float], Tensor]:
-    return lambda gate, _: function(gate)
+    @property
+    def row(self) -> Activation:
+        """The row of the activation."""
+        return ACTIVATIONS[self.activation]
 
 
 GATES: dict[str, Gate] = {
-    "silu": Gate(_plain(functional.silu)),
-    "gelu-tanh": Gate(_plain(lambda gate: functional.gelu(gate, approximate="tanh"))),
-    "gelu": Gate(_plain(functional.gelu)),
-    "relu": Gate(_plain(functional.relu)),
-    "relu2": Gate(_plain(lambda gate: functional.relu(gate).square())),
-    "sigmoid-linear": Gate(lambda gate, alpha: gate * torch.sigmoid(gate * alpha), clamp="before", offset=1.0),
-    "clamped-silu": Gate(_plain(functional.silu), clamp="before"),
-    "silu-clamped": Gate(_plain(functional.silu), clamp="after"),
+    "silu": Gate("silu"),
+    "gelu_tanh": Gate("gelu_tanh"),
+    "gelu": Gate("gelu"),
+    "relu": Gate("relu"),
+    "relu2": Gate("relu2"),
+    "swish-clamp-before-offset": Gate("swish", clamp="before", offset=1.0),
+    "silu-clamp-before": Gate("silu", clamp="before"),
+    "silu-clamp-after": Gate("silu", clamp="after"),
 }
 """Every gate by name, the likely ones first. Those that clamp need a ``limit``."""
 
@@ -161,7 +163,7 @@ def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: f
         gate, up = gate[..., ::2], gate[..., 1::2]
     if how.clamp == "before":
         gate = gate.clamp(max=limit)
-    activated = how.activation(gate, alpha)
+    activated = how.row.function(gate, alpha)
     if how.clamp == "after":
         activated = activated.clamp(max=limit)
     if up is None:
@@ -218,7 +220,7 @@ def moe(
         activation: A key of `GATES`, or a function of the rows ``(pairs, 2 · inner)`` of *gate_up* that gives
             ``(pairs, inner)``.
         limit: Where a gate clamps.
-        alpha: The slope of ``"sigmoid-linear"``.
+        alpha: The slope of ``"swish-clamp-before-offset"``.
         post: A function of the rows of all experts before they are weighted, a norm for example.
         idle: For sequences, whether the gradient of an expert without tokens is zero or ``None``.
         compute: What is given the tensors once they are checked, and the `Experts`: that of a backend.

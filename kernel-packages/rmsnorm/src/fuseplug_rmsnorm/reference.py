@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -45,7 +45,7 @@ class Variant:
     gate: Literal["before", "after"] | None = None
     activation: Literal["silu", "sigmoid"] = "silu"
     native: bool = False
-    name: str = ""
+    name: str = field(default="", compare=False)
 
     @property
     def autocast(self) -> bool:

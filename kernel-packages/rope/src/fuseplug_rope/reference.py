@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -46,7 +46,7 @@ class Variant:
     back: Literal["own", "first"] | None = None
     width: Literal["whole", "leading", "trailing"] = "whole"
     negated: bool = False
-    name: str = ""
+    name: str = field(default="", compare=False)
 
     @property
     def keeps_order(self) -> bool:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from fuseplug import Adapter, BaseKernel, Proposal, Rejection, Site
 from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
-from fuseplug.triton import TritonKernel
+from fuseplug.triton import FORMULAS, TritonKernel
 
 
 class SwiGLUKernel(BaseKernel):
@@ -51,6 +51,15 @@ class TritonSwiGLUKernel(TritonKernel, SwiGLUKernel):
 
     kernel_id: ClassVar[str] = "triton_fused_swiglu"
     function: ClassVar[str] = "fuseplug_swiglu.backends.triton:swiglu"
+
+    def unsupported(self, adapter: Adapter) -> str | None:
+        """Not every activation's formula is written in Triton."""
+        from fuseplug.activations import ACTIVATIONS
+
+        from .recognise.adapters import GatedAdapter
+
+        formula = ACTIVATIONS[adapter.activation].formula if isinstance(adapter, GatedAdapter) else None
+        return None if formula is None or formula in FORMULAS else f"it has no {formula} in Triton"
 
 
 class InductorSwiGLUKernel(InductorKernel, SwiGLUKernel):

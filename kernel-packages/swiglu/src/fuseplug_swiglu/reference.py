@@ -1,4 +1,4 @@
-"""What a gated MLP computes between its projections, in plain PyTorch: activations, and a table of ways to gate."""
+"""What a gated MLP computes between its projections, in plain PyTorch: a table of ways to gate."""
 
 from __future__ import annotations
 
@@ -11,50 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-
-def _gelu_new(x: Tensor, _beta: float) -> Tensor:
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
-
-
-def _gelu_fast(x: Tensor, _beta: float) -> Tensor:
-    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
-
-
-def _gelu_erf(x: Tensor, _beta: float) -> Tensor:
-    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
-
-
-@dataclass(frozen=True)
-class Activation:
-    """One activation as models write it. Two rows may be one function of real numbers, rounded differently.
-
-    Attributes:
-        function: Of the gate and of swish's beta, which only swish looks at.
-        says: Words of which the code of a model that has it says at least one.
-        native: Whether it is a single operation of torch.
-        autocast: Whether ambient autocast changes it: on CUDA a power is computed in float32.
-    """
-
-    function: Callable[[Tensor, float], Tensor]
-    says: frozenset[str]
-    native: bool = False
-    autocast: bool = False
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "silu": Activation(lambda x, _: functional.silu(x), frozenset({"silu"}), native=True),
-    "gelu": Activation(lambda x, _: functional.gelu(x), frozenset({"gelu"}), native=True),
-    "gelu_tanh": Activation(lambda x, _: functional.gelu(x, approximate="tanh"), frozenset({"gelu"}), native=True),
-    "relu": Activation(lambda x, _: functional.relu(x), frozenset({"relu"}), native=True),
-    "relu2": Activation(lambda x, _: torch.square(functional.relu(x)), frozenset({"relu"}), autocast=True),
-    "gelu_new": Activation(_gelu_new, frozenset({"tanh"}), autocast=True),
-    "gelu_fast": Activation(_gelu_fast, frozenset({"tanh"})),
-    "gelu_erf": Activation(_gelu_erf, frozenset({"erf"})),
-    "quick_gelu": Activation(lambda x, _: x * torch.sigmoid(1.702 * x), frozenset({"sigmoid"})),
-    "swish": Activation(lambda x, beta: x * torch.sigmoid(x * beta), frozenset({"sigmoid"})),
-    "sigmoid": Activation(lambda x, _: torch.sigmoid(x), frozenset({"sigmoid", "glu"}), native=True),
-}
-"""Every activation by name, the likely ones first. ``gelu_new`` and ``gelu_tanh`` differ in their roundings."""
+from fuseplug.activations import ACTIVATIONS
 
 LAYOUTS = ("gate-first", "gate-second", "interleaved")
 """Where the gate is in the output of one projection that gives both gate and up."""
@@ -80,7 +37,7 @@ class Variant:
     sparse: bool = False
     clamp: Literal["before", "after"] | None = None
     offset: bool = False
-    name: str = ""
+    name: str = field(default="", compare=False)
 
     # Worked out once: at one token each look at them would cost as much as the activation.
     needs: frozenset[str] = field(init=False)
@@ -210,7 +167,7 @@ def swiglu(
         gate: ``(..., intermediate)``, floating. Without *up*: ``(..., 2 * intermediate)``, gate and up in one, as one
             projection gives them; so they are read where they are, and their gradient is one tensor.
         up: ``(..., intermediate)`` like *gate*, or ``None``.
-        activation: A key of `ACTIVATIONS`.
+        activation: A key of `fuseplug.activations.ACTIVATIONS`.
         variant: A key of `VARIANTS`.
         layout: Where in *gate* the gate is if it holds both: one of `LAYOUTS`.
         limit: For the clamped variants; may be infinite.

@@ -30,7 +30,7 @@ def activation_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 def written_activations(cls: type[nn.Module]) -> list[str]:
     """The rows of `GATES` that the forward of *cls* may call by name."""
     said = names(cls.forward, cls)
-    return [gate for gate in _unclamped() if gate.partition("-")[0].rstrip("2") in said]
+    return [gate for gate in _unclamped() if GATES[gate].row.says & said.keys()]
 
 
 def scalar_named(module: nn.Module, word: str) -> str | None:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplug.activations import ACTIVATIONS
 from fuseplug.functional import computed_by
 from fuseplug.inductor import Compiled, plain, recording
 
 from .. import reference
-from ..reference import ACTIVATIONS, Gating
+from ..reference import Gating
 
 _LARGE = 1 << 18
 _LARGE_FOR_TRAINING = 1 << 21

@@ -31,19 +31,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fuseplug.activations import ACTIVATIONS
 from fuseplug.functional import computed_by
 from fuseplug.npu import first_order, recomputed
 
 from .. import reference
-from ..reference import ACTIVATIONS, Gating
+from ..reference import Gating
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-_GEGLU = {"gelu": 0, "gelu_erf": 0, "gelu_tanh": 1, "gelu_new": 1, "gelu_fast": 1}
-"""What ``npu_geglu`` calls ``approximate``: 0 is by erf, 1 by tanh. In float32 each of the names is one of the two."""
-
-_STEEPNESS = {"silu": 1.0, "swish": 1.0, "quick_gelu": 1.702}
-"""Of ``x * sigmoid(steepness * x)``; that of swish unless another is given."""
+_GEGLU = {"gelu": 0, "gelu_tanh": 1}
+"""What ``npu_geglu`` calls ``approximate``, by the formula of an activation."""
 
 
 def unsupported(activation: str, variant: str, *, steep: bool = False) -> str | None:
@@ -63,11 +61,13 @@ def unsupported(activation: str, variant: str, *, steep: bool = False) -> str | 
 
 
 def _operation(activation: str, variant: str, *, steep: bool) -> str | None:
+    row = ACTIVATIONS[activation]
     if (clamp := reference.VARIANTS[variant].clamp) is not None:
-        return "npu_clipped_swiglu" if clamp == "before" and activation in _STEEPNESS else None
-    if activation in _GEGLU:
+        return "npu_clipped_swiglu" if clamp == "before" and row.formula == "swish" else None
+    if row.formula in _GEGLU:
         return "npu_geglu"
-    return "npu_swiglu" if activation == "silu" or (activation == "swish" and not steep) else None
+    plain = row.beta == 1.0 or (row.beta is None and not steep)
+    return "npu_swiglu" if row.formula == "swish" and plain else None
 
 
 def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
@@ -92,10 +92,10 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     if up is not None:
         gate, layout = torch.cat((gate, up), dim=-1), "gate-first"
     if operation == "npu_clipped_swiglu":
-        steepness = gating.beta if activation == "swish" else _STEEPNESS[activation]
+        steepness = ACTIVATIONS[activation].steepness(gating.beta)
         y = _clipped_swiglu(gate, layout, steepness, gating.limit, how.offset)
     elif operation == "npu_geglu":
-        y = _geglu(gate, layout, _GEGLU[activation])
+        y = _geglu(gate, layout, _GEGLU[ACTIVATIONS[activation].formula])
     else:
         y = first_order(torch.ops.npu.npu_swiglu(_gate_first(gate, layout).contiguous(), -1), "npu_swiglu")
     return y.to(dtype)

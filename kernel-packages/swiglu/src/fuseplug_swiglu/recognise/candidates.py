@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ..reference import ACTIVATIONS, LAYOUTS
+from fuseplug.activations import ACTIVATIONS
+
+from ..reference import LAYOUTS
 from .adapters import Call, CastTo, Drop, GatedAdapter, Multiply, Step
 from .mentions import words_of
 

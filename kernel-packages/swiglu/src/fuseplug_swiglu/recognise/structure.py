@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from fuseplug import Proposal, Rejection, Site, Target
+from fuseplug.activations import ACTIVATIONS
 from fuseplug.reading import names
 
-from ..reference import ACTIVATIONS
 from .candidates import Found, Projections, adapters_for
 from .examples import DTYPES, Mix, Parts, Projection, longest_sum, make_example
 from .mentions import parameter_names, required, words_of

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -22,32 +20,32 @@ def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: f
     if up is None and layout == "concatenated" and name == "silu":
         result: Tensor = torch.ops.npu.npu_swiglu(gate, dim=-1)
         return result
+    how = GATES[name]
+    clips = how.clamp == "before" and how.row.formula == "swish" and layout != "ungated"
     if up is None and (
-        (name in _CLIPPED and layout != "ungated" and hasattr(torch.ops.npu, "npu_clipped_swiglu"))
-        or (name in _GEGLU and layout == "concatenated")
+        (clips and hasattr(torch.ops.npu, "npu_clipped_swiglu"))
+        or (how.clamp is None and how.row.formula in _GEGLU and layout == "concatenated")
     ):
         return _fused(gate, name, layout, limit, alpha)
     return reference.apply_gate(gate, up, name, layout, limit, alpha)
 
 
-_CLIPPED: dict[str, Callable[[float], float]] = {"sigmoid-linear": lambda alpha: alpha, "clamped-silu": lambda _: 1.0}
-"""The gates that are ``npu_clipped_swiglu``, and the slope of its sigmoid."""
-
-_GEGLU = {"gelu": 0, "gelu-tanh": 1}
-"""Those that are ``npu_geglu``, and which of its approximations."""
+_GEGLU = {"gelu": 0, "gelu_tanh": 1}
+"""What ``npu_geglu`` calls ``approximate``, by the formula of an activation."""
 
 
 def _forward(gate_up: Tensor, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
     found: Tensor
-    if name in _GEGLU:
-        found, _ = torch.ops.npu.npu_geglu(gate_up, dim=-1, approximate=_GEGLU[name], activate_left=True)
+    how = GATES[name]
+    if how.clamp is None:
+        found, _ = torch.ops.npu.npu_geglu(gate_up, dim=-1, approximate=_GEGLU[how.row.formula], activate_left=True)
     else:
         found = torch.ops.npu.npu_clipped_swiglu(
             gate_up,
             dim=-1,
-            alpha=_CLIPPED[name](alpha),
+            alpha=how.row.steepness(alpha),
             limit=limit,
-            bias=GATES[name].offset,
+            bias=how.offset,
             interleaved=layout == "interleaved",
         )
     return found

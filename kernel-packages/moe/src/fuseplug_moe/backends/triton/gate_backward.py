@@ -111,11 +111,11 @@ def gate_backward(
         right.row,
         right.column,
         limit,
-        alpha,
+        how.row.steepness(alpha),
         K=k,
         ALIGNMENT=right.alignment,
         LAYOUT=layout,
-        NAME=activation,
+        FORMULA=how.row.formula,
         CLAMP=how.clamp,
         OFFSET=how.offset,
         HEIGHT=shape.height,
@@ -165,7 +165,7 @@ def _gate_backward(
     K: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     LAYOUT: tl.constexpr,
-    NAME: tl.constexpr,
+    FORMULA: tl.constexpr,
     CLAMP: tl.constexpr,
     OFFSET: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -198,13 +198,13 @@ def _gate_backward(
     sums = tl.zeros((HEIGHT,), tl.float32)
     # Piece by piece, for there are not registers enough for all that belongs to a wide tile.
     if WIDTH <= _PIECE:
-        sums += _piece(places, inner, weight, row, end, start, width, limit, alpha, LAYOUT, NAME, CLAMP, OFFSET)
+        sums += _piece(places, inner, weight, row, end, start, width, limit, alpha, LAYOUT, FORMULA, CLAMP, OFFSET)
     else:
         tl.static_assert(WIDTH == 2 * _PIECE)
         one, other = apart(inner, "concatenated", HEIGHT, WIDTH)
-        sums += _piece(places, one, weight, row, end, start, width, limit, alpha, LAYOUT, NAME, CLAMP, OFFSET)
+        sums += _piece(places, one, weight, row, end, start, width, limit, alpha, LAYOUT, FORMULA, CLAMP, OFFSET)
         start += _PIECE
-        sums += _piece(places, other, weight, row, end, start, width, limit, alpha, LAYOUT, NAME, CLAMP, OFFSET)
+        sums += _piece(places, other, weight, row, end, start, width, limit, alpha, LAYOUT, FORMULA, CLAMP, OFFSET)
     tl.store(parts + slot.to(tl.int64) * across + part, sums, mask=row < end)
 
 
@@ -223,7 +223,7 @@ def _piece(
     limit,
     alpha,
     LAYOUT: tl.constexpr,
-    NAME: tl.constexpr,
+    FORMULA: tl.constexpr,
     CLAMP: tl.constexpr,
     OFFSET: tl.constexpr,
 ):
@@ -237,7 +237,9 @@ def _piece(
     wide = row.to(tl.int64)[:, None]
     if LAYOUT == "ungated":
         at = wide * width + column[None, :]
-        value, slope = gate_side(tl.load(before + at, mask=mask, other=0.0).to(tl.float32), limit, alpha, NAME, CLAMP)
+        value, slope = gate_side(
+            tl.load(before + at, mask=mask, other=0.0).to(tl.float32), limit, alpha, FORMULA, CLAMP
+        )
         tl.store(of_before + at, (weight * inner * slope).to(element), mask=mask)
     else:
         at = wide * (2 * width) + column[None, :]
@@ -249,7 +251,7 @@ def _piece(
             up = tl.load(before + at + width, mask=mask, other=0.0).to(tl.float32)
         else:
             gate, up = apart(tl.load(before + turns, mask=here, other=0.0).to(tl.float32), LAYOUT, HEIGHT, 2 * WIDTH)
-        activated, gate_slope = gate_side(gate, limit, alpha, NAME, CLAMP)
+        activated, gate_slope = gate_side(gate, limit, alpha, FORMULA, CLAMP)
         factor, up_slope = up_side(up, limit, CLAMP, OFFSET)
         value = activated * factor
         of_gate = (weight * inner * factor * gate_slope).to(element)

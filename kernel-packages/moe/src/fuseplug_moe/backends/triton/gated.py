@@ -108,13 +108,13 @@ def project_gated(
         left.row,
         left.column,
         limit,
-        alpha,
+        how.row.steepness(alpha),
         K=k,
         ALIGNMENT=min(left.alignment, right.alignment),
         APART=bool(up),
         KEEP=keep,
         LAYOUT=layout,
-        NAME=activation,
+        FORMULA=how.row.formula,
         CLAMP=how.clamp,
         OFFSET=how.offset,
         HEIGHT=shape.height,
@@ -149,7 +149,7 @@ def _project_gated(
     APART: tl.constexpr,
     KEEP: tl.constexpr,
     LAYOUT: tl.constexpr,
-    NAME: tl.constexpr,
+    FORMULA: tl.constexpr,
     CLAMP: tl.constexpr,
     OFFSET: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -192,10 +192,10 @@ def _project_gated(
         tl.store(before + to, rounded, mask=(row < end)[:, None] & here[None, :])
     total = rounded.to(tl.float32)
     if HALVES == 1:
-        value, _ = gate_side(total, limit, alpha, NAME, CLAMP)
+        value, _ = gate_side(total, limit, alpha, FORMULA, CLAMP)
     else:
         gate, other = apart(total, LAYOUT, HEIGHT, WIDTH)
-        value, _ = gate_side(gate, limit, alpha, NAME, CLAMP)
+        value, _ = gate_side(gate, limit, alpha, FORMULA, CLAMP)
         factor, _ = up_side(other, limit, CLAMP, OFFSET)
         value *= factor
     ROOM: tl.constexpr = WIDTH // HALVES

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplug.activations import ACTIVATIONS
 from fuseplug.functional import computed_by
-from fuseplug.triton import differentiated_again, recording, transparent, vjp
+from fuseplug.triton import FORMULAS, differentiated_again, recording, transparent, vjp
 
 from ... import reference
-from ...reference import ACTIVATIONS, Gating
+from ...reference import Gating
 from .launches import gated, gated_backward
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -24,8 +25,9 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     kept for the backward but *gate* and *up*. Other dtypes, what tracers and functorch want to see, and what autocast
     would widen are the reference.
     """
-    autocast = ACTIVATIONS[gating.activation].autocast and torch.is_autocast_enabled(gate.device.type)
-    if autocast or not _serves(gate, up):
+    activation = ACTIVATIONS[gating.activation]
+    autocast = activation.autocast and torch.is_autocast_enabled(gate.device.type)
+    if autocast or activation.formula not in FORMULAS or not _serves(gate, up):
         return reference.compute(gating, gate, up)
     if gating.how.sparse:
         # By torch, so that exactly those elements are kept which the original keeps: the mean and the deviation of a

@@ -13,25 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplug.activations import ACTIVATIONS
 from fuseplug.triton import operation
 
 from ...reference import VARIANTS
 from . import programs
-
-_ACTIVATIONS: dict[str, tuple[str, float | None]] = {
-    "silu": ("swish", 1.0),
-    "quick_gelu": ("swish", 1.702),
-    "swish": ("swish", None),
-    "gelu": ("gelu", None),
-    "gelu_erf": ("gelu", None),
-    "gelu_tanh": ("gelu_tanh", None),
-    "gelu_new": ("gelu_tanh", None),
-    "gelu_fast": ("gelu_tanh", None),
-    "relu": ("relu", None),
-    "relu2": ("relu2", None),
-    "sigmoid": ("sigmoid", None),
-}
-"""The function of real numbers that each activation is, and the beta of a swish that has its own."""
 
 _TILE = 1024
 """Elements of the gate for each program: 8 for each thread, one load of 16 bytes of a half type.
@@ -125,7 +111,7 @@ def _constants(width: int, activation: str, variant: str, layout: str) -> tuple[
     how = VARIANTS[variant]
     block = min(_TILE, 1 << (width - 1).bit_length())
     return -(-width // block), {
-        "ACTIVATION": _ACTIVATIONS[activation][0],
+        "FORMULA": ACTIVATIONS[activation].formula,
         "CLAMP": how.clamp,
         "OFFSET": how.offset,
         "LAYOUT": layout,
@@ -136,11 +122,10 @@ def _constants(width: int, activation: str, variant: str, layout: str) -> tuple[
 
 def _numbers(activation: str, limit: float | None, scale: float | None, beta: float) -> tuple[float, float, float]:
     """Each always a float: Triton would compile once more for an integer."""
-    steepness = _ACTIVATIONS[activation][1]
     return (
         math.inf if limit is None else float(limit),
         1.0 if scale is None else float(scale),
-        float(beta) if steepness is None else steepness,
+        float(ACTIVATIONS[activation].steepness(beta)),
     )
 
 

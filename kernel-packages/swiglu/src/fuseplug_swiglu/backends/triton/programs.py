@@ -17,6 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fuseplug.triton.activations import activate
+
 
 @triton.jit
 def forward(
@@ -29,7 +31,7 @@ def forward(
     limit,
     scale,
     beta,
-    ACTIVATION: tl.constexpr,
+    FORMULA: tl.constexpr,
     CLAMP: tl.constexpr,
     OFFSET: tl.constexpr,
     LAYOUT: tl.constexpr,
@@ -38,7 +40,7 @@ def forward(
     """Write y, reading gate and up once."""
     row, first = _place(width, BLOCK)
     g, u = _read(gate, up, row, first, width, gate_stride, up_stride, LAYOUT, BLOCK)
-    activated, _, factor, _ = _gate(g, u, limit, scale, beta, ACTIVATION, CLAMP, OFFSET)
+    activated, _, factor, _ = _gate(g, u, limit, scale, beta, FORMULA, CLAMP, OFFSET)
     at = first + tl.arange(0, BLOCK)
     tl.store(y + row * width + at, activated * factor, mask=at < width)
 
@@ -56,7 +58,7 @@ def backward(
     limit,
     scale,
     beta,
-    ACTIVATION: tl.constexpr,
+    FORMULA: tl.constexpr,
     CLAMP: tl.constexpr,
     OFFSET: tl.constexpr,
     LAYOUT: tl.constexpr,
@@ -67,7 +69,7 @@ def backward(
     g, u = _read(gate, up, row, first, width, gate_stride, up_stride, LAYOUT, BLOCK)
     at = first + tl.arange(0, BLOCK)
     grad = tl.load(dy + row * width + at, mask=at < width).to(tl.float32)
-    activated, slope, factor, passes = _gate(g, u, limit, scale, beta, ACTIVATION, CLAMP, OFFSET)
+    activated, slope, factor, passes = _gate(g, u, limit, scale, beta, FORMULA, CLAMP, OFFSET)
     # Where nothing passes, nothing does, though infinity came from above: as with torch's relu and clamp.
     of_gate = tl.where(slope == 0.0, 0.0, grad * factor * slope)
     of_up = tl.where(passes, grad * activated, 0.0)
@@ -125,17 +127,17 @@ def _write(dgate, dup, of_gate, of_up, row, first, width, LAYOUT: tl.constexpr, 
 
 
 @triton.jit
-def _gate(gate, up, limit, scale, beta, ACTIVATION: tl.constexpr, CLAMP: tl.constexpr, OFFSET: tl.constexpr):
+def _gate(gate, up, limit, scale, beta, FORMULA: tl.constexpr, CLAMP: tl.constexpr, OFFSET: tl.constexpr):
     """The activated gate and its slope; what it is multiplied by, and whether a gradient of that passes to up.
 
     As in torch a limit itself is still inside, and NaN stays NaN, of which a clamp lets no gradient through.
     """
     x = gate * scale
     if CLAMP == "before":
-        activated, slope = _activate(tl.where(x > limit, limit, x), beta, ACTIVATION)
+        activated, slope = activate(tl.where(x > limit, limit, x), beta, FORMULA)
         slope = tl.where(x <= limit, slope, 0.0)
     else:
-        activated, slope = _activate(x, beta, ACTIVATION)
+        activated, slope = activate(x, beta, FORMULA)
     if CLAMP == "after":
         slope = tl.where(activated <= limit, slope, 0.0 * slope)
         activated = tl.where(activated > limit, limit, activated)
@@ -147,33 +149,3 @@ def _gate(gate, up, limit, scale, beta, ACTIVATION: tl.constexpr, CLAMP: tl.cons
     if OFFSET:
         up += 1.0
     return activated, slope * scale, up, passes
-
-
-@triton.jit
-def _activate(x, beta, ACTIVATION: tl.constexpr):
-    """An activation and its derivative; at a kink that is torch's."""
-    if ACTIVATION == "swish":  # x · σ(βx)
-        share = tl.sigmoid(beta * x)
-        value = x * share
-        return value, share + beta * value * (1.0 - share)
-    elif ACTIVATION == "gelu":  # x · Φ(x)
-        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
-        density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
-        return x * share, share + x * density
-    elif ACTIVATION == "gelu_tanh":
-        # ½(1 + tanh u) is σ(2u), which neither cancels nor overflows.
-        square = x * x
-        share = tl.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
-        value = x * share
-        rest = value * (1.0 - share)
-        steep = 1.5957691216057308 * (1.0 + 0.134145 * square)  # infinite where there is no rest
-        return value, share + tl.where(rest == 0.0, 0.0, rest * steep)
-    elif ACTIVATION == "relu":
-        return tl.where(x < 0.0, 0.0, x), tl.where(x <= 0.0, 0.0, 1.0)
-    elif ACTIVATION == "relu2":
-        positive = tl.where(x < 0.0, 0.0, x)
-        return positive * positive, 2.0 * positive
-    else:
-        tl.static_assert(ACTIVATION == "sigmoid")
-        share = tl.sigmoid(x)
-        return share, share * (1.0 - share)

@@ -1,0 +1,72 @@
+"""The activations that models write, for every op that has one: a row each, which all backends read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One activation as models write it. Two rows may be one function of real numbers, rounded differently.
+
+    Attributes:
+        function: Of the input and of swish's beta, which only ``"swish"`` looks at.
+        formula: The function of real numbers that it is: ``"swish"`` is ``x · σ(βx)``, ``"gelu"`` is ``x · Φ(x)``,
+            ``"gelu_tanh"`` its approximation by tanh. A backend computes one formula for all the rows that have it; one
+            that does not know a formula declines.
+        says: Words of which the code of a model that has it says at least one.
+        beta: For ``"swish"``, its β; ``None`` if the caller gives it.
+        native: Whether it is a single operation of torch.
+        autocast: Whether ambient autocast changes it: on CUDA a power is computed in float32.
+    """
+
+    function: Callable[[Tensor, float], Tensor]
+    formula: str
+    says: frozenset[str]
+    beta: float | None = 1.0
+    native: bool = False
+    autocast: bool = False
+
+    def steepness(self, beta: float) -> float:
+        """The β of a call that gives *beta*."""
+        return beta if self.beta is None else self.beta
+
+
+def _gelu_new(x: Tensor, _beta: float) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def _gelu_fast(x: Tensor, _beta: float) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+def _gelu_erf(x: Tensor, _beta: float) -> Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def _says(*words: str) -> frozenset[str]:
+    return frozenset(words)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": Activation(lambda x, _: functional.silu(x), "swish", _says("silu"), native=True),
+    "gelu": Activation(lambda x, _: functional.gelu(x), "gelu", _says("gelu"), native=True),
+    "gelu_tanh": Activation(
+        lambda x, _: functional.gelu(x, approximate="tanh"), "gelu_tanh", _says("gelu"), native=True
+    ),
+    "relu": Activation(lambda x, _: functional.relu(x), "relu", _says("relu"), native=True),
+    "relu2": Activation(lambda x, _: torch.square(functional.relu(x)), "relu2", _says("relu"), autocast=True),
+    "gelu_new": Activation(_gelu_new, "gelu_tanh", _says("tanh"), autocast=True),
+    "gelu_fast": Activation(_gelu_fast, "gelu_tanh", _says("tanh")),
+    "gelu_erf": Activation(_gelu_erf, "gelu", _says("erf")),
+    "quick_gelu": Activation(lambda x, _: x * torch.sigmoid(1.702 * x), "swish", _says("sigmoid"), beta=1.702),
+    "swish": Activation(lambda x, beta: x * torch.sigmoid(x * beta), "swish", _says("sigmoid"), beta=None),
+    "sigmoid": Activation(lambda x, _: torch.sigmoid(x), "sigmoid", _says("sigmoid", "glu"), native=True),
+}
+"""Every activation by name, the likely ones first. ``gelu_new`` and ``gelu_tanh`` differ in their roundings."""

@@ -1,0 +1,41 @@
+"""The formulas of `fuseplug.activations.ACTIVATIONS` and their derivatives, on numbers in registers.
+
+For the programs of kernels: importing this imports triton, which nothing else of Fuseplug's core does.
+"""
+
+# ruff: noqa: RET505 - what follows a return is compiled as well, unless it is in a branch
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def activate(x, beta, FORMULA: tl.constexpr):
+    """A formula of `fuseplug.triton.FORMULAS` and its derivative, in float32; at a kink that is torch's."""
+    if FORMULA == "swish":  # x · σ(βx)
+        share = tl.sigmoid(beta * x)
+        value = x * share
+        return value, share + beta * value * (1.0 - share)
+    elif FORMULA == "gelu":  # x · Φ(x)
+        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+        density = 0.3989422804014327 * tl.exp(-0.5 * x * x)
+        return x * share, share + x * density
+    elif FORMULA == "gelu_tanh":
+        # ½(1 + tanh u) is σ(2u), which neither cancels nor overflows.
+        square = x * x
+        share = tl.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
+        value = x * share
+        rest = value * (1.0 - share)
+        steep = 1.5957691216057308 * (1.0 + 0.134145 * square)  # infinite where there is no rest
+        return value, share + tl.where(rest == 0.0, 0.0, rest * steep)
+    elif FORMULA == "relu":
+        return tl.where(x < 0.0, 0.0, x), tl.where(x <= 0.0, 0.0, 1.0)  # NaN stays
+    elif FORMULA == "relu2":
+        positive = tl.where(x < 0.0, 0.0, x)
+        return positive * positive, 2.0 * positive
+    else:
+        tl.static_assert(FORMULA == "sigmoid")
+        share = tl.sigmoid(x)
+        return share, share * (1.0 - share)
