@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from fuseplug import BaseKernel, Proposal, Rejection, Site
+from fuseplug import Adapter, BaseKernel, Proposal, Rejection, Site
 from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
-from fuseplug.triton import TritonKernel
+from fuseplug.triton import FORMULAS, TritonKernel
 
 
 class MoEKernel(BaseKernel):
@@ -60,3 +60,10 @@ class TritonMoEKernel(TritonKernel, MoEKernel):
     function: ClassVar[str] = "fuseplug_moe.backends.triton:moe"
     # The lowest tiles, and the highest; in the interpreter, where that takes minutes, the lowest.
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 15)[: len(TritonKernel.check_sizes)]
+
+    def unsupported(self, adapter: Adapter) -> str | None:
+        """Not every activation's formula is written in Triton; an activation of the module's own is called as it is."""
+        from .reference import GATES
+
+        gate = GATES.get(getattr(adapter, "activation", ""))
+        return None if gate is None or gate.row.formula in FORMULAS else f"the Triton program has no {gate.row.formula}"

@@ -59,7 +59,7 @@ class TritonSwiGLUKernel(TritonKernel, SwiGLUKernel):
         from .recognise.adapters import GatedAdapter
 
         formula = ACTIVATIONS[adapter.activation].formula if isinstance(adapter, GatedAdapter) else None
-        return None if formula is None or formula in FORMULAS else f"it has no {formula} in Triton"
+        return None if formula is None or formula in FORMULAS else f"the Triton program has no {formula}"
 
 
 class InductorSwiGLUKernel(InductorKernel, SwiGLUKernel):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fuseplug.functional import computed_by
-from fuseplug.triton import differentiated_again, recording, transparent, vjp
+from fuseplug.triton import FORMULAS, differentiated_again, recording, transparent, vjp
 
 from ... import reference
-from ...reference import Experts, Layout, Projection
+from ...reference import GATES, Experts, Layout, Projection
 from ..arrival import Arrival
 from . import steps
 from .combine import combine
@@ -54,6 +54,7 @@ def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool
         and all(matrix.shape[-1] * matrix.shape[-2] < 1 << 31 for matrix in matrices)
         and min(index.numel(), *x.shape, reference.first(experts.down).numel()) > 0
         and transparent(x, index, weights, *biases, *matrices)
+        and (not isinstance(experts.activation, str) or GATES[experts.activation].row.formula in FORMULAS)
         # Which experts are idle is data, on which no graph can depend.
         and not (experts.idle == "none" and torch.compiler.is_compiling())
     )
