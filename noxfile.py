@@ -19,6 +19,7 @@ DISTRIBUTIONS = ("core", "tests/kit", "tests/host-npu", *KERNELS)
 TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe")
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
+QUICK, THOROUGH = ("-m", "not thorough"), ("-m", "thorough")
 MODELS_ON_NPU = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/npu/test_*models.py"))
 OLDER_MODELS = ("tests/models", "tests/survey", "-k", "not (test_every_op and bfloat16) and not everything_compiled")
 NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu")
@@ -31,34 +32,46 @@ BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe
 
 
 @nox.session
-@nox.parametrize("transformers", TRANSFORMERS)
-def tests(session: nox.Session, transformers: str) -> None:
-    """Run the tests; on the older transformers, those that build its models, whole ones in float32 alone."""
-    newest = transformers == TRANSFORMERS[0]
-    install(session, *FOR_TESTS, "peft", transformers=transformers)
-    test(session, *(NO_DEVICES if newest else OLDER_MODELS))
+def tests(session: nox.Session) -> None:
+    """Run the tests of the core and of the kernels for CPUs."""
+    install(session, *FOR_TESTS, "peft")
+    test(session, *QUICK, *NO_DEVICES)
 
 
 @nox.session(name="tests-npu")
-@nox.parametrize("transformers", TRANSFORMERS)
-def tests_npu(session: nox.Session, transformers: str) -> None:
-    """Run the tests of the Ascend kernels, on torch_npu itself; on the older transformers, those of its models."""
-    if sys.platform != "linux":
-        session.skip("torch_npu has wheels for Linux only")
-    install(session, "torch_npu", *FOR_TESTS, transformers=transformers)
-    chosen = ["tests/npu"] if transformers == TRANSFORMERS[0] else MODELS_ON_NPU
-    test(session, "--fuseplug-host-npu", *chosen)
+def tests_npu(session: nox.Session) -> None:
+    """Run the tests of the Ascend kernels, on torch_npu itself."""
+    on_npu(session, *QUICK, "tests/npu")
 
 
 @nox.session(name="tests-triton")
 def tests_triton(session: nox.Session) -> None:
     """Run the tests of the Triton kernels: in Triton's interpreter, and compiled for a GPU that need not be here."""
-    if sys.platform != "linux":
-        session.skip("triton has wheels for Linux only")
-    install(session, "triton", "liger-kernel", "matplotlib", *FOR_TESTS)
-    for folder, interpret in (("numbers", "1"), ("programs", None)):
-        session.env["TRITON_INTERPRET"] = interpret
-        test(session, f"tests/gpu/{folder}")
+    on_triton(session, *QUICK)
+
+
+@nox.session(default=False)
+@nox.parametrize("kernels", ("cpu", "npu", "triton"))
+def thorough(session: nox.Session, kernels: str) -> None:
+    """Put the same questions to more of a kind: specimens, models, dtypes, shapes."""
+    if kernels == "npu":
+        on_npu(session, *THOROUGH, "tests/npu")
+    elif kernels == "triton":
+        on_triton(session, *THOROUGH)
+    else:
+        install(session, *FOR_TESTS, "peft")
+        test(session, *THOROUGH, *NO_DEVICES)
+
+
+@nox.session(default=False)
+@nox.parametrize("kernels", ("cpu", "npu"))
+def older(session: nox.Session, kernels: str) -> None:
+    """Run the tests that build models on the older transformers, whole ones in float32 alone."""
+    if kernels == "npu":
+        on_npu(session, *MODELS_ON_NPU, transformers=TRANSFORMERS[1])
+    else:
+        install(session, *FOR_TESTS, "peft", transformers=TRANSFORMERS[1])
+        test(session, *OLDER_MODELS)
 
 
 @nox.session(name="tests-npu-releases", default=False)
@@ -170,6 +183,24 @@ def install(
     pinned.write_text("\n".join(line for line in lines if line.partition("==")[0] not in free))
     session.install("-c", str(pinned), "torch", "transformers", "hatchling", *packages)
     session.install("-c", str(pinned), "--no-build-isolation", *(f"./{path}" for path in DISTRIBUTIONS))
+
+
+def on_npu(session: nox.Session, *chosen: str, transformers: str = TRANSFORMERS[0]) -> None:
+    """Run tests with torch_npu on the NPU in host memory."""
+    if sys.platform != "linux":
+        session.skip("torch_npu has wheels for Linux only")
+    install(session, "torch_npu", *FOR_TESTS, transformers=transformers)
+    test(session, "--fuseplug-host-npu", *chosen)
+
+
+def on_triton(session: nox.Session, *chosen: str) -> None:
+    """Run the tests of Triton's kernels, interpreted and compiled."""
+    if sys.platform != "linux":
+        session.skip("triton has wheels for Linux only")
+    install(session, "triton", "liger-kernel", "matplotlib", *FOR_TESTS)
+    for folder, interpret in (("numbers", "1"), ("programs", None)):
+        session.env["TRITON_INTERPRET"] = interpret
+        test(session, *chosen, f"tests/gpu/{folder}")
 
 
 def test(session: nox.Session, *chosen: str) -> None:

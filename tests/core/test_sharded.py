@@ -6,6 +6,7 @@ from support import kernels
 from support.models import MLP, Block, Norm, Toy, inputs
 from support.ranks import failures, same_on_all
 from support.states import differing, state_of
+from support.thorough import first_quick
 from torch import distributed, nn
 
 from fuseplug import KernelManager
@@ -155,7 +156,7 @@ def failed():
     return failures(check, CASES)
 
 
-@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("wrap", first_quick(WRAPS))
 def test_fused_before_it_is_sharded_it_is_right_and_undone(failed, wrap):
     assert ("before", wrap) not in failed, failed["before", wrap]
 

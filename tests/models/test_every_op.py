@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.parity import ROUNDINGS, assert_parity
+from support.thorough import thorough
 from support.tiny import TINY, build, exists, step
 from survey.compiled import thresholds
 
@@ -18,7 +19,7 @@ UNLIKE = {"cohere": {("rmsnorm", "CohereLayerNorm")}}
 """What is built like something fused and is something else: this norm subtracts the mean."""
 
 # The models share their widths, so one process compiles for all of them what another would compile again.
-DTYPES = [pytest.param(dtype, id=str(dtype), marks=pytest.mark.xdist_group(str(dtype))) for dtype in ROUNDINGS]
+DTYPES = {dtype: [pytest.mark.xdist_group(str(dtype))] for dtype in ROUNDINGS}
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,25 @@ def test_every_norm_gate_rotation_and_expert_is_fused(manager, name):
     assert left_alone == UNLIKE.get(name, set()), report
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", DTYPES)
+QUICK = {
+    (torch.float32, "llama"),
+    (torch.float32, "gemma3_text"),
+    (torch.float32, "gpt_oss"),
+    (torch.bfloat16, "qwen3"),
+}
+"""Every op, heads that are normed, experts, and a half type."""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        pytest.param(dtype, name, marks=[*DTYPES[dtype], *model.marks, *([] if (dtype, name) in QUICK else [thorough])])
+        for dtype in ROUNDINGS
+        for model in MODELS
+        for name in model.values
+    ],
+    ids=str,
+)
 def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtype):
     assert_parity(manager, build(name, dtype), step)
 
@@ -46,6 +64,7 @@ def everything_is_large(manager, monkeypatch):
         monkeypatch.setattr(module, name, 1)
 
 
+@thorough
 @pytest.mark.xdist_group(str(torch.bfloat16))
 def test_they_are_with_everything_compiled(manager, everything_is_large):
     assert_parity(manager, build("deepseek_v3", torch.bfloat16), step)

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from support.sparse import FIVE, ROWS, build, entries, step
+from support.thorough import first_quick
 
 from fuseplug import KernelManager
 from fuseplug_moe.kernels import InductorMoEKernel
@@ -39,7 +40,7 @@ def outcome(experts, arguments):
         return type(error).__name__
 
 
-@pytest.mark.parametrize(("model_type", "config", "variant"), ROWS, ids=[row[0] for row in ROWS])
+@pytest.mark.parametrize(("model_type", "config", "variant"), first_quick(ROWS, 3), ids=[row[0] for row in ROWS])
 def test_a_model_computes_the_same_and_comes_back(manager, model_type, config, variant):
     model = build(model_type, config)
     before = step(model)
@@ -75,7 +76,7 @@ def test_half_precision_differs_by_roundings_only(manager, model_type, config, v
 
 @pytest.mark.skipif(not FIVE, reason="the implementation of experts is chosen since transformers 5")
 class TestImplementations:
-    @pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
+    @pytest.mark.parametrize("implementation", first_quick(["eager", "grouped_mm", "batched_mm"], 2))
     def test_each_is_found_to_be_the_same(self, manager, implementation):
         model = build("mixtral", {})
         model.set_experts_implementation(implementation)

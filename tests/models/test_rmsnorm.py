@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.thorough import first_quick
 from support.tiny import BASE as SMALL
 from transformers import AutoConfig, AutoModel
 
@@ -81,7 +82,7 @@ def step(model):
     return {"output": output.detach()} | {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("model_type", "config", "variants"), MODELS, ids=[row[0] for row in MODELS])
+@pytest.mark.parametrize(("model_type", "config", "variants"), first_quick(MODELS, 2), ids=[row[0] for row in MODELS])
 def test_a_model_is_fused_completely_computes_the_same_and_comes_back(manager, model_type, config, variants):
     model = build(model_type, config).eval()
     before = step(model)

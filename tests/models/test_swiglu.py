@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+from support.thorough import first_quick
 from support.tiny import BASE as SMALL
 from torch import nn
 from transformers import AutoConfig, AutoModel
@@ -137,8 +138,8 @@ def step(model):
     return {"output": output.detach()} | {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("model_type", "config", "variants"), MODELS, ids=[row[0] for row in MODELS])
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("model_type", "config", "variants"), first_quick(MODELS, 4), ids=[row[0] for row in MODELS])
+@pytest.mark.parametrize("training", first_quick([True, False]))
 def test_a_model_is_fused_completely_computes_the_same_and_comes_back(manager, model_type, config, variants, training):
     model = build(model_type, config).train(training)
     before = step(model)

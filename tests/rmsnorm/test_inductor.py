@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from support.thorough import first_quick, thorough
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -85,14 +86,14 @@ def assert_right(x, weight, gate=None, variant="llama", group_size=None, functio
             assert (error.amax(-1) <= limit).all()
 
 
-@pytest.mark.parametrize("dtypes", MIXES, ids=str)
-@pytest.mark.parametrize("variant", ["llama", "cast-last", "t5"])
+@pytest.mark.parametrize("dtypes", first_quick(MIXES, 2), ids=str)
+@pytest.mark.parametrize("variant", first_quick(["llama", "cast-last", "t5"]))
 def test_mixed_dtypes_are_right_compiled(ran, variant, dtypes):
     assert_right(*tensors(variant, *dtypes), variant=variant)
     assert len(ran) == 2
 
 
-@pytest.mark.parametrize("variant", ["gemma", "gate-first", "gated-silu-cast-last"])
+@pytest.mark.parametrize("variant", first_quick(["gate-first", "gemma", "gated-silu-cast-last"]))
 def test_groups_are_right_compiled(ran, variant):
     assert_right(*tensors(variant), variant=variant, group_size=16)
     assert len(ran) == 2
@@ -105,7 +106,7 @@ def test_without_a_weight(ran):
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8), (8,), (1, 8), (1, 1, 8), (5, 1), (1, 1), (7, 13), (2, 2, 2, 31)])
-@pytest.mark.parametrize("variant", ["llama", "gate-first"])
+@pytest.mark.parametrize("variant", first_quick(["llama", "gate-first"]))
 def test_edges_of_shape(ran, variant, shape):
     assert_right(*tensors(variant, shape=shape), variant=variant)
 
@@ -116,7 +117,7 @@ def test_an_eps_of_zero(ran):
     assert ran
 
 
-@pytest.mark.parametrize(("x_needs", "weight_needs"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("x_needs", "weight_needs"), first_quick([(True, False), (False, True)]))
 def test_only_the_gradients_that_are_needed(ran, x_needs, weight_needs):
     x, weight, _ = tensors()
     x.requires_grad_(x_needs)
@@ -260,6 +261,7 @@ def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_s
 
 
 @torch._dynamo.config.patch(recompile_limit=3)
+@thorough
 def test_many_dtypes_and_variants_never_reach_the_limit_of_recompilations(ran):
     for variant in ("llama", "cast-last", "gemma", "t5", "cast-last-pow"):
         for dtype in (torch.float32, torch.bfloat16):
@@ -285,6 +287,7 @@ def test_the_sizes_that_are_checked_lie_on_both_sides():
     assert small < inductor._LARGE <= large
 
 
+@thorough
 def test_a_gradient_summed_over_many_rows_stays_within_what_a_sum_in_sequence_loses():
     x, weight, _ = tensors(shape=(16384, 16))
     assert_right(x.detach().requires_grad_(), weight)

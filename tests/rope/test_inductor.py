@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from support.thorough import first_quick, quick_if, thorough
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -85,12 +86,13 @@ def test_values_and_gradients_are_right_small(variant):
     assert_right(*tensors(variant), variant=variant)
 
 
-@pytest.mark.parametrize("variant", WAYS)
+@pytest.mark.parametrize("variant", first_quick(WAYS))
 def test_values_and_gradients_are_right_compiled(ran, variant):
     assert_right(*tensors(variant, torch.bfloat16), variant=variant)
     assert ran == ["forward", "backward"]
 
 
+@thorough
 def test_float32_and_tables_of_another_dtype(ran):
     assert_right(*tensors())
     q, k, cos, sin = tensors(dtype=torch.bfloat16)
@@ -173,7 +175,7 @@ def test_single_heads_and_single_tokens(traced, heads):
 
 
 @pytest.mark.parametrize("lay", ["packed", "sequence first", "as it is"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", quick_if(VARIANTS, WAYS))
 def test_the_result_lies_in_memory_as_the_references(traced, variant, lay):
     q, k, cos, sin = tensors(variant)
     q, k = map(LAYOUTS.get(lay, lambda t: t), (q, k))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import transformers
+from support.thorough import thorough
 from torch import nn
 
 from fuseplug import KernelManager
@@ -17,9 +18,9 @@ MANAGER = KernelManager(environ={})
 @pytest.mark.parametrize(
     ("each", "variant"),
     [
-        (Class("rmsnorm", "gemma", "GemmaRMSNorm"), "gemma"),
         (Class("swiglu", "phi3", "Phi3MLP"), "silu"),
-        (Class("moe", "gpt_oss", "GptOssExperts"), "swish-clamp-before-offset"),
+        pytest.param(Class("rmsnorm", "gemma", "GemmaRMSNorm"), "gemma", marks=thorough),
+        pytest.param(Class("moe", "gpt_oss", "GptOssExperts"), "swish-clamp-before-offset", marks=thorough),
     ],
 )
 def test_a_class_is_built_fused_and_compared(each: Class, variant: str) -> None:
@@ -33,6 +34,7 @@ def test_a_caller_of_a_rotary_function_is_planned() -> None:
     assert (record["status"], record["sites"][0]["target"]) == ("planned", "forward:apply_rotary_pos_emb")
 
 
+@thorough
 def test_what_is_fused_in_a_class_around_it_says_so() -> None:
     record = check(MANAGER, Class("moe", "jetmoe", "JetMoeParallelExperts"))
     assert record["status"] == "checked", record

@@ -13,6 +13,7 @@ import transformers
 from support import bad, kernels
 from support.models import GemmaNorm, Toy, inputs
 from support.tasks import works
+from support.thorough import thorough
 from torch import nn
 
 from fuseplug import KernelManager
@@ -43,6 +44,7 @@ def sample():
     return [pytest.param(r, id=r["model_type"]) for r in chance.sample(quick, min(SAMPLE, len(quick)))]
 
 
+@thorough
 @pytest.mark.parametrize("record", sample())
 def test_a_random_sample_of_what_is_published_holds(record):
     found = json.loads(json.dumps(check(KernelManager(environ={}), Census.of(), record["model_type"])))
@@ -196,6 +198,7 @@ def test_a_site_is_counted_as_called_only_if_it_is():
 # --- the work
 
 
+@thorough
 def test_a_process_that_hangs_or_dies_loses_only_what_it_was_at():
     found = {}
     tasks = ["first", "dies", "second", "hangs", "third"]

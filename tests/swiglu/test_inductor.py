@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from support.thorough import first_quick, thorough
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -82,7 +83,7 @@ def test_values_and_gradients_are_right_small(activation, variant, layout, dtype
     assert_right(tensors(layout, dtype), options(activation, variant, layout))
 
 
-@pytest.mark.parametrize(("activation", "variant", "layout", "dtype"), COMBINATIONS)
+@pytest.mark.parametrize(("activation", "variant", "layout", "dtype"), first_quick(COMBINATIONS, 3))
 def test_values_and_gradients_are_right_compiled(ran, activation, variant, layout, dtype):
     assert_right(tensors(layout, dtype), options(activation, variant, layout))
     assert len(ran) == 2, "the forward and the backward run compiled"
@@ -106,7 +107,7 @@ def test_what_is_small_runs_as_it_is(monkeypatch, size):
 
 
 @pytest.mark.parametrize("shape", [(0, 48), (2, 0, 48), (48,), (1, 48), (1, 1, 48), (5, 1), (1, 1), (2, 2, 7, 13)])
-@pytest.mark.parametrize("layout", ["separate", "gate-first"])
+@pytest.mark.parametrize("layout", first_quick(["separate", "gate-first"]))
 def test_edges_of_shape(ran, layout, shape):
     assert_right(tensors(layout, shape=shape), options(layout=layout))
 
@@ -307,8 +308,8 @@ class TestModules:
         ("make", "dtype"),
         [
             (lambda: specimens.Separate(nn.SiLU()), torch.float32),
-            (lambda: specimens.InOne(nn.SiLU(), "gate-second"), torch.bfloat16),
-            (specimens.WidePath, torch.float32),
+            pytest.param(lambda: specimens.InOne(nn.SiLU(), "gate-second"), torch.bfloat16, marks=thorough),
+            pytest.param(specimens.WidePath, torch.float32, marks=thorough),
         ],
         ids=["separate", "in one", "wide path"],
     )
@@ -325,6 +326,7 @@ class TestModules:
                 found[name], value, rtol=0, atol=(16 * torch.finfo(dtype).eps + 1e-6) * scale, msg=name
             )
 
+    @thorough
     def test_they_compile_as_one_graph(self, fused, ran):
         module, x = specimens.InOne(nn.SiLU(), "gate-second"), torch.randn(4, specimens.HIDDEN)
         expected = module(x)
@@ -333,6 +335,7 @@ class TestModules:
             torch.testing.assert_close(compiled(x), expected)
         assert not ran
 
+    @thorough
     @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
     def test_they_export_and_trace(self, fused, ran):
         module, x = specimens.Separate(nn.SiLU()), torch.randn(4, specimens.HIDDEN)
