@@ -8,6 +8,7 @@ import inspect
 
 import pytest
 import torch
+from support.thorough import first_quick
 from support.tiny import BASE, HEAD
 from transformers import AutoConfig
 
@@ -94,7 +95,7 @@ def test_a_norm_of_transformers(host_npu, model_type, name, variant, arguments, 
     assert_fused_is_what_it_was(host_npu, module, arguments, dtype, "npu_fused_rmsnorm", variant, "npu_rms_norm")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", first_quick([torch.bfloat16, torch.float32]), ids=str)
 @pytest.mark.parametrize(("model_type", "name", "arguments", "variant", "operation"), MLPS)
 def test_a_gated_mlp_of_transformers(host_npu, model_type, name, arguments, variant, operation, dtype):
     torch.manual_seed(0)

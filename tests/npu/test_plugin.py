@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.thorough import thorough
 
 from fuseplug_testing.checks import CHECKS
 
@@ -73,6 +74,7 @@ def test_what_is_missing_skips_or_with_the_option_is_an_error(run_pytest, tmp_pa
     assert "--fuseplug-host-npu: CANN is set up here" in done.stderr
 
 
+@thorough
 def test_a_kernel_on_npus_passes_the_conformance_kit(run_pytest):
     done = run_pytest("--fuseplug-host-npu", "--fuseplug-kernel", "conformance.zoo.npu:NpuGated")
     assert f"{len(CHECKS)} passed" in done.stdout, done.stdout + done.stderr
@@ -126,6 +128,7 @@ def test_a_script_runs_as_it_is(run, tmp_path):
     assert done.stderr.startswith("CANN is set up here")
 
 
+@thorough
 def test_the_trainer_of_transformers_trains(run, tmp_path):
     """By itself: nothing in the script is about NPUs."""
     pytest.importorskip("transformers")

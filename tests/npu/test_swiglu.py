@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from support.judging import assert_right, outcome
+from support.thorough import first_quick
 from torch import nn
 
 from fuseplug import KernelManager
@@ -264,7 +265,7 @@ def manager():
     return KernelManager(environ={"FUSEPLUG_KERNELS": "npu_fused_swiglu"})
 
 
-@pytest.mark.parametrize("dtype", [SINGLE, BF16], ids=str)
+@pytest.mark.parametrize("dtype", first_quick([BF16, SINGLE]), ids=str)
 @pytest.mark.parametrize(
     ("make", "variant", "name"),
     [

@@ -31,6 +31,7 @@ def verify(directory, *arguments, environ=None):
     return done, json.loads(out.read_text())
 
 
+@thorough
 def test_everything_is_right(host_npu, tmp_path):
     done, result = verify(tmp_path, "--parts", "ops", "models")
     assert (done.returncode, result["failures"]) == (0, []), done.stdout + done.stderr

@@ -18,7 +18,11 @@ def first_quick(values: Iterable[Any], quick: int = 1) -> list[Any]:
 
 def quick_if(values: Iterable[Any], quick: Container[Any]) -> list[Any]:
     """*values* for ``parametrize``, those that are not in *quick* marked `thorough`."""
-    return [value if value in quick else _marked(value) for value in values]
+    return [value if _named(value) in quick else _marked(value) for value in values]
+
+
+def _named(value: Any) -> Any:
+    return value.values[0] if isinstance(value, type(pytest.param())) else value
 
 
 def _marked(value: Any) -> Any:
