@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.thorough import thorough
+
 SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "verify_on_npu.py"
 
 

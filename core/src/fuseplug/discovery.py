@@ -35,8 +35,8 @@ class KernelRecord:
         state: ``"ready"``; ``"off"`` (by ``FUSEPLUG_KERNELS``); ``"not allowed"`` (by ``FUSEPLUG_ALLOW``);
             ``"not installed"`` (the extra that it needs); ``"missing"`` (a requirement of the distribution itself);
             ``"broken"`` (it could not be loaded); ``"conflict"`` (two distributions claim the id).
-        reason: Why it is not ready, and what to do; ``""`` if it is. Of one that is ready on another machine
-            only, what has to be installed there.
+        reason: Why it is not ready, and what to do; ``""`` if it is.
+        requires: Of one that is ready on another machine only: what has to be installed there.
         kernel: The kernel, if it was loaded.
         traceback: What Python said when it could not be.
     """
@@ -47,6 +47,7 @@ class KernelRecord:
     value: str = ""
     state: State = "ready"
     reason: str = ""
+    requires: str = ""
     kernel: BaseKernel | None = None
     traceback: str = ""
 
@@ -117,13 +118,12 @@ def load_class(kernel: Any, record: KernelRecord) -> KernelRecord:
 def elsewhere(record: KernelRecord) -> KernelRecord:
     """What *record* would be on a machine where its extra is installed, if that is all it lacks.
 
-    An extra is a matter of where a kernel runs, and it may be planned for another machine than this one. The
-    ``reason`` is then what has to be installed there.
+    An extra is a matter of where a kernel runs, and it may be planned for another machine than this one.
     """
     if record.state != "not installed":
         return record
     entry = importlib_metadata.EntryPoint(record.kernel_id, record.value, ENTRY_POINT_GROUP)
-    there = replace(record, state="ready", reason=_with_extras(record, entry))
+    there = replace(record, state="ready", reason="", requires=_with_extras(record, entry))
     try:
         loaded = load_class(entry.load(), there)
     except KeyboardInterrupt:

@@ -1,11 +1,12 @@
 """Changing a model and changing it back: instances only, all or none, recognised wherever it turns up."""
 
-from ..rebind import calls, lookup, space_of
 from .accepts import Accepts, Mark
 from .applied import Applied, complain
 from .journal import Change, Patch, put_on, strip, take_off
+from .making import patch_of
 from .replacement import replacement, replacement_of
-from .slots import class_method, describe, is_original, our_marks, our_parts
+from .slots import class_method, our_marks, our_parts
+from .subjects import subject_of
 
 __all__ = [
     "Accepts",
@@ -13,18 +14,15 @@ __all__ = [
     "Change",
     "Mark",
     "Patch",
-    "calls",
     "class_method",
     "complain",
-    "describe",
-    "is_original",
-    "lookup",
     "our_marks",
     "our_parts",
+    "patch_of",
     "put_on",
     "replacement",
     "replacement_of",
-    "space_of",
     "strip",
+    "subject_of",
     "take_off",
 ]

@@ -18,8 +18,7 @@ from fuseplug.devices import KNOWN, Destination, destination, present
 from fuseplug.errors import PlanError
 from fuseplug.hookspecs import BaseKernel, faults, resolve
 from fuseplug.importing.process_state import ProcessState, owners_of
-from fuseplug.patching import Patch, put_on
-from fuseplug.planning import patch_of, subject_of
+from fuseplug.patching import Mark, Patch, patch_of, put_on, subject_of
 from fuseplug.verification import (
     SEMANTICS_SIZE,
     Outcome,
@@ -158,7 +157,7 @@ class Specimen:
 
     def _case(self, verifier: Verifier, place: Place, proposal: Proposal) -> Case | Rejection:
         kernel = self.examined.sound
-        subject = subject_of(place, proposal.target)
+        subject = subject_of(place.module, place.alike, proposal.target)
         if isinstance(subject, Rejection):
             return subject
         semantics = verifier.semantics(kernel, proposal, subject)
@@ -284,8 +283,12 @@ class Case:
     def patch(self) -> Patch:
         """The replacement as it is put on, guard included."""
         kernel = self.examined.sound
-        ran = Ran(self.semantics.dtypes)
-        patch = patch_of(self.place, self.proposal.target, kernel, kernel.load(), self.semantics, ran, self.subject)
+        ran, place = Ran(self.semantics.dtypes), self.place
+        mark = Mark(kernel.kernel_id, self.semantics.adapter.variant, self.proposal.target, place.device_type)
+        patch = patch_of(
+            *(place.module, place.paths[0], mark, kernel.load(), self.semantics, ran, self.subject),
+            differentiable=kernel.differentiable,
+        )
         if isinstance(patch, Rejection):
             raise TypeError(patch.reason)
         return patch

@@ -1,0 +1,59 @@
+"""A patch from what verification found: the guard, the adapter and the kernel's function, in one replacement."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+
+from torch import nn
+
+from ..verification import Ran, Semantics, Subject
+from ..words import Compute, Rejection
+from .accepts import Accepts, Mark
+from .journal import Patch
+from .replacement import replacement, replacement_of
+
+
+def patch_of(
+    module: nn.Module,
+    path: str,
+    mark: Mark,
+    compute: Compute,
+    semantics: Semantics,
+    ran: Ran,
+    subject: Subject,
+    *,
+    differentiable: bool,
+) -> Patch | Rejection:
+    """Make the replacement of a target, decided and not yet on.
+
+    Args:
+        module: Whose target it is.
+        path: Where that is in its model.
+        mark: Which kernel replaces which target.
+        compute: The kernel's function.
+        semantics: What the target was found to compute.
+        ran: What the kernel was found to compute on its device.
+        subject: What is replaced.
+        differentiable: Whether gradients flow through the kernel.
+
+    Returns:
+        The patch; or what the adapter raises, or why it would do nothing.
+    """
+    watch = replace(
+        semantics.watch,
+        contiguous=ran.contiguous,
+        no_autocast=semantics.watch.no_autocast or ran.no_autocast,
+        no_grad=not differentiable,
+    )
+    calls = tuple(call.limited(semantics.main, ran.ranks) for call in semantics.calls)
+    accepts = Accepts(calls, semantics.main, semantics.typed, ran.dtypes, watch, semantics.extra, subject.space)
+    try:
+        function = replacement(subject.original, semantics.adapter, compute, mark, accepts)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a stranger's bind may raise anything, or exit
+        return Rejection(f"{type(error).__name__} while binding its adapter: {error}", kind="error")
+    if why := replacement_of(function).why_never(module if mark.target.function is None else None):
+        return Rejection(f"{why}; without that it can be fused", kind="unlike")
+    return Patch(path, mark.target, mark.kernel_id, mark.variant, function, weakref.ref(module))

@@ -1,0 +1,62 @@
+"""What would be replaced at a site: a plain method, or a function that one looks up, of dense tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..errors import PatchError
+from ..insides import all_below, class_name
+from ..rebind import calls, lookup, space_of
+from ..verification import ById, Subject, dense, own_tensors
+from ..words import Rejection, Target
+from .slots import class_method, describe, is_original, our_parts
+
+
+def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejection:
+    """What would be replaced in *module*, ready to be run; or why it cannot be replaced.
+
+    Args:
+        module: The module itself.
+        alike: Its signature, as `Subject.alike`.
+        target: A method of it, or a function that one of its methods calls.
+    """
+    method = class_method(module, target.method)
+    if method is None:
+        return Rejection(f"{class_name(module)}.{target.method} is not a plain method, so it cannot be replaced")
+    if not (is_original(module, target.method) or our_parts(module, target.method)):
+        who = describe(module, target.method)
+        return Rejection(
+            f"its {target.method} was replaced on this instance by {who}: apply before that is put on, or take it off "
+            "first",
+            kind="foreign",
+        )
+    if target.function is None:
+        return _odd_tensor(module) or Subject(method, module, alike)
+    try:
+        if not calls(method, target.function):
+            return Rejection(f"{method.__qualname__} does not call {target.function}")
+        return Subject(lookup(method, target.function), None, space=ById(space_of(method, target.function)))
+    except PatchError as error:
+        return Rejection(str(error))
+
+
+def _odd_tensor(module: nn.Module) -> Rejection | None:
+    """Why no kernel can read what *module* holds, if a tensor of it or below it is not dense."""
+    for each in all_below(module):
+        for name, tensor in own_tensors(each).items():
+            if not dense(tensor):
+                holder = "its" if each is module else f"the {class_name(each)} below it: its"
+                return Rejection(
+                    f"{holder} {name} is {_layout(tensor)}, and kernels read dense tensors: make it dense, or leave "
+                    "the module as it is"
+                )
+    return None
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}"
+    return f"quantised to {tensor.dtype}" if tensor.is_quantized else "wrapped by torch.func"

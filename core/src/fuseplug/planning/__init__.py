@@ -1,0 +1,100 @@
+"""What would be done to a model: every kernel asked about every module, every target decided, all of it reported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..discovery import KernelRecord, elsewhere
+from ..insides import attributes_of, class_name
+from ..patching import Patch
+from ..report import Report
+from ..walking import Place
+from .deciding import Ask, Decider, Decision
+from .rules import Rules
+
+__all__ = ["Plan", "Rules", "make_plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be done to a model, decided and checked; making one changes nothing.
+
+    Attributes:
+        report: The answer for every site, and why.
+        patches: What the winners would put in place.
+    """
+
+    report: Report
+    patches: Sequence[Patch]
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+
+def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask) -> Plan:
+    """Ask all kernels about all places and decide every target. Changes nothing."""
+    start = time.perf_counter()
+    decider = Decider(rules, ask)
+    decider.ask(places)
+    decisions = [decision for place in places for decision in decider.decide(place)]
+    report = Report(
+        model_class=class_name(model),
+        mode=rules.mode,
+        entries=[entry for entry, _ in decisions],
+        records=[record for record in rules.installed if _concerns(record, places)],
+        idle=_idle(rules, places, decider.answered),
+        notes=_notes(model, decisions, rules.installed),
+        seconds=time.perf_counter() - start - decider.compile_seconds,
+        compile_seconds=decider.compile_seconds,
+    )
+    return Plan(report, [patch for _, patch in decisions if patch is not None])
+
+
+def _concerns(record: KernelRecord, places: Sequence[Place]) -> bool:
+    """Whether *record* is worth a word: nobody wants to hear of extras for devices that the model is not on."""
+    kernel = elsewhere(record).kernel if record.state == "not installed" else None
+    return kernel is None or any(kernel.runs_on(place.device_type) for place in places)
+
+
+def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> dict[str, str]:
+    """Why kernels that are ready are of no use here."""
+    here = sorted({place.device_type for place in places})
+    idle = {}
+    for record in rules.installed:
+        kernel = record.kernel
+        if kernel is None or record.state != "ready":
+            continue
+        if not any(kernel.runs_on(device_type) for device_type in here):
+            idle[record.kernel_id] = (
+                f"runs on {', '.join(kernel.device_types)}; this model is planned for {', '.join(here)}"
+            )
+        elif rules.mode == "training" and not kernel.differentiable:
+            idle[record.kernel_id] = 'has no gradient: used with mode="inference"'
+        elif record not in rules.records:
+            idle[record.kernel_id] = "left out by include= or exclude="
+        elif record.kernel_id not in answered:
+            idle[record.kernel_id] = "no module of this model is its business"
+    return idle
+
+
+def _notes(model: nn.Module, decisions: Sequence[Decision], records: Sequence[KernelRecord]) -> list[str]:
+    """What a person should know beyond the answers for each site."""
+    found = []
+    used = {entry.kernel_id for entry, _ in decisions}
+    if lacking := sorted(
+        {f'"{record.requires}"' for record in records if record.requires and record.kernel_id in used}
+    ):
+        found.append(f"the machine that this is planned for needs: pip install {' '.join(lacking)}")
+    if any(entry.check == "pending" for entry, _ in decisions):
+        found.append("kernel check pending: call apply_all again once the model is on its device")
+    if attributes_of(model).get("_use_kernels") is True:
+        found.append(
+            "this model has use_kernels=True: transformers sets forwards again on train() and eval(), which takes "
+            "kernels off; call apply_all after, or set model.use_kernels = False"
+        )
+    return found

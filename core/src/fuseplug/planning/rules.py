@@ -1,0 +1,56 @@
+"""Which kernels take part, and which of two is preferred."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..discovery import KernelRecord
+from ..errors import DiscoveryError
+from ..hookspecs import BaseKernel
+from ..words import Mode
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How winners are decided.
+
+    Attributes:
+        records: The kernels taking part.
+        order: Ids or ops in the order the caller prefers them.
+        mode: What the model is for.
+        check: Whether kernels are run on their device before they are chosen.
+        installed: Every kernel there is, for the report.
+    """
+
+    records: Sequence[KernelRecord]
+    order: Sequence[str]
+    mode: Mode
+    check: bool
+    installed: Sequence[KernelRecord]
+
+    def rank(self, record: KernelRecord, device_type: str) -> tuple[int, bool, int, str]:
+        """Sort key: the caller's order, then kernels that name this device type, then priority, then id."""
+        kernel = kernel_of(record)
+        named = [i for i, word in enumerate(self.order) if word in (record.kernel_id, record.name, kernel.op)]
+        return (
+            min(named, default=len(self.order)),
+            device_type not in kernel.device_types,
+            -kernel.priority,
+            record.name,
+        )
+
+    def taking_part(self, device_type: str) -> list[KernelRecord]:
+        """Those that run on *device_type*."""
+        return [record for record in self.records if record.kernel and record.kernel.runs_on(device_type)]
+
+
+def kernel_of(record: KernelRecord) -> BaseKernel:
+    """The kernel of *record*.
+
+    Raises:
+        DiscoveryError: If it has none.
+    """
+    if record.kernel is None:
+        raise DiscoveryError(f"kernel {record.name} is {record.state}: {record.reason}", record=record)
+    return record.kernel
