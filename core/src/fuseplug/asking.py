@@ -1,4 +1,4 @@
-"""The question, put to every kernel about every site that is not like another, and who broke the rule of asking."""
+"""Puts one question to every kernel about every kind of site, and finds the kernel that changed what it was shown."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelR
             f"distribution raised it: uninstall {record.distribution}, or leave it out with {KERNELS_VARIABLE}=-"
             f"{record.kernel_id}"
         ) from error
-    except BaseException as error:  # noqa: BLE001 - a stranger's import may raise anything, or exit
+    except BaseException as error:  # noqa: BLE001 - a third party's import may raise anything, or exit
         reason = f"{type(error).__name__}: {error}"
         return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
 

@@ -133,7 +133,7 @@ class BaseKernel(abc.ABC):
                 return Answer(self.kernel_id, rejection=said)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - a stranger's code may raise anything, or exit
+        except BaseException as error:  # noqa: BLE001 - third-party code may raise anything, or exit
             where = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__} while matching: {error} ({where.filename}:{where.lineno})"
             return Answer(self.kernel_id, rejection=Rejection(reason, kind="error"))
@@ -147,7 +147,7 @@ def _asked(kernel: BaseKernel, question: str, subject: Any) -> str | None:
         return said
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - a stranger's check may raise anything, or exit
+    except BaseException as error:  # noqa: BLE001 - a third party's check may raise anything, or exit
         return f"{type(error).__name__}: {error} (raised by its {question}())"
 
 

@@ -44,7 +44,7 @@ def all_below(*modules: nn.Module) -> Iterator[nn.Module]:
         yield each
         try:
             waiting += [child for child in reversed(children_of(each).values()) if child is not None]
-        except Exception:  # noqa: BLE001, S112 - a stranger's registry may raise anything
+        except Exception:  # noqa: BLE001, S112 - a third party's registry may raise anything
             continue
 
 
@@ -60,6 +60,6 @@ def said_by(error: BaseException) -> str:
     """The class of *error* and its message, in a line."""
     try:
         message = str(error)
-    except Exception:  # noqa: BLE001 - a stranger's exception may raise anything
+    except Exception:  # noqa: BLE001 - a third party's exception may raise anything
         message = "(its message cannot be read)"
     return f"{class_name(error)}: {message}" if message else class_name(error)

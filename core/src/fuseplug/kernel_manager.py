@@ -339,7 +339,7 @@ def _registered_with(plugins: pluggy.PluginManager, record: KernelRecord) -> Ker
         plugins.register(record.kernel, name=record.kernel_id)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - pluggy looks at every attribute of a stranger's class
+    except BaseException as error:  # noqa: BLE001 - pluggy looks at every attribute of a third party's class
         reason = f"{type(error).__name__} while registering it with pluggy: {error}"
         return replace(record, state="broken", kernel=None, reason=reason, traceback=traceback.format_exc())
     return record

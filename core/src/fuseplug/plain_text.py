@@ -1,4 +1,4 @@
-"""Text from strangers, made safe for a terminal."""
+"""Text of third parties, made safe for a terminal."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def everywhere(model: nn.Module) -> dict[int, Found]:
         each.paths.append(path)
         try:
             children = children_of(module)
-        except Exception as error:  # noqa: BLE001 - a stranger's registry may raise anything
+        except Exception as error:  # noqa: BLE001 - a third party's registry may raise anything
             each.error = error
             continue
         inside, above = f"{path}." if path else "", (*above, number)
@@ -189,7 +189,7 @@ def _own_device(module: nn.Module) -> torch.device | None:
             for tensor in registry.values():
                 if tensor is not None:
                     return torch.device(tensor.device)
-    except Exception:  # noqa: BLE001 - a stranger's tensor or hook may raise anything; what cannot be read is reported
+    except Exception:  # noqa: BLE001 - a third party's tensor or hook may raise anything; what cannot be read is reported
         return None
     return None
 

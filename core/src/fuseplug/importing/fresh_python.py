@@ -110,7 +110,7 @@ def _import(module: str, name: str, found: list[str]) -> None:
         importlib.import_module(module)
     except ImportError:
         raise
-    except BaseException as error:  # noqa: BLE001 - a stranger's module may raise anything, or exit
+    except BaseException as error:  # noqa: BLE001 - a third party's module may raise anything, or exit
         found.append(f"importing {name} raises {type(error).__name__}: {error}")
     if text := _printed()[len(printed) :].strip():
         found.append(f"importing {name} prints {text[:80]!r}")

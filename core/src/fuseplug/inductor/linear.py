@@ -317,5 +317,5 @@ def _compile(
 
 
 def _stand_ins(grads: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """Inputs of the right shape; which, makes no difference to the derivative of what is linear in them."""
+    """Inputs of the right shape. The derivative of a linear function does not depend on their values."""
     return [torch.zeros_like(grad, dtype=dtype) for grad, dtype in zip(grads, dtypes, strict=True)]

@@ -76,7 +76,7 @@ class Guard:
         """The first that fails for *module*, whatever it is called with; ``""`` if none does."""
         try:
             return next((term.says for term in self._of_module if not self._compiled([term])([module])), "")
-        except Exception as error:  # noqa: BLE001 - what a stranger's module says of itself may raise anything
+        except Exception as error:  # noqa: BLE001 - what a third party's module says of itself may raise anything
             return f"it cannot be compared with what it was: {said_by(error)}"
 
     def _compiled(self, terms: Sequence[_Term]) -> Holds:

@@ -52,7 +52,7 @@ def patch_of(
         function = replacement(subject.original, semantics.adapter, compute, mark, accepts)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - a stranger's bind may raise anything, or exit
+    except BaseException as error:  # noqa: BLE001 - a third party's bind may raise anything, or exit
         return Rejection(f"{type(error).__name__} while binding its adapter: {error}", kind="error")
     if why := replacement_of(function).why_never(module if mark.target.function is None else None):
         return Rejection(f"{why}; without that it can be fused", kind="unlike")

@@ -54,7 +54,7 @@ class Decider:
         """The answers for *place*; what deciding raises is one of them, and nothing of the place is replaced then."""
         try:
             return list(self._answers(place))
-        except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything, whatever is done to it
+        except Exception as error:  # noqa: BLE001 - a third party's module may raise anything, whatever is done to it
             why = Rejection(
                 f"it cannot be planned: {said_by(error)}. Mend its class, or leave it out with skip=", kind="error"
             )
@@ -258,6 +258,6 @@ def _load_failure(kernel: BaseKernel) -> str:
         kernel.load()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - a stranger's module may raise anything, or exit
+    except BaseException as error:  # noqa: BLE001 - a third party's module may raise anything, or exit
         return f"{type(error).__name__} while loading {kernel.function}: {error}"
     return ""

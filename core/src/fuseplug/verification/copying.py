@@ -139,7 +139,7 @@ class Copying:
             return self.copy(value)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - a stranger's __deepcopy__ may raise anything
+        except BaseException as error:  # noqa: BLE001 - a third party's __deepcopy__ may raise anything
             # Objects half made are in there.
             while len(self._memo) > before:
                 self._memo.popitem()

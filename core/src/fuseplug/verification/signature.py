@@ -49,7 +49,7 @@ class Signatures:
             try:
                 # A number for each level keeps what is compared small, however deep the module.
                 number = self._number(self._describe(module))
-            except Exception as error:  # noqa: BLE001 - a stranger's attributes may raise anything
+            except Exception as error:  # noqa: BLE001 - a third party's attributes may raise anything
                 self.faults[id(module)] = error
                 number = alone
             self._known[id(module)] = number

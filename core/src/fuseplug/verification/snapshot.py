@@ -1,4 +1,4 @@
-"""Did a stranger change what it was shown?"""
+"""Whether third-party code changed a module that it was shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .copying import Uncopied
 
 
 class Snapshot:
-    """What some stand-ins and all below them hold, to see whether a stranger changed it, and to put it back.
+    """What some stand-ins and all below them hold, to see whether third-party code changed it, and to put it back.
 
     Dictionaries, lists, sets, deques and the attributes of objects are looked into; other objects are not.
 

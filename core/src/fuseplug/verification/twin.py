@@ -49,7 +49,7 @@ class StandIns:
         if id(module) not in self._made:
             try:
                 self._make(module)
-            except Exception as error:  # noqa: BLE001 - a stranger's class may raise anything
+            except Exception as error:  # noqa: BLE001 - a third party's class may raise anything
                 self.faults[id(module)] = error
                 self._made[id(module)] = nn.Module()
         made: nn.Module = self._made[id(module)]

@@ -73,7 +73,7 @@ def _find_semantics(kernel: BaseKernel, proposal: Proposal, subject: Subject) ->
         reference = kernel.load_reference()
         candidates = [(adapter, adapter.standing_for(subject.original, reference)) for adapter in proposal.adapters]
         examples = [example_of(proposal, mix, SEMANTICS_SIZE) for mix in proposal.mixes]
-    except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
+    except Exception as error:  # noqa: BLE001 - third-party code may raise anything
         return raised("preparing its examples", error)
     if (why := forbidden(reading, [*examples[0].children])) is not None:
         return why
@@ -85,7 +85,7 @@ def _find_semantics(kernel: BaseKernel, proposal: Proposal, subject: Subject) ->
         return found
     try:
         return Examination(proposal, subject, reading, *found, branches).semantics()
-    except Exception as error:  # noqa: BLE001 - a stranger's example may not bear to be varied
+    except Exception as error:  # noqa: BLE001 - a third party's example may not bear to be varied
         return raised("varying its examples", error)
 
 

@@ -97,7 +97,7 @@ def match(specimen: Specimen) -> Iterator[Finding]:
         if first and first.rejection and first.rejection.kind == "error":
             yield Finding(where, fault=first.rejection.reason)
     if specimen.number == 0:
-        yield from _strangers(examined)
+        yield from _other_modules(examined)
 
 
 def fuses(specimen: Specimen) -> Iterator[Finding]:
@@ -154,7 +154,7 @@ def _stand_in() -> str:
 def _not_importable(path: str) -> str:
     try:
         found = resolve(path)
-    except Exception as error:  # noqa: BLE001 - a stranger's module may raise anything
+    except Exception as error:  # noqa: BLE001 - a third party's module may raise anything
         return f"{path} cannot be imported: {raised(error)}"
     return "" if callable(found) else f"{path} is {type(found).__name__}, not a function"
 
@@ -174,7 +174,7 @@ def _told_apart(first: Answer | None, again: Answer | None) -> str:
     )
 
 
-def _strangers(examined: Examined) -> Iterator[Finding]:
+def _other_modules(examined: Examined) -> Iterator[Finding]:
     for make in _NOBODYS_BUSINESS:
         module = make()
         answer = examined.sound.propose(site=Site("", module.to("meta"), examined.device_type, examined.mode))

@@ -44,7 +44,7 @@ class Step:
         try:
             with rounding_to_nearest(), neutral(self.examined.device_type if self.examined.device else "cpu"):
                 findings.extend(self._ask())
-        except Exception as error:  # noqa: BLE001 - a stranger's code may raise anything
+        except Exception as error:  # noqa: BLE001 - third-party code may raise anything
             findings.append(Finding("", fault=f"raises {raised(error)}"))
         if self.specimen is not None:
             self.specimen.settled[self.check.name] = not any(finding.fault for finding in findings)

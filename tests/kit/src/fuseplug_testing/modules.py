@@ -85,7 +85,7 @@ def copies(case: Case) -> Iterator[Finding]:
     yield case.compare("deepcopy", case.example(), function=of_a_copy, gradients=False)
     try:
         pickle.dumps(case.double())
-    except Exception as error:  # noqa: BLE001 - whatever a stranger's class does
+    except Exception as error:  # noqa: BLE001 - whatever a third party's class does
         yield Finding("pickle", skipped=f"the original cannot be pickled ({raised(error)})")
         return
     yield case.compare("pickle", case.example(), function=of_a_pickle, gradients=False)

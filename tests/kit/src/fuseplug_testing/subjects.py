@@ -433,7 +433,7 @@ def _specimens(kernel: BaseKernel) -> tuple[list[nn.Module], str]:
         )
     try:
         made = list(resolve(kernel.specimens)())
-    except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
+    except Exception as error:  # noqa: BLE001 - a third party's function may raise anything
         return [], f"{kernel.specimens} raises {raised(error)}"
     if not made or not all(isinstance(module, nn.Module) for module in made):
         return [], f"{kernel.specimens} must return modules, at least one, not {made!r:.80}"

@@ -91,7 +91,7 @@ def _equal(
         return
     try:
         expected = function(x)
-    except Exception:  # noqa: BLE001 - a stranger's activation may want other arguments, or parameters with values
+    except Exception:  # noqa: BLE001 - a third party's activation may want other arguments, or parameters with values
         return
     if not isinstance(expected, Tensor) or expected.device != x.device:
         return

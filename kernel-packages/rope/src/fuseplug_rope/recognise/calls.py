@@ -220,7 +220,7 @@ def _error(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int
     """Why *function* does not take *form*; ``""`` if it does, and returns what it is given in the same shapes."""
     try:
         found = _call(function, form, roles, head_dim)
-    except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
+    except Exception as error:  # noqa: BLE001 - a third party's function may raise anything
         return f"{type(error).__name__}: {error}"
     results = found if isinstance(found, tuple | list) else [found]
     shapes = [tuple(result.shape) for result in results if isinstance(result, Tensor)]

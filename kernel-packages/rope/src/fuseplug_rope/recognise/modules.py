@@ -174,7 +174,7 @@ def _is_full(module: nn.Module, held: Held) -> bool | None:
         try:
             with torch.no_grad():
                 found = copy.forward(x)
-        except Exception:  # noqa: BLE001, S112 - a stranger's forward may raise anything
+        except Exception:  # noqa: BLE001, S112 - a third party's forward may raise anything
             continue
         return width == _SMALL if isinstance(found, Tensor) and found.shape == x.shape else None
     return None

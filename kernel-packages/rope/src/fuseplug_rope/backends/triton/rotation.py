@@ -98,7 +98,7 @@ def _by_formula(
 ) -> list[Tensor | None]:
     """The gradients of q, k, cos and sin that *needs* names, by the reference."""
     if not xs:
-        # What was rotated makes no difference to the gradient of what is linear in it.
+        # A rotation is linear in q and k: its gradient does not depend on their values.
         xs = [cos.new_zeros(shape, dtype=dtype) for shape, dtype in zip(ctx.shapes, ctx.dtypes, strict=True)]
     q, k = xs if len(xs) == 2 else (*xs, None)
 
