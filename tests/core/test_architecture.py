@@ -20,19 +20,19 @@ KERNELS = ROOT / "kernel-packages"
 
 # Lowest first; names on one line do not import each other.
 LAYERS = (
-    {"activations", "errors", "by_identity", "insides", "lazy", "plain_text"},
-    {"words"},
+    {"activations", "errors", "by_identity", "safe_access", "lazy", "plain_text"},
+    {"contract"},
     {"hookspecs", "differentiating"},
     {"functional", "inductor", "npu", "triton"},
     {"discovery"},
-    {"collecting", "devices", "flattened", "report", "rebind"},
+    {"gc_paused", "devices", "fsdp1", "report", "rebind"},
     {"reading"},
     {"verification"},
     {"patching"},
-    {"asking", "refusing", "walking"},
+    {"proposing", "strict", "walking"},
     {"planning"},
     {"kernel_manager"},
-    {"building", "importing"},
+    {"from_config", "importing"},
     {"doctor"},
     {"cli"},
     {"__init__", "__main__"},
@@ -44,7 +44,7 @@ VENDORS = {"transformers", "triton", "torch_npu"}
 FOR_PROGRAMS = "triton/activations.py"
 """What the programs of kernels import, and nothing of core."""
 PUBLIC = {
-    **dict.fromkeys(("fuseplug", "fuseplug.errors", "fuseplug.hookspecs", "fuseplug.words"), fuseplug.__all__),
+    **dict.fromkeys(("fuseplug", "fuseplug.errors", "fuseplug.hookspecs", "fuseplug.contract"), fuseplug.__all__),
     "fuseplug.activations": ("ACTIVATIONS", "Activation"),
     "fuseplug.functional": ("by_device", "computed_by"),
     "fuseplug.lazy": ("lazy",),
@@ -152,15 +152,15 @@ def test_kernel_packages_keep_to_public_names():
 @pytest.mark.parametrize(
     ("path", "text", "breach"),
     [
-        ("words.py", "from .planning import Plan", "words.py imports planning"),
-        ("words.py", "from . import planning", "words.py imports planning"),
-        ("words.py", "import fuseplug.planning", "words.py imports planning"),
-        ("words.py", "from fuseplug.planning import Plan", "words.py imports planning"),
-        ("words.py", "def late():\n    from .cli import main", "words.py imports cli"),
-        ("words.py", "from . import manager", "words.py imports __init__"),
+        ("contract.py", "from .planning import Plan", "contract.py imports planning"),
+        ("contract.py", "from . import planning", "contract.py imports planning"),
+        ("contract.py", "import fuseplug.planning", "contract.py imports planning"),
+        ("contract.py", "from fuseplug.planning import Plan", "contract.py imports planning"),
+        ("contract.py", "def late():\n    from .cli import main", "contract.py imports cli"),
+        ("contract.py", "from . import manager", "contract.py imports __init__"),
         ("devices.py", "from .report import Report", "devices.py imports report"),
         ("verification/twin.py", "from ..patching import put_on", "verification/twin.py imports patching"),
-        ("words.py", "if TYPE_CHECKING:\n    from .planning import Plan", None),
+        ("contract.py", "if TYPE_CHECKING:\n    from .planning import Plan", None),
         ("verification/twin.py", "from .verifier import Verifier\nfrom ..errors import PlanError", None),
     ],
 )
@@ -175,7 +175,7 @@ def test_upward_finds_a_planted_breach(tmp_path, path, text, breach):
     "text", ["import transformers", "from triton.language import load", "class A:\n  import torch_npu"]
 )
 def test_vendors_finds_a_planted_breach(tmp_path, text):
-    planted = tmp_path / "fuseplug" / "words.py"
+    planted = tmp_path / "fuseplug" / "contract.py"
     planted.parent.mkdir(parents=True)
     planted.write_text(text)
     assert len(list(vendors(tmp_path / "fuseplug"))) == 1
@@ -190,7 +190,10 @@ def test_vendors_finds_a_planted_breach(tmp_path, text):
         ("from fuseplug.hookspecs import faults", 1),
         ("import fuseplug.patching", 1),
         ("from fuseplug_other.reference import op", 1),
-        ("from fuseplug import BaseKernel\nfrom fuseplug.words import Site\nfrom fuseplug_one.sites import match", 0),
+        (
+            "from fuseplug import BaseKernel\nfrom fuseplug.contract import Site\nfrom fuseplug_one.sites import match",
+            0,
+        ),
     ],
 )
 def test_trespasses_finds_a_planted_breach(tmp_path, text, count):

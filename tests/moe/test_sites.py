@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 from fuseplug import KernelManager
-from fuseplug.words import Rejection, Site
+from fuseplug.contract import Rejection, Site
 from fuseplug_moe import specimens
 from fuseplug_moe.backends import inductor
 from fuseplug_moe.kernels import InductorMoEKernel
-from fuseplug_moe.recognise import rows
-from fuseplug_moe.recognise.small import Small
+from fuseplug_moe.recognise import example_rows as rows
+from fuseplug_moe.recognise.small_copies import Small
 from fuseplug_moe.recognise.structure import match
 
 MADE = specimens.specimens()

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fuseplug_moe import reference
-from fuseplug_moe.backends.arrival import Arrival
+from fuseplug_moe.backends.counts_on_host import Arrival
 from fuseplug_moe.backends.npu import gmm, mixture, moe
 
 from .mixtures import FUSED, assert_parameters_right, npu_ops, on_npu

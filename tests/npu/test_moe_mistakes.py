@@ -8,7 +8,7 @@ from support.mixtures import EVERY_WAY, arguments, assert_right
 from torch import Tensor
 
 from fuseplug_host_npu import ContractError
-from fuseplug_moe.backends.arrival import Arrival
+from fuseplug_moe.backends.counts_on_host import Arrival
 from fuseplug_moe.backends.npu import gmm, mixture, routing
 
 from .mixtures import assert_parameters_right, on_npu

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fuseplug.words import Rejection, Site
+from fuseplug.contract import Rejection, Site
 from fuseplug_rmsnorm import reference, specimens
 from fuseplug_rmsnorm.kernels import RMSNormKernel
 from fuseplug_rmsnorm.recognise.norm import NormAdapter, match

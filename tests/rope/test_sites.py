@@ -449,7 +449,7 @@ def test_adapters_are_values():
 
 
 def test_a_function_is_understood_once_however_many_modules_call_it(monkeypatch):
-    from fuseplug_rope.recognise import calls as forms
+    from fuseplug_rope.recognise import function_calls as forms
 
     calls, accepted = [], forms.accepted
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from fuseplug.activations import ACTIVATIONS
-from fuseplug.words import Rejection, Site
+from fuseplug.contract import Rejection, Site
 from fuseplug_swiglu import reference, specimens
 from fuseplug_swiglu.kernels import SwiGLUKernel
 from fuseplug_swiglu.recognise.adapters import Call, CastTo, Drop, Multiply

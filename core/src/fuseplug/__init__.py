@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .contract import Adapter, Compute, Example, Proposal, Rejection, Site, Target
 from .errors import (
     DiscoveryError,
     FuseplugError,
@@ -22,7 +23,6 @@ from .errors import (
 )
 from .hookspecs import BaseKernel, hookimpl
 from .rebind import called_functions
-from .words import Adapter, Compute, Example, Proposal, Rejection, Site, Target
 
 if TYPE_CHECKING:
     from .discovery import KernelRecord

@@ -110,7 +110,7 @@ def plan(
     if not _kernels(manager):
         typer.echo(NOTHING_INSTALLED, err=True)
     with console.status(f"building {one_line(model)} on meta"):
-        from .building import build
+        from .from_config import build
 
         built = build(model, trust_remote_code=trust_remote_code)
     with console.status("asking the kernels and running what the modules compute"):

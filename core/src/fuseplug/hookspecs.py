@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import pluggy
 
-from .words import Adapter, Answer, Compute, Proposal, Rejection, Site, Target
+from .contract import Adapter, Answer, Compute, Proposal, Rejection, Site, Target
 
 if TYPE_CHECKING:
     from torch import nn

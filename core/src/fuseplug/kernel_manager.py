@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 import pluggy
 
 from .by_identity import ByIdentity
+from .contract import Mode
 from .discovery import KernelRecord, discover, elsewhere, load_class
 from .errors import DiscoveryError, PlanError
 from .hookspecs import PROJECT, BaseKernel
-from .words import Mode
 
 if TYPE_CHECKING:
     import torch
@@ -151,9 +151,9 @@ class KernelManager:
             RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if that was because a
                 kernel's numbers are wrong.
         """
-        from .asking import Asking
         from .planning import Rules, make_plan
-        from .refusing import refuse_left_alone
+        from .proposing import Asking
+        from .strict import refuse_left_alone
         from .verification import plain_torch
         from .walking import walk
 
@@ -201,7 +201,7 @@ class KernelManager:
                 their numbers are wrong.
         """
         _must_be_module(model)
-        from .refusing import refuse_unused
+        from .strict import refuse_unused
 
         names = _words(kernel_ids)
         plan = self.plan(model, include=names, **options)
@@ -211,8 +211,8 @@ class KernelManager:
     def applied_to(self, model: nn.Module) -> Applied | None:
         """What is fused in *model* now, a copy of a fused one included; ``None`` if nothing is."""
         _must_be_module(model)
-        from .insides import all_below
         from .patching import our_marks
+        from .safe_access import all_below
 
         if not any(our_marks(module) for module in all_below(model)):
             return None
@@ -376,9 +376,9 @@ def _unknown(word: str, known: Sequence[str]) -> str:
 
 def _report_of_marks(model: nn.Module) -> Report:
     """What can be said of a model whose plan is not at hand, such as a copy of a fused one."""
-    from .insides import class_name
     from .patching import our_marks
     from .report import Entry, Report
+    from .safe_access import class_name
     from .walking import everywhere
 
     entries = [

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from .contract import Mode, Rejection, Target
 from .discovery import KernelRecord
 from .plain_text import one_line, some_lines
-from .words import Mode, Rejection, Target
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

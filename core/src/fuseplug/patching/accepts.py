@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..contract import Target
 from ..verification import NOTHING, ById, Call, Dtypes, Extra, Route, Watch
-from ..words import Target
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..words import Target
+from ..contract import Target
 from .journal import Patch
 from .replacement import replacement_of
 from .tally import Count, listening

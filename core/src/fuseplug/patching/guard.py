@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..insides import said_by
+from ..contract import Target
 from ..reading import MISSING
+from ..safe_access import said_by
 from ..verification import ById, Call, Frozen, Route, Watch
-from ..words import Target
 from .accepts import Accepts
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from ..contract import Target
 from ..errors import PatchError
-from ..words import Target
 from .replacement import compose, parts, replacement_of
 from .replicas import leave_replicas, make_replicable
 from .slots import bind, class_method, describe, function_of, is_original, our_marks, our_parts

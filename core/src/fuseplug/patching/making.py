@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch import nn
 
+from ..contract import Compute, Rejection
 from ..verification import Ran, Semantics, Subject
-from ..words import Compute, Rejection
 from .accepts import Accepts, Mark
 from .journal import Patch
 from .replacement import replacement, replacement_of

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import torch
 
+from ..contract import Adapter, Compute, Target
 from ..rebind import rebound
-from ..words import Adapter, Compute, Target
 from .accepts import Accepts, Mark
 from .guard import Guard
 from .placing import Placing

@@ -6,7 +6,7 @@ import types
 
 from torch import nn
 
-from ..insides import attributes_of
+from ..safe_access import attributes_of
 
 NAME = "_replicate_for_data_parallel"
 

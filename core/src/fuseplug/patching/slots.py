@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ..insides import attributes_of
-from ..words import Target
+from ..contract import Target
+from ..safe_access import attributes_of
 from .accepts import Mark
 from .replacement import mark_of, parts
 from .wrappers import Held, reached

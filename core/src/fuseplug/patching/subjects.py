@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..contract import Rejection, Target
 from ..errors import PatchError
-from ..insides import all_below, class_name
 from ..rebind import calls, lookup, space_of
+from ..safe_access import all_below, class_name
 from ..verification import ById, Subject, dense, own_tensors
-from ..words import Rejection, Target
 from .slots import class_method, describe, is_original, our_parts
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..discovery import KernelRecord, elsewhere
-from ..insides import attributes_of, class_name
 from ..patching import Patch
 from ..report import Report
+from ..safe_access import attributes_of, class_name
 from ..walking import Place
 from .deciding import Ask, Decider, Decision
 from .rules import Rules

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..asking import Question
+from ..contract import Answer, Compute, Proposal, Rejection, Site, Target
 from ..discovery import KernelRecord
 from ..hookspecs import BaseKernel, resolve
-from ..insides import class_name, said_by
 from ..patching import Mark, Patch, patch_of, replacement_of, subject_of
+from ..proposing import Question
 from ..report import Check, Entry
+from ..safe_access import class_name, said_by
 from ..verification import Ran, Semantics, Subject, Verifier
 from ..walking import Place, upwards
-from ..words import Answer, Compute, Proposal, Rejection, Site, Target
 from .rules import Rules, kernel_of
 
 Ask = Callable[[Sequence[Question]], Sequence[Sequence[Answer]]]

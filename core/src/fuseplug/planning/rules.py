@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..contract import Mode
 from ..discovery import KernelRecord
 from ..errors import DiscoveryError
 from ..hookspecs import BaseKernel
-from ..words import Mode
 
 
 @dataclass(frozen=True)

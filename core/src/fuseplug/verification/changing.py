@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..insides import attributes_of, children_of
 from ..reading import Path, attribute
+from ..safe_access import attributes_of, children_of
 
 Change = Callable[[nn.Module], None]
 

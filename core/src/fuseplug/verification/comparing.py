@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..words import Proposal
+from ..contract import Proposal
 from .outcome import Outcome
 
 _Judge = Callable[[str, Tensor, Tensor], str]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..insides import class_name, said_by
+from ..safe_access import class_name, said_by
 
 _SHARED: frozenset[type] = frozenset(
     {

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ..contract import Adapter, Example, Proposal, Rejection
 from ..reading import Finding, Path, Reading, attribute, read
-from ..words import Adapter, Example, Proposal, Rejection
 from .branches import Branches
 from .changing import Change, another_number, other_values
 from .comparing import Tolerance, departure, difference

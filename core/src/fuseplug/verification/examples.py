@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..words import Example, Proposal, Rejection
+from ..contract import Example, Proposal, Rejection
 
 SEMANTICS_SIZE = 64
 """Elements wanted in the examples that tell variants apart: as few as the package can do with."""

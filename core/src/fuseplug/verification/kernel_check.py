@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
-from ..words import Example, Proposal, Rejection
 from .comparing import Tolerance, departure, excess
 from .examining import Dtypes, Semantics, dtypes_in
 from .examples import example_of, raised

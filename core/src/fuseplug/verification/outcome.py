@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..words import Example
+from ..contract import Example
 from .nested import leaves, mapped, tensors
 from .neutral import same_random_numbers
 from .twin import twin

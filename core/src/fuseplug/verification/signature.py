@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..insides import attributes_of, children_of
+from ..safe_access import attributes_of, children_of
 from .copying import UncopyableError
 from .memory import dense, readable
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..insides import all_below, attributes_of
+from ..safe_access import all_below, attributes_of
 from .copying import Uncopied
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..insides import all_below, attributes_of, children_of, class_name
-from ..words import Example
+from ..contract import Example
+from ..safe_access import all_below, attributes_of, children_of, class_name
 from .copying import Copying, UncopyableError
 from .memory import readable
 from .signature import HOOKS, INSTANCE_ONLY, Signatures

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..words import Example
+from ..contract import Example
 from .nested import mapped, tensors
 from .outcome import AS_USUAL, Handing
 

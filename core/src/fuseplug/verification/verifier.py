@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
-from ..words import Example, Proposal, Rejection
 from .branches import Branches
 from .comparing import Tolerance, departure, difference, distance
 from .examining import Candidate, Examination, Semantics, forbidden, read_original

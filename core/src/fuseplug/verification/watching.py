@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..insides import attributes_of, children_of
 from ..reading import MISSING, Path, Reading, attribute, is_library
 from ..reading.lookup import is_a, namespace
+from ..safe_access import attributes_of, children_of
 from .watch import NOTHING, SCALARS, Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Term, Watch, freeze
 
 _BY_IDENTITY = (

@@ -11,11 +11,11 @@ import importlib_metadata
 import torch
 from torch import Tensor, nn
 
+from fuseplug.contract import Answer, Example, Site
 from fuseplug.hookspecs import ENTRY_POINT_GROUP, resolve
 from fuseplug.importing.fresh_python import ask
 from fuseplug.importing.process_state import ProcessState
 from fuseplug.verification import SEMANTICS_SIZE, Snapshot
-from fuseplug.words import Answer, Example, Site
 
 from .edges import arguments
 from .results import Finding

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fuseplug.words import Example
+from fuseplug.contract import Example
 
 Layout = Callable[[Tensor], Tensor]
 

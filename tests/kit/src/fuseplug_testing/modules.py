@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from fuseplug.contract import Example
 from fuseplug.discovery import KernelRecord
 from fuseplug.importing.process_state import ProcessState
 from fuseplug.kernel_manager import REGISTERED, KernelManager
 from fuseplug.patching import our_marks
 from fuseplug.verification import difference, random_state_kept
-from fuseplug.words import Example
 
 from .results import Finding
 from .subjects import Case, Specimen, raised

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplug.contract import Example
 from fuseplug.triton.kernel import TritonKernel, interpreted
 from fuseplug.verification import Handing, Outcome
-from fuseplug.words import Example
 
 from .edges import LAYOUTS, UPSTREAM, arguments, planted, zeroed
 from .edges import shapes as cut

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from fuseplug.contract import Example
 from fuseplug.verification import Handing, Outcome
-from fuseplug.words import Example
 
 from .edges import LAYOUTS
 from .results import Finding

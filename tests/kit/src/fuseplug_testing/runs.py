@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from fuseplug.contract import Example
 from fuseplug.importing.process_state import ProcessState
 from fuseplug.verification import Outcome, difference, random_state_kept
-from fuseplug.words import Example
 
 from .results import Finding
 from .subjects import Case, raised

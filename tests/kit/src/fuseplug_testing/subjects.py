@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fuseplug.contract import Answer, Example, Mode, Proposal, Rejection, Site
 from fuseplug.devices import KNOWN, Destination, destination, present
 from fuseplug.errors import PlanError
 from fuseplug.hookspecs import BaseKernel, faults, resolve
@@ -34,7 +35,6 @@ from fuseplug.verification import (
     twin,
 )
 from fuseplug.walking import Place, walk
-from fuseplug.words import Answer, Example, Mode, Proposal, Rejection, Site
 
 from .results import Finding
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from fuseplug import Proposal, Rejection, Site
 
-from . import blocks, flat, routed, stacked
+from . import flat_weights, listed_blocks, routed_blocks, stacked_experts
 from .gates import says_how_many
 
 
@@ -18,13 +18,13 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     """
     # Most of the modules of a model have neither.
     module = site.module
-    if not module._parameters and (why := stacked.flattened(module)):
+    if not module._parameters and (why := stacked_experts.flattened(module)):
         return why
     if len(module._parameters) > 1:
-        return stacked.match(module) or flat.match(module)
+        return stacked_experts.match(module) or flat_weights.match(module)
     if not module._modules:
         return _one_projection(module)
-    return blocks.match(module) or routed.match(module) or flat.match(module)
+    return listed_blocks.match(module) or routed_blocks.match(module) or flat_weights.match(module)
 
 
 def _one_projection(module: nn.Module) -> Rejection | None:

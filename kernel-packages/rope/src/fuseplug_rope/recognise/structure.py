@@ -14,9 +14,9 @@ from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target, called
 from fuseplug.reading import hazard, remembered
 
 from ..reference import VARIANTS, Variant
-from . import calls, modules
+from . import function_calls, modules
 from .adapters import ConformerAdapter, MethodAdapter, RotaryAdapter, Rows
-from .calls import Form, Mix
+from .function_calls import Form, Mix
 from .roles import Roles, is_rotary, is_rotary_name, plain_function, roles_of
 
 _HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -80,8 +80,8 @@ def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Re
     return Proposal(
         target=target,
         adapters=adapters,
-        example=functools.partial(_example, roles, calls.SMALL_HEAD, _head_dim(module)),
-        **_checked(calls.mixes(list(forms), roles, _dtype(module))),
+        example=functools.partial(_example, roles, function_calls.SMALL_HEAD, _head_dim(module)),
+        **_checked(function_calls.mixes(list(forms), roles, _dtype(module))),
     )
 
 
@@ -108,7 +108,7 @@ def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], 
         return roles
     if why := hazard(function):
         return Rejection(f"{plain.__name__}: {why}", kind="unlike")
-    forms, why, bare = calls.accepted(function, roles)
+    forms, why, bare = function_calls.accepted(function, roles)
     if not forms:
         return Rejection(f"{plain.__name__} takes none of the known forms of q, k, cos and sin: {why}")
     adapters = tuple(_adapters(roles, forms, bare))
@@ -119,7 +119,7 @@ def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], 
 
 def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAdapter]:
     """What a function that takes *forms* may be: the variants that take them, with each way to place its tables."""
-    parts = {calls.PARTS[form.width] for form in forms}
+    parts = {function_calls.PARTS[form.width] for form in forms}
     dims: list[int | None] = [None]
     if roles.unsqueeze is None:
         common = set.intersection(*(set(form.layout.dims) for form in forms))
@@ -140,7 +140,7 @@ def _fits(how: Variant, parts: set[float]) -> bool:
 
 
 def _example(roles: Roles, small: int, large: int | None, mix: Mix, size: int, generator: torch.Generator) -> Example:
-    return Example(calls.example_arguments(roles, small, large, mix, size, generator))
+    return Example(function_calls.example_arguments(roles, small, large, mix, size, generator))
 
 
 def _head_dim(module: nn.Module) -> int | None:
@@ -192,7 +192,7 @@ def _proposal_of_method_like_a_function(
     head_dim = _head_dim(module)
     if head_dim is None:
         return Rejection(f"{name} is a rotary method of a module that does not say how wide a head is")
-    forms, why, bare = calls.accepted(bound, roles, head_dim, tuple(calls.PARTS))
+    forms, why, bare = function_calls.accepted(bound, roles, head_dim, tuple(function_calls.PARTS))
     adapters = tuple(MethodAdapter(each.variant, each) for each in _adapters(roles, forms, bare)) if forms else ()
     if not adapters:
         return Rejection(f"{name} takes none of the known forms of q, k, cos and sin: {why}")
@@ -200,7 +200,7 @@ def _proposal_of_method_like_a_function(
         target=target,
         adapters=adapters,
         example=functools.partial(_example, roles, head_dim, head_dim),
-        **_checked(calls.mixes(forms, roles, _dtype(module))),
+        **_checked(function_calls.mixes(forms, roles, _dtype(module))),
     )
 
 

@@ -13,7 +13,7 @@ from fuseplug.activations import ACTIVATIONS
 
 from ..reference import LAYOUTS
 from .adapters import Call, CastTo, Drop, GatedAdapter, Multiply, Step
-from .mentions import words_of
+from .code_words import words_of
 
 _WIDENS = frozenset({"float", "float32"})
 _CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "minimum", "min", "max"})

@@ -16,8 +16,8 @@ from fuseplug.activations import ACTIVATIONS
 from fuseplug.reading import names
 
 from .candidates import Found, Projections, adapters_for
+from .code_words import parameter_names, required, words_of
 from .examples import DTYPES, Mix, Parts, Projection, longest_sum, make_example
-from .mentions import parameter_names, required, words_of
 
 _SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "unflatten", "glu"})
 _ATTENDS = frozenset({"softmax", "scaled_dot_product_attention", "attention_interface"})

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...reference import Projection, first
-from ..arrival import Arrival
+from ..counts_on_host import Arrival
 
 DTYPES = {torch.float16: torch.float16, torch.bfloat16: torch.float32, torch.float32: torch.float32}
 """The dtypes of rows and weights, which are one, and that of the bias that goes with each."""

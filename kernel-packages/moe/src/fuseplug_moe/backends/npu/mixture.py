@@ -9,7 +9,7 @@ from fuseplug.functional import computed_by
 
 from ... import reference
 from ...reference import Experts, Projection, first
-from ..arrival import Arrival
+from ..counts_on_host import Arrival
 from . import gmm, routing
 from .gate import apply_gate
 from .gmm import GmmFunction, HybridGmmFunction

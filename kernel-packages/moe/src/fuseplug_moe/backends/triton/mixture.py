@@ -13,7 +13,7 @@ from fuseplug.triton import FORMULAS, differentiated_again, recording, transpare
 
 from ... import reference
 from ...reference import GATES, Experts, Layout, Projection
-from ..arrival import Arrival
+from ..counts_on_host import Arrival
 from . import steps
 from .combine import combine
 from .gate_backward import gate_backward

@@ -12,7 +12,7 @@ from fuseplug.triton import differentiated_again, recording, vjp
 
 from ... import grouped_linear, reference
 from ...reference import Experts, Projection
-from ..arrival import Arrival
+from ..counts_on_host import Arrival
 from .combine import combine, combine_backward
 from .project import project
 from .routing import counts, sort

@@ -16,7 +16,7 @@ from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
 from ..reference import GATES, Layout
 from . import gates
 from .indices import PARALLEL, names_experts
-from .small import Small
+from .small_copies import Small
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PLAIN = (Tensor, nn.Parameter)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from .contract import Rejection
 from .discovery import KernelRecord
 from .errors import RejectedError, VerificationError
 from .report import Entry, Report
-from .words import Rejection
 
 MOST_NAMED = 5
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection
 
 from . import gates
-from .blocks import Mix, is_the_originals
-from .blocks import mixes as all_mixes
-from .small import Small
-from .stacked import DTYPES, OWN, PLAIN, inexact, named_or_own, own_product, routing
+from .listed_blocks import Mix, is_the_originals
+from .listed_blocks import mixes as all_mixes
+from .small_copies import Small
+from .stacked_experts import DTYPES, OWN, PLAIN, inexact, named_or_own, own_product, routing
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from torch.nn import functional
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
 
 from ..reference import Layout
-from . import gates, rows
-from .small import Small
-from .stacked import DTYPES, OWN, inexact, named_or_own, own_product, passed, routing
+from . import example_rows, gates
+from .small_copies import Small
+from .stacked_experts import DTYPES, OWN, inexact, named_or_own, own_product, passed, routing
 
 Idle = Literal["zero", "none"]
 
@@ -405,7 +405,7 @@ def _small(
 def _router(module: nn.Module, experts: str, number: int) -> str | None:
     """The child of *module* that gives a logit for each expert."""
     for name, child in module._modules.items():
-        if name != experts and child is not None and rows.linear_of(child, number) is not None:
+        if name != experts and child is not None and example_rows.linear_of(child, number) is not None:
             return name
     return None
 
@@ -484,8 +484,8 @@ def _block_example(module: nn.Module, likely: BlockAdapter, mix: Mix, size: int,
     for bias in () if correct is None else correct.parameters():
         # Small beside a probability, so that it does not decide by itself who is chosen.
         bias.data *= _CORRECTION
-    linear = rows.linear_of(children[way.router], number)
-    x = rows.decided(small, linear, top_k, max(6, size // hidden), mix.x, correct)
+    linear = example_rows.linear_of(children[way.router], number)
+    x = example_rows.decided(small, linear, top_k, max(6, size // hidden), mix.x, correct)
     return Example((x,), children=children, attributes=small.attributes(module))
 
 

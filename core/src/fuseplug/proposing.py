@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import pluggy
 
-from .collecting import collection_paused
+from .contract import Answer, Rejection, Site
 from .discovery import KernelRecord
+from .gc_paused import collection_paused
 from .verification import Snapshot, neutral, random_state_kept
-from .words import Answer, Rejection, Site
 
 IMPURE = Rejection("it changed the module it was asked about; match() may only look", kind="error")
 

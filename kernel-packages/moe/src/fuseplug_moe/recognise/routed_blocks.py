@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection
 
 from ..reference import Layout
-from . import gates, rows
-from .blocks import is_the_originals, linears_of, mixes, takes, top_k_of
-from .small import Small
-from .stacked import DTYPES, OWN, PLAIN, inexact, named_or_own, own_product, shapes_read
+from . import example_rows, gates
+from .listed_blocks import is_the_originals, linears_of, mixes, takes, top_k_of
+from .small_copies import Small
+from .stacked_experts import DTYPES, OWN, PLAIN, inexact, named_or_own, own_product, shapes_read
 
 
 class Routed(NamedTuple):
@@ -206,7 +206,9 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         (
             name
             for name, child in module._modules.items()
-            if child is not None and name not in (first[0], second[0]) and rows.linear_of(child, shapes[first][0])
+            if child is not None
+            and name not in (first[0], second[0])
+            and example_rows.linear_of(child, shapes[first][0])
         ),
         None,
     )
@@ -280,7 +282,7 @@ def _example(module: nn.Module, likely: RoutedAdapter, mix: Any, size: int, gene
     known = {2 * inner: 272 if large else 16, inner: 136 if large else 8, hidden: 128 if large else 24}
     small = Small({**known, real: number}, generator)
     children = {n: small.module(child, mix.x) for n, child in module._modules.items() if child is not None}
-    linear = rows.linear_of(children[likely.router], number)
-    x = rows.decided(small, linear, top_k, max(6, size // small.size(hidden)), mix.x)
+    linear = example_rows.linear_of(children[likely.router], number)
+    x = example_rows.decided(small, linear, top_k, max(6, size // small.size(hidden)), mix.x)
     bias = {} if likely.bias is None else {likely.bias: small.tensor(getattr(module, likely.bias), mix.x)}
     return Example((x,), bias, children, small.attributes(module))

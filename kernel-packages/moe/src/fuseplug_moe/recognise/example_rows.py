@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .small import Small
+from .small_copies import Small
 
 _CLEAR = 0.1
 _CLEAR_PROBABILITY = 0.01
