@@ -154,6 +154,17 @@ class TestPlan:
         assert "model.layers.*.mlp.act_fn" in out
         assert "norms are [not] for us" in out
 
+    def test_explain(self, run, package, config):
+        package("x-act", "silu", source=ACTIVATION)
+        act, norm = "model.layers.1.mlp.act_fn", "model.norm"
+        code, out, _ = run("plan", str(config), "--include", "silu", "--explain", act)
+        assert (code, out.splitlines()[0]) == (0, f"{act} (SiLUActivation), for training")
+        assert "fuses it:" in out
+        assert "none of its business" not in out.partition("silu")[2].splitlines()[0]
+        assert "norms are [not] for us" in run("plan", str(config), "--include", "silu", "--explain", norm)[1]
+        code, _, err = run("plan", str(config), "--explain", "model.nrm")
+        assert (code, "near it: 'model.norm'" in err) == (2, True)
+
     @pytest.mark.parametrize(
         "function", ["", '    function = "no_such_vendor:silu"\n'], ids=["", "not even importable"]
     )

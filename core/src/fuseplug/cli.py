@@ -103,6 +103,9 @@ def plan(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
     ] = False,
+    explain: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Say what every kernel answers about the module at this path.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what would be fused in a model, what would not, and why."""
@@ -123,7 +126,9 @@ def plan(
             only=only or (),
             skip=skip or (),
         )
-    if as_json:
+    if explain is not None:
+        typer.echo(some_lines(planned.explain(explain)))
+    elif as_json:
         _print_json(planned.report.to_dict())
     else:
         _console().print(planned.report)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -15,6 +15,7 @@ from ..report import Report
 from ..safe_access import attributes_of, class_name
 from ..walking import Place
 from .deciding import Ask, Decider, Decision
+from .explaining import explain
 from .rules import Rules
 
 __all__ = ["Plan", "Rules", "make_plan"]
@@ -27,13 +28,23 @@ class Plan:
     Attributes:
         report: The answer for every site, and why.
         patches: What the winners would put in place.
+        classes: By path, the class of every module that was planned.
     """
 
     report: Report
     patches: Sequence[Patch]
+    classes: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return str(self.report)
+
+    def explain(self, path: str) -> str:
+        """Say what every kernel answered about the module at *path*, and what comes nearest where none fits.
+
+        Raises:
+            PlanError: If no module at *path* was planned.
+        """
+        return explain(self.report, self.classes, path)
 
 
 def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask) -> Plan:
@@ -52,7 +63,8 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
         seconds=time.perf_counter() - start - decider.compile_seconds,
         compile_seconds=decider.compile_seconds,
     )
-    return Plan(report, [patch for _, patch in decisions if patch is not None])
+    classes = {path: class_name(place.module) for place in places for path in place.paths}
+    return Plan(report, [patch for _, patch in decisions if patch is not None], classes)
 
 
 def _concerns(record: KernelRecord, places: Sequence[Place]) -> bool:

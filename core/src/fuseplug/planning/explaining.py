@@ -1,0 +1,57 @@
+"""What every kernel says of one module, those included that have nothing to do with it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from ..discovery import KernelRecord
+from ..errors import PlanError
+from ..report import Entry, Report
+
+
+def explain(report: Report, classes: Mapping[str, str], path: str) -> str:
+    """Say for the module at *path* what each kernel answered.
+
+    Args:
+        report: The account of the plan.
+        classes: By path, the class of every module that was planned.
+        path: Of the module; ``""`` for the model itself.
+
+    Raises:
+        PlanError: If no module is there, or it was left out.
+    """
+    if path not in classes:
+        near = difflib.get_close_matches(path, classes, n=3, cutoff=0.4)
+        hint = f"; near it: {', '.join(map(repr, near))}" if near else ""
+        raise PlanError(f"no module at {path!r} was planned: it is not there, or left out by only= or skip={hint}")
+    entries = [entry for entry in report.entries if path in entry.paths] or [Entry((path,), classes[path], "")]
+    lines = [f"{path or 'the model'} ({classes[path]}), for {report.mode}"]
+    width = max((len(record.kernel_id) for record in report.records), default=0)
+    for entry in entries:
+        lines.append(f"  {entry.target or 'no kernel would replace anything in it'}")
+        if entry.covered_by:
+            lines.append(f"    it is no longer called: {entry.covered_by} is fused")
+        lines += [f"    fuseplug: {why.reason}" for kernel, why in entry.rejections if kernel == "fuseplug"]
+        for record in report.records:
+            first, *more = _answers(report, record, entry)
+            lines.append(f"    {record.kernel_id:{width}}  {first}")
+            lines += [f"    {'':{width}}  {each}" for each in more]
+    return "\n".join(lines)
+
+
+def _answers(report: Report, record: KernelRecord, entry: Entry) -> Iterator[str]:
+    """What *record*'s kernel says of *entry*, a line each."""
+    kernel_id = record.kernel_id
+    rejections = [rejection.reason for kernel, rejection in entry.rejections if kernel == kernel_id]
+    if kernel_id == entry.kernel_id:
+        yield f"fuses it: {entry.variant}; kernel check {entry.check}"
+        yield from (f"watched at each call: {each}" for each in entry.watched)
+    elif kernel_id in entry.outranked:
+        yield f"would fuse it too; {entry.kernel_id} is preferred"
+    elif rejections:
+        yield from rejections
+    elif record.state != "ready":
+        yield f"{record.state}: {record.reason}"
+    else:
+        yield report.idle.get(kernel_id, "none of its business")
