@@ -26,6 +26,7 @@ from benchmarks.gpu.timing import FEWEST, DeviceClock, host_clock
 from benchmarks.gpu.turns import Turn
 from benchmarks.gpu.verdict import every_time, left_out, verdicts
 from benchmarks.record import RESULTS, save, show, spread
+from support.thorough import thorough
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
@@ -74,6 +75,7 @@ def peers(monkeypatch):
     let_peers_in()
 
 
+@thorough
 @pytest.mark.parametrize("blocks", models.TINY, ids=lambda blocks: blocks.name)
 def test_models_are_right_however_they_are_fused(peers, monkeypatch, blocks):
     if "moe" in blocks.model_type:  # how ours compute experts is checked above, in a quarter of a minute

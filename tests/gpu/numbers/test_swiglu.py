@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from support.judging import outcome
+from support.thorough import first_quick, thorough
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -471,17 +472,19 @@ class TestModules:
 
     @pytest.mark.parametrize(
         ("make", "variant"),
-        [
-            (lambda: Separate(nn.SiLU()), "silu"),
-            (lambda: Separate(ReLU2(), hidden=7, inner=13, bias=True), "relu2"),
-            (lambda: InOne(nn.GELU(), "gate-second"), "gelu gate-second"),
-            (lambda: InOne(nn.SiLU(), "interleaved"), "silu interleaved"),
-            (lambda: Sparse(nn.GELU("tanh"), 0.9), "gelu_tanh sparse"),
-            (lambda: Clamped("after", 1.0), "silu clamp-after"),
-            (Offset, "swish clamp-before-offset gate-first"),
-            (Multiplied, "silu scaled"),
-            (Wide, "silu wide"),
-        ],
+        first_quick(
+            [
+                (lambda: Separate(nn.SiLU()), "silu"),
+                (lambda: Separate(ReLU2(), hidden=7, inner=13, bias=True), "relu2"),
+                (lambda: InOne(nn.GELU(), "gate-second"), "gelu gate-second"),
+                (lambda: InOne(nn.SiLU(), "interleaved"), "silu interleaved"),
+                (lambda: Sparse(nn.GELU("tanh"), 0.9), "gelu_tanh sparse"),
+                (lambda: Clamped("after", 1.0), "silu clamp-after"),
+                (Offset, "swish clamp-before-offset gate-first"),
+                (Multiplied, "silu scaled"),
+                (Wide, "silu wide"),
+            ]
+        ),
     )
     def test_it_is_what_apply_all_uses(self, device, manager, launched, make, variant):
         model = nn.Sequential(make()).to(device, BF16)
@@ -499,6 +502,7 @@ class TestModules:
         assert torch.equal(model(x), before)
         assert launched == []
 
+    @thorough
     def test_a_model_of_transformers(self, device, manager, launched):
         transformers = pytest.importorskip("transformers")
         config = transformers.LlamaConfig(
