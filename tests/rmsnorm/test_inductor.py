@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fuseplug_rmsnorm.backends import inductor
 from fuseplug_rmsnorm.kernels import InductorRMSNormKernel
-from fuseplug_rmsnorm.recognise.norm import NormAdapter
+from fuseplug_rmsnorm.recognise.structure import NormAdapter
 from fuseplug_rmsnorm.reference import VARIANTS
 from fuseplug_rmsnorm.reference import rms_norm as reference
 

@@ -13,7 +13,7 @@ from torch import nn
 from fuseplug.contract import Rejection, Site
 from fuseplug_rmsnorm import reference, specimens
 from fuseplug_rmsnorm.kernels import RMSNormKernel
-from fuseplug_rmsnorm.recognise.norm import NormAdapter, match
+from fuseplug_rmsnorm.recognise.structure import NormAdapter, match
 
 WIDTH = 48
 

@@ -1,5 +1,5 @@
 """Where an RMSNorm is found in a module, how it is called, and on what examples it is tried."""
 
-from .norm import match
+from .structure import match
 
 __all__ = ["match"]
