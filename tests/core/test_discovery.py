@@ -228,7 +228,7 @@ class TestRequirements:
         """What an extra names is a matter of the machine; what the distribution itself needs is not."""
         here = self.installed(package, tmp_path, "no-such-thing>=2; extra == 'npu'")
         there = elsewhere(here)
-        assert (there.state, there.reason, there.kernel.kernel_id) == ("ready", "x-needy[npu]", "needy")
+        assert (there.state, there.requires, there.kernel.kernel_id) == ("ready", "x-needy[npu]", "needy")
         assert (here.state, here.kernel) == ("not installed", None)
 
     @pytest.mark.parametrize(

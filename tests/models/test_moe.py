@@ -59,7 +59,9 @@ def test_a_model_computes_the_same_and_comes_back(manager, model_type, config, v
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-@pytest.mark.parametrize(("model_type", "config", "variant"), [ROWS[0], ROWS[9]], ids=["mixtral", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("model_type", "config", "variant"), first_quick([ROWS[0], ROWS[9]]), ids=["mixtral", "gpt_oss"]
+)
 def test_half_precision_differs_by_roundings_only(manager, model_type, config, variant):
     model = build(model_type, config).bfloat16()
     eager = step(model)["output"]

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fuseplug_moe import reference
 from fuseplug_moe.backends import inductor
-from fuseplug_moe.backends.inductor import matmul
+from fuseplug_moe.backends.inductor import matrix_products
 
 
 def token_by_token(x, top_k_index, top_k_weights, gate_up, down):
@@ -212,20 +212,20 @@ def test_what_does_not_fit_is_refused_by_name(function, wrong, error, message):
 class TestMatmul:
     @pytest.fixture(params=[True, False], autouse=True)
     def faster(self, request, monkeypatch):
-        monkeypatch.setattr(matmul, "onednn_is_faster", lambda: request.param)
+        monkeypatch.setattr(matrix_products, "onednn_is_faster", lambda: request.param)
 
     @pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 5, 7), (3, 1024, 600), (40, 33, 17)])
     def test_is_the_product(self, rows, inner, columns):
         a, b, out = torch.randn(rows, inner), torch.randn(columns, inner).t(), torch.full((rows, columns), torch.nan)
         for left, right in itertools.product((a, a.t().contiguous().t()), (b, b.contiguous())):
-            matmul.matmul(left, right, out)
+            matrix_products.matmul(left, right, out)
             torch.testing.assert_close(out, (a.double() @ b.double()).float(), rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_many_groups_at_once_are_the_products_of_each(self, dtype):
         sizes, groups = [1, 3, 2, 4, 1, 1, 2, 2, 3], [0, 2, 3, 4, 5, 7, 8, 9, 11]
         rows, weight = torch.randn(sum(sizes), 16).to(dtype), torch.randn(12, 16, 8).to(dtype)
-        found = matmul.grouped(rows, weight, sizes, groups)
+        found = matrix_products.grouped(rows, weight, sizes, groups)
         if found is not None:
             expected = [r @ weight[g] for r, g in zip(rows.split(sizes), groups, strict=True)]
             torch.testing.assert_close(found, torch.cat(expected))
@@ -233,7 +233,7 @@ class TestMatmul:
     def test_summed_over_their_rows_idle_groups_are_zero(self):
         sizes, groups = [1, 3, 2, 4, 1, 1, 2, 2, 8], [0, 2, 3, 4, 5, 7, 8, 9, 11]
         rows, grad = torch.randn(sum(sizes), 16).bfloat16(), torch.randn(sum(sizes), 8).bfloat16()
-        found = matmul.grouped(rows.t(), grad, sizes, groups)
+        found = matrix_products.grouped(rows.t(), grad, sizes, groups)
         if found is not None:
             for group in range(12):
                 at = groups.index(group) if group in groups else None

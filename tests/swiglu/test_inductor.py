@@ -18,7 +18,7 @@ from fuseplug.activations import ACTIVATIONS
 from fuseplug_swiglu import specimens
 from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel
-from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
+from fuseplug_swiglu.reference import LAYOUTS, VARIANTS, Gating
 from fuseplug_swiglu.reference import swiglu as reference
 
 LOW = (torch.bfloat16, torch.float16)
@@ -250,11 +250,10 @@ def test_autocast_changes_what_it_changes_for_the_reference_and_no_more(ran):
 
 def test_what_autocast_would_widen_is_not_compiled_under_it(monkeypatch):
     gate = torch.empty(1 << 11, 1 << 11)
-    asked = [(activation, True) for activation in ("silu", "gelu_new", "relu2")]
-    how = VARIANTS["plain"]
-    assert all(inductor._is_large(gate, gate, how, activation, records) for activation, records in asked)
+    asked = [Gating.of((activation, "plain", "", None, None, 1.0)) for activation in ("silu", "gelu_new", "relu2")]
+    assert all(inductor._is_large(gating, gate, gate, True) for gating in asked)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        large = [inductor._is_large(gate, gate, how, activation, records) for activation, records in asked]
+        large = [inductor._is_large(gating, gate, gate, True) for gating in asked]
     assert large == [True, False, False]
 
 
@@ -345,6 +344,7 @@ class TestModules:
             torch.testing.assert_close(torch.jit.trace(module, (x,), check_trace=False)(x), expected)
         assert not ran
 
+    @thorough
     def test_they_are_copied_and_pickled(self, fused):
         module, x = specimens.Separate(nn.SiLU()), torch.randn(4, specimens.HIDDEN)
         expected = module(x)

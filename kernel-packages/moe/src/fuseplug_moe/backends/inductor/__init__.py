@@ -19,7 +19,7 @@ from fuseplug.inductor import Compiled, plain, recording
 
 from ... import reference
 from ...reference import Experts, Projection
-from .matmul import at_once, grouped, matmul
+from .matrix_products import at_once, grouped, matmul
 
 _LARGE_GATE = 1 << 20
 _LARGE_SUM = 1 << 18
