@@ -270,7 +270,9 @@ class TestGradients:
         leaves = [given[name] for name in wanted]
         found, right = (torch.autograd.grad(out, leaves, upstream) for out in (y, expected))
         assert made == [len(wanted)]
-        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+        for one, other in zip(found, right, strict=True):
+            # A row near zero has gradients of thousands: what cancels in them is rounded at their size.
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 + 1e-6 * other.abs().max().item())
 
     def test_nothing_is_kept_but_the_inputs_and_one_number_for_each_row(self, device):
         given = {name: t.requires_grad_() for name, t in on(device, tensors("gated-silu", BF16, BF16)).items()}

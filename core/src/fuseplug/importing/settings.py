@@ -90,7 +90,7 @@ def of_torch(torch: types.ModuleType) -> dict[str, Any]:
             for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
         ],
         "how torch prints": vars(torch._tensor_str.PRINT_OPTS).copy(),
-        "torch's random state": torch.default_generator.get_state().numpy().tobytes(),
+        "torch's random state": bytes(torch.default_generator.get_state().tolist()),
     }
     if (numpy := sys.modules.get("numpy")) is not None:
         found["numpy's random state"] = numpy.random.get_state()[1].tobytes()

@@ -125,4 +125,5 @@ def _tensor(value: torch.Tensor) -> Hashable:
     plain = type(value) in (torch.Tensor, nn.Parameter, nn.Buffer)
     if value.numel() > _SMALL or value.dtype.is_complex or not plain or not readable(value):
         return (*kind, id(value))
-    return (*kind, value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    # By a list, which needs no numpy: torch is installed without it.
+    return (*kind, bytes(value.detach().cpu().contiguous().view(-1).view(torch.uint8).tolist()))
