@@ -57,7 +57,7 @@ def thorough(session: nox.Session, kernels: str) -> None:
     if kernels == "npu":
         on_npu(session, *THOROUGH, "tests/npu")
     elif kernels == "triton":
-        on_triton(session, *THOROUGH)
+        on_triton(session, *THOROUGH, folders=("numbers",))  # the programs are quick, all of them
     else:
         install(session, *FOR_TESTS, "peft")
         test(session, *THOROUGH, *NO_DEVICES)
@@ -193,13 +193,13 @@ def on_npu(session: nox.Session, *chosen: str, transformers: str = TRANSFORMERS[
     test(session, "--fuseplug-host-npu", *chosen)
 
 
-def on_triton(session: nox.Session, *chosen: str) -> None:
-    """Run the tests of Triton's kernels, interpreted and compiled."""
+def on_triton(session: nox.Session, *chosen: str, folders: tuple[str, ...] = ("numbers", "programs")) -> None:
+    """Run the tests of Triton's kernels: numbers in the interpreter, programs compiled."""
     if sys.platform != "linux":
         session.skip("triton has wheels for Linux only")
     install(session, "triton", "liger-kernel", "matplotlib", *FOR_TESTS)
-    for folder, interpret in (("numbers", "1"), ("programs", None)):
-        session.env["TRITON_INTERPRET"] = interpret
+    for folder in folders:
+        session.env["TRITON_INTERPRET"] = "1" if folder == "numbers" else None
         test(session, *chosen, f"tests/gpu/{folder}")
 
 
