@@ -11,7 +11,10 @@ thorough = pytest.mark.thorough
 
 
 def first_quick(values: Iterable[Any], quick: int = 1) -> list[Any]:
-    """*values* for ``parametrize``, all but the first *quick* marked `thorough`."""
+    """*values* for ``parametrize``, all but the first *quick* marked `thorough`.
+
+    A tuple is a value for each of several names; wrap one that is the value of a single name in ``pytest.param``.
+    """
     values = list(values)
     return [*values[:quick], *map(_marked, values[quick:])]
 

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .contract import Adapter, Compute, Example, Proposal, Rejection, Site, Target
@@ -22,6 +21,7 @@ from .errors import (
     VerificationError,
 )
 from .hookspecs import BaseKernel, hookimpl
+from .lazy import lazy
 from .rebind import called_functions
 
 if TYPE_CHECKING:
@@ -65,30 +65,31 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Names whose modules import torch, or read what is installed: made when first asked for (PEP 562).
-_LATE = {
-    "Applied": ".patching",
-    "Entry": ".report",
-    "KernelManager": ".kernel_manager",
-    "KernelRecord": ".discovery",
-    "Patch": ".patching",
-    "Plan": ".planning",
-    "Report": ".report",
-}
+# Names whose modules import torch, or read what is installed.
+_imported, _names = lazy(
+    __name__,
+    {
+        "Applied": ".patching",
+        "Entry": ".report",
+        "KernelManager": ".kernel_manager",
+        "KernelRecord": ".discovery",
+        "Patch": ".patching",
+        "Plan": ".planning",
+        "Report": ".report",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
     if name == "manager":
-        found: Any = import_module(".kernel_manager", __name__).KernelManager()
+        found: Any = _imported("KernelManager")()
     elif name == "register_kernel":
         found = (globals().get("manager") or __getattr__("manager")).register
-    elif name in _LATE:
-        found = getattr(import_module(_LATE[name], __name__), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _imported(name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*_names(), *__all__})

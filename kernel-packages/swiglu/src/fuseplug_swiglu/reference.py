@@ -121,6 +121,19 @@ def sparsify(gate: Tensor, sparsity: float, device: torch.device | str | None = 
     return functional.relu(gate - (mean + deviation * deviations))
 
 
+def sparsified(
+    gating: Gating, gate: Tensor, up: Tensor | None, device: torch.device | str | None = None
+) -> tuple[Gating, Tensor, Tensor]:
+    """The part of a sparse gating that is done first, and the plain gating that is left. *device* as for `sparsify`.
+
+    Apart from what is fused, so that exactly those elements are kept which the original keeps: the mean and the
+    deviation of a row are rounded on the way.
+    """
+    gate, up = separated(gating, gate, up)
+    gate = sparsify(gate, gating.sparsity, device) if gating.sparsity else gate
+    return gating._replace(how=VARIANTS["plain"], sparsity=None), gate, up
+
+
 def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     """`swiglu` for arguments that were checked."""
     how, limit = gating.how, gating.limit

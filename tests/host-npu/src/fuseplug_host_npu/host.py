@@ -57,6 +57,7 @@ class HostNPU:
         with self._lock:
             self._entered.remove(self)
             if not self._entered:
+                _wait_for_autograd()
                 KERNELS.take_away()
 
     @classmethod
@@ -68,3 +69,16 @@ class HostNPU:
             npu.calls[name] += 1
         if cls._entered and cls._entered[-1].contract:
             check(op, args, kwargs)
+
+
+def _wait_for_autograd() -> None:
+    """Wait until autograd's thread for the device has freed what the last backward held.
+
+    Kernels in Python make it hold objects of Python, which it frees after ``backward`` has returned. A thread that asks
+    for the GIL while the interpreter ends is ended by pthread_exit, which aborts the process in a destructor of C++.
+    """
+    import torch
+
+    with torch.inference_mode(False), torch.enable_grad():  # type: ignore[no-untyped-call]
+        x = torch.zeros(1, device="npu", requires_grad=True)
+        torch.autograd.grad(x.view(1), x, torch.ones(1, device="npu"))  # a view: torch_npu's own, without Python

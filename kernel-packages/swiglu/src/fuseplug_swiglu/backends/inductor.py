@@ -39,10 +39,7 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not plain(gate, up):
         return reference.compute(gating, gate, up)
     if gating.how.sparse:
-        # Outside of what is compiled, so that exactly those elements are kept which the original keeps.
-        gate, up = reference.separated(gating, gate, up)
-        gate = reference.sparsify(gate, gating.sparsity) if gating.sparsity else gate
-        gating = gating._replace(how=reference.VARIANTS["plain"], sparsity=None)
+        gating, gate, up = reference.sparsified(gating, gate, up)
     records = recording(gate, up)
     if _is_large(gating, gate, up, records):
         return _fused(gating.constants, gate, up)

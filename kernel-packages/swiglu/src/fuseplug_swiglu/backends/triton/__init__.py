@@ -30,11 +30,8 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     if autocast or activation.formula not in FORMULAS or not _serves(gate, up):
         return reference.compute(gating, gate, up)
     if gating.how.sparse:
-        # By torch, so that exactly those elements are kept which the original keeps: the mean and the deviation of a
-        # row are rounded on the way. The quantile is one number, so the host's: on the device it would be waited for.
-        gate, up = reference.separated(gating, gate, up)
-        gate = reference.sparsify(gate, gating.sparsity, device="cpu") if gating.sparsity else gate
-        gating = gating._replace(how=reference.VARIANTS["plain"], sparsity=None)
+        # The quantile is one number, so the host's: on the device it would be waited for.
+        gating, gate, up = reference.sparsified(gating, gate, up, device="cpu")
     if recording(gate, up):
         recorded: Tensor = _Gated.apply(gate, up, gating.constants)  # type: ignore[no-untyped-call]
         return recorded
