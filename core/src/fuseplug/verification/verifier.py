@@ -16,6 +16,7 @@ from .comparing import Tolerance, departure, difference, distance
 from .examining import Candidate, Examination, Semantics, forbidden, read_original
 from .examples import SEMANTICS_SIZE, example_of, raised
 from .kernel_check import KernelCheck, Ran
+from .nested import tensors
 from .neutral import neutral
 from .outcome import Outcome, Subject, run
 
@@ -125,13 +126,27 @@ def _surviving(
                 nearest = min(filter(None, misses), key=lambda miss: miss.distance(expected))
                 return Rejection(
                     f"computes none of the known variants; of {len(proposal.adapters)} tried, {nearest.variant} is "
-                    f"nearest: {nearest.why}",
+                    f"nearest: {nearest.why} ({_circumstances(subject, example, training, gradients)})",
                     kind="unlike",
                 )
             candidates = [candidate for candidate, miss in zip(candidates, misses, strict=True) if miss is None]
     if not answered:
         return Rejection(f"its own forward cannot be run on examples: {unanswered}", kind="unlike")
     return candidates, answered
+
+
+def _circumstances(subject: Subject, example: Example, training: bool | None, gradients: bool) -> str:
+    """The dtypes, the training flag and the grad mode of a run, for people."""
+    dtypes = dict.fromkeys(
+        str(t.dtype).removeprefix("torch.") for t in tensors(tuple(example.args)) if t.is_floating_point()
+    )
+    said = [f"for {' and '.join(dtypes)}"] if dtypes else []
+    if subject.module is not None:
+        flag = training
+        if flag is None:
+            flag = bool(example.attributes.get("training", subject.module.training))
+        said.append("in training" if flag else "in eval")
+    return ", ".join([*said, "with gradients" if gradients else "without gradients"])
 
 
 class _Miss(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,13 +84,36 @@ VARIANTS = {name: replace(row, name=name) for name, row in _ROWS.items()}
 _HALF = (torch.float16, torch.bfloat16)
 
 
+class Norming(NamedTuple):
+    """The arguments of `rms_norm` that are no tensors, checked.
+
+    Attributes:
+        how: The variant.
+    """
+
+    how: Variant
+    eps: float
+    group_size: int | None
+
+    @property
+    def constants(self) -> tuple[str, float, int | None]:
+        """What a program is compiled for."""
+        return self.how.name, float(self.eps), self.group_size
+
+    @classmethod
+    def of(cls, variant: str, eps: float, group_size: int | None) -> Norming:
+        """The one that has these `constants`."""
+        return cls(VARIANTS[variant], eps, group_size)
+
+
 def in_groups(tensor: Tensor, group_size: int | None) -> Tensor:
     """Cut the last dimension of *tensor* into ``(groups, group_size)``."""
     return tensor if group_size is None else tensor.reshape(*tensor.shape[:-1], -1, group_size)
 
 
-def unit(x: Tensor, source: Tensor, weight: Tensor | None, eps: float, group_size: int | None, how: Variant) -> Tensor:
+def unit(norming: Norming, x: Tensor, source: Tensor, weight: Tensor | None) -> Tensor:
     """Rows (or groups) of mean square one, from *source*, which is x, widened and perhaps gated or scaled."""
+    how, eps, group_size = norming
     grouped = in_groups(source, group_size)
     squares = grouped * grouped if how.square == "product" else grouped.pow(2)
     mean_square = squares.mean(-1, keepdim=True) + eps
@@ -110,15 +133,14 @@ def unit(x: Tensor, source: Tensor, weight: Tensor | None, eps: float, group_siz
 
 
 def compute(
-    how: Variant,
+    norming: Norming,
     x: Tensor,
     weight: Tensor | None,
-    eps: float,
     gate: Tensor | None,
-    group_size: int | None,
-    unit: Callable[..., Tensor] = unit,
+    unit: Callable[[Norming, Tensor, Tensor, Tensor | None], Tensor] = unit,
 ) -> Tensor:
     """`rms_norm` for arguments that were checked; *unit* may be another way to normalise."""
+    how, eps, group_size = norming
     if how.native and group_size is None and (weight is None or weight.dim() == 1):
         return functional.rms_norm(x, x.shape[-1:], weight, eps)
     wide = wide_dtype(x, how)
@@ -127,7 +149,7 @@ def compute(
         source = source * activate(gate.to(wide), how)
     if how.weight == "input" and weight is not None:
         source = (source * scale(weight, wide, how)).to(x.dtype).to(wide)
-    y = unit(x, source, weight, eps, group_size, how)
+    y = unit(norming, x, source, weight)
     # What is computed in the dtype of x throughout is cast nowhere, and autocast makes another dtype of it.
     y = _weigh(y, weight, x.dtype if how.upcast else y.dtype, wide, how)
     if how.gate == "after" and gate is not None:
@@ -143,7 +165,7 @@ def rms_norm(
     variant: str = "llama",
     gate: Tensor | None = None,
     group_size: int | None = None,
-    compute: Callable[..., Tensor] = compute,
+    compute: Callable[[Norming, Tensor, Tensor | None, Tensor | None], Tensor] = compute,
 ) -> Tensor:
     """Root-mean-square normalisation over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467).
 
@@ -156,7 +178,7 @@ def rms_norm(
         variant: A key of `VARIANTS`.
         gate: ``(..., hidden)`` like *x*; only for the gated variants, which compute without a gate if it is ``None``.
         group_size: Normalise over groups of so many neighbours; ``None`` is the whole of the last dimension.
-        compute: What is given the arguments once they are checked, and the row of `VARIANTS`: that of a backend.
+        compute: What is given the tensors once they are checked, and the `Norming`: that of a backend.
 
     Returns:
         ``(..., hidden)`` in the dtype of *x*; where the weight is multiplied after the cast or without one, in
@@ -165,7 +187,8 @@ def rms_norm(
     Raises:
         ValueError: If the variant is unknown, or a shape does not fit that of *x*.
     """
-    return compute(check(x, weight, variant, gate, group_size), x, weight, eps, gate, group_size)
+    how = check(x, weight, variant, gate, group_size)
+    return compute(Norming(how, eps, group_size), x, weight, gate)
 
 
 def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, group_size: int | None) -> Variant:

@@ -12,7 +12,7 @@ from fuseplug.functional import computed_by
 from fuseplug.inductor import Compiled, keeping_order, plain
 
 from .. import reference
-from ..reference import Variant
+from ..reference import Norming
 
 _LARGE = 1 << 16
 _LARGE_FOR_FLOAT32_FORWARD = 1 << 19
@@ -23,14 +23,7 @@ backward 142 and 165, 395 and 242. In float32 the forward alone loses at 2¹⁸,
 """
 
 
-def compute(
-    how: Variant,
-    x: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    gate: Tensor | None,
-    group_size: int | None,
-) -> Tensor:
+def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
     """`fuseplug_rmsnorm.reference.rms_norm`, fused: the same arguments, result and errors.
 
     The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
@@ -38,15 +31,16 @@ def compute(
     compiler around it to fuse further.
     """
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return reference.compute(how, x, weight, eps, gate, group_size)
+        return reference.compute(norming, x, weight, gate)
+    how = norming.how
     autocast = torch.is_autocast_enabled(x.device.type)
-    if not (autocast and how.autocast) and _is_large(x, group_size) and plain(x, weight, gate):
-        return _fused((how.name, float(eps), group_size), x, weight, gate)
+    if not (autocast and how.autocast) and _is_large(x, norming.group_size) and plain(x, weight, gate):
+        return _fused(norming.constants, x, weight, gate)
     if autocast or not how.upcast or how.native:
-        return reference.compute(how, x, weight, eps, gate, group_size)
+        return reference.compute(norming, x, weight, gate)
 
     def small(x: Tensor, gate: Tensor | None) -> Tensor:
-        return _small(how, x, weight, eps, gate, group_size)
+        return _small(norming, x, weight, gate)
 
     return keeping_order(small, x, gate)
 
@@ -59,7 +53,7 @@ def rms_norm_formula(
     x: Tensor, weight: Tensor | None, gate: Tensor | None, variant: str, eps: float, group_size: int | None
 ) -> Tensor:
     """The reference as a formula to compile: tensors first, then what is compiled in."""
-    return reference.compute(reference.VARIANTS[variant], x, weight, eps, gate, group_size)
+    return reference.compute(Norming.of(variant, eps, group_size), x, weight, gate)
 
 
 _fused = Compiled(rms_norm_formula)
@@ -75,17 +69,16 @@ def _is_large(x: Tensor, group_size: int | None) -> bool:
     return size >= _LARGE_FOR_FLOAT32_FORWARD or x.element_size() == 2 or (x.requires_grad and torch.is_grad_enabled())
 
 
-def _small(
-    how: Variant, x: Tensor, weight: Tensor | None, eps: float, gate: Tensor | None, group_size: int | None
-) -> Tensor:
+def _small(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
     """With torch's own `rms_norm`: the fewest calls, computed in float32, rounded once where variants round twice.
 
     Bitwise what ``"cast-last"`` is on the CPU. For the others it differs from the reference by roundings only, and
     towards the exact result, as the compiled program does; so a module's numbers do not change kind with the number of
     tokens.
     """
+    how, eps, group_size = norming
     if how.gate is not None or group_size is not None or how.weight == "input":
-        return reference.compute(how, x, weight, eps, gate, group_size, _native_unit)
+        return reference.compute(norming, x, weight, gate, _native_unit)
     if weight is None or (weight.dtype is x.dtype and how.offset is None):
         return functional.rms_norm(x, x.shape[-1:], weight, eps)
     wide = reference.wide_dtype(x, how)
@@ -93,8 +86,6 @@ def _small(
     return y.to(reference.result_dtype(x, weight, how))
 
 
-def _native_unit(
-    _x: Tensor, source: Tensor, _weight: Tensor | None, eps: float, group_size: int | None, _how: Variant
-) -> Tensor:
-    grouped = reference.in_groups(source, group_size)
-    return functional.rms_norm(grouped, grouped.shape[-1:], None, eps).view(source.shape)
+def _native_unit(norming: Norming, _x: Tensor, source: Tensor, _weight: Tensor | None) -> Tensor:
+    grouped = reference.in_groups(source, norming.group_size)
+    return functional.rms_norm(grouped, grouped.shape[-1:], None, norming.eps).view(source.shape)

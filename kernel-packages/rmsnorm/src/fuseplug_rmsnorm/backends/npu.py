@@ -34,30 +34,24 @@ from fuseplug.functional import computed_by
 from fuseplug.npu import first_order
 
 from .. import reference
-from ..reference import Variant
+from ..reference import Norming, Variant
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def compute(
-    how: Variant,
-    x: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    gate: Tensor | None,
-    group_size: int | None,
-) -> Tensor:
+def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
     """`fuseplug_rmsnorm.reference.rms_norm` on an NPU: the same arguments, result and errors.
 
     The result is the reference's up to rounding. A row is computed in float32 and rounded once; a gate and its product
     may be rounded to the dtype of x. Beyond the limits of the operation, and where autocast changes what the variant
     computes, it is the reference.
     """
-    if group_size == x.shape[-1]:
-        group_size = None
+    if norming.group_size == x.shape[-1]:
+        norming = norming._replace(group_size=None)
+    how, eps, group_size = norming
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
     if autocast or not _serves(x, weight, grouped=group_size is not None):
-        return reference.compute(how, x, weight, eps, gate, group_size)
+        return reference.compute(norming, x, weight, gate)
     dtype = reference.result_dtype(x, weight, how)
     if _widens(x, weight, dtype, how, gated=gate is not None, grouped=group_size is not None):
         x, gate = x.float(), None if gate is None else gate.float()

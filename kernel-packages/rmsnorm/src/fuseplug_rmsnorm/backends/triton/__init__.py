@@ -17,7 +17,7 @@ from fuseplug.functional import computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 
 from ... import reference
-from ...reference import Variant
+from ...reference import Norming
 from .launches import WIDEST, backward, forward
 
 _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))
@@ -26,14 +26,7 @@ _MOST_GROUPS = (1 << 16) - 1
 """CUDA's limit on the second axis of a grid."""
 
 
-def compute(
-    how: Variant,
-    x: Tensor,
-    weight: Tensor | None,
-    eps: float,
-    gate: Tensor | None,
-    group_size: int | None,
-) -> Tensor:
+def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
     """`fuseplug_rmsnorm.reference.rms_norm` on a GPU: the same arguments, result and errors.
 
     The result is the reference's up to rounding: a row is computed in float32 and rounded once. Rows that lie a stride
@@ -43,9 +36,10 @@ def compute(
     than 2¹⁴ elements in a row or group; to tracers, functorch transforms and subclasses; and where autocast changes the
     variant. So is a backward that is to be differentiated again.
     """
+    how, eps, group_size = norming
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
     if autocast or not _serves(group_size or x.shape[-1], x, weight, gate):
-        return reference.compute(how, x, weight, eps, gate, group_size)
+        return reference.compute(norming, x, weight, gate)
     if recording(x, weight, gate):
         y: Tensor = _RMSNorm.apply(x, weight, gate, eps, how.name, group_size)  # type: ignore[no-untyped-call]
         return y
@@ -108,9 +102,9 @@ class _RMSNorm(torch.autograd.Function):
         eps, variant, group_size = ctx.constants
         wanted = ctx.needs_input_grad[:3]
         if differentiated_again() or not transparent(dy, x):
-            how = reference.VARIANTS[variant]
+            norming = Norming.of(variant, eps, group_size)
             found = vjp(
-                lambda x, weight, gate: reference.compute(how, x, weight, eps, gate, group_size),
+                lambda x, weight, gate: reference.compute(norming, x, weight, gate),
                 (x, weight, gate),
                 wanted,
                 (dy,),
@@ -142,9 +136,9 @@ class _AddRMSNorm(torch.autograd.Function):
         if dy is None:
             found = [dtotal, None]
         elif differentiated_again() or not transparent(dy, dtotal, total):
-            how = reference.VARIANTS[variant]
+            norming = Norming.of(variant, eps, None)
             found = vjp(
-                lambda total, weight: (reference.compute(how, total, weight, eps, None, None), total),
+                lambda total, weight: (reference.compute(norming, total, weight, None), total),
                 (total, weight),
                 wanted[:2],
                 (dy, torch.zeros_like(total) if dtotal is None else dtotal),
