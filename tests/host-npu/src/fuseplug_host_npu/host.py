@@ -79,6 +79,6 @@ def _wait_for_autograd() -> None:
     """
     import torch
 
-    with torch.inference_mode(False), torch.enable_grad():  # type: ignore[no-untyped-call]
+    with torch.inference_mode(False), torch.enable_grad():
         x = torch.zeros(1, device="npu", requires_grad=True)
         torch.autograd.grad(x.view(1), x, torch.ones(1, device="npu"))  # a view: torch_npu's own, without Python
