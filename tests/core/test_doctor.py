@@ -9,6 +9,7 @@ import types
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fuseplug import BaseKernel, doctor
 from fuseplug.discovery import KernelRecord
@@ -17,9 +18,12 @@ from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
 
 
+def npus_of(chip):
+    return types.SimpleNamespace(device_count=lambda: 2, get_device_name=lambda index: chip)
+
+
 def machine(devices=("cpu",), error=None, version="2.13.0", npus=0, chip="", **environ):
-    npu = types.SimpleNamespace(device_count=lambda: 2, get_device_name=lambda index: chip)
-    torch = None if error else types.SimpleNamespace(__version__=version, npu=npu)
+    torch = None if error else types.SimpleNamespace(__version__=version, npu=npus_of(chip))
     return Machine(environ, torch=torch, torch_error=error, devices=devices, npus=npus)
 
 
@@ -158,6 +162,10 @@ class TestTorchNpu:
 
 
 class TestChips:
+    @pytest.fixture(autouse=True)
+    def patching(self, monkeypatch):
+        self.monkeypatch = monkeypatch
+
     def said(self, chip, *ops):
         class Kernel(NpuKernel):
             kernel_id = "k"
@@ -168,6 +176,7 @@ class TestChips:
                 return None
 
         Kernel.ops = ops
+        self.monkeypatch.setattr(torch, "npu", npus_of(chip), raising=False)
         return row(examine(machine(("cpu", "npu"), chip=chip), [KernelRecord("k", "x", "1", kernel=Kernel())]), "k")
 
     @pytest.mark.parametrize("chip", ["Ascend910B3", "Ascend910_9382"])
@@ -192,6 +201,22 @@ class TestChips:
 
     def test_of_a_new_chip_nothing_is_said(self):
         assert self.said("Ascend1000X", "npu_rms_norm").state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("caveat", "found"),
+    [
+        (lambda self, kind: f"{kind} is new to it" if kind == "xpu" else None, "though xpu is new to it"),
+        (raises, "though OSError: no driver (raised by its caveat())"),
+    ],
+)
+def test_a_kernels_own_caveat(caveat, found):
+    record = kernel()
+    type(record.kernel).caveat = caveat
+    said = row(examine(machine(("cpu", "xpu")), [record]), "k")
+    assert (said.state, found in said.found) == ("warn", True)
+    type(record.kernel).caveat = BaseKernel.caveat
+    assert row(examine(machine(("cpu", "xpu")), [record]), "k").state == "ok"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the default compiler is another one")

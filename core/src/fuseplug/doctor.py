@@ -17,8 +17,7 @@ from .discovery import ALLOW_VARIABLE, KERNELS_VARIABLE, KernelRecord
 from .hookspecs import BaseKernel
 from .importing.fresh_python import ask
 from .inductor.kernel import INSTALL_COMPILER, cpp_compiler
-from .npu.chips import DOCUMENTED, undocumented
-from .npu.kernel import NpuKernel, how_to_install, version_of
+from .npu.kernel import how_to_install, version_of
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CANN_VARIABLE = "ASCEND_HOME_PATH"
@@ -240,19 +239,9 @@ def _running(machine: Machine, kernel: BaseKernel) -> tuple[State, str, str]:
         said = [f"ready on {', '.join(able)}"] if able else []
         said += [f"unavailable on {kind}: {why}" for kind, why in lacking.items()]
         return "warn" if able else "fail", "; ".join(said), ""
-    if "npu" in here and isinstance(kernel, NpuKernel) and (doubts := _doubts(machine.torch, kernel)):
-        return "warn", f"ready on {', '.join(here)}, though {doubts}", ""
+    if doubts := [doubt for kind in here if (doubt := kernel.doubts(kind))]:
+        return "warn", f"ready on {', '.join(here)}, though {'; '.join(doubts)}", ""
     return "ok", f"ready on {', '.join(here)}", ""
-
-
-def _doubts(torch: Any, kernel: NpuKernel) -> str:
-    """What the documents leave open; whether it is right is seen when the kernel is checked on the device."""
-    names = dict.fromkeys(torch.npu.get_device_name(index) for index in range(torch.npu.device_count()))
-    return "; ".join(
-        f"{op} is documented for {', '.join(DOCUMENTED[op])}, not for {name}"
-        for name in names
-        for op in undocumented(name, kernel.ops)
-    )
 
 
 def _device(torch: Any, kind: str) -> str:

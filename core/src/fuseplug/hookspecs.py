@@ -73,6 +73,14 @@ class BaseKernel(abc.ABC):
         del device_type
         return None
 
+    def caveat(self, device_type: str) -> str | None:
+        """Return what makes it doubtful whether the kernel is right on *device_type* here; ``None`` if nothing does.
+
+        ``fuseplug doctor`` shows it. It keeps no kernel from being used: each is checked on the device.
+        """
+        del device_type
+        return None
+
     def unsupported(self, adapter: Adapter) -> str | None:
         """Return why this kernel does not compute what *adapter* stands for, a variant of the op; ``None`` if it does.
 
@@ -99,6 +107,11 @@ class BaseKernel(abc.ABC):
     def lacks(self, device_type: str) -> str | None:
         """What `unavailable` says, or what it raises: that too is something the machine lacks."""
         return _asked(self, "unavailable", device_type)
+
+    @final
+    def doubts(self, device_type: str) -> str | None:
+        """What `caveat` says, or what it raises."""
+        return _asked(self, "caveat", device_type)
 
     @final
     def refuses(self, adapter: Adapter) -> str | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import importlib_metadata
 
 from ..hookspecs import BaseKernel
+from .chips import DOCUMENTED, undocumented
 
 
 class NpuKernel(BaseKernel):
@@ -32,6 +33,20 @@ class NpuKernel(BaseKernel):
             return None
         found = version_of("torch_npu") or "(not installed)"
         return f"torch_npu {found} has no {', '.join(lacking)}: {how_to_install(version_of('torch'))}"
+
+    def caveat(self, device_type: str) -> str | None:
+        """Each of `ops` should be documented for the chips that are here."""
+        del device_type
+        import torch
+
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        names = dict.fromkeys(npu.get_device_name(index) for index in range(npu.device_count()))
+        found = [
+            f"{op} is documented for {', '.join(DOCUMENTED[op])}, not for {name}"
+            for name in names
+            for op in undocumented(name, self.ops)
+        ]
+        return "; ".join(found) or None
 
 
 def has_op(name: str) -> bool:
