@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import fuseplug.triton
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "fuseplug"
 KERNELS = ROOT / "kernel-packages"
+SOURCES = [CORE.parent, *sorted(KERNELS.glob("*/src")), *sorted((ROOT / "tests").glob("*/src"))]
 
 # Lowest first; names on one line do not import each other.
 LAYERS = (
@@ -57,16 +59,17 @@ PUBLIC = {
 
 
 class Imports(ast.NodeVisitor):
-    """The ``(module, name, inside a function)`` of every import that runs; those for type checkers do not."""
+    """The ``(module, name, inside a function)`` of every import; of those for type checkers if *types* is on."""
 
-    def __init__(self, tree: ast.AST, package: tuple[str, ...] = ()) -> None:
+    def __init__(self, tree: ast.AST, package: tuple[str, ...] = (), *, types: bool = False) -> None:
         self.package = package
+        self.types = types
         self.depth = 0
         self.found: list[tuple[str, str, bool]] = []
         self.visit(tree)
 
     def visit_If(self, node: ast.If) -> None:
-        if ast.unparse(node.test) == "TYPE_CHECKING":
+        if ast.unparse(node.test) == "TYPE_CHECKING" and not self.types:
             for statement in node.orelse:
                 self.visit(statement)
         else:
@@ -86,8 +89,8 @@ class Imports(ast.NodeVisitor):
         self.found += [(module, alias.name, self.depth > 0) for alias in node.names]
 
 
-def imports(path: Path, source: Path) -> list[tuple[str, str, bool]]:
-    return Imports(ast.parse(path.read_text()), path.relative_to(source).parent.parts).found
+def imports(path: Path, source: Path, *, types: bool = False) -> list[tuple[str, str, bool]]:
+    return Imports(ast.parse(path.read_text()), path.relative_to(source).parent.parts, types=types).found
 
 
 def rooms(module: str, name: str) -> str | None:
@@ -102,10 +105,28 @@ def upward(core: Path) -> Iterator[str]:
     for path in sorted(core.rglob("*.py")):
         inner = path.relative_to(core).parts
         room = inner[0].removesuffix(".py")
-        for module, name, _ in imports(path, core.parent):
+        for module, name, _ in imports(path, core.parent, types=True):
             target = rooms(module, name)
             if target is not None and target != room and RANK[target] >= RANK[room]:
                 yield f"{'/'.join(inner)} imports {target}"
+
+
+def circle(source: Path) -> list[str]:
+    """Modules that import each other, for type checkers too; none, if there is no circle."""
+    files = {".".join(path.relative_to(source).with_suffix("").parts): path for path in source.rglob("*.py")}
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+    reached = {
+        name: {
+            f"{module}.{each}" if f"{module}.{each}" in files else module
+            for module, each, _ in imports(path, source, types=True)
+        }
+        for name, path in files.items()
+    }
+    try:
+        TopologicalSorter(reached).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
 def vendors(core: Path) -> Iterator[str]:
@@ -141,6 +162,22 @@ def test_imports_inside_core_go_down():
     assert list(upward(CORE)) == []
 
 
+@pytest.mark.parametrize("source", SOURCES, ids=[path.parent.name for path in SOURCES])
+def test_no_modules_import_each_other(source):
+    assert circle(source) == []
+
+
+@pytest.mark.parametrize("late", ["", "if TYPE_CHECKING:\n    "])
+def test_a_circle_is_found(tmp_path, late):
+    package = tmp_path / "fuseplug_one"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .below import name")
+    (package / "below.py").write_text("from . import beside")
+    (package / "beside.py").write_text("import fuseplug_one.last")
+    (package / "last.py").write_text(f"{late}from .below import name")
+    assert set(circle(tmp_path)) == {"fuseplug_one.below", "fuseplug_one.beside", "fuseplug_one.last"}
+
+
 def test_core_imports_vendors_late_or_never():
     assert list(vendors(CORE)) == []
 
@@ -160,7 +197,7 @@ def test_kernel_packages_keep_to_public_names():
         ("contract.py", "from . import manager", "contract.py imports __init__"),
         ("devices.py", "from .report import Report", "devices.py imports report"),
         ("verification/twin.py", "from ..patching import put_on", "verification/twin.py imports patching"),
-        ("contract.py", "if TYPE_CHECKING:\n    from .planning import Plan", None),
+        ("contract.py", "if TYPE_CHECKING:\n    from .planning import Plan", "contract.py imports planning"),
         ("verification/twin.py", "from .verifier import Verifier\nfrom ..errors import PlanError", None),
     ],
 )

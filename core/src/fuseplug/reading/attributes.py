@@ -8,20 +8,18 @@ import sys
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .arguments import Arguments
+from .following import Following
 from .found import MISSING
 from .libraries import is_library, is_readable
 from .lookup import answers_itself, attribute, class_with, in_class, is_a, namespace
 from .tables import OF_TENSOR, SHAPE, TENSORS
 from .values import NEVER, NOTHING, Value, either, known, part_of
-
-if TYPE_CHECKING:
-    from .reader import Reader
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _BOUND = (types.FunctionType, staticmethod, classmethod)
@@ -43,12 +41,12 @@ def kind_of(thing: Any, name: str = "") -> tuple[str, ...]:
     return () if is_a(thing, _CODE) else ("state",)
 
 
-def attribute_of(reader: Reader, value: Value, name: str, where: Any = None) -> Value:
+def attribute_of(reader: Following, value: Value, name: str, where: Any = None) -> Value:
     """What the attribute *name* of *value* is; *where* tells a person which code asks for it."""
     return either(_attribute(reader, each, name, where) for each in value.each)
 
 
-def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
+def _attribute(reader: Following, v: Value, name: str, where: Any) -> Value:
     if v is NEVER:
         return NEVER
     if v.after is not None and v.receiver is not None:
@@ -64,7 +62,7 @@ def _attribute(reader: Reader, v: Value, name: str, where: Any) -> Value:
     return _of_object(reader, v, name, where)
 
 
-def _of_made(reader: Reader, v: Value, cls: type, name: str, where: Any) -> Value:
+def _of_made(reader: Following, v: Value, cls: type, name: str, where: Any) -> Value:
     """An attribute of an instance of *cls* that was made in the call."""
     if v.fields is not None and name in v.fields:
         return v.fields[name]
@@ -72,7 +70,7 @@ def _of_made(reader: Reader, v: Value, cls: type, name: str, where: Any) -> Valu
     return _bound(reader, v, name, found, where) if is_a(found, (*_BOUND, property)) else _unknown(v, name)
 
 
-def _of_object(reader: Reader, v: Value, name: str, where: Any) -> Value:
+def _of_object(reader: Following, v: Value, name: str, where: Any) -> Value:
     """An attribute of an object that outlives the call."""
     if name == "__dict__":
         reader.unread(v.object, f"everything that a {type(v.object).__name__} has is looked at{_at(where)}", None)
@@ -85,7 +83,7 @@ def _of_object(reader: Reader, v: Value, name: str, where: Any) -> Value:
     return _data(reader, v, name, found, where)
 
 
-def _of_bases(reader: Reader, receiver: Value, after: type, name: str, where: Any) -> Value:
+def _of_bases(reader: Following, receiver: Value, after: type, name: str, where: Any) -> Value:
     """What ``super()`` finds: it belongs to the base that has it, not to the receiver's own class."""
     owner = receiver.made or receiver.object
     cls = owner if is_a(owner, type) else type(owner)
@@ -108,7 +106,7 @@ def _unknown(v: Value, name: str) -> Value:
     return Value(kinds, owned=v.owned, given=v.given, receiver=v, name=name)
 
 
-def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) -> Value:
+def _of_module(reader: Following, module: types.ModuleType, name: str, where: Any) -> Value:
     found = vars(module).get(name, MISSING)
     if found is MISSING:
         found = sys.modules.get(f"{module.__name__}.{name}", MISSING)
@@ -124,7 +122,7 @@ def _of_module(reader: Reader, module: types.ModuleType, name: str, where: Any) 
     return known(found, *kind_of(found), owned=False)
 
 
-def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any, *, of_base: bool = False) -> Value:
+def _bound(reader: Following, v: Value, name: str, found: Any, where: Any, *, of_base: bool = False) -> Value:
     """An attribute that a class defines."""
     if is_a(found, property):
         return _of_property(reader, v, name, found, where)
@@ -147,7 +145,7 @@ def _bound(reader: Reader, v: Value, name: str, found: Any, where: Any, *, of_ba
     return Value(object=function, owned=False, receiver=receiver, name=name)
 
 
-def _of_property(reader: Reader, v: Value, name: str, found: property, where: Any) -> Value:
+def _of_property(reader: Following, v: Value, name: str, found: property, where: Any) -> Value:
     if v.path is not None and (holder := class_with(type(v.object), name)) is not None:
         reader.looked(vars(holder), name, found)
     getter: Any = found.fget
@@ -157,7 +155,7 @@ def _of_property(reader: Reader, v: Value, name: str, found: property, where: An
     return part_of(v)
 
 
-def _data(reader: Reader, v: Value, name: str, found: Any, where: Any) -> Value:
+def _data(reader: Following, v: Value, name: str, found: Any, where: Any) -> Value:
     """An attribute that is neither a method nor a property."""
     owner = v.object
     if found is MISSING:
@@ -189,7 +187,7 @@ def _is_cached(thing: Any) -> bool:
     return is_a(thing, functools._lru_cache_wrapper)
 
 
-def _absent(reader: Reader, v: Value, name: str, where: Any) -> Value:
+def _absent(reader: Following, v: Value, name: str, where: Any) -> Value:
     """An attribute that is not there now: below the module it may appear later."""
     owner, path = v.object, None if v.path is None else (*v.path, name)
     if path is not None:
@@ -201,12 +199,12 @@ def _absent(reader: Reader, v: Value, name: str, where: Any) -> Value:
     return Value(frozenset({"state"}), path, MISSING, owned=False, name="never")
 
 
-def item_of(reader: Reader, value: Value, index: Value | None) -> Value:
+def item_of(reader: Following, value: Value, index: Value | None) -> Value:
     """What is in *value*: at *index*, or anywhere."""
     return either(_item(reader, each, index) for each in value.each)
 
 
-def _item(reader: Reader, v: Value, index: Value | None) -> Value:
+def _item(reader: Following, v: Value, index: Value | None) -> Value:
     at: Any = index.object if index is not None else MISSING
     if v is NEVER:
         return NEVER
@@ -224,7 +222,7 @@ def _of_items(v: Value, items: tuple[Value, ...], at: Any) -> Value:
     return either(items) if items else NOTHING
 
 
-def _of_held(reader: Reader, v: Value, index: Value | None, at: Any) -> Value:
+def _of_held(reader: Following, v: Value, index: Value | None, at: Any) -> Value:
     """What is in an object: modules and Python's own containers are looked into, methods of models are read."""
     held, method = v.object, "__getitem__" if index is not None else "__iter__"
     if is_a(held, _CONTAINERS) and not _is_own(held, method):
@@ -256,7 +254,7 @@ def _is_own(container: nn.Module, method: str) -> bool:
     return is_readable(function) and not is_library(function)
 
 
-def item_in(reader: Reader, v: Value, index: Value | None) -> Value:
+def item_in(reader: Following, v: Value, index: Value | None) -> Value:
     """What is in a dict, list or tuple, past what a subclass says."""
     held: Any = v.object
     mapping = is_a(held, dict | types.MappingProxyType)

@@ -9,20 +9,18 @@ import math
 import operator
 import types
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from .arguments import Arguments
 from .attributes import attribute_of, item_of, kind_of
+from .following import Following
 from .found import MISSING, Finding
 from .libraries import is_library, is_readable
 from .lookup import in_class, is_a
 from .source import code_of
 from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed
-
-if TYPE_CHECKING:
-    from .reader import Reader
 
 _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _IS = (ast.Is, ast.IsNot)
@@ -55,7 +53,9 @@ class Local:
 class Expressions:
     """The names that code knows, and what its expressions stand for."""
 
-    def __init__(self, reader: Reader, function: types.FunctionType, env: dict[str, Value], code: Any = None) -> None:
+    def __init__(
+        self, reader: Following, function: types.FunctionType, env: dict[str, Value], code: Any = None
+    ) -> None:
         self.reader, self.function, self.env = reader, function, env
         self.code: types.CodeType = code or function.__code__
         self.locals: list[Local] = []

@@ -7,20 +7,18 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .arguments import Arguments, Partial
 from .attributes import attribute_of, item_of
+from .following import Walking
 from .lookup import is_a
 from .values import NOTHING, Value, either, kinds_of, known, listed
 
-if TYPE_CHECKING:
-    from .calls import Calls
-
-_Call = Callable[["Calls", Any, Arguments], Value]
+_Call = Callable[[Walking, Any, Arguments], Value]
 
 
-def _getattr(walk: Calls, node: Any, given: Arguments) -> Value:
+def _getattr(walk: Walking, node: Any, given: Arguments) -> Value:
     owner, name, default = given.at(0) or NOTHING, given.at(1) or NOTHING, given.at(2)
     if not is_a(name.object, str):
         if owner.foreign or owner.given:
@@ -37,49 +35,49 @@ def _getattr(walk: Calls, node: Any, given: Arguments) -> Value:
     return found if owner.known or owner.made else either((found, default))
 
 
-def _hasattr(walk: Calls, node: Any, given: Arguments) -> Value:
+def _hasattr(walk: Walking, node: Any, given: Arguments) -> Value:
     found = _getattr(walk, node, Arguments(given.values[:2]))
     return Value(frozenset({"state"}) if found.path is not None else frozenset({"presence"}))
 
 
-def _setattr(walk: Calls, node: Any, given: Arguments) -> Value:
+def _setattr(walk: Walking, node: Any, given: Arguments) -> Value:
     if any(not each.owned for each in (given.at(0) or NOTHING).each):
         walk.note(walk.reader.found.effects, node)
     return known(None)
 
 
-def _effect(walk: Calls, node: Any, given: Arguments) -> Value:
+def _effect(walk: Walking, node: Any, given: Arguments) -> Value:
     walk.note(walk.reader.found.effects, node)
     walk.escapes(node, given)
     return NOTHING
 
 
-def _everything(walk: Calls, node: Any, given: Arguments) -> Value:
+def _everything(walk: Walking, node: Any, given: Arguments) -> Value:
     first = given.at(0)
     if first is None or first.foreign or first.given:
         walk.unread(node, "everything is looked at")
     return NOTHING
 
 
-def _type(_walk: Calls, _node: Any, given: Arguments) -> Value:
+def _type(_walk: Walking, _node: Any, given: Arguments) -> Value:
     first = given.at(0) or NOTHING
     if first.known or first.made:
         return known(first.made or type(first.object), owned=False)
     return Value(frozenset({"presence"}) if first.kinds else frozenset())
 
 
-def _len(walk: Calls, _node: Any, given: Arguments) -> Value:
+def _len(walk: Walking, _node: Any, given: Arguments) -> Value:
     first = given.at(0) or NOTHING
     walk.operator(first, "__len__")
     return Value(frozenset({"shape"}) if first.kinds & {"value", "param"} else first.kinds)
 
 
-def _presence(_walk: Calls, _node: Any, given: Arguments) -> Value:
+def _presence(_walk: Walking, _node: Any, given: Arguments) -> Value:
     kinds = (given.at(0) or NOTHING).kinds
     return Value(frozenset("presence" if kind in ("value", "param") else kind for kind in kinds))
 
 
-def _same(walk: Calls, node: Any, given: Arguments) -> Value:
+def _same(walk: Walking, node: Any, given: Arguments) -> Value:
     """``iter`` and ``reversed``: they give the items of their argument."""
     first = given.at(0)
     if first is None:
@@ -90,26 +88,26 @@ def _same(walk: Calls, node: Any, given: Arguments) -> Value:
     return listed((item_of(walk.reader, first, None),), exact=False)
 
 
-def _unordered(walk: Calls, node: Any, given: Arguments) -> Value:
+def _unordered(walk: Walking, node: Any, given: Arguments) -> Value:
     walk.asked(node, *given.values)
     found = _same(walk, node, given)
     return listed(found.items or (), exact=False)
 
 
-def _zip(walk: Calls, _node: Any, given: Arguments) -> Value:
+def _zip(walk: Walking, _node: Any, given: Arguments) -> Value:
     return listed((listed([item_of(walk.reader, each, None) for each in given.values]),), exact=False)
 
 
-def _enumerate(walk: Calls, _node: Any, given: Arguments) -> Value:
+def _enumerate(walk: Walking, _node: Any, given: Arguments) -> Value:
     return listed((listed((NOTHING, item_of(walk.reader, given.at(0) or NOTHING, None))),), exact=False)
 
 
-def _map(walk: Calls, node: Any, given: Arguments) -> Value:
+def _map(walk: Walking, node: Any, given: Arguments) -> Value:
     items = [item_of(walk.reader, each, None) for each in given.values[1:]]
     return listed((walk.call(node, given.values[0], Arguments(tuple(items))),), exact=False)
 
 
-def _filter(walk: Calls, node: Any, given: Arguments) -> Value:
+def _filter(walk: Walking, node: Any, given: Arguments) -> Value:
     item = item_of(walk.reader, given.values[1], None)
     found = walk.call(node, given.values[0], Arguments((item,)))
     if found.kinds:
@@ -117,26 +115,26 @@ def _filter(walk: Calls, node: Any, given: Arguments) -> Value:
     return listed((item,), exact=False)
 
 
-def _reduce(walk: Calls, node: Any, given: Arguments) -> Value:
+def _reduce(walk: Walking, node: Any, given: Arguments) -> Value:
     item = item_of(walk.reader, given.values[1], None)
     start = given.at(2) or item
     return walk.call(node, given.values[0], Arguments((either((start, item)), item)))
 
 
-def _next(walk: Calls, node: Any, given: Arguments) -> Value:
+def _next(walk: Walking, node: Any, given: Arguments) -> Value:
     first = given.at(0) or NOTHING
     if any(not each.owned for each in first.each):
         walk.note(walk.reader.found.effects, node)
     return either((item_of(walk.reader, first, None), *given.values[1:]))
 
 
-def _partial(_: Calls, _node: Any, given: Arguments) -> Value:
+def _partial(_: Walking, _node: Any, given: Arguments) -> Value:
     if not given.values:
         return NOTHING
     return Value(local=Partial(given.values[0], replace(given, values=given.values[1:])))
 
 
-def _extreme(walk: Calls, node: Any, given: Arguments) -> Value:
+def _extreme(walk: Walking, node: Any, given: Arguments) -> Value:
     walk.asked(node, *given.values)
     kinds = kinds_of(given.all)
     if "shape" in kinds:
@@ -147,12 +145,12 @@ def _extreme(walk: Calls, node: Any, given: Arguments) -> Value:
     return Value(kinds)
 
 
-def _number(walk: Calls, node: Any, given: Arguments) -> Value:
+def _number(walk: Walking, node: Any, given: Arguments) -> Value:
     walk.asked(node, *given.values)
     return Value(kinds_of(given.all))
 
 
-def _environment(walk: Calls, node: Any, _given: Arguments) -> Value:
+def _environment(walk: Walking, node: Any, _given: Arguments) -> Value:
     walk.unread(node, "the environment is looked at")
     return Value(frozenset({"state"}))
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import types
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .arguments import Arguments
 from .attributes import item_in, item_of
+from .following import Walking
 from .found import MISSING
 from .libraries import home, is_library, only_computes
 from .lookup import is_a
@@ -34,9 +35,6 @@ from .tables import (
 )
 from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed, part_of
 
-if TYPE_CHECKING:
-    from .calls import Calls
-
 _PYTHON = (dict, list, set, tuple, str, int, float, bytes)
 _SETTERS = (
     "set_",
@@ -56,7 +54,7 @@ _CONTEXTS = {"set_grad_enabled": "grad", "_set_grad_enabled": "grad", "set_autoc
              "set_autocast_dtype": "autocast", "_C._set_grad_enabled": "grad"}  # fmt: skip
 
 
-def call_library(walk: Calls, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
+def call_library(walk: Walking, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
     """What a call returns whose code is not read: a library's, or a method of which only the name is known."""
     name = _name(f, thing)
     receiver = f.receiver
@@ -99,7 +97,7 @@ def _beyond(receiver: Value | None, thing: Any, name: str) -> str:
     return ""
 
 
-def _is_known(walk: Calls, node: Any, f: Value, thing: Any, name: str) -> bool:
+def _is_known(walk: Walking, node: Any, f: Value, thing: Any, name: str) -> bool:
     """Whether it is known what is called; if not, it is noted as unread."""
     receiver = f.receiver
     if thing is MISSING:
@@ -127,7 +125,7 @@ def _is_known(walk: Calls, node: Any, f: Value, thing: Any, name: str) -> bool:
     return True
 
 
-def _is_unread(walk: Calls, node: Any, name: str) -> bool:
+def _is_unread(walk: Walking, node: Any, name: str) -> bool:
     walk.unread(node, f"what is called {name} is not known")
     return False
 
@@ -145,7 +143,7 @@ def _writes(thing: Any, given: Arguments) -> Iterator[Value]:
                 yield found
 
 
-def _note(walk: Calls, node: Any, f: Value, thing: Any, name: str, given: Arguments) -> None:
+def _note(walk: Walking, node: Any, f: Value, thing: Any, name: str, given: Arguments) -> None:
     """Keep what the call does besides computing, and what its computation is sensitive to."""
     found, receiver = walk.reader.found, f.receiver
     subject = receiver if receiver is not None and not is_a(receiver.object, types.ModuleType) else given.at(0)
@@ -223,7 +221,7 @@ def _changes_its_owner(name: str, owner: Value) -> bool:
     return owner.known or not hasattr(Tensor, name)
 
 
-def _of_local(walk: Calls, node: Any, receiver: Value, name: str, given: Arguments) -> Value:
+def _of_local(walk: Walking, node: Any, receiver: Value, name: str, given: Arguments) -> Value:
     """A method of a container that was made in the call."""
     target = getattr(getattr(node, "func", None), "value", None)
     added = given.at(0) or NOTHING
@@ -245,7 +243,7 @@ def _of_local(walk: Calls, node: Any, receiver: Value, name: str, given: Argumen
     return Value(receiver.kinds | kinds_of(given.all))
 
 
-def _taken(walk: Calls, receiver: Value, name: str, given: Arguments) -> Value:
+def _taken(walk: Walking, receiver: Value, name: str, given: Arguments) -> Value:
     """An item that a method takes out of a container that was made in the call, or its default."""
     index, default = given.at(0) or NOTHING, given.at(1, "default")
     found = item_of(walk.reader, receiver, index if is_a(index.object, str | int) else None)
@@ -258,7 +256,7 @@ def _taken(walk: Calls, receiver: Value, name: str, given: Arguments) -> Value:
     return either([found, *([default] if default is not None else [])])
 
 
-def _result(walk: Calls, f: Value, thing: Any, name: str, given: Arguments) -> Value:
+def _result(walk: Walking, f: Value, thing: Any, name: str, given: Arguments) -> Value:
     receiver = f.receiver
     everything = [*given.all, *([receiver] if receiver is not None else [])]
     kinds = kinds_of(everything)
@@ -287,7 +285,7 @@ def _data(kinds: frozenset[str]) -> frozenset[str]:
     return kinds & {"value", "param"} if kinds & {"value", "param"} else kinds
 
 
-def _of_object(walk: Calls, receiver: Value, name: str, given: Arguments, kinds: frozenset[str]) -> Value:
+def _of_object(walk: Walking, receiver: Value, name: str, given: Arguments, kinds: frozenset[str]) -> Value:
     """A method of an object of Python's own."""
     thing = receiver.object
     if is_a(thing, nn.ModuleList | nn.ModuleDict | nn.Sequential | Mapping | list | tuple):

@@ -48,7 +48,7 @@ class HostNPU:
         self.calls.clear()
         with self._lock:
             self._entered.append(self)
-            KERNELS.put()
+            KERNELS.put(self._called)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -61,7 +61,7 @@ class HostNPU:
                 KERNELS.take_away()
 
     @classmethod
-    def called(cls, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _called(cls, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count a call for each that is entered, and hold it to its limits."""
         packet = op.overloadpacket.__name__
         name = packet if op.namespace == "npu" else f"{op.namespace}::{packet}"

@@ -15,7 +15,6 @@ from torch.library import Library
 from torch.utils import _pytree as pytree
 
 from .generators import drawing
-from .host import HostNPU
 from .memory import on_host, on_npu
 from .references import references, when_added
 
@@ -36,9 +35,17 @@ _MIXING = frozenset(
 
 _LIBRARIES = ("aten", "npu")
 
+Called = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], None]
+
 
 class _Kernels:
-    """The kernels that are in the place of torch_npu's."""
+    """The kernels that are in the place of torch_npu's.
+
+    Attributes:
+        called: What is told of each call, before it is computed: the op, its arguments by position and by name.
+    """
+
+    called: Called
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -46,8 +53,9 @@ class _Kernels:
         self._replaced: set[str] = set()
         when_added(self._added)
 
-    def put(self) -> None:
+    def put(self, called: Called) -> None:
         """Replace each kernel that torch_npu has, and add one for each other op that there is a reference for."""
+        self.called = called
         rows = references()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is overridden
@@ -80,7 +88,7 @@ class _Kernels:
     def _added(self) -> None:
         with self._lock:
             if self._replaced:
-                self.put()
+                self.put(self.called)
 
 
 KERNELS = _Kernels()
@@ -106,7 +114,7 @@ def _op(name: str) -> torch._ops.OpOverload | None:
 
 def _compute(op: torch._ops.OpOverload, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """The kernel of every op: run its reference, or torch's kernel of the CPU, on the same memory."""
-    HostNPU.called(op, args, kwargs)
+    KERNELS.called(op, args, kwargs)
     _on_one_device(op, args, kwargs)
     row = references().get(name)
     if row is not None:

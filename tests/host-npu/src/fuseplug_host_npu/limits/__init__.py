@@ -4,6 +4,7 @@ The pages are those of the op-plugin repository, ``docs/zh/custom_APIs/torch_npu
 docstring that torch_npu gives them.
 """
 
-from .registry import check, limit, require
+from .checking import check
+from .registry import limit, require
 
 __all__ = ["check", "limit", "require"]

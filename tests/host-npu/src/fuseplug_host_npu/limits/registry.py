@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from ..errors import ContractError
-
-if TYPE_CHECKING:
-    import torch
+from collections.abc import Callable
+from typing import TypeVar
 
 Limit = TypeVar("Limit", bound=Callable[..., None])
 
-_limits: dict[str, tuple[Callable[..., None], str]] = {}
+limits: dict[str, tuple[Callable[..., None], str]] = {}
 
 
-class _Broken(Exception):  # noqa: N818 - it never leaves this file
-    pass
+class Broken(Exception):  # noqa: N818 - `check` makes an error of it
+    """What `require` found: the argument, what was asked and what was found."""
 
 
 def limit(*names: str, page: str) -> Callable[[Limit], Limit]:
@@ -32,7 +27,7 @@ def limit(*names: str, page: str) -> Callable[[Limit], Limit]:
 
     def register(function: Limit) -> Limit:
         for name in names:
-            _limits[name if "::" in name else f"npu::{name}"] = (function, page)
+            limits[name if "::" in name else f"npu::{name}"] = (function, page)
         return function
 
     return register
@@ -41,47 +36,4 @@ def limit(*names: str, page: str) -> Callable[[Limit], Limit]:
 def require(holds: bool, argument: str, asked: str, found: object) -> None:
     """Say that *argument* must be as *asked*, which it is if it *holds*; *found* is what it is: a value, or words."""
     if not holds:
-        raise _Broken(argument, asked, found)
-
-
-def check(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Hold a call to the documented limits of *op*, if there are any.
-
-    Raises:
-        ContractError: If it breaks one.
-    """
-    from . import activations, grouped_matmul, moe, norms, rotary  # noqa: F401 - their rows enter themselves
-
-    name = op.overloadpacket.__name__
-    found = _limits.get(f"{op.namespace}::{name}")
-    if found is None and op.namespace == "aten":
-        return
-    schema = op._schema.arguments
-    named = {argument.name: argument.default_value for argument in schema}
-    named.update(zip(named, args, strict=False))
-    named.update(kwargs)
-    for argument in schema:
-        if str(argument.type) == "Tensor" and named[argument.name] is None:
-            undefined = "undefined, as a gradient is behind an op that has no backward"
-            raise ContractError(name, argument.name, "a tensor", undefined, "its schema")
-    if found is None:
-        return
-    function, page = found
-    try:
-        function(**named)
-    except _Broken as broken:
-        argument, asked, what = broken.args
-        raise ContractError(name, argument, asked, _describe(what), page) from None
-
-
-def _describe(value: Any) -> str:
-    """What was found, in an error message: of a tensor, its dtype and shape; words as they are."""
-    import torch
-
-    if isinstance(value, str):
-        return value
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_describe(each) for each in value)}]"
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else repr(value)
+        raise Broken(argument, asked, found)

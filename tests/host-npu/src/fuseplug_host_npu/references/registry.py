@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 Reference = TypeVar("Reference", bound=Callable[..., Any])
 
-_references: dict[str, Callable[..., Any]] = {}
+table: dict[str, Callable[..., Any]] = {}
 _listeners: list[Callable[[], None]] = []
 
 
@@ -25,7 +25,7 @@ def reference(*names: str) -> Callable[[Reference], Reference]:
 
     def register(function: Reference) -> Reference:
         for name in names:
-            _references[qualified(name)] = function
+            table[qualified(name)] = function
         for listener in _listeners:
             listener()
         return function
@@ -41,10 +41,3 @@ def qualified(name: str) -> str:
 def when_added(listener: Callable[[], None]) -> None:
     """Have *listener* called whenever there is a new reference."""
     _listeners.append(listener)
-
-
-def references() -> dict[str, Callable[..., Any]]:
-    """The table itself, by the qualified names of the ops, with those references that come with Fuseplug."""
-    from . import activations, attention, casts, grouped_matmul, moe, norms, rotary, torch_ops  # noqa: F401
-
-    return _references

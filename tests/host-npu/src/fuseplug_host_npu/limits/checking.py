@@ -1,0 +1,55 @@
+"""Hold calls to the limits of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ContractError
+from .registry import Broken, limits
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Hold a call to the documented limits of *op*, if there are any.
+
+    Raises:
+        ContractError: If it breaks one.
+    """
+    from . import activations, grouped_matmul, moe, norms, rotary  # noqa: F401 - their rows enter themselves
+
+    name = op.overloadpacket.__name__
+    found = limits.get(f"{op.namespace}::{name}")
+    if found is None and op.namespace == "aten":
+        return
+    schema = op._schema.arguments
+    named = {argument.name: argument.default_value for argument in schema}
+    named.update(zip(named, args, strict=False))
+    named.update(kwargs)
+    for argument in schema:
+        if str(argument.type) == "Tensor" and named[argument.name] is None:
+            undefined = "undefined, as a gradient is behind an op that has no backward"
+            raise ContractError(name, argument.name, "a tensor", undefined, "its schema")
+    if found is None:
+        return
+    function, page = found
+    try:
+        function(**named)
+    except Broken as broken:
+        argument, asked, what = broken.args
+        raise ContractError(name, argument, asked, _describe(what), page) from None
+
+
+def _describe(value: Any) -> str:
+    """What was found, in an error message: of a tensor, its dtype and shape; words as they are."""
+    import torch
+
+    if isinstance(value, str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_describe(each) for each in value)}]"
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else repr(value)

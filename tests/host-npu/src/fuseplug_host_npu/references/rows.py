@@ -1,0 +1,15 @@
+"""The rows that come with this distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .registry import table
+
+
+def references() -> dict[str, Callable[..., Any]]:
+    """The table itself, by the qualified names of the ops, with the rows of this distribution."""
+    from . import activations, attention, casts, grouped_matmul, moe, norms, rotary, torch_ops  # noqa: F401
+
+    return table
