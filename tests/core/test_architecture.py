@@ -22,8 +22,10 @@ KERNELS = ROOT / "kernel-packages"
 LAYERS = (
     {"activations", "errors", "by_identity", "safe_access", "lazy", "plain_text"},
     {"contract"},
+    {"answer_faults"},
     {"hookspecs", "differentiating"},
-    {"functional", "inductor", "npu", "triton"},
+    {"functional", "inductor", "npu", "triton", "porting"},
+    {"kernel_faults"},
     {"discovery"},
     {"gc_paused", "devices", "fsdp1", "report", "rebind"},
     {"reading"},

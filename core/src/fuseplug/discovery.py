@@ -15,7 +15,8 @@ from typing import Any, Literal
 import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
 
-from .hookspecs import ENTRY_POINT_GROUP, BaseKernel, faults
+from .hookspecs import ENTRY_POINT_GROUP, BaseKernel
+from .kernel_faults import faults
 
 KERNELS_VARIABLE = "FUSEPLUG_KERNELS"
 ALLOW_VARIABLE = "FUSEPLUG_ALLOW"
