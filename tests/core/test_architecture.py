@@ -27,7 +27,7 @@ LAYERS = (
     {"functional", "inductor", "npu", "triton", "porting"},
     {"kernel_faults"},
     {"discovery"},
-    {"gc_paused", "devices", "fsdp1", "report", "rebind"},
+    {"gc_paused", "devices", "fsdp1", "report", "rebind", "by_class_name"},
     {"reading"},
     {"verification"},
     {"patching"},
@@ -219,6 +219,7 @@ LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])
         "import fuseplug_testing.plugin, fuseplug_host_npu.plugin",
         "from fuseplug_host_npu import ContractError, FakeNPU, HostNPU, limit, load, reference, require",
         "import fuseplug.interface",
+        "from fuseplug.interface import Kernel; assert Kernel.kernel_id == 'good'",
     ],
 )
 def test_importing_does_nothing(package, fresh_python, code):

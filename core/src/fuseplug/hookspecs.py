@@ -6,18 +6,12 @@ import abc
 import importlib
 import traceback
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import pluggy
 
 from .answer_faults import faults_of_answer
 from .contract import Adapter, Answer, Compute, Proposal, Rejection, Site
-
-if TYPE_CHECKING:
-    from torch import nn
-    from typing_extensions import Unpack
-
-    from .kernel_manager import Options
 
 PROJECT = "fuseplug"
 ENTRY_POINT_GROUP = "fuseplug.kernels"
@@ -81,14 +75,6 @@ class BaseKernel(abc.ABC):
         """
         del adapter
         return None
-
-    @final
-    @classmethod
-    def apply(cls, model: nn.Module, **options: Unpack[Options]) -> nn.Module:
-        """Have `fuseplug.manager` apply this kernel to *model*, as `fuseplug.interface.apply_kernel` says."""
-        # By name: what applies kernels is built on what a kernel is.
-        applied: nn.Module = resolve("fuseplug.interface:apply_class")(cls, model, **options)
-        return applied
 
     @final
     def runs_on(self, device_type: str) -> bool:
