@@ -24,10 +24,12 @@ SOURCES = [CORE.parent, *sorted(KERNELS.glob("*/src")), *sorted((ROOT / "tests")
 LAYERS = (
     {"activations", "errors", "by_identity", "safe_access", "lazy", "plain_text"},
     {"contract"},
+    {"answer_faults"},
     {"hookspecs", "differentiating"},
-    {"functional", "inductor", "npu", "triton"},
+    {"functional", "inductor", "npu", "triton", "porting"},
+    {"kernel_faults"},
     {"discovery"},
-    {"gc_paused", "devices", "fsdp1", "report", "rebind"},
+    {"gc_paused", "devices", "fsdp1", "report", "rebind", "by_class_name"},
     {"reading"},
     {"verification"},
     {"patching"},
@@ -254,6 +256,7 @@ LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])
         "import fuseplug_testing.plugin, fuseplug_host_npu.plugin",
         "from fuseplug_host_npu import ContractError, FakeNPU, HostNPU, limit, load, reference, require",
         "import fuseplug.interface",
+        "from fuseplug.interface import Kernel; assert Kernel.kernel_id == 'good'",
     ],
 )
 def test_importing_does_nothing(package, fresh_python, code):

@@ -6,8 +6,9 @@ import pytest
 from support.kernels import NormKernel, RotaryKernel, variant_of
 
 import fuseplug
-from fuseplug import BaseKernel, DiscoveryError, PlanError, RejectedError
+from fuseplug import DiscoveryError, PlanError, RejectedError, interface
 from fuseplug.interface import (
+    BaseKernel,
     KernelPlugin,
     apply_default_kernels,
     apply_kernel,
@@ -32,7 +33,9 @@ BOTH = {"toy_norm", "toy_rotary"}
 
 
 def test_all_kernels_are_there_by_id():
-    assert scan_all_kernels() == {"toy_norm": NormKernel, "toy_rotary": RotaryKernel}
+    assert scan_all_kernels() == {"toy_norm": interface.NormKernel, "toy_rotary": interface.RotaryKernel}
+    assert issubclass(interface.NormKernel, NormKernel)
+    assert issubclass(interface.RotaryKernel, RotaryKernel)
     assert scan_all_kernels().keys() == BOTH
 
 
@@ -59,7 +62,7 @@ def test_one_kernel(fusing, model):
 
 
 def test_a_kernel_by_its_class(fusing, model):
-    assert NormKernel.apply(model=model) is model
+    assert interface.NormKernel.apply(model=model) is model
     assert fused_by(fusing, model) == {"toy_norm"}
 
 
@@ -108,7 +111,9 @@ def test_a_kernel_that_is_of_no_use_is_refused(model):
         apply_kernel("elsewhere", model=model)
 
 
-@pytest.mark.parametrize("call", [lambda: apply_kernel("toy_norm"), NormKernel.apply, apply_default_kernels])
+@pytest.mark.parametrize(
+    "call", [lambda: apply_kernel("toy_norm"), lambda: interface.NormKernel.apply(), apply_default_kernels]
+)
 def test_a_missing_model_is_named(call):
     with pytest.raises(TypeError, match="'model'"):
         call()
@@ -120,15 +125,15 @@ def test_what_is_no_model_is_refused():
 
 
 def test_options_are_those_of_the_manager(fusing, model):
-    NormKernel.apply(model=model, only="norm")
+    interface.NormKernel.apply(model=model, only="norm")
     assert [entry.paths for entry in fusing.applied_to(model).report.fused] == [("norm",)]
 
 
 def test_a_class_is_applied_only_under_an_id_of_its_own(model):
     with pytest.raises(DiscoveryError, match=r"'toy_norm' is support\.kernels\.NormKernel"):
-        variant_of(NormKernel, "toy_norm").apply(model=model)
+        variant_of(interface.NormKernel, "toy_norm").apply(model=model)
     with pytest.raises(DiscoveryError, match="'unregistered'"):
-        variant_of(NormKernel, "unregistered").apply(model=model)
+        variant_of(interface.NormKernel, "unregistered").apply(model=model)
 
 
 def test_a_kernel_is_registered_by_a_decorator(fusing, model):
@@ -169,12 +174,97 @@ class Theirs:
     [
         (Theirs, "with _kernel_id and _device: derive it from fuseplug.BaseKernel"),
         (type("Mixed", (Theirs, BaseKernel), {}), "with _kernel_id and _device and an apply\\(\\) of its own"),
+        (type("Mixed", (Theirs, fuseplug.BaseKernel), {}), "with _kernel_id and _device and an apply\\(\\) of its own"),
         (type("Own", (NormKernel,), {"apply": Theirs.apply}), "with an apply\\(\\) of its own"),
+        (type("Own", (BaseKernel,), {"apply": Theirs.apply}), "with an apply\\(\\) of its own"),
     ],
 )
 def test_a_kernel_written_for_the_other_interface_says_how_to_port_it(kernel, said):
     with pytest.raises(DiscoveryError, match=f"LLaMA-Factory's interface, {said}"):
         register_kernel(kernel)
+
+
+class TestClasses:
+    """What `scan_all_kernels` and an import by name give."""
+
+    def test_are_the_kernels_own_with_apply(self):
+        found = scan_all_kernels()["toy_norm"]
+        assert issubclass(found, NormKernel)
+        assert issubclass(found, BaseKernel)
+        assert issubclass(found, fuseplug.BaseKernel)
+        for name in ("__name__", "__qualname__", "__module__", "__doc__", "kernel_id", "match"):
+            assert getattr(found, name) is getattr(NormKernel, name)
+        assert not hasattr(NormKernel, "apply")
+
+    def test_are_made_once(self, fusing):
+        from fuseplug.interface import NormKernel as Found
+
+        fusing.refresh()
+        assert scan_all_kernels()["toy_norm"] is Found is interface.NormKernel
+
+    def test_are_made_of_a_kernel_that_requires_options_of_its_subclasses(self):
+        class Strict(NormKernel):
+            def __init_subclass__(cls, *, kernel_id, **options):
+                super().__init_subclass__(**options)
+                cls.kernel_id = kernel_id
+
+        class First(Strict, kernel_id="first"): ...
+
+        register_kernel(First)
+        assert interface.First.kernel_id == "first"
+
+        class Second(interface.First, kernel_id="second"): ...
+
+        assert register_kernel(Second) is interface.Second is Second
+        assert Second.kernel_id == "second"
+
+    def test_a_registered_one_is_what_the_decorator_returns(self, fusing, model):
+        @register_kernel
+        class Mine(NormKernel):
+            kernel_id = "mine"
+
+        assert interface.Mine is Mine
+        Mine.apply(model=model)
+        assert fused_by(fusing, model) == {"mine"}
+
+    @pytest.mark.parametrize("register", [register_kernel, lambda kernel: interface.manager.register(kernel)])
+    def test_an_author_derives_one_from_the_base_of_here(self, fusing, model, register):
+        class Mine(BaseKernel):
+            kernel_id = "mine"
+            op, function, reference = NormKernel.op, NormKernel.function, NormKernel.reference
+
+            def match(self, site):
+                return NormKernel().match(site)
+
+        assert register(Mine) is Mine is scan_all_kernels()["mine"] is interface.Mine
+        assert Mine.apply(model=model) is model
+        assert fused_by(fusing, model) == {"mine"}
+
+    def test_an_unknown_name_is_answered_with_those_there_are(self):
+        said = r"module 'fuseplug.interface' has no attribute 'Nothing'; the kernels that are ready: NormKernel, Rot"
+        with pytest.raises(AttributeError, match=said):
+            _ = interface.Nothing
+        with pytest.raises(ImportError, match=r"cannot import name 'Nothing' from 'fuseplug.interface'"):
+            from fuseplug.interface import Nothing  # noqa: F401
+
+    def test_names_of_pythons_own_load_nothing(self, monkeypatch):
+        monkeypatch.setattr(interface.manager, "kernels", lambda: pytest.fail("it looked for kernels"))
+        assert not hasattr(interface, "__path__")
+        assert not hasattr(interface, "_private")
+
+    def test_two_of_one_name_are_refused_by_both_their_names(self):
+        fuseplug.interface.manager.register(type("NormKernel", (NormKernel,), {"kernel_id": "namesake"}))
+        said = (
+            r"NormKernel is the class name of the kernels \(registered\):namesake and \(registered\):toy_norm: .* "
+            r"FUSEPLUG_KERNELS=-\(registered\):toy_norm"
+        )
+        with pytest.raises(DiscoveryError, match=said):
+            from fuseplug.interface import NormKernel as _  # noqa: F401
+        assert {scan_all_kernels()[kernel_id].__name__ for kernel_id in ("toy_norm", "namesake")} == {"NormKernel"}
+        assert "NormKernel" not in dir(interface)
+
+    def test_are_in_dir(self):
+        assert {"NormKernel", "RotaryKernel", *interface.__all__} <= set(dir(interface))
 
 
 def test_it_is_the_one_manager():

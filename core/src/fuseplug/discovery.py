@@ -15,7 +15,8 @@ from typing import Any, Literal
 import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
 
-from .hookspecs import ENTRY_POINT_GROUP, BaseKernel, faults
+from .hookspecs import ENTRY_POINT_GROUP, BaseKernel
+from .kernel_faults import faults
 
 KERNELS_VARIABLE = "FUSEPLUG_KERNELS"
 ALLOW_VARIABLE = "FUSEPLUG_ALLOW"
@@ -120,17 +121,22 @@ def elsewhere(record: KernelRecord) -> KernelRecord:
 
     An extra is a matter of where a kernel runs, and it may be planned for another machine than this one.
     """
-    if record.state != "not installed":
+    kernel = kernel_of(record) if record.state == "not installed" else None
+    if kernel is None:
         return record
-    entry = importlib_metadata.EntryPoint(record.kernel_id, record.value, ENTRY_POINT_GROUP)
-    there = replace(record, state="ready", reason="", requires=_with_extras(record, entry))
+    return replace(record, state="ready", reason="", requires=_with_extras(record, _entry(record)), kernel=kernel)
+
+
+def kernel_of(record: KernelRecord) -> BaseKernel | None:
+    """The kernel of *record*: loaded now if it is off or only its extra is missing; ``None`` if there is none."""
+    if record.state not in ("off", "not installed"):
+        return record.kernel
     try:
-        loaded = load_class(entry.load(), there)
+        return load_class(_entry(record).load(), record).kernel
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001 - what is missing may be what its import needs
-        return record
-    return loaded if loaded.kernel is not None else record
+        return None
 
 
 def missing_requirements(distribution: importlib_metadata.Distribution | Any, extras: Iterable[str]) -> list[str]:
@@ -233,6 +239,10 @@ def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelR
     except BaseException as error:  # noqa: BLE001 - a third party's import may raise anything, or exit
         reason = f"{type(error).__name__}: {error}"
         return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
+
+
+def _entry(record: KernelRecord) -> importlib_metadata.EntryPoint:
+    return importlib_metadata.EntryPoint(record.kernel_id, record.value, ENTRY_POINT_GROUP)
 
 
 def _with_extras(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> str:

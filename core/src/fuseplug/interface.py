@@ -1,7 +1,12 @@
 """LLaMA-Factory's kernel interface, kept by Fuseplug: code that uses it changes its imports, and nothing else.
 
->>> from fuseplug.interface import apply_default_kernels
+>>> from fuseplug.interface import NpuRMSNormKernel, apply_default_kernels  # doctest: +SKIP
 >>> model = apply_default_kernels(model=model, include_kernels="auto")  # doctest: +SKIP
+>>> model = NpuRMSNormKernel.apply(model=model)  # doctest: +SKIP
+
+The class of every installed or registered kernel can be imported from here by its name. If the kernel cannot be used
+on this machine, ``apply`` raises what `apply_kernel` raises; if it cannot be loaded, or several kernels have a class of
+that name, the import raises `DiscoveryError`.
 
 All of it goes through `fuseplug.manager`: what is applied here is verified and reported as ever, and
 ``manager.undo(model)`` takes it off.
@@ -9,12 +14,14 @@ All of it goes through `fuseplug.manager`: what is applied here is verified and 
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, final
 
-from . import manager
+from . import hookspecs, manager
+from .by_class_name import class_named, ready_names
 from .errors import DiscoveryError
-from .hookspecs import BaseKernel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,9 +42,52 @@ __all__ = [
 ]
 
 
+class BaseKernel(hookspecs.BaseKernel):
+    """`fuseplug.BaseKernel`, and LLaMA-Factory's ``apply``."""
+
+    @final
+    @classmethod
+    def apply(cls, model: nn.Module, **options: Unpack[Options]) -> nn.Module:
+        """`apply_kernel` for the class of a kernel.
+
+        Raises:
+            DiscoveryError: Also if another class has its id.
+        """
+        known = scan_all_kernels().get(cls.kernel_id, cls)
+        if known is not cls:
+            raise DiscoveryError(
+                f"{cls.__qualname__} cannot be applied: kernel {cls.kernel_id!r} is "
+                f"{known.__module__}.{known.__qualname__}; give yours another kernel_id and register it",
+                kernel=cls,
+            )
+        return apply_kernel(cls.kernel_id, model, **options)
+
+
+class _WithApply(BaseKernel):
+    """The first base of every class that `_with_apply` makes."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        # The kernel's own may require options or set attributes: it has run for the kernel, and not for its double.
+        if _WithApply not in cls.__bases__:
+            super().__init_subclass__(**options)
+
+
+@functools.cache
+def _with_apply(kernel: type[hookspecs.BaseKernel]) -> type[BaseKernel]:
+    """*kernel* if it has `BaseKernel.apply`; otherwise its subclass that adds it, always the same one."""
+    if issubclass(kernel, BaseKernel):
+        return kernel
+    same = {name: getattr(kernel, name) for name in ("__module__", "__qualname__", "__doc__")}
+    made = types.new_class(kernel.__name__, (_WithApply, kernel), exec_body=lambda body: body.update(same))
+    return cast("type[BaseKernel]", made)
+
+
 def scan_all_kernels() -> dict[str, type[BaseKernel]]:
-    """Every kernel that is ready to be applied somewhere, by id: installed ones and registered ones."""
-    return {record.kernel_id: type(record.kernel) for record in manager.kernels() if record.kernel}
+    """Every kernel that is ready to be applied somewhere, by id: installed ones and registered ones.
+
+    Each class is a subclass of the kernel's own, with `BaseKernel.apply`, and the same one at every call.
+    """
+    return {record.kernel_id: _with_apply(type(record.kernel)) for record in manager.kernels() if record.kernel}
 
 
 def get_default_kernels() -> list[str]:
@@ -76,25 +126,16 @@ def apply_kernel(kernel_id: str, model: nn.Module, **options: Unpack[Options]) -
     return model
 
 
-def apply_class(kernel: type[BaseKernel], model: nn.Module, **options: Unpack[Options]) -> nn.Module:
-    """`apply_kernel` for the class of a kernel; what its `BaseKernel.apply` does.
+def register_kernel(kernel: K) -> K:
+    """Add a kernel class, as a decorator, as `KernelManager.register` does.
+
+    Returns:
+        The class that `scan_all_kernels` returns for it.
 
     Raises:
-        DiscoveryError: Also if another class has its id.
+        DiscoveryError: As `KernelManager.register`.
     """
-    known = scan_all_kernels().get(kernel.kernel_id, kernel)
-    if known is not kernel:
-        raise DiscoveryError(
-            f"{kernel.__qualname__} cannot be applied: kernel {kernel.kernel_id!r} is "
-            f"{known.__module__}.{known.__qualname__}; give yours another kernel_id and register it",
-            kernel=kernel,
-        )
-    return apply_kernel(kernel.kernel_id, model, **options)
-
-
-def register_kernel(kernel: K) -> K:
-    """Add a kernel class, as a decorator: `fuseplug.register_kernel`."""
-    return manager.register(kernel)
+    return cast("K", _with_apply(manager.register(kernel)))
 
 
 class KernelPlugin:
@@ -153,3 +194,21 @@ def apply_default_kernels(model: nn.Module, include_kernels: str | Sequence[str]
         given = include_kernels.split(",") if isinstance(include_kernels, str) else include_kernels
         manager.apply([name.strip() for name in given], model)
     return model
+
+
+def __getattr__(name: str) -> type[BaseKernel]:
+    # Python asks for __path__ whenever something is imported from here, which must not load the kernels.
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    records = manager.kernels()
+    kernel = class_named(name, records)
+    if kernel is None:
+        ready = ", ".join(ready_names(records)) or "none"
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; the kernels that are ready: {ready} (see `fuseplug list`)"
+        )
+    return _with_apply(kernel)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *ready_names(manager.kernels())})

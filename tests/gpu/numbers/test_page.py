@@ -23,7 +23,7 @@ def test_its_tests_pass(device, page):
 
 def test_what_it_declares_is_a_kernel(page):
     from fuseplug import BaseKernel
-    from fuseplug.hookspecs import faults
+    from fuseplug.kernel_faults import faults
     from fuseplug.triton import TritonKernel
 
     class ReLU2Kernel(BaseKernel):

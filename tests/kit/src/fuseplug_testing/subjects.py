@@ -17,8 +17,9 @@ from torch import nn
 from fuseplug.contract import Answer, Example, Mode, Proposal, Rejection, Site
 from fuseplug.devices import KNOWN, Destination, destination, present
 from fuseplug.errors import PlanError
-from fuseplug.hookspecs import BaseKernel, faults, resolve
+from fuseplug.hookspecs import BaseKernel, resolve
 from fuseplug.importing.process_state import ProcessState, owners_of
+from fuseplug.kernel_faults import faults
 from fuseplug.patching import Mark, Patch, patch_of, put_on, subject_of
 from fuseplug.verification import (
     SEMANTICS_SIZE,

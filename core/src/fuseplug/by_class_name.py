@@ -1,0 +1,54 @@
+"""Finding a kernel by the name of its class, without loading the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .discovery import KERNELS_VARIABLE, KernelRecord, kernel_of
+from .errors import DiscoveryError
+from .hookspecs import BaseKernel
+
+
+def class_named(name: str, records: Sequence[KernelRecord]) -> type[BaseKernel] | None:
+    """The class *name* of one of the kernels of *records*, which may be off or lack its extra; ``None`` if none has it.
+
+    Raises:
+        DiscoveryError: If several kernels have a class of this name, or the one that has it cannot be loaded.
+    """
+    named = _named(name, records)
+    if not named:
+        return None
+    first, *others = named
+    if others:
+        exclude = ",".join(f"-{record.name}" for record in others)
+        raise DiscoveryError(
+            f"{name} is the class name of the kernels {' and '.join(record.name for record in named)}: get the one you "
+            f"want by its id, or choose {first.name} with {KERNELS_VARIABLE}={exclude}",
+            records=named,
+        )
+    kernel = kernel_of(first)
+    if kernel is None:
+        raise DiscoveryError(
+            f"{name} cannot be imported: kernel {first.name} is {first.state}: {first.reason}", record=first
+        )
+    return type(kernel)
+
+
+def ready_names(records: Sequence[KernelRecord]) -> list[str]:
+    """The class names of the kernels that are ready, without those that several kernels have."""
+    ready = {type(record.kernel).__name__ for record in records if record.kernel}
+    return sorted(name for name in ready if len(_named(name, records)) == 1)
+
+
+def _named(name: str, records: Sequence[KernelRecord]) -> list[KernelRecord]:
+    named = [record for record in records if _class_name(record) == name]
+    # Whoever turns a kernel off settles whose name it is.
+    return [record for record in named if record.state not in ("off", "not allowed")] or named
+
+
+def _class_name(record: KernelRecord) -> str:
+    if record.kernel:
+        return type(record.kernel).__name__
+    # Of a kernel that is not loaded, "package.module:Class [extra]" is known.
+    return re.split(r"[:.]", record.value.partition("[")[0].strip())[-1]

@@ -1,0 +1,46 @@
+"""What keeps a class from being a kernel."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from .hookspecs import BaseKernel
+from .porting import how_to_port
+
+
+def faults(kernel: Any) -> list[str]:
+    """Everything that keeps *kernel*, a class that claims to be a `BaseKernel`, from being one."""
+    if remedy := how_to_port(kernel):
+        return [remedy]
+    if not inspect.isclass(kernel) or not issubclass(kernel, BaseKernel):
+        return [f"{kernel!r} is not a subclass of fuseplug.BaseKernel"]
+    found = [
+        f"{name} must be a non-empty string, not {getattr(kernel, name, None)!r}"
+        for name in ("kernel_id", "op", "function", "reference")
+        if not (isinstance(getattr(kernel, name, None), str) and getattr(kernel, name))
+    ]
+    found += [
+        f'{name} must be "package.module:function", not {said!r}'
+        for name in ("function", "reference", "specimens")
+        if isinstance(said := getattr(kernel, name, None), str)
+        and said.count(":") != 1
+        and said != BaseKernel.specimens
+    ]
+    if not isinstance(kernel.device_types, (tuple, list)) or not all(isinstance(d, str) for d in kernel.device_types):
+        found.append(f"device_types must be a tuple of strings, not {kernel.device_types!r}")
+    found += [
+        f"{name} must be True or False, not {getattr(kernel, name)!r}"
+        for name in ("differentiable", "compilable")
+        if not isinstance(getattr(kernel, name), bool)
+    ]
+    if isinstance(kernel.priority, bool) or not isinstance(kernel.priority, int):
+        found.append(f"priority must be an int, not {kernel.priority!r}")
+    sizes = kernel.check_sizes
+    if not isinstance(sizes, (tuple, list)) or not sizes or not all(type(size) is int and size > 0 for size in sizes):
+        found.append(f"check_sizes must be positive numbers, at least one, not {sizes!r}")
+    if kernel.propose is not BaseKernel.propose:
+        found.append("propose() is final: write match() instead")
+    if abstract := getattr(kernel, "__abstractmethods__", None):
+        found.append(f"abstract: {', '.join(sorted(abstract))} not implemented")
+    return found
