@@ -17,22 +17,27 @@ _MOST_CHARACTERS = 300
 _HEAD = """\
 # Coverage
 
-Every model type of transformers, built small from its config on the CPU, fused by the four Inductor kernels, and
-compared with itself unfused: outputs and the gradient of every parameter, in float32 and in bfloat16, then undone and
-compared bit by bit. What is small would be computed eagerly; here everything is compiled. Made by `nox -s coverage`;
-the tests hold a random sample of it. All records are in [coverage.json](coverage.json).
+This page lists what Fuseplug fuses in every model type of transformers, what it leaves alone, and why. It is for users
+who want to know about one model, and for contributors who look for gaps.
 
-* A **class** counts as fused if a kernel was chosen for it in a model, or by itself, after it was found to compute one
-  of the known variants. For rotations the functions that classes call are counted.
-* **Compared**: it was called in a model, or by itself, whose results were those of the unfused one.
-* A tensor may be as far from its unfused value as {roundings} of its size, and {times} times what it
-  moves by if every fused result is another by one rounding. The columns *float32* and *bfloat16* give the largest share
-  of that which any tensor of the model took; a mismatch would be more than 1.
-* **Planned for** an Ascend NPU (`npu`) or a GPU (`cuda`): what `plan` decides for the same models there, each variant
-  found by running the module on the CPU.
-* **Run without their devices**: the same comparison with the kernels for NPUs on torch_npu's own schemas, limits and
-  autograd formulas, its operations computed by references on the CPU, and with those for GPUs in Triton's interpreter.
-  Neither a chip nor a GPU had a part in it.
+`nox -s coverage` makes this page. It builds each model type small, from its config, on the CPU. It fuses the model with
+the four Inductor kernels and compares it with itself unfused: outputs and the gradient of every parameter, in float32
+and in bfloat16. Then it undoes the fusion and compares bit by bit. Small inputs would normally be computed eagerly;
+here everything is compiled. The tests check a random sample of the page. All records are in
+[coverage.json](coverage.json).
+
+* A **class** counts as fused if Fuseplug chose a kernel for it, in a model or on its own, after it had found which of
+  the known variants the class computes. For rotations, the functions that the classes call are counted.
+* A class counts as **compared** if it was called, in a model or on its own, and the results were those of the unfused
+  one.
+* The **tolerance** for a tensor is {roundings} of its size, plus {times} times the change that results
+  from moving every fused result by one rounding. The columns *float32* and *bfloat16* show the largest share of the
+  tolerance that any tensor of the model needed. More than 1 would be a mismatch.
+* **Planned for** shows what `plan` decides for the same models on an Ascend NPU (`npu`) or a GPU (`cuda`). Variants are
+  found by running the modules on the CPU.
+* **Run without their devices** is the same comparison for the other kernels, without a chip and without a GPU. Those
+  for NPUs ran with torch_npu's own schemas, limits and autograd formulas, and references on the CPU computed the
+  operations. Those for GPUs ran in Triton's interpreter.
 """
 
 

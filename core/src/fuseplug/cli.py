@@ -36,7 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line; what Fuseplug raises on purpose is shown without a traceback, with exit code 2."""
+    """Run the command line. Fuseplug's own errors are shown without a traceback, with exit code 2."""
     try:
         app(args=None if args is None else list(args), prog_name="fuseplug")
     except FuseplugError as error:
@@ -45,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _kernels(manager: KernelManager) -> Sequence[KernelRecord]:
-    """Those of *manager*; an interrupt while a plug-in is imported says whose import that was."""
+    """The kernels of *manager*. If the user interrupts the import of a plug-in, say whose import it was."""
     try:
         return manager.kernels()
     except KeyboardInterrupt as interrupt:

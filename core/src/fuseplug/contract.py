@@ -1,4 +1,4 @@
-"""The words of the contract between Fuseplug and a kernel: data without behaviour, and without torch at run time."""
+"""The data that Fuseplug and a kernel exchange. It has no behaviour, and importing it does not import torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Site:
         module: A stand-in for the module: its class, its attributes and its children, with parameters and buffers that
             have shape and dtype but no values (they are on ``meta``). Nothing done to it reaches the model.
         device_type: Where the module runs or will run: ``"cpu"``, ``"cuda"``, ``"npu"``, …
-        mode: ``"training"`` if gradients must flow.
+        mode: ``"training"`` if gradients are needed.
     """
 
     path: str
@@ -40,8 +40,8 @@ class Target:
 
     Attributes:
         method: The method of the module that is replaced.
-        function: If given, *method* itself stays, and what is replaced is the function of this name which it looks up
-            as a global of its Python module (``apply_rotary_pos_emb``), for this one instance only.
+        function: If given, *method* itself stays. Instead, the function of this name which it looks up as a global of
+            its Python module (``apply_rotary_pos_emb``) is replaced, for this one instance only.
     """
 
     method: str = "forward"
@@ -52,7 +52,7 @@ class Target:
 
 
 class Adapter(abc.ABC):
-    """How one variant of an op is called where a module calls its own.
+    """Calls a kernel for one variant of an op in the way in which a module calls its own code.
 
     Subclass it as a **frozen dataclass**: adapters are compared by value, so that modules which need the same adapter
     share one function (and ``torch.compile`` compiles it once).
@@ -66,10 +66,10 @@ class Adapter(abc.ABC):
         """What the bound function reads from the module at each call: names below it, with dots (``"config.dropout"``).
 
         ``"*"`` is each item of a list of modules: ``"experts.*.up_proj.weight"``.
-        Name parameters, buffers, numbers and flags; not the children that it calls, which Fuseplug sees for itself.
-        What is named here may change after the kernel was applied, since the kernel sees the change. Whatever else the
-        original reads is compared at each call with what it was, and the original runs if it differs: an adapter that
-        names too little is right, and a little slower.
+        Name parameters, buffers, numbers and flags. Do not name the children that it calls: Fuseplug finds them.
+        What is named here may change after the kernel was applied, because the kernel sees the change. Everything else
+        that the original reads is compared at each call with its former value, and the original runs if it differs. So
+        an adapter that names too little is right, but a little slower.
         """
         return ()
 
@@ -77,18 +77,18 @@ class Adapter(abc.ABC):
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return a drop-in replacement for the target that lets *compute* do the work.
 
-        For a method it is a plain function whose first parameter is the module; read parameters and attributes from the
-        module at each call, never from the site, so that what happens to the module later is seen. For a function
-        target it is a function with the signature of the function it replaces.
+        For a method it is a plain function whose first parameter is the module. Read parameters and attributes from the
+        module at each call, never from the site, so that later changes of the module are seen. For a function target it
+        is a function with the signature of the function that it replaces.
 
-        Fuseplug calls the result as the examples were called, with the arguments that the caller gave in other ways put
-        in place first. It calls the original instead whenever something differs from what was verified: device type,
-        dtype, arguments, or anything that the original depends on and `reads` does not name. Return ``NotImplemented``
-        for any other call that the original is to compute.
+        Fuseplug calls the result as the examples were called. If the caller wrote the call in another way, Fuseplug
+        puts the arguments in place first. It calls the original instead whenever something differs from what was
+        verified: device type, dtype, arguments, or anything that the original depends on and `reads` does not name.
+        Return ``NotImplemented`` for any other call that the original is to compute.
         """
 
     def standing_for(self, original: Callable[..., Any], compute: Compute) -> Callable[..., Any]:
-        """What `bind` returns, with *original* called for what that leaves to it."""
+        """The function that `bind` returns, with *original* called when that returns ``NotImplemented``."""
         bound = self.bind(compute)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -100,16 +100,16 @@ class Adapter(abc.ABC):
 
 @dataclass(frozen=True)
 class Example:
-    """Small inputs that tell the semantics of a site apart, on the CPU.
+    """Small inputs on the CPU that distinguish the variants that a site may have.
 
     Attributes:
         args: Positional arguments of the target, without the module. The first tensor is the main input.
         parameters: For a method target: fresh values for the module's own parameters and buffers, by name.
-        children: For a method target: modules that take the place of the module's own children, by name.
-        attributes: For a method target: attributes that differ from the module's own: sizes, so that a large module can
-            be tried small; numbers, so that one which happens to be 1, or infinite, is seen to be used.
-        kwargs: Keyword arguments of the target. Calls are recognised however they are written; name here what the
-            bound function of the adapter takes by keyword.
+        children: For a method target: modules that replace the module's own children, by name.
+        attributes: For a method target: other values for the module's attributes. Sizes, so that a large module can be
+            tried small; numbers, so that a number which happens to be 1 or infinite is seen to be used.
+        kwargs: The arguments that the bound function of the adapter takes by keyword. Callers may write the call in any
+            way.
     """
 
     args: Sequence[Any]
@@ -124,28 +124,28 @@ class Proposal:
     """A kernel's offer for one target of a site.
 
     Attributes:
-        target: What it would replace.
-        adapters: The variants it may be, most likely first. Which one it *is*, if any, is found by running the module.
+        target: What the kernel would replace.
+        adapters: The variants that it may be, most likely first. Running the module shows which one it is, if any.
         example: ``example(mix, size, generator)`` makes inputs and parameters for one of *mixes*; *size* is the number
-            of elements wanted in the main input, at least and approximately. Random numbers come from *generator*, so
-            that the same call makes the same example.
-        mixes: The combinations of dtypes to check, opaque to Fuseplug; the first is how the module stands now.
-        likely: Those of *mixes*, besides the first, in which it may well be called as it stands: with what autocast
-            gives it, for example. The kernel itself is run in each; calls in any other are the original's.
+            of elements that the main input should have, approximately and at least. Random numbers come from
+            *generator*, so that the same call makes the same example.
+        mixes: The combinations of dtypes to check, opaque to Fuseplug. The first is that of the module as it is now.
+        likely: Those of *mixes*, besides the first, in which the module may well be called as it is: with inputs from
+            autocast, for example. The kernel itself is run in each. Calls in any other mix go to the original.
         roundings: How many roundings to the output's dtype a right implementation may accumulate.
-        working_roundings: How many roundings in float32, in which it computes, on the way there. These two are the
-            constants of the tolerance (``docs/concepts.md``).
+        working_roundings: How many roundings in float32, in which it computes, it may accumulate before that. These two
+            are the constants *c* and *w* of the tolerance (``docs/concepts.md``).
         covers: Paths below the site whose modules are no longer called once the target is replaced.
-        exact: Whether the original must equal the reference bit for bit. Say no where its own path is not
-            reproducible to the bit, a grouped matmul that sums in an order of its own for example: then it must be
-            within the same tolerance of the reference in float64, values and gradients, in every mix. Magnitudes are
-            then those of whole tensors, not of rows. Float32 is the sharp mix, so it must be among them.
-        impossible: Conditions, in the words of the original's code (``"token_idx.numel() == 0"``), that no input turns
-            the other way than all examples do, unless the original raises. Without your word an original is left alone
-            that has a branch which depends on shapes or values and is taken in no example.
-        dtypes_of: Names of the tensors whose dtypes a call is recognised by: parameters of the target, or of the
-            module. By default the main input, every other argument that has a dtype of its own in one of *mixes*, and
-            the first of the module's own tensors.
+        exact: Whether the original must equal the reference bit for bit. Say no if the original is not reproducible to
+            the bit, such as a grouped matmul that sums in an order of its own. It must then be within the same
+            tolerance of the reference in float64, values and gradients, in every mix. Magnitudes are then those of
+            whole tensors, not of rows. Float32 is the sharpest mix, so it must be among them.
+        impossible: Conditions, in the words of the original's code (``"token_idx.numel() == 0"``), for which every
+            input gives the same answer as all examples, unless the original raises. If a branch depends on shapes or
+            values, goes one way in all examples and is not named here, the original is left alone.
+        dtypes_of: Names of the tensors whose dtypes the guard compares: parameters of the target, or of the module. By
+            default the main input, every other argument whose dtype differs from that of the main input in one of
+            *mixes*, and the first of the module's own tensors whose dtype differs between mixes.
     """
 
     target: Target
@@ -163,11 +163,11 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a site that is a kernel's business is left alone; one that is not is answered ``None``.
+    """Why a site that has the kernel's op is left alone. For a site without it, a kernel answers ``None``.
 
     Attributes:
-        reason: What stands in the way, and what to do about it, for a person to read.
-        kind: ``"unsupported"`` is the one a kernel gives. Fuseplug itself adds ``"unlike"`` (its behaviour matches no
+        reason: What prevents it, and what to do about it, for a person to read.
+        kind: Kernels give ``"unsupported"``. Fuseplug itself adds ``"unlike"`` (its behaviour matches no
             variant), ``"failed"`` (the kernel's numbers are wrong here), ``"error"`` (the kernel raised or broke the
             contract), ``"foreign"`` (somebody else's replacement is in place) and ``"unavailable"`` (the machine lacks
             something the kernel needs).
@@ -179,7 +179,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one kernel said about one site."""
+    """What one kernel answered about one site."""
 
     kernel_id: str
     proposals: Sequence[Proposal] = ()

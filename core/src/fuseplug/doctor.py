@@ -1,4 +1,4 @@
-"""What this machine has, what the installed kernels need of it, and what to do about the difference."""
+"""What this machine has, what the installed kernels need, and how to get what is missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Row(NamedTuple):
         name: What was looked at.
         state: ``"fail"`` means that something installed cannot work.
         found: What is there.
-        remedy: What to do about it; ``""`` if nothing need be done.
+        remedy: What to do about it; ``""`` if there is nothing to do.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Machine:
         torch: The module, if it could be imported.
         torch_error: What it raised if it could not.
         devices: The device types that are present.
-        npus: How many Ascend NPUs the kernel driver shows, whatever torch knows of them.
+        npus: How many Ascend NPUs the kernel driver shows, whether torch knows them or not.
     """
 
     environ: Mapping[str, str]
@@ -66,7 +66,7 @@ Check = Callable[[Machine], Row]
 
 
 def look(environ: Mapping[str, str] = os.environ) -> Machine:
-    """Import torch and see which devices there are; what goes wrong is kept for the checks to explain."""
+    """Import torch and list the devices. If that fails, the error is kept for the checks to explain."""
     npus = len(list(Path("/dev").glob("davinci[0-9]*")))
     try:
         import torch
@@ -90,7 +90,7 @@ def python(machine: Machine) -> Row:
 
 
 def torch(machine: Machine) -> Row:
-    """PyTorch; importing it can fail because of a vendor's backend that it loads by itself."""
+    """PyTorch. Importing it can fail because of a vendor's backend that it loads automatically."""
     error = machine.torch_error
     if error is None:
         return Row("torch", "ok", str(machine.torch.__version__))
@@ -147,7 +147,7 @@ def compiler(machine: Machine) -> Row:
 
 
 def transformers(machine: Machine) -> Row:
-    """The model library, which only naming a model on the command line needs."""
+    """The model library, needed only to name a model on the command line."""
     del machine
     version = version_of("transformers")
     install = 'pip install --upgrade "fuseplug[transformers]"'
@@ -203,7 +203,7 @@ def _module(record: KernelRecord) -> str:
 
 
 def _manners(module: str) -> str:
-    """What importing *module* does that it must not do; ``""`` if nothing, or if no other Python finds it."""
+    """What importing *module* does although it must not; ``""`` if nothing, or if a fresh Python cannot find it."""
     try:
         return "; ".join(ask(module, []))
     except ImportError:

@@ -1,4 +1,4 @@
-"""The manager: what is installed, and the walk from a model to a fused one."""
+"""The manager: it knows the installed kernels, and plans, applies and undoes them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Find = Callable[[Mapping[str, str], Iterable[KernelRecord]], list[KernelRecord]]
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments that `KernelManager` says the meaning of, for when the kernels are named already."""
+    """The keyword arguments of `KernelManager.apply`. `KernelManager` explains them."""
 
     exclude: Sequence[str] | str
     only: Sequence[str] | str
@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
 
 
 class AllOptions(Options, total=False):
-    """The same, for when they are not."""
+    """The keyword arguments of `KernelManager.apply_all`."""
 
     include: Sequence[str] | str | None
 
@@ -62,24 +62,23 @@ class _Call:
 
 
 class KernelManager:
-    """Owns the installed kernels and what was applied to which model.
+    """Manages the installed kernels, and records what was applied to which model.
 
     The keyword arguments that `plan`, `apply_all` and `apply` share:
 
-    * ``include``: kernel ids or ops; only these take part, and earlier ones are preferred. ``None``: all.
-    * ``exclude``: kernel ids or ops that do not.
-    * ``only``, ``skip``: globs of module paths (``"model.layers.*.mlp"``), which stand for what they match and all
-      below.
-    * ``device``: where the model will run, if that is not where it is now.
-    * ``mode``: ``"training"``, ``"inference"``, or ``"auto"``, which is training: gradients flow unless you say
-      otherwise.
-    * ``verify``: ``False`` leaves out running each kernel on its device. What a module computes is always found by
-      running it.
-    * ``strict``: raise if a site that is a kernel's business had to be left alone.
+    * ``include``: kernel ids or ops. Only these take part, and earlier ones are preferred. ``None``: all take part.
+    * ``exclude``: kernel ids or ops that do not take part.
+    * ``only``, ``skip``: globs of module paths (``"model.layers.*.mlp"``). A glob stands for the modules that it
+      matches and all modules below them.
+    * ``device``: where the model will run, if it is not there now.
+    * ``mode``: ``"training"``, ``"inference"``, or ``"auto"``, which means training, because gradients are assumed to
+      be needed.
+    * ``verify``: ``False`` does not run each kernel on its device. Modules are always run to find what they compute.
+    * ``strict``: raise an error if a site for which a kernel answered had to be left alone.
 
     Args:
         environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
-        find: Finds the kernels, given *environ* and the records of those registered; ``None``: what is installed.
+        find: Finds the kernels, given *environ* and the records of registered kernels; ``None``: the installed kernels.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, find: Find | None = None) -> None:
@@ -104,10 +103,10 @@ class KernelManager:
         self._records, self._plugins = _plugged_in(records)
 
     def register(self, kernel: K) -> K:
-        """Add a kernel class that is not packaged; usable as a decorator. A second one of an id replaces the first.
+        """Add a kernel class that is not packaged. Usable as a decorator. A second class with an id replaces the first.
 
         Raises:
-            DiscoveryError: If it is not a proper kernel, or an installed one has its id.
+            DiscoveryError: If it is not a valid kernel, or an installed kernel has its id.
         """
         name = getattr(kernel, "__qualname__", repr(kernel))
         kernel_id = str(getattr(kernel, "kernel_id", name))
@@ -148,8 +147,8 @@ class KernelManager:
         Raises:
             PlanError: If *model* is not a module, a glob matches nothing, or *device* or *mode* is unknown.
             DiscoveryError: If a kernel asked for by name is not installed or not ready.
-            RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if that was because a
-                kernel's numbers are wrong.
+            RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if the reason is that
+                a kernel's numbers are wrong.
         """
         from .planning import Rules, make_plan
         from .proposing import Asking
@@ -172,23 +171,23 @@ class KernelManager:
     def apply_all(self, model: nn.Module, **options: Unpack[AllOptions]) -> Applied:
         """Fuse everything in *model* that an installed kernel fits: plan, verify, apply, report.
 
-        Calling it again changes nothing that is in place; what was lost since is put back.
+        A second call keeps what is in place, and puts back replacements that were lost since.
 
         Args:
-            model: Any module; changed in place, instance by instance.
+            model: Any module. Its instances are changed in place.
             **options: As in `plan`.
 
         Returns:
-            The report and the way back.
+            A handle with the report and `undo`.
 
         Raises:
-            PlanError, DiscoveryError, RejectedError: As in `plan`. Never because an installed kernel is bad: that is in
-                the report.
+            PlanError, DiscoveryError, RejectedError: As in `plan`. A faulty installed kernel never raises: the report
+                names it.
         """
         return self._apply(model, self.plan(model, **options))
 
     def apply(self, kernel_ids: str | Sequence[str], model: nn.Module, **options: Unpack[Options]) -> Applied:
-        """Fuse with these kernels, earlier ones preferred; each must be ready and of use somewhere.
+        """Fuse with these kernels, earlier ones preferred. Each must be ready and fit at least one site.
 
         Args:
             kernel_ids: One kernel id or op, or several.
@@ -209,7 +208,7 @@ class KernelManager:
         return self._apply(model, plan)
 
     def applied_to(self, model: nn.Module) -> Applied | None:
-        """What is fused in *model* now, a copy of a fused one included; ``None`` if nothing is."""
+        """The handle on what is fused in *model* now, also in a copy of a fused model; ``None`` if nothing is."""
         _must_be_module(model)
         from .patching import our_marks
         from .safe_access import all_below
@@ -221,10 +220,10 @@ class KernelManager:
         return self._handle(model, _Call(last.report, last.patches, []))
 
     def undo(self, model: nn.Module) -> None:
-        """Take everything of ours off *model*, whichever call put it on.
+        """Take all our replacements off *model*, whichever call put them on.
 
         Raises:
-            UndoError: If something was replaced over by somebody else since; all the rest has been taken off.
+            UndoError: If somebody else has replaced a replacement since. All others have been taken off.
         """
         _must_be_module(model)
         from .patching import complain, strip, take_off
@@ -281,7 +280,7 @@ class KernelManager:
     def _destination(
         self, device: torch.device | str | None
     ) -> tuple[Destination | None, list[KernelRecord], pluggy.PluginManager]:
-        """Where the model will run, and the kernels for it: what this machine lacks, another one may have."""
+        """Where the model will run, and the kernels for it: another machine may have what this one lacks."""
         records = self.kernels()
         if device is None:
             return None, records, self._plugins
@@ -332,7 +331,7 @@ def _named(records: Sequence[KernelRecord], word: str, *, must_be_ready: bool = 
 
 
 def _registered_with(plugins: pluggy.PluginManager, record: KernelRecord) -> KernelRecord:
-    """Register the kernel of *record*; what pluggy has against it is the record's own fault, and nobody else's."""
+    """Register the kernel of *record*. If pluggy rejects it, only this record becomes broken."""
     if record.kernel is None:
         return record
     try:
@@ -375,7 +374,7 @@ def _unknown(word: str, known: Sequence[str]) -> str:
 
 
 def _report_of_marks(model: nn.Module) -> Report:
-    """What can be said of a model whose plan is not at hand, such as a copy of a fused one."""
+    """The report on a model whose plan is not known, such as a copy of a fused model."""
     from .patching import our_marks
     from .report import Entry, Report
     from .safe_access import class_name

@@ -1,4 +1,4 @@
-"""Puts one question to every kernel about every kind of site, and finds the kernel that changed what it was shown."""
+"""Asks every kernel about every kind of site, and finds the kernel that changed the stand-in that it was shown."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Asking:
     def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
         """The answers to each of *questions*, in the order of kernel ids.
 
-        Looking at everything once is cheap, and nobody changes anything; only where somebody did is each kernel asked
-        alone, to find out who.
+        All kernels are asked together, because normally none changes anything, and one check of the stand-ins is cheap.
+        If something was changed, each kernel is asked alone, to find out which one did it.
         """
         before = Snapshot(question.site.module for question in questions)
         with neutral(), random_state_kept("cpu"):

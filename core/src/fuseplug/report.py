@@ -1,4 +1,4 @@
-"""The account of a plan, for people and for machines."""
+"""The report on a plan, for people and for machines."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Entry:
         paths: Where the module is; several if it is shared.
         class_name: Its class.
         device_type: Where it was planned to run.
-        op: What it computes, if a kernel made it its business.
+        op: What it computes, if a kernel answered for it.
         target: What would be replaced; ``None`` if no kernel proposed anything.
         kernel_id: The winner; ``None`` if the target is left alone.
         variant: The semantics it was found to have.
         watched: What is compared at each call, beside the call itself.
-        check: What is known of the kernel on that device: ``"passed"``; ``"pending"`` (the device is not there yet);
+        check: What is known about the kernel on that device: ``"passed"``; ``"pending"`` (the device is not there yet);
             ``"skipped"`` (``verify=False``).
-        rejections: By kernel, why the others (or all) were not taken.
-        outranked: Kernels that would have done it too.
+        rejections: By kernel, why the others (or all) were not chosen.
+        outranked: Kernels that fit as well, but were not preferred.
         covered_by: Path of the site whose replacement no longer calls this one.
     """
 
@@ -91,9 +91,9 @@ class Report:
     Attributes:
         model_class: The class of the model.
         mode: What it was planned for.
-        entries: The answer for every target of every site that is any kernel's business.
+        entries: The answer for every target of every site for which any kernel answered.
         records: Every kernel that is installed, whatever its state.
-        idle: By kernel that was ready and had nothing to say, why.
+        idle: By kernel, why it was ready but answered for no site.
         notes: What else a person should know.
         seconds: How long planning and checking took, compilation not included.
         compile_seconds: How long the kernels took to compile.
@@ -234,7 +234,7 @@ def _empty(title: str, columns: Sequence[str], stacked: bool) -> Any:
 
 
 def _where(entries: Sequence[Entry], most: int = 3) -> str:
-    """The paths with their numbers starred, so that the layers of a model are one line."""
+    """The paths with numbers replaced by stars, so that all layers of a model share one line."""
     shapes = dict.fromkeys(re.sub(r"\b\d+\b", "*", one_line(entry.paths[0])) or "(the model)" for entry in entries)
     rest = [f"and {len(shapes) - most} more"] if len(shapes) > most else []
     return "\n".join([*list(shapes)[:most], *rest])

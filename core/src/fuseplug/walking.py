@@ -33,11 +33,11 @@ class Place:
     Attributes:
         module: The live module.
         paths: Every path at which it is found.
-        alike: Its signature: places with the same are certainly alike.
-        stand_in: What kernels are shown of it.
-        device_type: Where it runs, or will.
+        alike: Its signature: places with the same signature certainly behave alike.
+        stand_in: What kernels are shown instead of the module.
+        device_type: The type of device on which it runs or will run.
         device: Where it can be checked now; ``None`` while it is on meta, or planned for a device that is not there.
-        fault: Why it cannot be looked at; its stand-in is an empty module then.
+        fault: Why it cannot be examined. Its stand-in is then an empty module.
     """
 
     module: nn.Module
@@ -55,8 +55,8 @@ def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: 
 
     Args:
         model: Any module.
-        only: Globs of module paths; modules they match, and all below those, are listed, or all if there is none.
-        skip: Globs of module paths; modules they match, and all below those, are left out, by whatever path.
+        only: Globs of module paths. Modules that they match, and all below these, are listed; without globs, all are.
+        skip: Globs of module paths. Modules that they match, and all below these, are left out under all their paths.
         device: Where the model will run, if that is not where it is.
 
     Raises:
@@ -106,7 +106,7 @@ class Found:
     Attributes:
         module: The module.
         paths: Where it is.
-        error: What looking for its children raised.
+        error: What was raised when its children were listed.
     """
 
     module: nn.Module
@@ -115,7 +115,7 @@ class Found:
 
 
 def everywhere(model: nn.Module) -> dict[int, Found]:
-    """Every module by its ``id``, parents before children, with each path on which no module comes twice."""
+    """Every module by its ``id``, parents before children, with all its paths; a path never repeats a module."""
     found: dict[int, Found] = {}
     waiting: list[tuple[str, nn.Module, tuple[int, ...]]] = [("", model, ())]
     while waiting:
@@ -149,7 +149,7 @@ def _fault(path: str, error: Exception) -> Rejection:
 
 
 class _Devices:
-    """Where each module runs: its own tensors say, else those below it, else those of the nearest module above."""
+    """Where each module runs, by its own tensors, else by those below it, else by those of the nearest module above."""
 
     def __init__(self, everywhere: Mapping[int, Found]) -> None:
         self._known: dict[str, torch.device] = {}

@@ -1,4 +1,4 @@
-"""Changing a model and changing it back: instances only, all or none, recognised wherever it turns up."""
+"""Changes a model and undoes the changes: on instances only, all or none, and also on copies of the model."""
 
 from .accepts import Accepts, Mark
 from .applied import Applied, complain

@@ -10,7 +10,7 @@ from ..verification import NOTHING, ById, Call, Dtypes, Extra, Route, Watch
 
 @dataclass(frozen=True)
 class Mark:
-    """What a replacement says of itself, so that ours is recognised wherever it turns up: copies of models included."""
+    """Identifies a replacement as ours, so that it is recognised everywhere, also in copies of models."""
 
     kernel_id: str
     variant: str
@@ -20,14 +20,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class Accepts:
-    """The calls that were verified; every other goes to the original.
+    """The calls that were verified. Every other call goes to the original.
 
     Attributes:
         calls: The ways in which it was called.
         main: Which argument is the main input.
         typed: The tensors whose dtypes count: arguments by number, others by where they are below the module.
         dtypes: Their dtypes, in each combination that was verified.
-        watch: What else must be as it was.
+        watch: What else must be unchanged.
         extra: What becomes of keyword arguments that the original has no parameters for.
         space: For a function target, where the name is looked up, if it is known.
     """

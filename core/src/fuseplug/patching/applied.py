@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 
 class Applied:
-    """What is fused in a model, and the way back.
+    """What is fused in a model, and how to undo it.
 
-    As a context manager it takes off, on leaving, what *this* call put on: a model that was fused before stays so.
+    As a context manager, it takes off what *this* call put on when the block ends. A model that was fused before stays
+    fused.
 
     Attributes:
         report: What was fused and what was not, and why.
-        patches: Every replacement that the plan wanted, those that were in place already included.
+        patches: Every replacement of the plan, including those that were already in place.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Applied:
     def calls(self) -> list[Calls]:
         """How many calls each kernel computed since it was put on, and how many its original did.
 
-        Counting costs a tenth of a microsecond a call. Calls inside compiled programs are not counted.
+        Counting takes a tenth of a microsecond for each call. Calls inside compiled programs are not counted.
         """
         return calls_of(self.patches)
 
@@ -57,12 +58,12 @@ class Applied:
         """Call the model and say which kernels the batch reached, and why it did not reach the others.
 
         Args:
-            *args: Handed to the model.
-            **batch: Likewise.
+            *args: Passed to the model.
+            **batch: Passed to the model.
 
         Returns:
-            The calls of every target; `Tried.not_reached` has those with any that its original computed, and why, and
-            those that were not called. Print it to see them.
+            The calls of every target. `Tried.not_reached` lists the targets that were not called, and those with calls
+            that the original computed, with the reason. Print the result to see them.
 
         Raises:
             PlanError: If the model is gone.
@@ -73,7 +74,7 @@ class Applied:
         """Take every fused kernel off the model, whichever call put it on. Safe to call twice.
 
         Raises:
-            UndoError: If something was replaced over by somebody else since; all the rest has been taken off.
+            UndoError: If somebody else has replaced a replacement since. All others have been taken off.
         """
         self._undo_all()
 

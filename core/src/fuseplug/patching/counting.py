@@ -1,4 +1,4 @@
-"""What became of the calls at run time: which the kernels computed, which the originals, and why."""
+"""Counts the calls that the kernels computed and those that the originals computed, with the reasons."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Calls:
     """The calls of one target since it was fused. Calls inside programs that were compiled are not counted.
 
     Attributes:
-        paths: Where it is. A function that several modules call alike is counted for all of them together.
+        paths: Where it is. The calls of one function by several modules are counted together.
         target: What is replaced there.
         kernel_id: By which kernel.
         fused: How many calls the kernel computed.
         original: How many the original did.
-        reasons: Why it did, where somebody was listening: see `Applied.try_`.
+        reasons: Why the original computed them. Only `Applied.try_` collects the reasons.
     """
 
     paths: tuple[str, ...]
@@ -54,7 +54,7 @@ class Tried(list[Calls]):
 
     @property
     def not_reached(self) -> list[Calls]:
-        """The targets of which a call, or all, did not come to the kernel."""
+        """The targets that were not called, and those with calls that did not reach the kernel."""
         return [calls for calls in self if calls.original or not calls.fused]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The guard of a call: what is watched, as one Python function of comparisons, and in words where it says no."""
+"""The guard of a call: one Python function that compares everything watched, and the reason if it says no."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def holds(a):
 
 
 class _Term(NamedTuple):
-    """One comparison: an expression of ``a``, the arguments, and ``m``, their first; and what it says."""
+    """One comparison: an expression in ``a``, the arguments, and ``m``, the first of them; and the reason."""
 
     code: str
     says: str
@@ -52,10 +52,10 @@ class Guard:
         original: What is called where one of them fails.
         target: Where that is found.
         device_type: Where the main input must be.
-        accepts: All the rest.
+        accepts: Everything else that is compared.
 
     Attributes:
-        holds: All of them.
+        holds: Whether all comparisons hold.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Guard:
         self.holds: Holds = self._compiled(self._terms)
 
     def why_not(self, args: Sequence[Any]) -> str:
-        """The first comparison that fails, in words; ``""`` if none does."""
+        """The reason of the first comparison that fails; ``""`` if none fails."""
         return next((term.says for term in self._terms if not self._compiled([term])(args)), "")
 
     def why_never(self, module: Any) -> str:
-        """The first that fails for *module*, whatever it is called with; ``""`` if none does."""
+        """The reason of the first comparison that fails for *module* in every call; ``""`` if none does."""
         try:
             return next((term.says for term in self._of_module if not self._compiled([term])([module])), "")
         except Exception as error:  # noqa: BLE001 - what a third party's module says of itself may raise anything
@@ -177,7 +177,7 @@ class Guard:
             yield _Term(f"not ({within})" if absent else test.format(there), _unlike(next(says)))
 
     def _is_function(self, found: str, value: Any) -> str:
-        """That *found* is *value*; of a function, that nobody gave it other code or defaults, as reloading does."""
+        """Test that *found* is *value*; of a function also its code and defaults, which reloading replaces."""
         known = self._constant(value)
         same = [f"{found} is {known}"]
         if isinstance(value, types.FunctionType):

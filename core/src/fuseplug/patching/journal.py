@@ -1,4 +1,4 @@
-"""Putting replacements on, all or none, and taking them off again."""
+"""Puts replacements on, all or none, and takes them off again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .slots import bind, class_method, describe, function_of, is_original, our_m
 
 @dataclass(frozen=True)
 class Patch:
-    """One replacement, decided but not necessarily on: the planned change of one target.
+    """The planned replacement of one target, which need not be in place yet.
 
     Attributes:
         path: Where the module is.
@@ -27,7 +27,7 @@ class Patch:
         kernel_id: By which kernel.
         variant: In which variant.
         function: The replacement itself.
-        module_ref: A weak reference to the module, so that keeping a patch keeps no model alive.
+        module_ref: A weak reference to the module, so that a patch does not keep the model alive.
     """
 
     path: str
@@ -55,10 +55,10 @@ class Change:
 
 
 def put_on(patches: Iterable[Patch]) -> list[Change]:
-    """Apply *patches*; those in place already change nothing.
+    """Apply *patches*. Those that are already in place change nothing.
 
     Raises:
-        PatchError: If one cannot be put on. All that were have been taken off again.
+        PatchError: If one cannot be put on. All that were put on before have been taken off again.
     """
     # By id: modules with an __eq__ of their own are not the same for being equal.
     wanted: dict[tuple[int, str], tuple[nn.Module, dict[Target, Patch]]] = {}
@@ -80,7 +80,7 @@ def put_on(patches: Iterable[Patch]) -> list[Change]:
 
 
 def take_off(changes: Sequence[Change]) -> list[Change]:
-    """Undo *changes*, newest first, and of later ones nothing; return those that somebody put theirs over."""
+    """Undo *changes*, newest first, but nothing later; return those that somebody else has replaced since."""
     left: list[Change] = []
     for change in reversed(changes):
         module = change.module_ref()
@@ -102,7 +102,7 @@ def _take_off(module: nn.Module, change: Change) -> bool:
 
 
 def _take_out(module: nn.Module, change: Change) -> bool:
-    """Undo *change* under later ones: what it brought goes, what they brought stays."""
+    """Undo *change* and keep later changes of the same method."""
     kept, now = parts(change.before), our_parts(module, change.method)
     brought = [part for target, part in parts(change.after).items() if kept.get(target) is not part]
     rest = {target: part for target, part in now.items() if not any(part is gone for gone in brought)}
@@ -113,7 +113,7 @@ def _take_out(module: nn.Module, change: Change) -> bool:
 
 
 def strip(module: nn.Module, path: str) -> list[Change]:
-    """Take everything of ours off *module* itself, whoever put it on; return what could not be taken off."""
+    """Take all our replacements off *module* itself; return those that could not be taken off."""
     left = []
     for method in {target.method for target in our_marks(module)}:
         after = function_of(module, method)

@@ -1,4 +1,4 @@
-"""A patch from what verification found: the guard, the adapter and the kernel's function, in one replacement."""
+"""Makes a patch from the results of verification: guard, adapter and kernel in one replacement."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def patch_of(
     *,
     differentiable: bool,
 ) -> Patch | Rejection:
-    """Make the replacement of a target, decided and not yet on.
+    """Make the replacement of a target without putting it in place.
 
     Args:
-        module: Whose target it is.
-        path: Where that is in its model.
+        module: The module of the target.
+        path: Where the module is in its model.
         mark: Which kernel replaces which target.
         compute: The kernel's function.
         semantics: What the target was found to compute.
@@ -38,7 +38,7 @@ def patch_of(
         differentiable: Whether gradients flow through the kernel.
 
     Returns:
-        The patch; or what the adapter raises, or why it would do nothing.
+        The patch; or a rejection, if the adapter raises or the replacement could never run the kernel.
     """
     watch = replace(
         semantics.watch,

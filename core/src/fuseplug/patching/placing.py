@@ -1,4 +1,4 @@
-"""A call as Python binds it: arguments put in place, however the caller wrote them."""
+"""Binds the arguments of a call as Python does, however the caller wrote the call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..verification import Call, Extra
 
 
 class Placed(NamedTuple):
-    """A call, as one that was verified.
+    """A call, in the form of a verified call.
 
     Attributes:
-        number: Which of those.
+        number: The index of that verified call.
         values: Its arguments in the order of `Call.kinds`, the module first.
-        named: Those to be given by name.
+        named: The arguments to pass by name.
     """
 
     number: int
@@ -24,10 +24,10 @@ class Placed(NamedTuple):
 
 
 class Placing:
-    """Finds, for a call, one that was verified and that means the same.
+    """Finds the verified call that means the same as a given call.
 
     Args:
-        original: Whose parameters they are.
+        original: The function that is called.
         calls: The ways of calling that were verified, the preferred ones first.
         extra: What becomes of further keyword arguments.
     """
@@ -60,7 +60,7 @@ class Placing:
 def _binding(parameters: Sequence[inspect.Parameter]) -> Callable[..., Any]:
     """A function with these parameters that returns what it was given: by name, by position, by other names.
 
-    As Python code, because ``torch.compile`` does not follow `inspect.Signature.bind`.
+    It is generated as Python code, because ``torch.compile`` does not follow `inspect.Signature.bind`.
     """
     constants = {f"d{number}": p.default for number, p in enumerate(parameters) if p.default is not p.empty}
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)

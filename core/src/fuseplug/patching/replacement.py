@@ -1,4 +1,4 @@
-"""What is put in the place of a method or function: the kernel's adapter behind a guard."""
+"""The function that replaces a method or function: the kernel's adapter behind a guard."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ DECLINED = "the kernel's adapter leaves it to the original"
 
 
 class Replacement:
-    """Everything that belongs to one function which is put in the place of others.
+    """Everything that belongs to one replacement.
 
     Attributes:
-        mark: What it says of itself.
+        mark: Identifies it as ours.
         guards: The comparisons for each way of calling.
         watch: What is compared beside the call itself.
         tally: How often it was called, and with what outcome.
@@ -46,14 +46,14 @@ class Replacement:
         self.tally = Tally()
 
     def why_not(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Why a call, the module first, goes to the original, in words; ``""`` if it does not."""
+        """Why a call goes to the original; ``""`` if it does not. The module is the first argument."""
         placed = self.place(args, kwargs)
         if placed is None:
             return "it is called in a way that was not tried"
         return self.guards[placed.number].why_not(placed.values)
 
     def why_never(self, module: Any) -> str:
-        """What keeps every call on *module* from the kernel, in words; ``""`` if nothing does."""
+        """Why no call on *module* can reach the kernel; ``""`` if calls can."""
         return self.guards[0].why_never(module)
 
 
@@ -62,7 +62,7 @@ def replacement(
 ) -> Callable[..., Any]:
     """The function to put in the place of *original*; the same object for the same arguments, as long as it is in use.
 
-    ``torch.compile`` compiles a function once however many modules share it, and once for each function however alike.
+    ``torch.compile`` compiles a shared function once. It compiles equal functions once each.
     """
     key = (original, adapter, compute, mark, accepts)
     with _making:
@@ -98,12 +98,12 @@ def parts(function: Any) -> dict[Target, Callable[..., Any]]:
 
 
 def replacement_of(part: Callable[..., Any]) -> Replacement:
-    """What belongs to the replacement *part*."""
+    """Everything that belongs to the replacement *part*."""
     return _replacements[part]
 
 
 def mark_of(part: Callable[..., Any]) -> Mark:
-    """What a replacement says of itself."""
+    """The mark of a replacement."""
     return _replacements[part].mark
 
 

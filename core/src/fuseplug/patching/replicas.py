@@ -1,4 +1,4 @@
-"""What ``nn.DataParallel`` makes of a module: copies of its attributes, whose methods must be bound to the copy."""
+"""Replicas of ``nn.DataParallel`` copy a module's attributes; here their replaced methods are bound to the copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _replicate_for_data_parallel(module: nn.Module) -> nn.Module:
 
 
 def make_replicable(module: nn.Module) -> None:
-    """Have replicas of *module* call its instance's own methods on themselves."""
+    """Make replicas of *module* call the replaced methods of the instance on themselves."""
     attributes_of(module).setdefault(NAME, types.MethodType(_replicate_for_data_parallel, module))
 
 

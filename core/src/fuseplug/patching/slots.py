@@ -1,4 +1,4 @@
-"""Where a method of an instance lives, under whatever was wrapped around it, and whose it is."""
+"""Finds the method of an instance, below any wrappers, and says whose it is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def class_method(module: nn.Module, method: str) -> types.FunctionType | None:
 
 
 def function_of(module: nn.Module, method: str) -> types.FunctionType | None:
-    """The class's own function or ours, if the instance holds it for *method*, bound or under wrappers."""
+    """The class's own function or our replacement, if the instance holds it for *method*, bound or below wrappers."""
     end = _end(module, method)
     return None if end is None else _function(end.value)
 
@@ -41,18 +41,18 @@ def is_original(module: nn.Module, method: str) -> bool:
 
 
 def our_parts(module: nn.Module, method: str) -> dict[Target, Callable[..., Any]]:
-    """What of ours is on *method* of this instance, by target."""
+    """Our replacements on *method* of this instance, by target."""
     return parts(function_of(module, method))
 
 
 def our_marks(module: nn.Module) -> dict[Target, Mark]:
-    """What of ours is on this instance, whatever the method, by target."""
+    """Our replacements on all methods of this instance, by target."""
     methods = [name for name in attributes_of(module) if class_method(module, name) is not None]
     return {target: mark_of(part) for method in methods for target, part in our_parts(module, method).items()}
 
 
 def bind(module: nn.Module, method: str, function: types.FunctionType | None) -> bool:
-    """Put *function* in the place of the class's own, or of ours; ``None`` takes ours off.
+    """Put *function* in place of the class's own or of our replacement; ``None`` takes our replacement off.
 
     Returns:
         Whether it was put there. It is not where a wrapper holds ours as a plain function, for copies of the model
@@ -76,7 +76,7 @@ def bind(module: nn.Module, method: str, function: types.FunctionType | None) ->
 
 
 def describe(module: nn.Module, method: str) -> str:
-    """Whose the method is now, for a message."""
+    """Whose method it is now, for a message."""
     value = module.__dict__.get(method)
     function = getattr(value, "__func__", getattr(value, "func", value))
     name = getattr(function, "__qualname__", type(value).__name__)

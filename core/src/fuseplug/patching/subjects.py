@@ -1,4 +1,4 @@
-"""What would be replaced at a site: a plain method, or a function that one looks up, of dense tensors."""
+"""Finds what would be replaced at a site: a plain method, or a function that a method looks up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejec
 
 
 def _odd_tensor(module: nn.Module) -> Rejection | None:
-    """Why no kernel can read what *module* holds, if a tensor of it or below it is not dense."""
+    """Why no kernel can read *module*, if one of its tensors, or one below it, is not dense."""
     for each in all_below(module):
         for name, tensor in own_tensors(each).items():
             if not dense(tensor):

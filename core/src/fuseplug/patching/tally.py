@@ -1,4 +1,4 @@
-"""How often a replacement was called, and what came of it."""
+"""Counts the calls of a replacement, by who computed them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _listeners: list[Listener] = []
 
 @dataclass
 class Tally:
-    """The calls of one replacement, by the module on which it is; together for those of a function.
+    """The calls of one replacement, by module; calls of a replaced function are counted together.
 
-    A module is known by its id: to hold it would keep it alive, and to ask for its hash may run its code.
+    A module is identified by its id. A reference would keep it alive, and its hash may run its code.
     """
 
     counts: dict[int, Count] = field(default_factory=dict)
@@ -55,13 +55,13 @@ class Tally:
         return self.counts.setdefault(id(module), Count())
 
     def forget(self, module: Any) -> None:
-        """Begin again for *module*: another one may have had its id."""
+        """Reset the count of *module*, because an earlier module may have had the same id."""
         self.counts.pop(id(module), None)
 
 
 @contextlib.contextmanager
 def listening(heard: Listener) -> Iterator[None]:
-    """Have *heard* told of the calls inside."""
+    """Call *heard* for each call that an original computes inside the block."""
     _listeners.append(heard)
     try:
         yield

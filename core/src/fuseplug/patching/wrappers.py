@@ -1,4 +1,4 @@
-"""What a wrapper holds: the callables that it may call, and the way to put others in their places.
+"""What a wrapper holds: the callables that it may call, and how to replace them.
 
 Parallelism, mixed precision and hooks replace a method by a function that closes over the method that was there. What
 they hold is in closure cells, partials, bound methods, defaults and attributes of callable objects.
@@ -26,7 +26,7 @@ class Held(NamedTuple):
     Attributes:
         value: What it holds.
         put: Puts something else there; ``None`` where nothing can be put.
-        called: Whether the wrapper may call it. What ``__wrapped__`` names says only where a wrapper comes from.
+        called: Whether the wrapper may call it. ``__wrapped__`` only says what a wrapper was made from.
     """
 
     value: Any
@@ -80,7 +80,7 @@ def _contents(value: Any, module: nn.Module) -> Iterator[Held]:
 
 
 def _entries(value: Any, *, called: bool) -> Iterator[Held]:
-    """The attributes of *value*; ``__wrapped__`` is no reason to believe that it is called."""
+    """The attributes of *value*. The attribute ``__wrapped__`` does not mean that its value is called."""
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
         for name, entry in list(attributes.items()):

@@ -1,4 +1,4 @@
-"""What would be done to a model: every kernel asked about every module, every target decided, all of it reported."""
+"""Planning: asks every kernel about every module, decides every target, and reports all of it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["Plan", "Rules", "make_plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What would be done to a model, decided and checked; making one changes nothing.
+    """What would be done to a model, decided and checked. Making a plan changes nothing.
 
     Attributes:
         report: The answer for every site, and why.
-        patches: What the winners would put in place.
+        patches: The replacements that the chosen kernels would make.
         classes: By path, the class of every module that was planned.
     """
 
@@ -39,7 +39,7 @@ class Plan:
         return str(self.report)
 
     def explain(self, path: str) -> str:
-        """Say what every kernel answered about the module at *path*, and what comes nearest where none fits.
+        """Say what every kernel answered about the module at *path*, and which variant is nearest if none fits.
 
         Raises:
             PlanError: If no module at *path* was planned.
@@ -68,7 +68,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
 
 
 def _concerns(record: KernelRecord, places: Sequence[Place]) -> bool:
-    """Whether *record* is worth a word: nobody wants to hear of extras for devices that the model is not on."""
+    """Whether to report *record*. Missing extras for devices that the model is not on are of no interest."""
     kernel = elsewhere(record).kernel if record.state == "not installed" else None
     return kernel is None or any(kernel.runs_on(place.device_type) for place in places)
 
@@ -95,7 +95,7 @@ def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> 
 
 
 def _notes(model: nn.Module, decisions: Sequence[Decision], records: Sequence[KernelRecord]) -> list[str]:
-    """What a person should know beyond the answers for each site."""
+    """What a user should know beyond the answers for each site."""
     found = []
     used = {entry.kernel_id for entry, _ in decisions}
     if lacking := sorted(

@@ -1,4 +1,4 @@
-"""One winner for each target of each site, and a reason for every kernel that is none."""
+"""One kernel for each target of each site, and a reason for every kernel that was not chosen."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Offered:
 
 
 class Decider:
-    """The state of one planning: what was verified, what covers what, which kernels were of use."""
+    """The state while one plan is made: what was verified, which sites cover others, which kernels were of use."""
 
     def __init__(self, rules: Rules, ask: Ask) -> None:
         self._rules = rules
@@ -51,7 +51,7 @@ class Decider:
         self._offered: dict[tuple[int, str], _Offered] = {}
 
     def decide(self, place: Place) -> list[Decision]:
-        """The answers for *place*; what deciding raises is one of them, and nothing of the place is replaced then."""
+        """The answers for *place*. An error while deciding is an answer, too; then nothing of the place is replaced."""
         try:
             return list(self._answers(place))
         except Exception as error:  # noqa: BLE001 - a third party's module may raise anything, whatever is done to it
@@ -83,7 +83,7 @@ class Decider:
                 yield replace(blank, rejections=offered.rejections), None
 
     def ask(self, places: Sequence[Place]) -> None:
-        """Ask about *places*, once about all that are alike."""
+        """Ask about *places*, once for all places that are alike."""
         first: dict[tuple[int, str], Place] = {}
         for place in places:
             if place.fault is None and not _scripted(place.module):
@@ -206,7 +206,7 @@ class Decider:
 
     @property
     def answered(self) -> AbstractSet[str]:
-        """The kernels that had something to say of a site."""
+        """The kernels that answered for at least one site."""
         return self._answered
 
     def _lacks(self, record: KernelRecord, device_type: str) -> str | None:
@@ -229,7 +229,7 @@ def _scripted(module: nn.Module) -> bool:
 
 
 def _blaming(record: KernelRecord, rejection: Rejection) -> Rejection:
-    """A kernel's error names the distribution it came with: that is who can mend it."""
+    """Name the kernel's distribution in its error: whoever publishes that can fix it."""
     if rejection.kind != "error":
         return rejection
     return replace(rejection, reason=f"{rejection.reason} [{record.distribution} {record.version}]".replace(" ]", "]"))

@@ -1,4 +1,4 @@
-"""What every kernel says of one module, those included that have nothing to do with it."""
+"""What every kernel says about one module, including kernels that have nothing to do with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def explain(report: Report, classes: Mapping[str, str], path: str) -> str:
     """Say for the module at *path* what each kernel answered.
 
     Args:
-        report: The account of the plan.
+        report: The report of the plan.
         classes: By path, the class of every module that was planned.
         path: Of the module; ``""`` for the model itself.
 

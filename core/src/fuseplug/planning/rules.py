@@ -1,4 +1,4 @@
-"""Which kernels take part, and which of two is preferred."""
+"""Which kernels take part in a plan, and in which order they are preferred."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rules:
         )
 
     def taking_part(self, device_type: str) -> list[KernelRecord]:
-        """Those that run on *device_type*."""
+        """The records of the kernels that run on *device_type*."""
         return [record for record in self.records if record.kernel and record.kernel.runs_on(device_type)]
 
 

@@ -1,10 +1,10 @@
-"""What a forward depends on, read from its source: the one reader of code, for core and for kernels.
+"""Reads from the source of a forward what it depends on. Core and kernels use this reader.
 
 >>> from fuseplug.reading import read
 >>> reading = read(type(module).forward, module)  # doctest: +SKIP
 >>> reading.reads, reading.effects, reading.unread  # doctest: +SKIP
 
-Nothing that is read is run: no function, no property, no ``__getattr__``. What cannot be read is listed, never guessed.
+No code is run: no function, no property, no ``__getattr__``. What cannot be read is listed, never guessed.
 """
 
 from .found import MISSING, Finding, Held, Looked, Path, Reading

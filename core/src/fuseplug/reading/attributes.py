@@ -1,4 +1,4 @@
-"""What an attribute or an item of a value is; what is looked at on the way is noted."""
+"""Finds what an attribute or an item of a value is, and notes everything that is read on the way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAMES = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def kind_of(thing: Any, name: str = "") -> tuple[str, ...]:
-    """The kinds of a condition that tests *thing*, which outlives the call."""
+    """The kinds of a condition that tests *thing*, an object that outlives the call."""
     if is_a(thing, Tensor):
         return ("param",)
     if name == "training":

@@ -1,4 +1,4 @@
-"""What a decorator of a library does around the function that it wraps, told by what its closure holds."""
+"""Finds what a library's decorator does around the function that it wraps, from the contents of its closure."""
 
 from __future__ import annotations
 

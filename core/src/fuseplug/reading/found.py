@@ -1,4 +1,4 @@
-"""What a reading finds: data."""
+"""The data that a reading finds."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Finding:
     """One place in the code that was read.
 
     Attributes:
-        text: What it says and where, for a person: ``"x[0] = 3 (line 12 of Llama.forward)"``.
-        inside: The path of the called child whose forward it is in; ``()`` for the module itself.
-        kinds: What it depends on; for a context, its kind.
-        code: The code object it is in; a nested function has one of its own.
+        text: The code and where it is, for a person: ``"x[0] = 3 (line 12 of Llama.forward)"``.
+        inside: The path of the called child whose forward contains it; ``()`` for the module itself.
+        kinds: What it depends on; of a context, its kind.
+        code: The code object that contains it; a nested function has its own.
         span: First line, first column, last line, last column.
-        source: What it says alone, whole, as `ast.unparse` writes it.
+        source: The whole code alone, as `ast.unparse` writes it.
     """
 
     text: str
@@ -51,7 +51,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Looked:
-    """A name that is looked up outside the module: a global, mostly.
+    """A name that is looked up outside the module, usually a global.
 
     Attributes:
         space: Where it is looked up: the globals of a function, the namespace of a module, object or class, or a dict.
@@ -90,8 +90,8 @@ class Reading:
         methods: The methods used, of the module and of what is below it, by the owner's path and the method's name.
         globals: What is looked up elsewhere, each once.
         cells: The closure cells that are read.
-        effects: What is changed that was not made in the call. Writing into a tensor that is an argument does not
-            count: it shows when the function is run.
+        effects: Changes of anything that was not made in the call. Writing into a tensor argument does not
+            count, because running the function shows it.
         contexts: Contexts and decorators that change how torch computes: kinds ``"autocast"``, ``"grad"``, ``"other"``.
         random: Random numbers that are drawn.
         conditions: What is tested. Kinds are of ``"shape"``, ``"value"``, ``"param"``, ``"dtype"``, ``"device"``,

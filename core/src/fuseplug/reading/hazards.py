@@ -1,4 +1,4 @@
-"""Whether something may be called only to see what it returns."""
+"""Tells whether something may be called only to see what it returns."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .reader import read
 def hazard(called: Any) -> str:
     """Say why *called* must not be called just to find out what it is; ``""`` if it only computes.
 
-    For a kernel whose ``match`` tries out a function or an activation of a model. Code with effects would have them
-    then, although a match must change nothing. Nothing is run here.
+    It is for a kernel whose ``match`` calls a function or an activation of a model to find out what it computes. If the
+    code has side effects, the match would cause them, although it must change nothing. This function runs nothing.
 
     Args:
         called: A function, a method of an instance, a module or a partial, also one of torch or Python.

@@ -1,4 +1,4 @@
-"""Whose code is read: that of models. The functions of torch and Python are known by their names."""
+"""Decides whose code is read: that of models. Functions of torch and Python are known by their names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PURE = frozenset({
 def home(thing: Any) -> str:
     """The name of the Python module that *thing*, a function, a class or an object, is written in.
 
-    For a function its globals tell: a decorator of torch copies ``__module__`` from what it decorates.
+    Of a function its globals decide, because torch's decorators copy ``__module__`` from what they decorate.
     """
     if is_a(thing, types.FunctionType):
         return str(thing.__globals__.get("__name__", ""))

@@ -1,4 +1,4 @@
-"""What a call of torch or Python does, told by its name: their code is not read."""
+"""Tells by its name what a call of torch or Python does: their code is not read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _CONTEXTS = {"set_grad_enabled": "grad", "_set_grad_enabled": "grad", "set_autoc
 
 
 def call_library(walk: Walking, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
-    """What a call returns whose code is not read: a library's, or a method of which only the name is known."""
+    """What a call returns if its code is not read: a library's, or a method of which only the name is known."""
     name = _name(f, thing)
     receiver = f.receiver
     if is_log(receiver, thing, name):

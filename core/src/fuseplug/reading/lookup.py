@@ -1,4 +1,4 @@
-"""What an attribute is, found without running any code of its owner."""
+"""Finds attributes without running any code of their owners."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The names and numbers in the code of a function: a cheap way to rule out what it cannot be, before anything runs.
+"""Lists the names and numbers in the code of a function: a cheap way to rule out variants before anything runs.
 
-Only what a code object itself says is remembered. So no class is kept alive, and nothing is out of date after
+Only what a code object itself contains is remembered. So no class is kept alive, and no answer is out of date after
 ``LlamaMLP.forward = …``.
 """
 
@@ -25,11 +25,11 @@ _said: weakref.WeakKeyDictionary[types.CodeType, tuple[dict[str, None], tuple[fl
 def names(function: Callable[..., Any], cls: type | None = None) -> dict[str, int]:
     """Return every name in the code of *function*, numbered by order of first mention.
 
-    That includes the code of what is defined in it, of what its decorators wrap, of the functions that it names as
-    globals, and of the methods of *cls* that it names. Functions of torch and of Python are named, not read.
+    That includes the names in nested functions, in what its decorators wrap, in the functions that it names as globals,
+    and in the methods of *cls* that it names. Functions of torch and of Python are listed by name only.
 
     Args:
-        function: A function or a method; of anything else that can be called there are none.
+        function: A function or a method. Any other callable has no names.
         cls: The class that it is a method of.
     """
     found: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""A reading: one function, and all that it reaches."""
+"""Reads one function and everything that it reaches."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MOST = 4000
 
 
 def read(function: types.FunctionType, module: nn.Module | None = None) -> Reading:
-    """Read what *function* depends on, with all that it calls except torch and Python.
+    """Read what *function* depends on, including everything that it calls except torch and Python.
 
     Args:
         function: A function; or, with *module*, a method of it, whose first parameter is the module.
-        module: The module whose method it is. It is looked at as it is now, and not run.
+        module: The module whose method it is. Its present state is read, and nothing is run.
     """
     reader = Reader()
     given = list(parameters(function))
@@ -67,7 +67,7 @@ def _argument(kind: str, default: Any) -> Value:
 
 
 class Reader:
-    """Walks through functions, and keeps what they say."""
+    """Walks through functions, and collects what they read, call and change."""
 
     def __init__(self) -> None:
         self.found = Reading()
@@ -79,7 +79,7 @@ class Reader:
         self._calls = 0
 
     def root(self, function: types.FunctionType, values: dict[str, Value], itself: Value | None) -> None:
-        """Read the function that was asked about, and what it wraps and holds, even where no call of it is seen."""
+        """Read the requested function, and the functions that it wraps and holds, even if no call of them is found."""
         waiting: list[types.FunctionType] = [function]
         for each in waiting:  # grows on the way
             if each.__code__ in self.found.codes:

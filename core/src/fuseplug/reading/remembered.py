@@ -1,4 +1,4 @@
-"""What was found out about a function, kept as long as the function lives."""
+"""Caches what was found about a function, as long as the function lives."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Found = TypeVar("Found")
 
 
 def remembered(find: Callable[[Any], Found]) -> Callable[[Any], Found]:
-    """Have *find* asked once about each function.
+    """Cache the answers of *find* for each function.
 
-    Ask about ``cls.forward``, not about ``cls``: then no class is kept alive, and ``cls.forward = …`` is asked about
-    anew. What is found must not refer to the function, or it would never be freed.
+    Pass ``cls.forward``, not ``cls``: then no class is kept alive, and a new ``cls.forward`` has a new answer. The
+    answer must not refer to the function, or the function would never be freed.
 
     Args:
-        find: Answers for one function, or for anything else that can be called. An answer is not remembered where no
-            weak reference to what is called is possible.
+        find: Answers for one function or other callable. The answer is not cached if there can be no weak reference to
+            the callable.
     """
     answers: weakref.WeakKeyDictionary[Any, Found] = weakref.WeakKeyDictionary()
 

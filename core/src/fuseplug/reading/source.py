@@ -1,4 +1,4 @@
-"""The syntax tree of a function: one that compiles to the very same code, or none."""
+"""Finds the syntax tree of a function: one that compiles to exactly the same code, or none."""
 
 from __future__ import annotations
 import __future__
@@ -35,8 +35,8 @@ _trees: weakref.WeakKeyDictionary[types.CodeType, Function] = weakref.WeakKeyDic
 def tree_of(function: types.FunctionType) -> Function | None:
     """Return the tree of *function*, with the lines and columns of its file.
 
-    A file may have changed since it was imported, and a line may hold several lambdas. So a tree is believed only if it
-    compiles to the code of the function. ``None`` if there is no such tree.
+    The file may have changed since it was imported, and a line may contain several lambdas. So a tree is accepted only
+    if it compiles to the code of the function. ``None`` if there is no such tree.
     """
     code = function.__code__
     if (known := _trees.get(code)) is not None:
@@ -153,7 +153,7 @@ def _alike(one: types.CodeType, other: types.CodeType) -> bool:
 
 
 def _operations(code: types.CodeType) -> list[tuple[int, int]]:
-    """The steps of *code*, without those that only say how it calls: they depend on what its module imports."""
+    """The steps of *code*, without those that only say how it calls: these depend on the imports of its module."""
     steps = zip(code.co_code[::2], code.co_code[1::2], strict=True)
     return [(step, 0 if step in _JUMPS else argument) for step, argument in steps if step not in _CALLING]
 

@@ -1,4 +1,4 @@
-"""What is known of a value while code is read."""
+"""What is known about a value while code is read."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Value:
     """What a name or an expression stands for, as far as reading tells.
 
     Attributes:
-        kinds: What it derives from, in the words of `Finding.kinds`.
+        kinds: What it derives from, as in `Finding.kinds`.
         path: Where it is below the module.
-        object: The very object, if that is known.
-        owned: Whether it was made in the call: then changing it has no effect that outlives the call.
+        object: The object itself, if it is known.
+        owned: Whether it was made in the call. Changing it then has no effect after the call.
         given: Whether it is an argument of what is read, or part of one.
         items: What is in it, if it is a container made in the call.
         exact: Whether *items* are all its items, in order; otherwise each item is one of them.

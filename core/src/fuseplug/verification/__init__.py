@@ -1,4 +1,4 @@
-"""Accepting a kernel for a module: by what both do, never by what they are called."""
+"""Decides whether a kernel may replace a module's code: by what both compute, never by their names."""
 
 from .comparing import Tolerance, difference, excess
 from .copying import UncopyableError

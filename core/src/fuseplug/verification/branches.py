@@ -1,4 +1,4 @@
-"""Which ways out of its branches a forward took, in all the runs of it."""
+"""Records which way each branch of a forward took, in all its runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Position = tuple[int | None, int | None, int | None, int | None]
 
 
 class Branches:
-    """Notes both ways out of every conditional jump; a context around each run of the original, followed by `keep`.
+    """Records both ways of every conditional jump. Use it as a context around each run of the original, then `keep`.
 
-    A tracer that is there already, of a debugger or of a measurement of coverage, is put back afterwards.
+    An existing tracer, of a debugger or a coverage tool, is restored afterwards.
 
     Args:
-        codes: The code to be looked at.
+        codes: The code objects to record.
     """
 
     def __init__(self, codes: Iterable[types.CodeType]) -> None:
@@ -41,7 +41,7 @@ class Branches:
         sys.settrace(self._before)
 
     def keep(self) -> None:
-        """Note what the last run took: it could be compared, and was the same."""
+        """Keep what the last run took, because its result could be compared and was the same."""
         for code, jump, to in self._new:
             self._taken[code][jump].add(to)
         self._new.clear()
@@ -49,7 +49,7 @@ class Branches:
     def one_sided(self, file: str, span: Span) -> bool:
         """Whether a jump within *span* of the source in *file* was taken, or passed, at every visit.
 
-        Of code that was never visited nothing is known, but that what leads to it was decided otherwise.
+        Code that was never visited does not count: the branch that leads to it is then one-sided itself.
         """
         return any(
             len(ways) == 1 and _within(position, span)

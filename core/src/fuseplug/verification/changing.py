@@ -15,7 +15,7 @@ Change = Callable[[nn.Module], None]
 
 
 class CannotChangeError(Exception):
-    """There is nothing at that place of the twin that could be changed."""
+    """The twin has nothing at that place that can be changed."""
 
 
 def another_number(path: Path) -> Change:

@@ -1,4 +1,4 @@
-"""Compare what two runs produced: bit for bit, or within a tolerance that is derived."""
+"""Compares the results of two runs: bit for bit, or within a derived tolerance."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Tolerance:
     """How far from the truth a right implementation may be, as a share of the largest true magnitude in a row.
 
     Attributes:
-        roundings: To the dtype of the result.
-        working_roundings: To float32, on the way there.
+        roundings: Number of roundings to the dtype of the result.
+        working_roundings: Number of roundings to float32 before that.
         by_row: Whether each row is judged by its own magnitude, or all by that of the tensor: where results are sums
             of parts, the parts of a row may all but cancel, and what is left does not say how exactly they can be
             added.
@@ -35,11 +35,11 @@ class Tolerance:
 
     @classmethod
     def of(cls, proposal: Proposal) -> Tolerance:
-        """The one that *proposal* states."""
+        """The tolerance that *proposal* states."""
         return cls(proposal.roundings, proposal.working_roundings, by_row=proposal.exact)
 
     def share(self, dtype: torch.dtype) -> float:
-        """The part of a magnitude that may be lost in a result of *dtype*."""
+        """The share of a magnitude by which a result of *dtype* may be wrong."""
         wide = self.working_roundings * torch.finfo(torch.float32).eps
         return self.roundings * torch.finfo(self.coarsest or dtype).eps + wide
 

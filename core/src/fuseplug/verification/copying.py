@@ -1,4 +1,4 @@
-"""Copies of what hangs on modules, which share nothing with it that can change."""
+"""Copies the attributes of modules, so that copies and originals share nothing that can change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a module does on more than the examples: read its code, vary the calls, and say what is left to watch."""
+"""Examines a module beyond the examples: reads its code, varies the calls, and finds what must be watched."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ Candidate = tuple[Adapter, Callable[..., Any]]
 """A variant that the original may be, and its adapter bound to the reference."""
 
 Dtypes = tuple[torch.dtype | None, ...]
-"""The dtypes that are seen together in one call."""
+"""The dtypes that occur together in one call."""
 
 Answer = Literal["same", "differs", "unanswered"]
 
 _TRIED = frozenset({"shape", "value", "param", "grad", "memory", "random"})
-"""What a condition may depend on that only examples can settle. Everything else is watched, or varied by mixes."""
+"""What a condition may depend on that only examples can test. Everything else is watched, or varied by mixes."""
 
 _FEW = 8
-"""Lengths up to here are numbers of other things, mostly."""
+"""Whole numbers up to here in the code are mostly no lengths."""
 
 _AN_EXTRA_KEYWORD = {"num_items_in_batch": 3}
 """One that trainers hand to models."""
 
 
 def read_original(subject: Subject) -> Reading | Rejection:
-    """Read the code behind *subject*, before any of it is run; or say why it can be no kernel's.
+    """Read the code of *subject* before any of it is run; or say why no kernel can replace it.
 
-    Running code that changes something would change it.
+    It is read first because running code with side effects would cause them.
     """
     function: Any = subject.original
     owner = subject.module
@@ -56,11 +56,11 @@ def read_original(subject: Subject) -> Reading | Rejection:
 
 
 def forbidden(reading: Reading, replaced: Sequence[str]) -> Rejection | None:
-    """What *reading* found that no fused code does.
+    """Reject what *reading* found that fused code cannot do.
 
     Args:
         reading: Of the original.
-        replaced: The children that examples bring with them, whose own code is not run.
+        replaced: The children that the examples replace, whose own code is not run.
     """
 
     def own(findings: Sequence[Finding]) -> list[str]:
@@ -84,11 +84,11 @@ class Semantics:
 
     Attributes:
         adapter: The adapter of its variant.
-        calls: The ways of calling it for which that was found.
+        calls: The ways of calling it that were verified.
         main: Which argument is the main input, the module counted.
-        typed: The tensors whose dtypes count: arguments by number, others by where they are below the module.
-        dtypes: Their dtypes, in each combination for which it was found.
-        watch: What must stay as it was.
+        typed: The tensors whose dtypes are compared: arguments by number, others by their path below the module.
+        dtypes: Their dtypes, in each combination that was verified.
+        watch: What must not change.
         extra: What becomes of keyword arguments that the original has no parameters for.
         draws: Whether it may draw random numbers.
     """
@@ -111,10 +111,10 @@ class Examination:
         proposal: What was offered.
         subject: The original.
         reading: Of its code.
-        candidates: The variants that no run has told from it.
+        candidates: The variants that have agreed with it in every run so far.
         answered: The examples on which it ran.
-        branches: The ways that its code took.
-        why: What told the last variant from it.
+        branches: The branches that its code took.
+        why: The difference that ruled out the last variant.
     """
 
     proposal: Proposal
@@ -126,7 +126,7 @@ class Examination:
     why: str = field(default="", init=False)
 
     def semantics(self) -> Semantics | Rejection:
-        """Vary calls and state; say what the original is and what must be watched, or why it is left alone."""
+        """Vary calls and state; say which variant the original is and what to watch, or why it is left alone."""
         tried = self._calls_varied()
         if isinstance(tried, Rejection):
             return tried
@@ -199,7 +199,7 @@ class Examination:
         return departure(expected, found, truth, replace(Tolerance.of(self.proposal), coarsest=coarsest))
 
     def _state_varied(self, depends: Dependence) -> Rejection | None:
-        """What the original reads and the fused code does not follow, if it is nothing that can be watched."""
+        """Reject what the original reads, the fused code does not, and the guard cannot watch."""
         if depends.unseen:
             return Rejection(f"it depends on what cannot be watched: {'; '.join(depends.unseen[:3])}", kind="unlike")
         if (why := self._untried_class(depends)) is not None:
@@ -213,7 +213,7 @@ class Examination:
         return None
 
     def _untried_class(self, depends: Dependence) -> Rejection | None:
-        """Which child that the fused code stands for has a class that no example has in such a place."""
+        """Reject a child that the fused code replaces if its class occurs in no example at that place."""
         tried: dict[Path, set[type]] = {}
         for example in self.answered:
             for name, child in example.children.items():
@@ -254,7 +254,7 @@ class Examination:
         return Rejection(f"it computes none of the known variants {when}: {self.why}", kind="unlike")
 
     def _called(self) -> frozenset[Path]:
-        """Paths of the children that the fused code calls."""
+        """The paths of the children that the fused code calls."""
         if self.subject.module is None:
             return frozenset()
         found: list[set[Path]] = []
@@ -291,7 +291,7 @@ class Examination:
         )
 
     def _typed(self, bound: bool, main: int) -> tuple[int, ...]:
-        """The main input, and every argument that has another dtype than that somewhere."""
+        """The main input, and every argument whose dtype differs from the main input's in some example."""
         others = {
             bound + number
             for example in self.answered
@@ -334,7 +334,7 @@ class Examination:
 
 @dataclass
 class _Tried:
-    """What came of calls of other kinds.
+    """The results of varied calls.
 
     Attributes:
         ranks: The numbers of dimensions with which original and reference agree.
@@ -357,7 +357,7 @@ class _Tried:
         self.no_autocast |= variation.kind == "autocast" and answer != "same"
 
     def accepted(self, seen: frozenset[int]) -> frozenset[int]:
-        """With how many dimensions a tensor may come that had as many as *seen* in examples; empty if with any."""
+        """The numbers of dimensions allowed for a tensor that had *seen* in the examples; empty if all are."""
         if not self.varied:
             return seen
         return frozenset() if self.varied <= self.ranks else seen | self.ranks

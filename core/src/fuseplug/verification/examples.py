@@ -1,4 +1,4 @@
-"""The examples of a proposal: always the same ones."""
+"""Makes the examples of a proposal, always the same ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a kernel compute, on its device, what the original does there?"""
+"""Checks that a kernel computes on its device what the original computes there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class KernelCheck:
     """One kernel for one original on one device.
 
     Attributes:
-        compile_seconds: How long the kernel took longer the first time than the second.
+        compile_seconds: By how much the kernel's first run was slower than its second.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class KernelCheck:
         self.compile_seconds = 0.0
 
     def ran(self) -> Ran | Rejection:
-        """In what the kernel is right; or why it is not taken."""
+        """The conditions in which the kernel is right; or why it is rejected."""
         try:
             adapter, original = self._semantics.adapter, self._subject.original
             self._fused = adapter.standing_for(original, self._kernel.load())
@@ -74,14 +74,14 @@ class KernelCheck:
             return raised(f"running on {self._device}", error)
 
     def _is_right_in(self, mix: Any) -> bool:
-        """Whether the kernel is right in a mix without which it can do."""
+        """Whether the kernel is right in an optional mix."""
         try:
             return self._wrong_in(mix, first=False) is None
         except Exception:  # noqa: BLE001 - it or the original may raise anything; such calls are the original's then
             return False
 
     def _wrong_in(self, mix: Any, *, first: bool) -> Rejection | None:
-        """What is wrong with the kernel in *mix*, at the sizes that it names; in the *first* at a larger one, too."""
+        """What is wrong with the kernel in *mix*, at its check sizes; in the *first* mix also at a larger size."""
         sizes = self._kernel.check_sizes
         for size in sizes:
             # Two of a shape, judged when both are done: what is kept from one call must not show in another.
@@ -101,7 +101,7 @@ class KernelCheck:
         return None
 
     def _ranks(self, mix: Any) -> frozenset[int] | Rejection:
-        """The numbers of dimensions with which the kernel is right; or why it is not at some length."""
+        """The numbers of dimensions for which the kernel is right; or why it is wrong at some length."""
         example = example_of(self._proposal, mix, min(self._kernel.check_sizes))
         right, wrong = {example.args[main_argument(example)].dim()}, False
         for variation in variations(example, sizes=(), numbers=(), clamps=False):
@@ -142,7 +142,7 @@ class KernelCheck:
         return None
 
     def _needs_order(self, mix: Any) -> bool:
-        """Whether the kernel is right only for an input that lies in memory in order."""
+        """Whether the kernel is right only for contiguous inputs."""
         example = example_of(self._proposal, mix, min(self._kernel.check_sizes))
         handing = Handing(arguments=transposed)
         try:
@@ -181,6 +181,6 @@ class KernelCheck:
 
 
 def describe(example: Example) -> str:
-    """The main input of *example*, in short."""
+    """The dtype and shape of the main input of *example*."""
     main = example.args[main_argument(example)]
     return f"{str(main.dtype).removeprefix('torch.')}{list(main.shape)}"

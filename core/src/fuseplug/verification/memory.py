@@ -1,4 +1,4 @@
-"""Which tensors have bytes that can be read."""
+"""Tells which tensors have memory that can be read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def dense(tensor: Tensor) -> bool:
-    """Whether *tensor* is what kernels are written for: strided and neither nested nor quantised by torch itself."""
+    """Whether *tensor* is of the kind that kernels read: strided, not nested, and not quantised by torch itself."""
     return (
         tensor.layout is torch.strided
         and not tensor.is_nested

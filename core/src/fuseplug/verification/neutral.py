@@ -1,4 +1,4 @@
-"""Probing must not depend on what surrounds the call to ``apply_all``, and must leave no trace in it."""
+"""Makes probing independent of the state around the call of ``apply_all``, and leaves that state unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _alone = threading.RLock()
 
 @contextlib.contextmanager
 def plain_torch(device_type: str = "cpu") -> Iterator[None]:
-    """Plain eager PyTorch inside, whatever is ambient: gradients on, no modes, no autocast.
+    """Plain eager PyTorch inside, whatever the state outside: gradients on, no modes, no autocast.
 
     All of this is the calling thread's own. One thread at a time, because what `neutral` and `same_random_numbers` set
     is not.

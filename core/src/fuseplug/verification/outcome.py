@@ -1,4 +1,4 @@
-"""Run a callable on an example, and keep everything that comes out of it."""
+"""Runs a callable on an example, and keeps all its results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _every(_name: str) -> bool:
 
 @dataclass(frozen=True)
 class Handing:
-    """How tensors are handed over: what callers differ in and no result may depend on.
+    """How tensors are passed: differences between callers on which no result may depend.
 
     Attributes:
         arguments: Lays an argument out anew; differentiable, and never the tensor itself: code which writes into its

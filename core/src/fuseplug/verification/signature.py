@@ -1,4 +1,4 @@
-"""When do two modules certainly behave alike?"""
+"""Finds modules that certainly behave alike."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Signatures:
     hold as long as the modules live and are not changed, so one `Signatures` serves one plan.
 
     Attributes:
-        faults: By the ``id`` of a module that cannot be looked at, what it raised; it is like no other.
+        faults: By the ``id`` of a module that cannot be examined, what it raised. It is like no other module.
     """
 
     def __init__(self) -> None:

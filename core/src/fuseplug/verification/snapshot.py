@@ -1,4 +1,4 @@
-"""Whether third-party code changed a module that it was shown."""
+"""Detects whether third-party code changed a module that it was shown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Snapshot:
         self._tensors = [(tensor, _kind(tensor), tensor._version) for tensor in tensors.values()]
 
     def changed(self) -> bool:
-        """Whether anything was set on or removed from them, or written into their tensors, since they were as now."""
+        """Whether anything was set, removed or written into their tensors since the snapshot was taken."""
         try:
             if any(dict.__ne__(registry, held) for registry, held in self._held):
                 return True

@@ -1,7 +1,7 @@
-"""Copies of a module that share its class and code, and nothing that can change: no tensors, objects, hooks or patches.
+"""Copies of a module that share its class and code, but nothing that can change: no tensors, objects, hooks, patches.
 
-Everything Fuseplug wants to know of a module it asks of such a copy, so that the live one is never touched: whether it
-is sharded, offloaded, on meta, hooked or wrapped makes no difference, and any thread may ask.
+Fuseplug only ever runs such copies, never the live module. So it does not matter whether the live module is sharded,
+offloaded, on meta, hooked or wrapped, and any thread may plan.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StandIns:
     """Makes copies whose tensors have a shape and a dtype but no values, one for each module.
 
     Args:
-        signatures: Says which modules are alike: their stand-ins share what they need not have apart.
+        signatures: Says which modules are alike. Their stand-ins share what need not be separate.
 
     Attributes:
         faults: By the ``id`` of a module that cannot be copied, why; an empty module stands in for it.

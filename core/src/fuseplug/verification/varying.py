@@ -1,4 +1,4 @@
-"""The examples of a proposal, varied: what else a call may be, and what else a module may hold."""
+"""Varies the examples of a proposal: other calls, and other values in the module."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from .outcome import AS_USUAL, Handing
 Kind = Literal["rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number", "tensor"]
 
 _LONG = 130
-"""Longer than what examples have, and of no round number."""
+"""Longer than the examples, and not a round number."""
 
 _LONGEST = 4096
-"""A length that the code names is tried up to here."""
+"""Lengths in the code are tried up to here."""
 
 _LARGEST = 1e30
 _SMALL = 1e-8
-"""Below this a number in the code tells small values from none; above, it is an eps or a factor."""
+"""A number in the code below this separates small values from zero; above, it is an eps or a factor."""
 
 _MOST_NUMBERS = 6
 
 
 @dataclass(frozen=True)
 class Variation:
-    """One example more.
+    """One more example.
 
     Attributes:
         kind: What is varied.
         label: How, for a person.
         example: The example.
-        handing: How its tensors lie in memory.
+        handing: The memory layout of its tensors.
         autocast: Whether it is run under autocast.
-        rank: The number of dimensions of its arguments, where that is what is varied.
+        rank: The number of dimensions of its arguments, if that is varied.
         change: Changes the twin before it is called.
     """
 
@@ -54,13 +54,13 @@ class Variation:
 def variations(
     example: Example, *, sizes: Iterable[int], numbers: Iterable[float], clamps: bool
 ) -> Iterator[Variation]:
-    """Other calls than *example*.
+    """Yield variations of *example*.
 
     Args:
-        example: What is varied.
-        sizes: Lengths that the code names.
-        numbers: Numbers that are written in it.
-        clamps: Whether it treats some magnitudes otherwise than others, as far as can be read.
+        example: The example to vary.
+        sizes: Lengths that the code mentions.
+        numbers: Numbers that are written in the code.
+        clamps: Whether the code treats some magnitudes differently from others, as far as can be read.
     """
     yield from _ranks(example)
     yield from _lengths(example, sizes)
@@ -79,7 +79,7 @@ def main_argument(example: Example) -> int:
 
 
 def transposed(value: Tensor) -> Tensor:
-    """The same numbers with two leading dimensions, or all there are, the other way round in memory."""
+    """The same numbers, with two leading dimensions (of a matrix, both dimensions) exchanged in memory."""
     if value.dim() < 2:
         return value.clone()
     first = value.dim() - 3 if value.dim() > 2 else 0
@@ -87,7 +87,7 @@ def transposed(value: Tensor) -> Tensor:
 
 
 def unaligned(value: Tensor) -> Tensor:
-    """The same numbers, one element further than where memory begins."""
+    """The same numbers, stored one element after the beginning of their memory."""
     room = torch.cat((value.flatten()[:1], value.flatten()))
     return room[1:].view(value.shape) if value.numel() else value.clone()
 
@@ -97,7 +97,7 @@ def _is_argument(name: str) -> bool:
 
 
 def _ranks(example: Example) -> Iterator[Variation]:
-    """One to five dimensions, where all arguments have the same shape, or there is just one."""
+    """One to five dimensions, if all arguments have the same shape or there is only one."""
     tensors = _tensors(example)
     if len({each.shape for each in tensors}) > 1 or tensors[0].dim() < 2:
         return
@@ -113,7 +113,7 @@ def _ranks(example: Example) -> Iterator[Variation]:
 
 
 def _lengths(example: Example, sizes: Iterable[int]) -> Iterator[Variation]:
-    """Each leading dimension of the main input with one element, many, and none; and around what the code names."""
+    """Each leading dimension of the main input with one, many and no elements, and with lengths from the code."""
     main = example.args[main_argument(example)]
     named = sorted({size + d for size in sorted(sizes)[:_MOST_NUMBERS] for d in (0, 1) if 0 < size + d <= _LONGEST})
     leading = main.shape[:-1]

@@ -1,4 +1,4 @@
-"""Is it right? First what the module computes, then whether the kernel computes it here."""
+"""Verifies proposals: first what the module computes, then whether the kernel computes the same here."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .outcome import Outcome, Subject, run
 
 
 class Verifier:
-    """Checks proposals, each distinct question once. One verifier serves one plan: its answers hold while models do.
+    """Checks proposals, each distinct question once. Its answers are valid for one plan only.
 
     Attributes:
-        compile_seconds: How long kernels took longer the first time than the second.
+        compile_seconds: By how much the first runs of kernels were slower than their second runs.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Verifier:
         self.compile_seconds = 0.0
 
     def semantics(self, kernel: BaseKernel, proposal: Proposal, subject: Subject) -> Semantics | Rejection:
-        """Find the variant whose reference equals the original, gradients too, whatever it is called with.
+        """Find the variant whose reference equals the original, gradients included, in every kind of call.
 
-        Bit for bit, or within the tolerance where the proposal says that it cannot.
+        They must be equal bit for bit, or within the tolerance if the proposal says ``exact=False``.
         """
         key = (kernel.reference, *_question(proposal, subject))
         if key not in self._semantics:
@@ -150,7 +150,7 @@ def _circumstances(subject: Subject, example: Example, training: bool | None, gr
 
 
 class _Miss(NamedTuple):
-    """What a variant does otherwise than the original, and all that it gave, if it did not raise."""
+    """How a variant differs from the original, and its results, if it did not raise."""
 
     variant: str
     why: str

@@ -1,4 +1,4 @@
-"""What must be as it was for a fused kernel to stand for the original: data, from which the guard of a call is made."""
+"""What must be unchanged for a kernel to replace the original: data, from which the guard of a call is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Extra = Literal["drop", "pass", "original"]
 so does the fused code; or such calls are the original's."""
 
 BY_VALUE = (type(None), bool, int, str)
-"""Arguments of these types choose among things to do, so each value counts by itself."""
+"""Arguments of these types select what is done, so each value is verified on its own."""
 
 
 SCALARS = frozenset(
@@ -29,7 +29,7 @@ _MOST_ITEMS = 16
 
 
 class Frozen(NamedTuple):
-    """A value that can be compared and hashed in place of a container that may change."""
+    """A hashable copy of a value, in place of a container that may change."""
 
     kind: type
     value: Any
@@ -85,34 +85,34 @@ Route = tuple[Step, ...]
 
 
 class Bare(NamedTuple):
-    """A child that the original calls and the fused code does not: it has no hook and no forward of its own."""
+    """A child that the original calls and the fused code does not: it must have no hook and no own forward."""
 
     route: Route
     cls: type
 
 
 class Equal(NamedTuple):
-    """A number, a flag, a string, ``None``, or a short container of such: it is still equal."""
+    """A number, flag, string, ``None``, or short container of these: it must still be equal."""
 
     route: Route
     value: Frozen
 
 
 class Same(NamedTuple):
-    """Any other object: it is still the same one."""
+    """Any other object: it must still be the same object."""
 
     route: Route
     value: ById
 
 
 class Missing(NamedTuple):
-    """An attribute that was asked for and was not there."""
+    """An attribute that the original asked for and that did not exist."""
 
     route: Route
 
 
 class Method(NamedTuple):
-    """A method of what is at *route*: still that of its class, and still that function."""
+    """A method of what is at *route*: it must still be its class's, and the same function."""
 
     route: Route
     name: str

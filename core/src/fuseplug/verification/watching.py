@@ -1,4 +1,4 @@
-"""From what an original reads to what must be watched, and to what cannot be."""
+"""Derives from what an original reads what must be watched, and what cannot be watched."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _UNCHANGING = (frozenset, range, slice, property, re.Pattern, numbers.Number, da
 
 @dataclass
 class Dependence:
-    """What an original depends on that the fused code does not see for itself.
+    """What an original depends on that the fused code does not read itself.
 
     Attributes:
         watch: What can be compared at each call.
-        tensors: Tensors, which cannot: names below the module.
-        numbers: Numbers that the adapter says it reads: names below the module.
-        unseen: What could change without being seen, for a person.
+        tensors: Tensors, which cannot be compared at each call: paths below the module.
+        numbers: Numbers that the adapter says it reads: paths below the module.
+        unseen: What could change without being noticed, described for the report.
     """
 
     watch: Watch = NOTHING
@@ -54,13 +54,13 @@ class Dependence:
 def dependence(
     reading: Reading, module: nn.Module | None, reads: Collection[str], called: Collection[Path]
 ) -> Dependence:
-    """Sort what was read.
+    """Sort what was read by how changes of it can be noticed.
 
     Args:
         reading: Of the original.
         module: The module whose method it is; ``None`` for a function.
-        reads: What the adapter says that it reads: names with dots.
-        called: Paths of the children that the fused code calls: what these depend on is theirs.
+        reads: What the adapter says it reads: names with dots.
+        called: Paths of the children that the fused code calls, and which therefore see their own changes.
     """
     found = Dependence()
     if module is not None:
@@ -121,7 +121,7 @@ def _below(path: Path, above: Collection[Path]) -> bool:
 
 
 def _of_partial(route: Route | None, value: functools.partial[Any]) -> tuple[Term, ...]:
-    """What to watch of a partial with scalars: itself, and its keywords, which may be changed in place."""
+    """What to watch of a partial with scalars: the object, and its keywords, which may be changed in place."""
     keywords = freeze(dict(value.keywords))
     if route is None or keywords is None or freeze(value.args) is None:
         return ()
@@ -129,7 +129,7 @@ def _of_partial(route: Route | None, value: functools.partial[Any]) -> tuple[Ter
 
 
 def _term(reading: Reading, module: nn.Module, path: Path, value: Any) -> Term | str | None:
-    """What to watch of *value* at *path*; or ``"tensor"``; or what it is, if it may change unseen; or ``None``."""
+    """What to watch of *value* at *path*; ``"tensor"``; a description, if it may change unnoticed; or ``None``."""
     route = route_to(module, path)
     if route is None:
         return None  # Reached through an object whose own place is watched.
@@ -159,7 +159,7 @@ def _at(module: nn.Module, path: Path) -> Any:
 
 
 def _is_own(module: nn.Module, path: Path) -> bool:
-    """Whether the last name of *path* hangs on the instance there, and not on its class."""
+    """Whether the last name of *path* belongs to the instance there, and not to its class."""
     owner = _at(module, path[:-1])
     if is_a(owner, nn.Module):
         return path[-1] in attributes_of(owner) or path[-1] in children_of(owner)
@@ -167,7 +167,7 @@ def _is_own(module: nn.Module, path: Path) -> bool:
 
 
 def route_to(module: nn.Module, path: Path) -> Route | None:
-    """The steps to *path*; ``None`` if one of them leads through what has no attributes."""
+    """The steps to *path*; ``None`` if one of them leads through something without attributes."""
     owner: Any = module
     steps: list[Step] = []
     for number, name in enumerate(path):
@@ -191,7 +191,7 @@ def route_to(module: nn.Module, path: Path) -> Route | None:
 
 
 def _looked_up(reading: Reading) -> Iterator[Global | str]:
-    """What was looked up in Python modules; or, of what may change unseen, what it is."""
+    """What was looked up in Python modules; or a description of what may change unnoticed."""
     indexed = {id(looked.space) for looked in reading.globals}
     for looked in reading.globals:
         name, value = looked.name, looked.value
@@ -215,7 +215,7 @@ def _looked_up(reading: Reading) -> Iterator[Global | str]:
 
 
 def _closed_over(reading: Reading) -> Iterator[Global | str]:
-    """What closures hold, in the same terms: a cell is a space of one name."""
+    """What closures hold, as `Global`: a cell is a namespace with one name."""
     for held in reading.cells:
         if is_a(held.value, _BY_IDENTITY):
             yield Global(ById(held.cell), held.name, ById(held.value))
@@ -230,7 +230,7 @@ def _closed_over(reading: Reading) -> Iterator[Global | str]:
 
 
 def _may_change(value: Any) -> bool:
-    """Whether *value* may hold something else and be the same: what a model's own class holds was read by itself."""
+    """Whether *value* can change and stay the same object. Attributes of a model's own classes are read one by one."""
     if is_a(value, tuple):
         return any(_may_change(each) for each in value)
     if is_a(value, (*_UNCHANGING, *SCALARS, *_BY_IDENTITY, enum.Enum, nn.Module, torch.Tensor)):
@@ -239,7 +239,7 @@ def _may_change(value: Any) -> bool:
 
 
 def _is_watched(value: Any) -> bool:
-    """Whether somebody may well put another function or class in the place of *value*: nobody does of torch's."""
+    """Whether to expect that *value* is replaced. Functions and classes of torch and Python are not."""
     return not (_is_torchs(getattr(value, "__module__", "")) or getattr(value, "__module__", "") == "builtins")
 
 
