@@ -23,6 +23,7 @@ def test_faults_are_listed_each_with_its_check_and_specimen():
         ("variants", "plain"),
     }
     assert "fault    specimens: 0 FirstHalf: nothing of it is fused" in str(raised.value)
+    assert "let match() propose what fits it" in str(raised.value)
 
 
 def test_a_result_reads_as_what_was_right_and_what_was_not_asked():

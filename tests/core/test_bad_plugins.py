@@ -91,6 +91,14 @@ def test_asked_for_by_name_a_wrong_kernel_raises_with_the_reason(manager, functi
     assert not differing(before, state_of(model))
 
 
+def test_asked_for_by_name_a_kernel_gives_each_reason_once(manager):
+    manager.register(variant_of(NormKernel, "bad", function="support.bad:raises"))
+    with pytest.raises(RejectedError) as raised:
+        manager.apply("bad", nn.ModuleList(Norm() for _ in range(3)))
+    assert ": 0 (Norm) and 2 more: RuntimeError" in str(raised.value)
+    assert str(raised.value).count("RuntimeError") == 1
+
+
 def test_a_forgotten_offset_is_rejected(manager):
     manager.register(NormKernel)
     manager.register(variant_of(NormKernel, "bad", function="support.bad:without_offset", priority=1))

@@ -116,6 +116,7 @@ class TestList:
         out = run("list")[1]
         assert max(map(len, out.splitlines())) <= int(columns)
         assert out.count("why") == 60
+        assert "\n kernel_of_a_long_name_too " in out
 
     def test_json(self, run, package):
         package("x-good", "good")

@@ -62,6 +62,7 @@ def test_broken_on_import_is_a_record_with_its_traceback(package, text, named, t
     found = find()
     assert found["x-broken:broken"].state == "broken"
     assert named in found["x-broken:broken"].reason
+    assert found["x-broken:broken"].reason.endswith("(its entry point names x_broken:Kernel)")
     assert traced in found["x-broken:broken"].traceback
     assert found["x-good:good"].state == "ready"
 

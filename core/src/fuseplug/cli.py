@@ -192,8 +192,9 @@ def _table(*columns: str) -> Any:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    # Ids are searched for, and copied into other commands.
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
     return table
 
 

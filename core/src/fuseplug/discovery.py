@@ -237,7 +237,7 @@ def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelR
             f"{record.kernel_id}"
         ) from error
     except BaseException as error:  # noqa: BLE001 - a third party's import may raise anything, or exit
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error} (its entry point names {record.value})"
         return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
 
 

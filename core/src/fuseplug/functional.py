@@ -27,7 +27,15 @@ def computed_by(compute: Callable[..., R], reference: Callable[P, R]) -> Callabl
 
     Returns:
         *reference* with *compute* in the place of its own computation.
+
+    Raises:
+        TypeError: If *reference* takes no ``compute``.
     """
+    if "compute" not in inspect.signature(reference).parameters:
+        raise TypeError(
+            f"{reference.__module__}.{reference.__qualname__} takes no compute: give it a keyword parameter of that "
+            "name, a function that it calls with the arguments once they are checked; by default its own computation"
+        )
     function: Any = functools.partial(reference, compute=compute)  # type: ignore[arg-type]
     functools.update_wrapper(function, reference)
     function.__doc__ = compute.__doc__

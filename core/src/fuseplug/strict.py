@@ -48,7 +48,10 @@ def refuse_unused(report: Report, asked: Mapping[str, Sequence[KernelRecord]]) -
 
 
 def _why_unused(report: Report, record: KernelRecord) -> str:
-    said = [f"{_site(entry)}: {rejection.reason}" for entry, rejection in _said(report, record)]
+    sites: dict[str, list[Entry]] = {}
+    for entry, rejection in _said(report, record):
+        sites.setdefault(rejection.reason, []).append(entry)
+    said = [f"{_sites(entries)}: {reason}" for reason, entries in sites.items()]
     return report.idle.get(record.kernel_id) or "; ".join(said[:3]) or "no module of this model is its business"
 
 
@@ -64,6 +67,10 @@ def _said(report: Report, record: KernelRecord) -> list[tuple[Entry, Rejection]]
 
 def _site(entry: Entry) -> str:
     return f"{entry.paths[0] or 'the model'} ({entry.class_name})"
+
+
+def _sites(entries: Sequence[Entry]) -> str:
+    return _site(entries[0]) + (f" and {len(entries) - 1} more" if len(entries) > 1 else "")
 
 
 def _error(rejections: Iterable[Rejection]) -> type[RejectedError]:

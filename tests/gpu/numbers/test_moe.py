@@ -10,12 +10,22 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseplug import KernelManager
-from fuseplug.triton import Operation
+from fuseplug.triton import FORMULAS, Operation
 from fuseplug_moe import reference, specimens
 from fuseplug_moe.backends.triton import combine, gate_backward, gated, moe, project, routing, tiles, weight_gradient
 from fuseplug_moe.kernels import TritonMoEKernel
 
-WAYS = {name: way for name, way in EVERY_WAY.items() if name not in ("large", "no token", "transposed, many")}
+
+def served(way):
+    gate = reference.GATES.get(way.get("activation"))
+    return gate is None or gate.row.formula in FORMULAS
+
+
+WAYS = {
+    name: way
+    for name, way in EVERY_WAY.items()
+    if name not in ("large", "no token", "transposed, many") and served(way)
+}
 WAYS["many experts"] = {"tokens": 9, "experts": 20, "k": 3}
 FUSED = ["sort", "project_gated", "project", "combine"]
 STEPS = ["sort", "project", "project"]

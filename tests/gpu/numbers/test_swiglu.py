@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fuseplug import KernelManager
 from fuseplug.activations import ACTIVATIONS
+from fuseplug.triton import FORMULAS
+from fuseplug.triton.activations import activate
 from fuseplug.verification import Tolerance, excess
 from fuseplug_swiglu import reference
 from fuseplug_swiglu.backends.triton import launches, swiglu
@@ -32,6 +36,8 @@ TOLERANCE = Tolerance(roundings=1.0, working_roundings=16.0)
 BOTH = ["forward", "backward"]
 INNER = 13
 LIMIT = NUMBERS["limit"]
+SERVED = [name for name, row in ACTIVATIONS.items() if row.formula in FORMULAS]
+"""Others are declined: tests/core/test_one_row.py."""
 
 
 def options(activation="silu", variant="plain", layout=None, **others):
@@ -81,9 +87,13 @@ def launched(monkeypatch):
     return started
 
 
+def test_the_formulas_that_are_served_are_those_of_the_program():
+    assert set(re.findall(r'FORMULA == "(\w+)"', inspect.getsource(activate.fn))) == FORMULAS
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", SERVED)
 def test_every_activation_and_variant_in_every_dtype(device, poisoned, launched, activation, variant, dtype):
     assert_right(*both(**options(activation, variant)), tensors(dtype=dtype), device)
     assert launched == BOTH
@@ -240,7 +250,7 @@ class TestWhatIsExtreme:
                 into += [y.detach(), *torch.autograd.grad(y, given, torch.full_like(y, dy))]
             torch.testing.assert_close(found, expected, equal_nan=True)
 
-    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    @pytest.mark.parametrize("activation", SERVED)
     def test_large_gates_are_exact_and_so_are_their_gradients(self, device, activation):
         # relu2 of 1e30 is infinite in float32; nothing else is.
         sizes = (1e2, 1e4) if activation == "relu2" else (1e2, 1e4, 1e30)
@@ -256,7 +266,7 @@ class TestWhatIsExtreme:
             torch.testing.assert_close(ours.double(), theirs)
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    @pytest.mark.parametrize("activation", SERVED)
     def test_what_is_not_finite_comes_out_as_it_does_exactly(self, device, activation, value):
         gate = torch.tensor([value, 1.0, value], device=device)
         up = torch.tensor([1.0, value, value], device=device)
@@ -382,7 +392,7 @@ class TestWhereTheFormulaRuns:
             swiglu(torch.ones(2, 8, device=device), **arguments)
         assert launched == []
 
-    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    @pytest.mark.parametrize("activation", SERVED)
     def test_what_autocast_would_widen(self, device, launched, activation):
         given = {name: t.to(device, BF16) for name, t in tensors().items()}
         with torch.autocast(device, dtype=BF16):

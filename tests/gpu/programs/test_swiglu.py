@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fuseplug.activations import ACTIVATIONS
+from fuseplug.triton import FORMULAS
 from fuseplug_swiglu.backends.triton import launches, swiglu
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_testing.triton import compile_only
@@ -64,7 +65,7 @@ def test_nothing_is_spilled_and_memory_is_moved_by_16_bytes(compiled, layout, dt
         assert {move.rpartition("global")[2] for move in moves} == {".v4.b32"}
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", [name for name, row in ACTIVATIONS.items() if row.formula in FORMULAS])
 def test_no_activation_spills(activation):
     with compile_only(90) as programs:
         train(activation=activation)

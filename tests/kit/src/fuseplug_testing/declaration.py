@@ -106,7 +106,8 @@ def fuses(specimen: Specimen) -> Iterator[Finding]:
         yield Finding("", skipped=specimen.all_declined)
         return
     said = "; ".join(specimen.why_not) or "none of its modules is the kernel's business"
-    yield Finding("", fault="" if specimen.cases else f"nothing of it is fused: {said}")
+    remedy = "let match() propose what fits it (adapter, example, mixes), or take it out of the specimens"
+    yield Finding("", fault="" if specimen.cases else f"nothing of it is fused: {said}: {remedy}")
 
 
 def examples(case: Case) -> Iterator[Finding]:
