@@ -7,9 +7,9 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
+from ..torch_private import OpOverload, OpOverloadPacket, schemas_of
 from .arguments import Arguments
 from .attributes import item_in, item_of
 from .found import MISSING
@@ -37,6 +37,7 @@ from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed, part
 if TYPE_CHECKING:
     from .calls import Calls
 
+_OPERATIONS = OpOverload | OpOverloadPacket
 _PYTHON = (dict, list, set, tuple, str, int, float, bytes)
 _SETTERS = (
     "set_",
@@ -113,7 +114,7 @@ def _is_known(walk: Calls, node: Any, f: Value, thing: Any, name: str) -> bool:
             walk.note(walk.reader.found.effects, node)
         walk.unread(node, f"what is called {name} is not known")
         return False
-    if is_a(thing, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
+    if is_a(thing, _OPERATIONS):
         return True
     owner = receiver.object if receiver is not None and receiver.known else thing
     if is_a(thing, types.FunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
@@ -134,11 +135,7 @@ def _is_unread(walk: Calls, node: Any, name: str) -> bool:
 
 def _writes(thing: Any, given: Arguments) -> Iterator[Value]:
     """What an operation of torch writes into, by its schema."""
-    if is_a(thing, torch._ops.OpOverloadPacket):
-        schemas = torch._C._jit_get_schemas_for_operator(thing._qualified_op_name)
-    else:
-        schemas = [thing._schema] if is_a(thing, torch._ops.OpOverload) else []
-    for schema in schemas:
+    for schema in schemas_of(thing) if is_a(thing, _OPERATIONS) else ():
         for place, each in enumerate(schema.arguments):
             found = given.at(place, each.name)
             if each.alias_info is not None and each.alias_info.is_write and found is not None:
