@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tempfile
@@ -18,6 +19,7 @@ KERNELS = tuple(sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("ke
 DISTRIBUTIONS = ("core", "tests/kit", "tests/host-npu", *KERNELS)
 TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe")
+OLDEST_TORCH = re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text())[0]
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
 QUICK, THOROUGH = ("-m", "not thorough"), ("-m", "thorough")
 MODELS_ON_NPU = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/npu/test_*models.py"))
@@ -72,6 +74,13 @@ def older(session: nox.Session, kernels: str) -> None:
     else:
         install(session, *FOR_TESTS, "peft", transformers=TRANSFORMERS[1])
         test(session, *OLDER_MODELS)
+
+
+@nox.session(default=False)
+def oldest(session: nox.Session) -> None:
+    """Run the tests of the core and the ops on the oldest torch admitted. Downloads 3 GB, with NVIDIA's libraries."""
+    install(session, f"torch=={OLDEST_TORCH}.*", *FOR_TESTS, "peft", free=("torch", "triton"))
+    test(session, *QUICK, "tests/core", *(f"tests/{op}" for op in OPS))
 
 
 @nox.session(name="tests-npu-releases", default=False)

@@ -1,8 +1,12 @@
-"""Who imports whom: inside core one way, downwards; kernel packages the public names of core, and not each other."""
+"""Who imports whom: core one way, downwards; kernel packages public names of core, and not each other.
+
+And who names what is private in torch: one module.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -13,16 +17,19 @@ import fuseplug
 import fuseplug.inductor
 import fuseplug.npu
 import fuseplug.reading
+import fuseplug.torch_private
 import fuseplug.triton
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "fuseplug"
 KERNELS = ROOT / "kernel-packages"
 SOURCES = [CORE.parent, *sorted(KERNELS.glob("*/src")), *sorted((ROOT / "tests").glob("*/src"))]
+TORCH_PRIVATE = ("fuseplug/torch_private.py", "fuseplug_host_npu/torch_private.py")
+"""The modules that may name what is private in torch. The NPU in host memory may import no other, so it has its own."""
 
 # Lowest first; names on one line do not import each other.
 LAYERS = (
-    {"activations", "errors", "by_identity", "safe_access", "lazy", "plain_text"},
+    {"activations", "errors", "by_identity", "safe_access", "lazy", "plain_text", "torch_private"},
     {"contract"},
     {"answer_faults"},
     {"hookspecs", "differentiating"},
@@ -55,6 +62,7 @@ PUBLIC = {
     "fuseplug.inductor": fuseplug.inductor.__all__,
     "fuseplug.npu": fuseplug.npu.__all__,
     "fuseplug.reading": fuseplug.reading.__all__,
+    "fuseplug.torch_private": fuseplug.torch_private.__all__,
     "fuseplug.triton": fuseplug.triton.__all__,
     "fuseplug.triton.activations": ("activate",),
 }
@@ -154,6 +162,54 @@ def trespasses(packages: Path) -> Iterator[str]:
                     yield f"{path.name} imports {module}"
 
 
+class Private(ast.NodeVisitor):
+    """The private names of torch in a module: in its imports, chains of attributes, and strings that are one name."""
+
+    def __init__(self, tree: ast.AST) -> None:
+        self.found: list[str] = []
+        self.names = {"torch": "torch"}
+        """What each imported name is, from torch downwards."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "torch":
+                self.names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Import):
+                self.names |= {a.asname: a.name for a in node.names if a.asname and a.name.split(".")[0] == "torch"}
+        self.visit(tree)
+
+    def say(self, name: str) -> None:
+        if re.fullmatch(r"torch(\.\w+)*\._(?!_)\w+(\.\w+)*", name):
+            self.found.append(name)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.say(alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        for alias in node.names:
+            self.say(f"{node.module}.{alias.name}")
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        chain: list[str] = []
+        inner: ast.AST = node
+        while isinstance(inner, ast.Attribute):
+            chain.append(inner.attr)
+            inner = inner.value
+        if isinstance(inner, ast.Name):
+            self.say(".".join([self.names.get(inner.id, "?"), *reversed(chain)]))
+        else:
+            self.visit(inner)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str):
+            self.say(node.value)
+
+
+def private(source: Path) -> Iterator[str]:
+    for path in sorted(source.rglob("*.py")):
+        if (inner := path.relative_to(source).as_posix()) not in TORCH_PRIVATE:
+            yield from (f"{inner} has {name}" for name in Private(ast.parse(path.read_text())).found)
+
+
 def test_every_part_of_core_has_a_rank():
     assert {path.name.removesuffix(".py") for path in CORE.iterdir() if path.name != "__pycache__"} - {
         "py.typed"
@@ -186,6 +242,17 @@ def test_core_imports_vendors_late_or_never():
 
 def test_kernel_packages_keep_to_public_names():
     assert list(trespasses(KERNELS)) == []
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.parent.name)
+def test_private_names_of_torch_have_a_module_of_their_own(source):
+    assert list(private(source)) == []
+
+
+@pytest.mark.parametrize("name", TORCH_PRIVATE)
+def test_the_modules_of_private_names_have_them(name):
+    (path,) = (source / name for source in SOURCES if (source / name).exists())
+    assert len(Private(ast.parse(path.read_text())).found) > 5
 
 
 @pytest.mark.parametrize(
@@ -240,6 +307,44 @@ def test_trespasses_finds_a_planted_breach(tmp_path, text, count):
     planted.parent.mkdir(parents=True)
     planted.write_text(text)
     assert len(list(trespasses(tmp_path))) == count
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("import torch\ntorch._C._functorch.is_batchedtensor(x)", "torch._C._functorch.is_batchedtensor"),
+        ("import torch\ndef f(op: torch._ops.OpOverload): ...", "torch._ops.OpOverload"),
+        ("import torch\ntorch.ops.aten._unsafe_view.default(x).shape", "torch.ops.aten._unsafe_view.default"),
+        ("import torch._dynamo", "torch._dynamo"),
+        ("def late():\n    from torch._subclasses.fake_tensor import FakeTensorMode", None),
+        ("from torch.utils import _pytree as pytree", "torch.utils._pytree"),
+        ("from torch.utils._python_dispatch import TorchDispatchMode", None),
+        (
+            "from torch.autograd import forward_ad\nforward_ad._current_level",
+            "torch.autograd.forward_ad._current_level",
+        ),
+        ("import torch.nn.functional as F\nF._verify_batch_size", "torch.nn.functional._verify_batch_size"),
+        ("NAME = 'torch._dynamo.config'", "torch._dynamo.config"),
+    ],
+)
+def test_private_finds_a_planted_breach(tmp_path, text, name):
+    (tmp_path / "planted.py").write_text(text)
+    (found,) = private(tmp_path)
+    assert found.startswith(f"planted.py has {name or 'torch.'}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\ntorch.compiler.is_compiling()\nself._dynamo\nx.storage()._cdata",
+        "from torch import Tensor\nTensor.__add__",
+        "'Why torch._dynamo is not imported here.'",
+        "from fuseplug.torch_private import get_tracing_state",
+    ],
+)
+def test_private_passes_what_is_not(tmp_path, text):
+    (tmp_path / "planted.py").write_text(text)
+    assert list(private(tmp_path)) == []
 
 
 HEAVY = ("torch", "transformers", "triton", "torch_npu", "rich", "typer")

@@ -69,8 +69,10 @@ def imports_of(module: str, functions: list[str], *, longest: float = LONGEST, b
 def settings_changed_by(module: str) -> list[str]:
     """Import torch, then *module*, which imports it as well; say which settings that changes."""
     import torch
-    import torch._dynamo
 
+    from ..torch_private import import_dynamo
+
+    import_dynamo()
     before = of_python() | of_torch(torch)
     importlib.import_module(module)
     return _felt(f"importing {module}", before, of_python() | of_torch(torch))

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch._dynamo  # it wraps torch.manual_seed when it is imported, which is not the kernel's doing
 
-from .settings import is_late, of_python, of_torch
+from ..torch_private import DYNAMO_SETTINGS, INDUCTOR_SETTINGS, import_dynamo
+from .settings import of_python, of_torch
+
+import_dynamo()  # or the first kernel that does would be told that it replaces torch.manual_seed
 
 _LASTING = (
     "os.environ",
@@ -19,12 +21,17 @@ _LASTING = (
     "torch.get_float32_matmul_precision()",
     "torch.backends",
     "whether torch flushes denormal numbers",
-    "torch._dynamo.config",
+    DYNAMO_SETTINGS,
 )
 
 
 def _lasts(setting: str) -> bool:
     return setting.startswith(_LASTING)
+
+
+def _comes_late(setting: str) -> bool:
+    """Whether *setting* is not there before something imports what it belongs to."""
+    return setting.startswith((DYNAMO_SETTINGS, INDUCTOR_SETTINGS, "numpy's"))
 
 
 class ProcessState:
@@ -67,7 +74,9 @@ class ProcessState:
         return [
             f"{name} was {_short(self._settings.get(name))} and is {_short(value)}"
             for name, value in now.items()
-            if wanted(name) and self._settings.get(name) != value and not (is_late(name) and name not in self._settings)
+            if wanted(name)
+            and self._settings.get(name) != value
+            and not (_comes_late(name) and name not in self._settings)
         ]
 
 

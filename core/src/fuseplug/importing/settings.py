@@ -57,7 +57,14 @@ def of_python(environ: Iterable[str] = ()) -> dict[str, Any]:
 
 def of_torch(torch: types.ModuleType) -> dict[str, Any]:
     """Settings of *torch*, of numpy's random state if numpy is imported, and of torch's compilers if they are."""
-    modules = torch.nn.modules.module
+    from ..torch_private import (  # torch is imported now
+        DYNAMO_SETTINGS,
+        GLOBAL_HOOKS,
+        INDUCTOR_SETTINGS,
+        get_printoptions,
+        len_torch_function_stack,
+    )
+
     backends = torch.backends
     found = {
         "the default dtype": torch.get_default_dtype(),
@@ -79,31 +86,19 @@ def of_torch(torch: types.ModuleType) -> dict[str, Any]:
         "torch.backends.cudnn.enabled": backends.cudnn.enabled,
         "torch.backends.cudnn.benchmark": backends.cudnn.benchmark,
         "torch.backends.cudnn.deterministic": backends.cudnn.deterministic,
-        "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled(),
+        "torch.backends.mkldnn.enabled": backends.mkldnn.enabled,
         "torch.backends.cuda.flash_sdp_enabled()": backends.cuda.flash_sdp_enabled(),
         "torch.backends.cuda.math_sdp_enabled()": backends.cuda.math_sdp_enabled(),
         "torch.backends.cuda.mem_efficient_sdp_enabled()": backends.cuda.mem_efficient_sdp_enabled(),
         "whether torch flushes denormal numbers": not (torch.full((), 1e-40, device="cpu") * 1).item(),
-        "the number of function modes": torch._C._len_torch_function_stack(),
-        "the hooks of every module": [
-            len(getattr(modules, name))
-            for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
-        ],
-        "how torch prints": vars(torch._tensor_str.PRINT_OPTS).copy(),
+        "the number of function modes": len_torch_function_stack(),
+        "the hooks of every module": [len(hooks) for hooks in GLOBAL_HOOKS],
+        "how torch prints": get_printoptions(),
         "torch's random state": bytes(torch.default_generator.get_state().tolist()),
     }
     if (numpy := sys.modules.get("numpy")) is not None:
         found["numpy's random state"] = numpy.random.get_state()[1].tobytes()
-    for name in LATE:
+    for name in (DYNAMO_SETTINGS, INDUCTOR_SETTINGS):
         if name in sys.modules:
             found |= {f"{name}.{each}": value for each, value in sys.modules[name].get_config_copy().items()}
     return found
-
-
-def is_late(setting: str) -> bool:
-    """Whether *setting* is not there before something imports what it belongs to."""
-    return setting.startswith((*LATE, "numpy's"))
-
-
-LATE = ("torch._dynamo.config", "torch._inductor.config")
-"""Modules of torch that are imported when somebody first compiles, each with settings of its own."""

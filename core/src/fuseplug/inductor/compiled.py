@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.utils._pytree import SUPPORTED_NODES
 
 from ..differentiating import differentiated_again, recording, vjp
+from ..torch_private import (
+    PYTREE_NODES,
+    get_tracing_state,
+    in_forward_mode,
+    len_torch_dispatch_stack,
+    mark_dynamic,
+    peek_interpreter_stack,
+    storage_id,
+    unsafe_view,
+)
 from .layout import keeping_order
 
 if TYPE_CHECKING:
@@ -109,7 +117,7 @@ class Compiled:
             # Seen at the first call, when it is compiled; later calls need no mark.
             for t in rows:
                 if t is not None and t.dim() > 1:
-                    torch._dynamo.maybe_mark_dynamic(t, 0)
+                    mark_dynamic(t, 0)
         return program
 
 
@@ -154,8 +162,8 @@ def _keeps(
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         formula(*likes, *constants)
-    kept = {tensor.untyped_storage()._cdata for tensor in saved}
-    return tuple([t is None or t.untyped_storage()._cdata in kept for t in likes])
+    kept = {storage_id(tensor) for tensor in saved}
+    return tuple([t is None or storage_id(t) in kept for t in likes])
 
 
 def unviewed(result: Tensor) -> Tensor:
@@ -163,7 +171,7 @@ def unviewed(result: Tensor) -> Tensor:
 
     What an autograd function gives must be none, or whoever called it could not write into it.
     """
-    own: Tensor = torch.ops.aten._unsafe_view.default(result, result.shape)
+    own: Tensor = unsafe_view(result, result.shape)
     return own
 
 
@@ -175,11 +183,11 @@ def plain(*tensors: Tensor | None) -> bool:
     """
     return (
         not torch.compiler.is_compiling()
-        and torch._C._get_tracing_state() is None
+        and get_tracing_state() is None
         and all(t is None or type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-        and torch._C._len_torch_dispatch_stack() == 0
+        and peek_interpreter_stack() is None
+        and not in_forward_mode()
+        and len_torch_dispatch_stack() == 0
     )
 
 
@@ -202,7 +210,7 @@ def ambient(*, backward: bool) -> tuple[int, int]:
     A backward is traced through pytrees, and Dynamo guards on how many kinds of node there are: each import of a model
     that registers its own would be one more recompilation of the same code, up to the limit, which raises.
     """
-    return torch.get_num_threads(), len(SUPPORTED_NODES) if backward else 0
+    return torch.get_num_threads(), len(PYTREE_NODES) if backward else 0
 
 
 def standard_state(device_type: str) -> contextlib.AbstractContextManager[Any]:

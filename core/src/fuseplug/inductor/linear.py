@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx.experimental import _config as symbolic_shapes
 
 from ..differentiating import differentiated_again, recording, vjp
+from ..torch_private import mark_dynamic, without_duck_shapes
 from .compiled import ambient, named, plain, standard_state, unviewed
 
 if TYPE_CHECKING:
@@ -122,11 +122,11 @@ class CompiledLinear:
         for t in values:
             for dim, size in enumerate(t.shape[:-1]):
                 if size > 1:
-                    torch._dynamo.maybe_mark_dynamic(t, dim)
+                    mark_dynamic(t, dim)
 
         def first(*tensors: Tensor) -> tuple[Tensor, ...]:
             # Sizes that happen to be equal now need not be so at the next call.
-            with symbolic_shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]
+            with without_duck_shapes():
                 found = program(*tensors)
             with self._lock:
                 self._programs[key] = program

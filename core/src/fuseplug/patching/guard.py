@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..contract import Target
 from ..reading import MISSING
 from ..safe_access import said_by
+from ..torch_private import GLOBAL_HOOKS
 from ..verification import ById, Call, Frozen, Route, Watch
 from .accepts import Accepts
 
@@ -20,7 +21,6 @@ PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Types that kernels were run on. What is derived from them (a FakeTensor, a DTensor) brings operations of its own."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_EVERYBODYS_HOOKS = [getattr(torch.nn.modules.module, f"_global{name}") for name in _HOOKS]
 _OWN_TYPES = {"cpu": "is_cpu", "cuda": "is_cuda"}
 """Properties that say in a twentieth of a microsecond what ``device.type`` says in half of one."""
 
@@ -202,7 +202,7 @@ class Guard:
         if watch.no_grad:
             yield _Term(f"not {self._constant(torch.is_grad_enabled)}()", "gradients are on, and the kernel has none")
         if watch.bare:
-            hooks = " or ".join(self._constant(each) for each in _EVERYBODYS_HOOKS)
+            hooks = " or ".join(self._constant(each) for each in GLOBAL_HOOKS)
             yield _Term(f"not ({hooks})", "there are hooks on all modules, which a fused child would not call")
         if watch.no_autocast:
             yield _Term(f"not {self._constant(torch.is_autocast_enabled)}({device_type!r})", "autocast is on")

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch.autograd import grad_mode
 
+from ..torch_private import DYNAMO_WRAPPERS
 from .libraries import home, is_library, wrapped_by
 from .lookup import is_a
 
 _GRAD = tuple(c for c in vars(grad_mode).values() if isinstance(c, type) and hasattr(c, "__exit__"))
-_NOTHING = ("functools", "torch._dynamo", "torch.compiler", "torch._compile")
+_NOTHING = ("functools", "torch.compiler", *DYNAMO_WRAPPERS)
 
 
 def context_kinds(function: types.FunctionType) -> frozenset[str]:

@@ -6,6 +6,7 @@ import sys
 import types
 from typing import Any
 
+from ..torch_private import JIT_INTERNALS
 from .found import MISSING
 from .lookup import is_a
 
@@ -47,7 +48,7 @@ def is_library(thing: Any) -> bool:
 def only_computes(thing: Any) -> bool:
     """Say whether *thing*, of a library, has nothing to do with files, processes, clocks or other machines."""
     name = home(thing)
-    if name.startswith(("torch.distributed", "torch.jit", "torch._jit", "torch.utils.data")):
+    if name.startswith(("torch.distributed", "torch.jit", JIT_INTERNALS, "torch.utils.data")):
         return False
     return name.partition(".")[0] in _COMPUTING | _PURE
 

@@ -7,9 +7,9 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from ..torch_private import OpOverload, OpOverloadPacket, schemas_of
 from .arguments import Arguments
 from .attributes import item_in, item_of
 from .following import Walking
@@ -35,6 +35,7 @@ from .tables import (
 )
 from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed, part_of
 
+_OPERATIONS = OpOverload | OpOverloadPacket
 _PYTHON = (dict, list, set, tuple, str, int, float, bytes)
 _SETTERS = (
     "set_",
@@ -111,7 +112,7 @@ def _is_known(walk: Walking, node: Any, f: Value, thing: Any, name: str) -> bool
             walk.note(walk.reader.found.effects, node)
         walk.unread(node, f"what is called {name} is not known")
         return False
-    if is_a(thing, torch._ops.OpOverloadPacket | torch._ops.OpOverload):
+    if is_a(thing, _OPERATIONS):
         return True
     owner = receiver.object if receiver is not None and receiver.known else thing
     if is_a(thing, types.FunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
@@ -132,11 +133,7 @@ def _is_unread(walk: Walking, node: Any, name: str) -> bool:
 
 def _writes(thing: Any, given: Arguments) -> Iterator[Value]:
     """What an operation of torch writes into, by its schema."""
-    if is_a(thing, torch._ops.OpOverloadPacket):
-        schemas = torch._C._jit_get_schemas_for_operator(thing._qualified_op_name)
-    else:
-        schemas = [thing._schema] if is_a(thing, torch._ops.OpOverload) else []
-    for schema in schemas:
+    for schema in schemas_of(thing) if is_a(thing, _OPERATIONS) else ():
         for place, each in enumerate(schema.arguments):
             found = given.at(place, each.name)
             if each.alias_info is not None and each.alias_info.is_write and found is not None:

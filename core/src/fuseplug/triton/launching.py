@@ -12,8 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from ..torch_private import (
+    FakeTensor,
+    OpOverload,
+    get_tracing_state,
+    in_forward_mode,
+    is_legacy_batchedtensor,
+    len_torch_dispatch_stack,
+    peek_interpreter_stack,
+)
 from .kernel import interpreted
 
 Results = Callable[..., Any]
@@ -61,12 +69,12 @@ class Operation:
         self._library.define(rest, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         self._library.impl(name, self._run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         self._library.impl(name, results, "Meta")  # type: ignore[no-untyped-call]
-        self.op: torch._ops.OpOverload = getattr(getattr(torch.ops, namespace), name).default
+        self.op: OpOverload = getattr(getattr(torch.ops, namespace), name).default
         self.__doc__ = launch.__doc__
 
     def __call__(self, *arguments: Any) -> Any:
         """Compute the results of *arguments*, all positional. Nothing is recorded for a backward."""
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        if torch.compiler.is_compiling() or len_torch_dispatch_stack():
             return self.op(*arguments)
         return self._run(*arguments)
 
@@ -108,20 +116,14 @@ def transparent(*tensors: Tensor | None) -> bool:
     for tensor in tensors:  # without a generator, which takes the host longer than the rest
         if tensor is None:
             continue
-        if not (tracing or (type(tensor) in _READABLE and not _is_batch(tensor))):
+        if not (tracing or (type(tensor) in _READABLE and not is_legacy_batchedtensor(tensor))):
             return False
         if device is None:
             device = tensor.device
         elif tensor.device != device:
             return False
-    return tracing or (
-        torch._C._get_tracing_state() is None
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-    )
+    return tracing or (get_tracing_state() is None and peek_interpreter_stack() is None and not in_forward_mode())
 
 
-_is_batch = torch._C._functorch.is_legacy_batchedtensor
-
-_READABLE = (Tensor, torch.nn.Parameter, torch.nn.Buffer, torch._subclasses.FakeTensor)
+_READABLE = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 """A fake tensor is one that an operation never reads."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..safe_access import class_name, said_by
+from ..torch_private import OpOverload, OpOverloadPacket
 
 _SHARED: frozenset[type] = frozenset(
     {
@@ -47,8 +48,8 @@ _SHARED: frozenset[type] = frozenset(
         types.ClassMethodDescriptorType,
         type(functools.lru_cache(lambda: None)),
         torch.jit.ScriptFunction,
-        torch._ops.OpOverload,
-        torch._ops.OpOverloadPacket,
+        OpOverload,
+        OpOverloadPacket,
     }
 )
 """What cannot change, or is code."""

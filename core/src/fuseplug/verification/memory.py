@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..torch_private import is_functorch_wrapped_tensor
+
 
 def dense(tensor: Tensor) -> bool:
     """Whether *tensor* is of the kind that kernels read: strided, not nested, and not quantised by torch itself."""
@@ -12,7 +14,7 @@ def dense(tensor: Tensor) -> bool:
         tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.is_quantized
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not is_functorch_wrapped_tensor(tensor)
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from ..torch_private import tree_leaves, tree_map
 
 _SIMPLE = (Tensor, int, float, str, type(None))
 
@@ -18,7 +19,7 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
         return kind([mapped(change, item) for item in value])
     if kind is dict:
         return {key: mapped(change, item) for key, item in value.items()}
-    return change(value) if isinstance(value, _SIMPLE) else pytree.tree_map(change, value)
+    return change(value) if isinstance(value, _SIMPLE) else tree_map(change, value)
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -31,7 +32,7 @@ def leaves(value: Any) -> Iterator[Any]:
     elif isinstance(value, _SIMPLE):
         yield value
     else:
-        yield from pytree.tree_leaves(value)
+        yield from tree_leaves(value)
 
 
 def tensors(value: Any) -> list[Tensor]:

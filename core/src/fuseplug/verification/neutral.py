@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from ..torch_private import (
+    disable_current_modes,
+    len_torch_function_stack,
+    pop_torch_function_stack,
+    push_on_torch_function_stack,
+)
 
 _alone = threading.RLock()
 
@@ -25,7 +31,7 @@ def plain_torch(device_type: str = "cpu") -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone)
         stack.enter_context(_function_modes_off())
-        stack.enter_context(_disable_current_modes())
+        stack.enter_context(disable_current_modes())
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
         for kind in dict.fromkeys(("cpu", device_type)):
@@ -70,13 +76,13 @@ def _function_modes_off() -> Iterator[None]:
     # ``with torch.device("meta"):`` is such a mode. Taken off the stack rather than disabled: Dynamo guards on whether
     # torch functions are disabled, and a kernel compiled here would be compiled again at run time.
     modes = []
-    while torch._C._len_torch_function_stack():
-        modes.append(torch._C._pop_torch_function_stack())
+    while len_torch_function_stack():
+        modes.append(pop_torch_function_stack())
     try:
         yield
     finally:
         for mode in reversed(modes):
-            torch._C._push_on_torch_function_stack(mode)
+            push_on_torch_function_stack(mode)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplug.torch_private import (
+    get_tracing_state,
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+)
+
 
 def linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Multiply the rows of each group by its matrix.
@@ -20,7 +27,7 @@ def linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     Returns:
         ``(rows, out)``; zero for rows after the last end.
     """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or get_tracing_state() is not None:
         # How many rows a group has is data, and no tracer can follow what depends on it: to it this is one operation.
         result: Tensor = _linear(rows, weight, ends)
         return result
@@ -44,10 +51,10 @@ def walk(rows: Tensor, matrices: Sequence[Tensor], ends: Tensor, *, skip: bool) 
 def _is_batched(*tensors: Tensor) -> bool:
     """Whether ``torch.vmap`` runs over one of *tensors*: how many rows a group has is not one number then."""
     for tensor in tensors:
-        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            if torch._C._functorch.is_batchedtensor(tensor):
+        while is_functorch_wrapped_tensor(tensor):
+            if is_batchedtensor(tensor):
                 return True
-            tensor = torch._C._functorch.get_unwrapped(tensor)
+            tensor = get_unwrapped(tensor)
     return False
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from .limits import check
+from .torch_private import TorchDispatchMode
 
 
 class Contract(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -12,8 +12,6 @@ from .loading import load
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_LOG = logging.getLogger("torch._subclasses.fake_tensor")
-
 
 class FakeNPU(contextlib.AbstractContextManager["FakeNPU"]):
     """While it is entered, tensors are fake, torch_npu's schemas, metas and autograd formulas real, limits enforced.
@@ -27,10 +25,10 @@ class FakeNPU(contextlib.AbstractContextManager["FakeNPU"]):
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.autograd import set_multithreading_enabled
 
         from .contract import Contract
+        from .torch_private import FakeTensorMode
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(_quiet())
@@ -49,9 +47,12 @@ class FakeNPU(contextlib.AbstractContextManager["FakeNPU"]):
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     # Fake tensors log a traceback for each call that is rejected, which is what tests provoke.
-    level = _LOG.level
-    _LOG.setLevel(logging.CRITICAL)
+    from .torch_private import FAKE_TENSOR_LOG
+
+    log = logging.getLogger(FAKE_TENSOR_LOG)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        _LOG.setLevel(level)
+        log.setLevel(level)

@@ -10,8 +10,9 @@ from .limits import check
 from .loading import load
 
 if TYPE_CHECKING:
-    import torch
     from typing_extensions import Self
+
+    from .torch_private import OpOverload
 
 
 class HostNPU:
@@ -61,7 +62,7 @@ class HostNPU:
                 KERNELS.take_away()
 
     @classmethod
-    def _called(cls, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _called(cls, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count a call for each that is entered, and hold it to its limits."""
         packet = op.overloadpacket.__name__
         name = packet if op.namespace == "npu" else f"{op.namespace}::{packet}"

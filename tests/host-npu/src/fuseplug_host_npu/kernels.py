@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.library import Library
-from torch.utils import _pytree as pytree
 
 from .generators import drawing
 from .memory import on_host, on_npu
 from .references import references, when_added
+from .torch_private import OpOverload, arguments_of, destroy, registered_for, tree_leaves, tree_map, tree_map_only
 
 _KEPT = frozenset(
     """
@@ -35,7 +35,7 @@ _MIXING = frozenset(
 
 _LIBRARIES = ("aten", "npu")
 
-Called = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], None]
+Called = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], None]
 
 
 class _Kernels:
@@ -81,7 +81,7 @@ class _Kernels:
     def take_away(self) -> None:
         """Leave torch_npu's own, and nothing else."""
         for library in self._libraries.values():
-            library._destroy()  # type: ignore[no-untyped-call]
+            destroy(library)
         self._libraries.clear()
         self._replaced.clear()
 
@@ -95,30 +95,30 @@ KERNELS = _Kernels()
 
 
 @functools.cache
-def _registered() -> dict[str, torch._ops.OpOverload]:
+def _registered() -> dict[str, OpOverload]:
     """The ops of torch and torch_npu that torch_npu has a kernel for, which is to be replaced."""
-    names = torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")
+    names = registered_for("PrivateUse1")
     ops = {name: _op(name) for name in names if name.partition("::")[0] in _LIBRARIES}
     stay = {name for name, op in ops.items() if op is not None and (op.is_view or op.overloadpacket.__name__ in _KEPT)}
     return {name: op for name, op in ops.items() if op is not None and name not in stay}
 
 
-def _op(name: str) -> torch._ops.OpOverload | None:
+def _op(name: str) -> OpOverload | None:
     """The op of a qualified name; ``None`` where only a kernel is registered under it, without an op."""
     packet, _, overload = name.partition(".")
     space, _, bare = packet.partition("::")
     found = getattr(getattr(torch.ops, space), bare, None)
-    op: torch._ops.OpOverload | None = getattr(found, overload or "default", None)
+    op: OpOverload | None = getattr(found, overload or "default", None)
     return op
 
 
-def _compute(op: torch._ops.OpOverload, name: str, /, *args: Any, **kwargs: Any) -> Any:
+def _compute(op: OpOverload, name: str, /, *args: Any, **kwargs: Any) -> Any:
     """The kernel of every op: run its reference, or torch's kernel of the CPU, on the same memory."""
     KERNELS.called(op, args, kwargs)
     _on_one_device(op, args, kwargs)
     row = references().get(name)
     if row is not None:
-        names = (argument.name for argument in op._schema.arguments)
+        names = (argument.name for argument in arguments_of(op))
         args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs}
     elif op.namespace != "aten":
         raise NotImplementedError(
@@ -130,11 +130,11 @@ def _compute(op: torch._ops.OpOverload, name: str, /, *args: Any, **kwargs: Any)
         return call.back((row or op)(*call.args, **call.kwargs))
 
 
-def _on_one_device(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _on_one_device(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Memory of the host is none of an NPU: only numbers (tensors of torch without dims) go there by themselves."""
     if op.overloadpacket.__name__ in _MIXING:
         return
-    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
     numbers_pass = op.namespace == "aten"
     if any(tensor.device.type != "npu" and not (numbers_pass and tensor.dim() == 0) for tensor in tensors):
         found = " and ".join(dict.fromkeys(str(tensor.device) for tensor in tensors))
@@ -155,16 +155,16 @@ class _Call:
         generator: The generator that it was given.
     """
 
-    def __init__(self, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._device = kwargs.get("device") or torch.device("npu")
         self._given: dict[int, tuple[Tensor, Tensor]] = {}
         self._outs: list[tuple[Tensor, Tensor]] = []
         self.generator: torch.Generator | None = None
         self.random = torch.Tag.nondeterministic_seeded in op.tags or "generator" in kwargs
-        outs = {argument.name for argument in op._schema.arguments if argument.is_out}
-        self.args = pytree.tree_map(self._to_cpu, args)
+        outs = {argument.name for argument in arguments_of(op) if argument.is_out}
+        self.args = tree_map(self._to_cpu, args)
         self.kwargs = {
-            name: pytree.tree_map(self._room if name in outs else self._to_cpu, value) for name, value in kwargs.items()
+            name: tree_map(self._room if name in outs else self._to_cpu, value) for name, value in kwargs.items()
         }
 
     def _to_cpu(self, value: Any) -> Any:
@@ -196,7 +196,7 @@ class _Call:
             if out.size() != host.size():
                 out.resize_(host.size())
             on_host(out).copy_(host)
-        return pytree.tree_map_only(Tensor, self._to_npu, results)
+        return tree_map_only(Tensor, self._to_npu, results)
 
     def _to_npu(self, host: Tensor) -> Tensor:
         if id(host) in self._given:

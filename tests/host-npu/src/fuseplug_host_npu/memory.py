@@ -7,6 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
+from .torch_private import neg_view
+
 
 def on_host(tensor: Tensor) -> Tensor:
     """The tensor of the CPU with the bytes of *tensor*, which is on the stand-in: what is written to it is in both.
@@ -25,7 +27,7 @@ def on_host(tensor: Tensor) -> Tensor:
     if tensor.is_conj():
         host = host.conj()
     if tensor.is_neg():
-        host = torch._neg_view(host)
+        host = neg_view(host)
     window._tensor = tensor  # type: ignore[attr-defined] # torch.frombuffer keeps the window, and so the tensor
     return host
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fuseplug.contract import Example
+from fuseplug.torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 Layout = Callable[[Tensor], Tensor]
 
@@ -84,13 +84,13 @@ def shapes(example: Example) -> Iterator[tuple[str, int, int, list[Example]]]:
 
 def planted(example: Example, which: int, value: float) -> Example | None:
     """The example with *value* in the middle of its argument number *which*; ``None`` if there is no place for it."""
-    leaves, structure = pytree.tree_flatten(tuple(example.args))
+    leaves, structure = tree_flatten(tuple(example.args))
     tensor = leaves[which]
     if not (isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel()):
         return None
     leaves[which] = tensor.clone()
     leaves[which].view(-1)[tensor.numel() // 2] = value
-    return replace(example, args=pytree.tree_unflatten(leaves, structure))
+    return replace(example, args=tree_unflatten(leaves, structure))
 
 
 def zeroed(example: Example) -> Example:
@@ -100,7 +100,7 @@ def zeroed(example: Example) -> Example:
 
 def arguments(example: Example) -> list[object]:
     """All arguments, those in containers too."""
-    leaves: list[object] = pytree.tree_leaves(tuple(example.args))
+    leaves: list[object] = tree_leaves(tuple(example.args))
     return leaves
 
 
@@ -120,4 +120,4 @@ def _cut(example: Example, dims: Callable[[Tensor], list[int]], new: int) -> Exa
             value = value.narrow(dim, 0, new)
         return value.contiguous()
 
-    return replace(example, args=pytree.tree_map(cut, tuple(example.args)))
+    return replace(example, args=tree_map(cut, tuple(example.args)))

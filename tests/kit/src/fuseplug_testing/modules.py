@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug.contract import Example
@@ -22,6 +21,7 @@ from fuseplug.discovery import KernelRecord
 from fuseplug.importing.process_state import ProcessState
 from fuseplug.kernel_manager import REGISTERED, KernelManager
 from fuseplug.patching import our_marks
+from fuseplug.torch_private import tree_map
 from fuseplug.verification import difference, random_state_kept
 
 from .results import Finding
@@ -125,7 +125,7 @@ def written_into(case: Case) -> Iterator[Finding]:
         def write(value: Any) -> Any:
             return value.mul_(1) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-        return lambda *args: pytree.tree_map(write, function(*args))
+        return lambda *args: tree_map(write, function(*args))
 
     ours, theirs = then_written(case.patch.function), then_written(case.subject.original)
     for size in case.sizes:
@@ -259,4 +259,4 @@ def _cast(args: tuple[Any, ...], dtype: torch.dtype) -> Any:
     def convert(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-    return pytree.tree_map(convert, args)
+    return tree_map(convert, args)

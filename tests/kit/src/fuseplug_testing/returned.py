@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fuseplug.contract import Example
+from fuseplug.torch_private import tree_leaves
 from fuseplug.verification import Handing, Outcome
 
 from .edges import LAYOUTS
@@ -77,7 +77,7 @@ def _otherwise(found: Any, expected: Any) -> str:
     """The first thing in which one result is of another kind than the other; ``""`` if there is none."""
     if (ours := _containers(found)) != (theirs := _containers(expected)):
         return f"returns {ours} instead of {theirs}"
-    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
+    pairs = zip(tree_leaves(found), tree_leaves(expected), strict=True)
     for number, (one, other) in enumerate(pairs):
         if not isinstance(other, Tensor):
             continue

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
+from fuseplug.torch_private import get_tracing_state
 
 from ..reference import Layout
 from . import example_rows, gates
@@ -233,7 +234,7 @@ def is_the_originals(x: Tensor) -> bool:
     Tracers follow a list of experts with breaks only; under autocast it multiplies in the narrow dtype, which the fused
     one would not; and without a token it looks at no weight, and leaves each without a gradient.
     """
-    traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    traced = torch.compiler.is_compiling() or get_tracing_state() is not None
     return traced or not x.numel() or torch.is_autocast_enabled(x.device.type)
 
 

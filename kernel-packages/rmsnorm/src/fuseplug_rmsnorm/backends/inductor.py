@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from fuseplug.functional import computed_by
 from fuseplug.inductor import Compiled, keeping_order, plain
+from fuseplug.torch_private import get_tracing_state
 
 from .. import reference
 from ..reference import Norming
@@ -30,7 +31,7 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
     compiler around it to fuse further.
     """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or get_tracing_state() is not None:
         return reference.compute(norming, x, weight, gate)
     how = norming.how
     autocast = torch.is_autocast_enabled(x.device.type)

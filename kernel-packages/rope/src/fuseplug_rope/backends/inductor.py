@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fuseplug.functional import computed_by
 from fuseplug.inductor import CompiledLinear, plain
+from fuseplug.torch_private import get_tracing_state
 
 from .. import reference
 
@@ -32,7 +33,7 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
     compiler around it to fuse further.
     """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or get_tracing_state() is not None:
         return reference.compute(how, q, k, cos, sin)
     if _is_large(how, q, k, cos, sin) and plain(q, k, cos, sin):
         xs = (q,) if k is None else (q, k)

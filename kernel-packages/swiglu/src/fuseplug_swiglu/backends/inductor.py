@@ -10,6 +10,7 @@ from torch import Tensor
 from fuseplug.activations import ACTIVATIONS
 from fuseplug.functional import computed_by
 from fuseplug.inductor import Compiled, plain, recording
+from fuseplug.torch_private import get_tracing_state
 
 from .. import reference
 from ..reference import Gating
@@ -36,7 +37,7 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     nearer to the exact one. Nothing is kept for the backward but *gate* and *up*. Inside ``torch.compile``,
     ``torch.export`` and other tracers it *is* the reference, for the compiler around it to fuse further.
     """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not plain(gate, up):
+    if torch.compiler.is_compiling() or get_tracing_state() is not None or not plain(gate, up):
         return reference.compute(gating, gate, up)
     if gating.how.sparse:
         gating, gate, up = reference.sparsified(gating, gate, up)

@@ -9,22 +9,23 @@ from ..errors import ContractError
 from .registry import Broken, limits
 
 if TYPE_CHECKING:
-    import torch
+    from ..torch_private import OpOverload
 
 
-def check(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def check(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Hold a call to the documented limits of *op*, if there are any.
 
     Raises:
         ContractError: If it breaks one.
     """
+    from ..torch_private import arguments_of
     from . import activations, grouped_matmul, moe, norms, rotary  # noqa: F401 - their rows enter themselves
 
     name = op.overloadpacket.__name__
     found = limits.get(f"{op.namespace}::{name}")
     if found is None and op.namespace == "aten":
         return
-    schema = op._schema.arguments
+    schema = arguments_of(op)
     named = {argument.name: argument.default_value for argument in schema}
     named.update(zip(named, args, strict=False))
     named.update(kwargs)

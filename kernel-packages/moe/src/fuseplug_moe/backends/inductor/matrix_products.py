@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fuseplug.torch_private import has_onednn_linear, onednn_linear
+
 _ROWS = 16
 _ELEMENTS = 1 << 19
 """From so many rows, or from two rows and so many elements of the matrix, oneDNN is the faster one."""
@@ -31,7 +33,7 @@ def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
         and (len(a) >= _ROWS or (len(a) > 1 and b.numel() >= _ELEMENTS))
         and onednn_is_faster()
     ):
-        out.copy_(torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], ""))
+        out.copy_(onednn_linear(a, b.t()))
     else:
         torch.mm(a, b, out=out)
 
@@ -82,7 +84,7 @@ def onednn_is_faster() -> bool:
         return False
     described = Path("/proc/cpuinfo")
     maker = next((line for line in _lines(described) if line.startswith("vendor_id")), "GenuineIntel")
-    return "GenuineIntel" not in maker and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return "GenuineIntel" not in maker and has_onednn_linear()
 
 
 def _lines(path: Path) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fuseplug.functional import computed_by
+from fuseplug.torch_private import are_functorch_transforms_active
 
 from ... import reference
 from .layouts import Layout, layout
@@ -148,7 +149,7 @@ def _working_dtype(x: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
 
 def _is_transformed() -> bool:
     """Whether vmap, grad or jvp of torch.func is at work, for which the operation is not made."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    return not torch.compiler.is_compiling() and are_functorch_transforms_active()
 
 
 def _is_cast(how: Variant, x: Tensor) -> bool:

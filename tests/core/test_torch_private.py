@@ -1,0 +1,335 @@
+"""What `fuseplug.torch_private` says of torch's private names, asked of the torch that is installed."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+from torch.nn.modules import module as hooks
+from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
+
+from fuseplug import torch_private as private
+
+X = torch.arange(1.0, 7.0).view(2, 3)
+TRANSFORMS = {
+    "vmap": lambda f: torch.func.vmap(f)(X),
+    "grad": lambda f: torch.func.grad(lambda x: f(x).sum())(X),
+    "jvp": lambda f: torch.func.jvp(f, (X,), (X,)),
+}
+SELDOM_TOO = TRANSFORMS | {"functionalize": lambda f: torch.func.functionalize(f)(X)}
+ALONE = {"alone": lambda f: f(X)}
+TESTED = set()
+
+
+def of(*names):
+    """Mark a test as that of these members."""
+    TESTED.update(names)
+    return lambda test: test
+
+
+def seen(look, within):
+    """What *look* says of the tensor that a function gets *within* something; it gets one once."""
+    found = []
+
+    def function(x):
+        found.append(look(x))
+        return x * 1
+
+    within(function)
+    return found.pop()
+
+
+def test_every_member_is_tested():
+    assert set(private.__all__) == TESTED
+
+
+@of("get_tracing_state")
+def test_a_tracer_has_a_state():
+    def trace(f):
+        torch.jit.trace(f, (X,), check_trace=False)
+
+    assert seen(lambda x: private.get_tracing_state() is not None, trace)
+    assert private.get_tracing_state() is None
+
+
+@of("peek_interpreter_stack")
+def test_transforms_are_seen():
+    look = lambda x: private.peek_interpreter_stack() is not None  # noqa: E731
+    assert {name: seen(look, within) for name, within in (SELDOM_TOO | ALONE).items()} == {
+        **dict.fromkeys(SELDOM_TOO, True),
+        "alone": False,
+    }
+
+
+@of("are_functorch_transforms_active")
+def test_transforms_are_active():
+    look = lambda x: private.are_functorch_transforms_active()  # noqa: E731
+    assert {name: seen(look, within) for name, within in (SELDOM_TOO | ALONE).items()} == {
+        **dict.fromkeys(SELDOM_TOO, True),
+        "alone": False,
+    }
+
+
+@of("is_functorch_wrapped_tensor", "get_unwrapped")
+@pytest.mark.parametrize("within", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms_wrap_tensors(within):
+    def look(x):
+        inner = private.get_unwrapped(x)
+        return type(x), private.is_functorch_wrapped_tensor(x), private.is_functorch_wrapped_tensor(inner), inner
+
+    *found, inner = seen(look, within)
+    assert found == [torch.Tensor, True, False]
+    assert torch.equal(inner, X)
+    assert not private.is_functorch_wrapped_tensor(X)
+
+
+@of("is_batchedtensor")
+def test_vmap_alone_makes_batches():
+    found = {name: seen(private.is_batchedtensor, within) for name, within in (TRANSFORMS | ALONE).items()}
+    assert found == {"vmap": True, "grad": False, "jvp": False, "alone": False}
+
+
+@of("is_legacy_batchedtensor")
+def test_a_batch_of_gradients_is_a_legacy_one():
+    x, found = X.clone().requires_grad_(), []
+    y = x * 1
+    y.register_hook(lambda grad: found.append((type(grad), private.is_legacy_batchedtensor(grad))))
+    torch.autograd.grad(y, x, torch.ones(4, 2, 3), is_grads_batched=True)
+    torch.autograd.grad(x * 1, x, torch.ones(2, 3))
+    assert found == [(torch.Tensor, True)]
+    assert not private.is_legacy_batchedtensor(X)
+
+
+@of("in_forward_mode")
+def test_forward_mode_is_seen_where_it_is_entered():
+    assert not private.in_forward_mode()
+    with forward_ad.dual_level():
+        assert private.in_forward_mode()
+    assert not private.in_forward_mode()
+    assert seen(lambda x: private.in_forward_mode(), TRANSFORMS["jvp"])
+
+
+@of("len_torch_dispatch_stack", "FakeTensor")
+def test_modes_that_see_operations_are_counted():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    assert private.len_torch_dispatch_stack() == 0
+    with FakeTensorMode():
+        assert private.len_torch_dispatch_stack() == 1
+        assert type(torch.ones(2)) is private.FakeTensor
+    assert seen(lambda x: private.len_torch_dispatch_stack(), lambda f: make_fx(f)(X)) > 0
+    assert private.len_torch_dispatch_stack() == 0
+
+
+@of("disable_current_modes")
+def test_modes_that_see_operations_can_be_taken_off():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        with private.disable_current_modes():
+            assert private.len_torch_dispatch_stack() == 0
+            assert type(torch.ones(2)) is torch.Tensor
+        assert private.len_torch_dispatch_stack() == 1
+
+
+@of("len_torch_function_stack", "pop_torch_function_stack", "push_on_torch_function_stack")
+def test_modes_that_see_functions_can_be_taken_off_and_put_back():
+    class Own(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            return "ours"
+
+    own = Own()
+    with torch.device("meta"), own:
+        count = private.len_torch_function_stack()
+        assert torch.ones(2) == "ours"
+        assert private.pop_torch_function_stack() is own
+        assert private.len_torch_function_stack() == count - 1
+        assert torch.ones(2).is_meta
+        device = private.pop_torch_function_stack()
+        assert not torch.ones(2).is_meta
+        private.push_on_torch_function_stack(device)
+        private.push_on_torch_function_stack(own)
+        assert torch.ones(2) == "ours"
+    assert private.len_torch_function_stack() == 0
+
+
+@of("unsafe_view")
+def test_an_unsafe_view_shares_memory_and_is_no_view():
+    x = X.clone()
+    y = private.unsafe_view(x, (3, 2))
+    assert (y.shape, y.data_ptr(), y._is_view()) == ((3, 2), x.data_ptr(), False)
+
+
+@of("storage_id")
+def test_tensors_on_one_storage_share_its_id():
+    one, other = torch.empty(2, 3, device="meta"), torch.empty(2, 3, device="meta")
+    assert private.storage_id(one) == private.storage_id(one.t()) == private.storage_id(one.detach()[1:])
+    assert private.storage_id(one) != private.storage_id(other)
+
+
+@of("OpOverload", "OpOverloadPacket")
+def test_operations_have_these_types():
+    assert type(torch.ops.aten.add.Tensor) is private.OpOverload
+    assert type(torch.ops.aten.add) is private.OpOverloadPacket
+
+
+@of("schemas_of")
+def test_schemas_say_what_is_written_to():
+    def written(op):
+        aliases = [[a.alias_info for a in schema.arguments] for schema in private.schemas_of(op)]
+        return [[info is not None and info.is_write for info in each] for each in aliases]
+
+    assert written(torch.ops.aten.add_.Tensor) == [[True, False, False]]
+    assert written(torch.ops.aten.add.Tensor) == [[False, False, False]]
+    assert len(written(torch.ops.aten.add_)) == len(torch.ops.aten.add_.overloads())
+    assert all(each[0] for each in written(torch.ops.aten.add_))
+    assert private.schemas_of(torch.ops.aten.add.Tensor)[0].arguments[2].name == "alpha"
+
+
+REGISTER = (
+    hooks.register_module_forward_hook,
+    hooks.register_module_forward_pre_hook,
+    hooks.register_module_full_backward_hook,
+    hooks.register_module_full_backward_pre_hook,
+)
+
+
+@of("GLOBAL_HOOKS")
+def test_hooks_of_every_module_are_there_while_they_are_registered():
+    for place, register in enumerate(REGISTER):
+        handle = register(lambda *_: None)
+        counts = [len(each) for each in private.GLOBAL_HOOKS]
+        handle.remove()
+        assert counts == [int(place == number) for number in range(4)]
+    assert not any(private.GLOBAL_HOOKS)
+
+
+@of("get_printoptions")
+def test_print_options_are_those_that_were_set():
+    before = private.get_printoptions()
+    torch.set_printoptions(precision=7, sci_mode=True)
+    try:
+        found = private.get_printoptions()
+        assert (found["precision"], found["sci_mode"]) == (7, True)
+    finally:
+        torch.set_printoptions(precision=before["precision"], sci_mode=before["sci_mode"])
+    assert private.get_printoptions() == before != found
+
+
+@of("PYTREE_NODES", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten")
+def test_pytree_goes_through_what_is_registered():
+    class Pair:
+        def __init__(self, *items):
+            self.items = list(items)
+
+    from torch.utils import _pytree
+
+    assert private.tree_leaves(Pair(1, 2)) != [1, 2]
+    count = len(private.PYTREE_NODES)
+    _pytree.register_pytree_node(Pair, lambda pair: (pair.items, None), lambda items, _: Pair(*items))
+    assert len(private.PYTREE_NODES) == count + 1
+    value = {"a": [1, (2, None)], "b": Pair(3, 4)}
+    leaves, structure = private.tree_flatten(value)
+    assert leaves == private.tree_leaves(value) == [1, 2, None, 3, 4]
+    assert private.tree_map(str, value)["b"].items == ["3", "4"]
+    assert private.tree_unflatten("abcde", structure)["a"] == ["a", ("b", "c")]
+
+
+@of("has_onednn_linear", "onednn_linear")
+@pytest.mark.skipif(not private.has_onednn_linear(), reason="this torch is built without oneDNN's linear")
+def test_onednn_multiplies():
+    x, weight = torch.randn(5, 7), torch.randn(3, 7)
+    assert_close(private.onednn_linear(x, weight), functional.linear(x, weight))
+    assert_close(private.onednn_linear(x, torch.randn(7, 3).t().copy_(weight)), functional.linear(x, weight))
+
+
+def _compiled(function, **how):
+    """*function*, compiled without Inductor, and the shapes for which that was done."""
+    shapes = []
+
+    def backend(graph, examples):
+        shapes.extend(tuple(each.shape) for each in examples if isinstance(each, torch.Tensor))
+        return graph.forward
+
+    torch.compiler.reset()
+    return torch.compile(function, backend=backend, fullgraph=True, **how), shapes
+
+
+@of("mark_dynamic")
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_is_marked_dynamic_is_compiled_once(marked):
+    compiled, shapes = _compiled(lambda x: x * 2, dynamic=None if marked else False)
+    for rows in (4, 5, 6):
+        x = torch.ones(rows, 3)
+        if marked:
+            private.mark_dynamic(x, 0)
+        assert compiled(x).shape == x.shape
+    assert len(shapes) == (1 if marked else 3)
+    assert shapes[0][1] == 3
+
+
+@of("without_duck_shapes")
+@pytest.mark.parametrize("without", [True, False])
+def test_equal_sizes_are_not_taken_for_one(without):
+    compiled, shapes = _compiled(lambda x, y: (x * 2, y * 2), dynamic=True)
+    for sizes in ((4, 4), (5, 6)):
+        with private.without_duck_shapes() if without else contextlib.nullcontext():
+            compiled(*map(torch.ones, sizes))
+    assert len(shapes) == (2 if without else 4)
+
+
+@of("import_dynamo", "DYNAMO_SETTINGS", "INDUCTOR_SETTINGS")
+def test_what_is_imported_and_when(fresh_python):
+    code = """
+import importlib, sys
+from fuseplug import torch_private as private
+assert not {"torch._dynamo", "torch._inductor"} & sys.modules.keys()
+private.import_dynamo()
+assert "torch._dynamo" in sys.modules
+for name in (private.DYNAMO_SETTINGS, private.INDUCTOR_SETTINGS):
+    assert importlib.import_module(name).get_config_copy()
+"""
+    done = fresh_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+@of("DYNAMO_WRAPPERS")
+def test_decorators_of_dynamo_are_written_there():
+    decorated = (torch.compiler.disable(lambda x: x), torch.compile(lambda x: x), torch.optim.SGD.zero_grad)
+    assert all(each.__globals__["__name__"].startswith(private.DYNAMO_WRAPPERS) for each in decorated)
+
+
+@of("JIT_INTERNALS")
+def test_functions_of_the_jit_are_written_there():
+    assert torch.jit.ignore.__module__ == torch.jit.export.__module__ == private.JIT_INTERNALS
+
+
+PER_CALL = ("get_tracing_state", "are_functorch_transforms_active", "len_torch_function_stack")
+
+
+@pytest.mark.parametrize("name", PER_CALL)
+def test_dynamo_traces_through_what_is_asked_at_each_call(name):
+    ask = getattr(private, name)
+
+    def function(x):
+        if torch.compiler.is_compiling() and not ask():
+            return x + 1
+        return x - 1
+
+    compiled, shapes = _compiled(function)
+    assert torch.equal(compiled(X), X + 1)
+    assert len(shapes) == 1
+
+
+ALIASES = sorted(name for name in private.__all__ if type(getattr(private, name)) is type(len))
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_what_is_asked_at_each_call_is_torchs_own(name):
+    function = getattr(private, name)
+    assert function in (getattr(torch._C, f"_{name}", None), getattr(torch._C._functorch, name, None))

@@ -1,0 +1,55 @@
+"""The private names of torch that the NPU in host memory needs: no other module of it has one.
+
+Importing it imports torch. Each name is here because torch documents nothing that says or does the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+if TYPE_CHECKING:
+    from torch.library import Library
+
+__all__ = [
+    "FAKE_TENSOR_LOG",
+    "FakeTensorMode",
+    "OpOverload",
+    "TorchDispatchMode",
+    "arguments_of",
+    "destroy",
+    "neg_view",
+    "registered_for",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+]
+
+# Imported above: the type of operations (torch.ops has only instances), the mode in which tensors are fake, the class
+# of modes that see each operation, and pytree, with which torch itself walks through arguments and results.
+
+FAKE_TENSOR_LOG = "torch._subclasses.fake_tensor"
+"""The name of the logger on which fake tensors report calls that fail."""
+
+neg_view = torch._neg_view
+"""``neg_view(tensor)``: *tensor* negated by a bit of it, its memory as it is. `torch.neg` writes new memory."""
+
+
+def arguments_of(op: OpOverload) -> list[torch._C.Argument]:
+    """The arguments in the schema of *op*: ``torch.ops`` gives operations without their names and defaults."""
+    return list(op._schema.arguments)
+
+
+def registered_for(key: str) -> list[str]:
+    """The qualified names of the ops that have a kernel for the dispatch key *key*: torch.library lists none."""
+    return list(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+
+
+def destroy(library: Library) -> None:
+    """Take away what *library* has registered, now: torch.library does so when it is collected as garbage."""
+    library._destroy()  # type: ignore[no-untyped-call]
