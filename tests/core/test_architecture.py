@@ -52,7 +52,7 @@ PUBLIC = {
     "fuseplug.npu": fuseplug.npu.__all__,
     "fuseplug.reading": fuseplug.reading.__all__,
     "fuseplug.triton": fuseplug.triton.__all__,
-    "fuseplug.triton.activations": ("activate",),
+    "fuseplug.triton.activations": ("activate", "clamped_up", "gate_factor"),
 }
 
 
