@@ -129,7 +129,8 @@ class Proposal:
         example: ``example(mix, size, generator)`` makes inputs and parameters for one of *mixes*; *size* is the number
             of elements wanted in the main input, at least and approximately. Random numbers come from *generator*, so
             that the same call makes the same example.
-        mixes: The combinations of dtypes to check, opaque to Fuseplug; the first is how the module stands now.
+        mixes: The combinations to check, opaque to Fuseplug: of dtypes, and of what else calls differ in, such as an
+            optional argument. The first is how the module stands now.
         likely: Those of *mixes*, besides the first, in which it may well be called as it stands: with what autocast
             gives it, for example. The kernel itself is run in each; calls in any other are the original's.
         roundings: How many roundings to the output's dtype a right implementation may accumulate.

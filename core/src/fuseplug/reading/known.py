@@ -44,12 +44,12 @@ def _hasattr(walk: Calls, node: Any, given: Arguments) -> Value:
 
 def _setattr(walk: Calls, node: Any, given: Arguments) -> Value:
     if any(not each.owned for each in (given.at(0) or NOTHING).each):
-        walk.note(walk.reader.found.effects, node)
+        walk.note(walk.reader.found.side_effects, node)
     return known(None)
 
 
 def _effect(walk: Calls, node: Any, given: Arguments) -> Value:
-    walk.note(walk.reader.found.effects, node)
+    walk.note(walk.reader.found.side_effects, node)
     walk.escapes(node, given)
     return NOTHING
 
@@ -126,7 +126,7 @@ def _reduce(walk: Calls, node: Any, given: Arguments) -> Value:
 def _next(walk: Calls, node: Any, given: Arguments) -> Value:
     first = given.at(0) or NOTHING
     if any(not each.owned for each in first.each):
-        walk.note(walk.reader.found.effects, node)
+        walk.note(walk.reader.found.side_effects, node)
     return either((item_of(walk.reader, first, None), *given.values[1:]))
 
 
