@@ -9,7 +9,7 @@ from torch import nn
 
 from fuseplug import Example, FuseplugError, PlanError
 from fuseplug_testing import ConformanceError, check_kernel
-from fuseplug_testing.edges import LAYOUTS, UPSTREAM, planted, shapes
+from fuseplug_testing.edges import MEMORY_LAYOUTS, UPSTREAM, planted, shapes
 from fuseplug_testing.results import Conformance, Finding
 
 
@@ -95,7 +95,7 @@ def test_a_fault_of_one_specimen_hides_no_other():
     assert raised.value.result.passed["numbers"]
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS.values(), *UPSTREAM.values()], ids=[*LAYOUTS, *UPSTREAM])
+@pytest.mark.parametrize("layout", [*MEMORY_LAYOUTS.values(), *UPSTREAM.values()], ids=[*MEMORY_LAYOUTS, *UPSTREAM])
 @pytest.mark.parametrize("shape", [(), (3,), (1, 3), (2, 3), (2, 3, 4)], ids=str)
 def test_a_layout_keeps_shape_and_gradient_and_is_another_tensor(layout, shape):
     leaf = torch.randn(shape, requires_grad=True)
@@ -106,18 +106,20 @@ def test_a_layout_keeps_shape_and_gradient_and_is_another_tensor(layout, shape):
     assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "expanded"])
+@pytest.mark.parametrize("name", [name for name in MEMORY_LAYOUTS if name != "expanded"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
 def test_a_layout_keeps_values_and_lies_otherwise(name, dtype):
     tensor = torch.randn(2, 3, 4).to(dtype)
-    laid = LAYOUTS[name](tensor)
+    laid = MEMORY_LAYOUTS[name](tensor)
     assert torch.equal(laid, tensor)
     assert (laid.stride(), laid.storage_offset()) != (tensor.stride(), tensor.storage_offset())
 
 
 def test_what_lies_between_elements_is_nan():
     for name in ("every other element of a buffer", "part of wider rows", "not aligned"):
-        whole = torch.tensor(LAYOUTS[name](torch.zeros(2, 3)).untyped_storage(), dtype=torch.uint8).view(torch.float32)
+        whole = torch.tensor(MEMORY_LAYOUTS[name](torch.zeros(2, 3)).untyped_storage(), dtype=torch.uint8).view(
+            torch.float32
+        )
         assert whole.isnan().any()
 
 

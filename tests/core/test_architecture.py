@@ -64,7 +64,7 @@ PUBLIC = {
     "fuseplug.reading": fuseplug.reading.__all__,
     "fuseplug.torch_private": fuseplug.torch_private.__all__,
     "fuseplug.triton": fuseplug.triton.__all__,
-    "fuseplug.triton.activations": ("activate",),
+    "fuseplug.triton.activations": ("activate", "clamped_up", "gate_factor"),
 }
 
 

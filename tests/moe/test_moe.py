@@ -225,7 +225,7 @@ class TestMatmul:
     def test_many_groups_at_once_are_the_products_of_each(self, dtype):
         sizes, groups = [1, 3, 2, 4, 1, 1, 2, 2, 3], [0, 2, 3, 4, 5, 7, 8, 9, 11]
         rows, weight = torch.randn(sum(sizes), 16).to(dtype), torch.randn(12, 16, 8).to(dtype)
-        found = matrix_products.grouped(rows, weight, sizes, groups)
+        found = matrix_products.grouped_matmul(rows, weight, sizes, groups)
         if found is not None:
             expected = [r @ weight[g] for r, g in zip(rows.split(sizes), groups, strict=True)]
             torch.testing.assert_close(found, torch.cat(expected))
@@ -233,7 +233,7 @@ class TestMatmul:
     def test_summed_over_their_rows_idle_groups_are_zero(self):
         sizes, groups = [1, 3, 2, 4, 1, 1, 2, 2, 8], [0, 2, 3, 4, 5, 7, 8, 9, 11]
         rows, grad = torch.randn(sum(sizes), 16).bfloat16(), torch.randn(sum(sizes), 8).bfloat16()
-        found = matrix_products.grouped(rows.t(), grad, sizes, groups)
+        found = matrix_products.grouped_matmul(rows.t(), grad, sizes, groups)
         if found is not None:
             for group in range(12):
                 at = groups.index(group) if group in groups else None

@@ -17,7 +17,7 @@ from fuseplug_moe import specimens
 from fuseplug_moe.backends import inductor
 from fuseplug_moe.kernels import InductorMoEKernel
 from fuseplug_moe.recognise import example_rows as rows
-from fuseplug_moe.recognise.small_copies import Small
+from fuseplug_moe.recognise.small_copies import SmallCopies
 from fuseplug_moe.recognise.structure import match
 
 MADE = specimens.specimens()
@@ -580,6 +580,6 @@ def test_what_is_computed_without_gradients_must_be_the_same(manager, training):
 
 
 def test_a_router_that_tells_no_rows_apart_is_an_error_and_not_a_wait():
-    small = Small({}, torch.Generator().manual_seed(0))
+    small = SmallCopies({}, torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match="routes hardly any row"):
         rows.decided(small, torch.nn.Linear(1, 8, bias=False), 2, 16, torch.float32)

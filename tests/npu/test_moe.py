@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fuseplug_moe import reference
-from fuseplug_moe.backends.counts_on_host import Arrival
+from fuseplug_moe.backends.counts_on_host import HostCounts
 from fuseplug_moe.backends.npu import gmm, mixture, moe
 
 from .mixtures import FUSED, assert_parameters_right, npu_ops, on_npu
@@ -128,7 +128,7 @@ class TestIdle:
 
     def test_the_host_is_told_only_for_weights_that_want_gradients(self, host_npu, monkeypatch):
         told = []
-        monkeypatch.setattr(mixture, "Arrival", lambda counts: told.append(counts) or Arrival(counts))
+        monkeypatch.setattr(mixture, "HostCounts", lambda counts: told.append(counts) or HostCounts(counts))
         named = on("npu", arguments(listed=True, idle="none"))
         moe(**named)
         assert len(told) == 1

@@ -8,7 +8,7 @@ from support.mixtures import EVERY_WAY, arguments, assert_right
 from torch import Tensor
 
 from fuseplug_host_npu import ContractError
-from fuseplug_moe.backends.counts_on_host import Arrival
+from fuseplug_moe.backends.counts_on_host import HostCounts
 from fuseplug_moe.backends.npu import gmm, mixture, routing
 
 from .mixtures import assert_parameters_right, on_npu
@@ -66,7 +66,7 @@ PLANTED = {
     "silu before its time": planted(
         mixture, "apply_gate", lambda f, g, u, *a: f(*((g, u) if u is None else (u, g)), *a)
     ),
-    "zeros for idle experts": planted(Arrival, "arrived", lambda f, self: [True for _ in f(self)]),
+    "zeros for idle experts": planted(HostCounts, "positive", lambda f, self: [True for _ in f(self)]),
 }
 
 

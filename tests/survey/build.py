@@ -13,7 +13,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from .small import small
+from .small_configs import small_config
 
 _FIRST = ("IMAGE_TEXT_TO_TEXT", "CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "TEXT_TO_WAVEFORM")
 _MAPPINGS = [f"MODEL_FOR_{task}_MAPPING_NAMES" for task in _FIRST] + ["MODEL_MAPPING_NAMES"]
@@ -39,7 +39,7 @@ def build(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     model_class = next(model_classes(model_type, config_class), None)
     if model_class is None:
         raise NoModel(f"no model is built from {config_class.__name__} by itself")
-    config = small(config_class)
+    config = small_config(config_class)
     size = _size(model_class, config)
     if size > LARGEST:
         raise ValueError(f"{size / 1e6:.0f} million parameters, though small: overrides.py can make it smaller")

@@ -7,10 +7,15 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from . import odds, pictures, sound, text
-from .part import Part
+from . import pictures, rare_inputs, sound, text
+from .submodule import Submodule
 
-_MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {**text.MAKERS, **pictures.MAKERS, **sound.MAKERS, **odds.MAKERS}
+_MAKERS: Mapping[str, Callable[[Submodule], list[Any]]] = {
+    **text.MAKERS,
+    **pictures.MAKERS,
+    **sound.MAKERS,
+    **rare_inputs.MAKERS,
+}
 """What a parameter of a name may be given, likely values first; with None it is not given unless it must be."""
 
 _MAIN: tuple[tuple[str, ...], ...] = (
@@ -42,36 +47,36 @@ _MANY = 40
 Inputs = dict[str, Any]
 
 
-def candidates(part: Part) -> Iterator[Iterator[Inputs]]:
-    """What *part* may be called with: for each choice of parameters, most first, values for them, likely ones first."""
+def candidates(submodule: Submodule) -> Iterator[Iterator[Inputs]]:
+    """What *submodule* may be called with: for each choice of parameters, most first, values, likely ones first."""
     tried = set()
     for names in (*_MAIN, ()):
-        chosen = _completed(part, names)
-        if chosen and chosen not in tried and all(name in part.parameters for name in chosen):
+        chosen = _completed(submodule, names)
+        if chosen and chosen not in tried and all(name in submodule.parameters for name in chosen):
             tried.add(chosen)
-            yield _given(part, chosen)
+            yield _given(submodule, chosen)
 
 
-def _completed(part: Part, names: tuple[str, ...]) -> tuple[str, ...]:
+def _completed(submodule: Submodule, names: tuple[str, ...]) -> tuple[str, ...]:
     """*names*, what must be given besides, and what goes along with them."""
-    names = (*part.required, *names)
+    names = (*submodule.required, *names)
     along = [*(pictures.WITH if any("pixel" in n for n in names) else ())]
     along += sound.WITH if "input_features" in names else ()
-    along += odds.WITH
-    return tuple(dict.fromkeys((*names, *(n for n in along if names and n in part.parameters))))
+    along += rare_inputs.WITH
+    return tuple(dict.fromkeys((*names, *(n for n in along if names and n in submodule.parameters))))
 
 
-def _given(part: Part, names: tuple[str, ...]) -> Iterator[Inputs]:
-    first = next(iter(part.parameters))
+def _given(submodule: Submodule, names: tuple[str, ...]) -> Iterator[Inputs]:
+    first = next(iter(submodule.parameters))
     makers = [_MAKERS.get(name, text.vectors if name == first else None) for name in names]
     if not all(makers):
         return
-    for values in itertools.islice(_likely_first([maker(part) for maker in makers]), _MANY):
+    for values in itertools.islice(_likely_first([maker(submodule) for maker in makers]), _MANY):
         pairs = zip(names, values, strict=True)
-        given = {name: value for name, value in pairs if value is not None or name in part.required}
+        given = {name: value for name, value in pairs if value is not None or name in submodule.required}
         if "input_ids" in given and any(name.startswith(("pixel", "input_features")) for name in given):
             with contextlib.suppress(Exception):
-                yield given | text.with_places(part, given)
+                yield given | text.with_places(submodule, given)
         yield given
 
 

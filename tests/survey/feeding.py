@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .candidates import candidates
-from .part import Part
+from .submodule import Submodule
 
 Inputs = dict[str, Any]
 
@@ -42,7 +42,7 @@ def calls_for(model: nn.Module, paths: Collection[str]) -> list[Call]:
             if above in tried or not any(_inside(each, above) for each in left):
                 continue
             tried.add(above)
-            for choice in candidates(Part(model, above)):
+            for choice in candidates(Submodule(model, above)):
                 found = _first_that_runs(model, above, choice, left, said)
                 if found is not None and found[1]:
                     calls.append(found[0])

@@ -10,7 +10,7 @@ from typing import Any
 from .census import OPS
 from .checking import DTYPES
 from .collect import is_concerned
-from .ways import WAYS
+from .kernel_kinds import KERNEL_KINDS
 
 _NAMES = {"rmsnorm": "norms", "swiglu": "gated MLPs", "rope": "rotary functions", "moe": "experts"}
 _MOST_CHARACTERS = 300
@@ -117,20 +117,22 @@ def _summary(releases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def without_devices(content: Mapping[str, Any]) -> dict[str, Sequence[Mapping[str, Any]]]:
     """The records of each kind of kernels that were run without their device."""
-    return {way: content[f"by {way}"] for way in WAYS if f"by {way}" in content}
+    return {kind: content[f"by {kind}"] for kind in KERNEL_KINDS if f"by {kind}" in content}
 
 
 def _runs(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
     """What the kernels for other devices did with the models that those of Inductor were compared on."""
     rows, rest = [], []
-    for way, records in runs.items():
+    for kind, records in runs.items():
         done = [record for record in records if record["status"] == "checked"]
         worst = [_share(max((r.get(dtype, {}) for r in done), key=lambda c: c.get("worst", 0))) for dtype in DTYPES]
         wrong = sum(record["status"] == "mismatch" for record in records)
         fused = sum(record["fused"] for record in done)
-        rows.append((WAYS[way].said, f"**{len(done)}** of {len(records)}", str(fused), f"**{wrong}**", *worst))
+        rows.append(
+            (KERNEL_KINDS[kind].description, f"**{len(done)}** of {len(records)}", str(fused), f"**{wrong}**", *worst)
+        )
         rest += [
-            (way, record["model_type"], record["status"], _short(record.get("why") or "; ".join(_errors(record))))
+            (kind, record["model_type"], record["status"], _short(record.get("why") or "; ".join(_errors(record))))
             for record in records
             if record["status"] != "checked"
         ]
@@ -159,12 +161,12 @@ def _left_alone(answers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _left_alone_elsewhere(records: Sequence[Mapping[str, Any]]) -> set[tuple[str, str, str, str]]:
     found = set()
     for record in records:
-        alone = {_place(site) for site in record.get("sites", ()) if not site["fused"]}
+        left_alone = {_place(site) for site in record.get("sites", ()) if not site["fused"]}
         for device, plan in record.get("elsewhere", {}).items():
             found |= {
                 (device, _NAMES[site["op"]], f"{site['folder']}: {site['class']}", _short(site["why"]))
                 for site in plan["left alone"]
-                if _place(site) not in alone
+                if _place(site) not in left_alone
             }
     return found
 

@@ -8,63 +8,62 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .part import LENGTH, Part, noise
+from .submodule import LENGTH, Submodule, noise
 
 _GRID = 4
 """Patches along each side where a model takes pictures of any size."""
 
 
-def pictures(part: Part) -> list[Any]:
+def pictures(submodule: Submodule) -> list[Any]:
     """The pixels of two pictures, in every form."""
-    side, channels = _side(part), _channels(part)
-    patches = [(2 * _GRID**2, width) for width in _patch_widths(part)]
-    padded = [(2, _GRID**2, width) for width in _patch_widths(part)]
-    conv = part.first(nn.Conv2d, nn.Conv3d)
+    side, channels = _side(submodule), _channels(submodule)
+    patches = [(2 * _GRID**2, width) for width in _patch_widths(submodule)]
+    padded = [(2, _GRID**2, width) for width in _patch_widths(submodule)]
+    conv = submodule.first(nn.Conv2d, nn.Conv3d)
     small = [(2 * _GRID**2, *conv.weight.shape[1:]), (1, 2 * _GRID**2, *conv.weight.shape[1:])] if conv else []
     whole = [(2, channels, side, side), (2, 1, channels, side, side), (2, 1, 1, channels, side, side)]
     frames = [(2, 2, channels, side, side), (2, channels, 4, side, side)]
     tubes = [(2 * _GRID**2, 2, channels, *conv.weight.shape[-2:])] if conv else []
-    square = [(2, channels, _GRID * patch, _GRID * patch) for patch in {_patch(part)} if _GRID * patch != side]
+    square = [(2, channels, _GRID * patch, _GRID * patch) for patch in {_patch(submodule)} if _GRID * patch != side]
     shapes = [*whole, *patches, *padded, *small, *frames, *tubes, *square]
-    if any("grid" in name for name in part.parameters):
-        block = 2 * _patch(part)
+    if any("grid" in name for name in submodule.parameters):
+        block = 2 * _patch(submodule)
         shapes = [*patches, *small, *tubes, *padded, *whole, (2 * _GRID**2 // 4, block, block, channels)]
     return [noise(*shape) for shape in shapes]
 
 
-def film(part: Part) -> list[Any]:
+def film(submodule: Submodule) -> list[Any]:
     """The pixels of two films of a few frames."""
-    side, channels = _side(part), _channels(part)
-    frames = part.number("frames_per_clip", "num_frames", default=4)
+    side, channels = _side(submodule), _channels(submodule)
+    frames = submodule.number("frames_per_clip", "num_frames", default=4)
     return [noise(2, frames, channels, side, side), noise(2, channels, frames, side, side)]
 
 
-def flattened(part: Part) -> list[Any]:
+def flattened(submodule: Submodule) -> list[Any]:
     """Patches in rows that begin with where in the picture each is."""
     where = torch.arange(2 * _GRID**2).view(2, -1, 1) % _GRID**2
     places = torch.cat([where // _GRID + 1, where % _GRID + 1], -1)
-    return [torch.cat([places.float(), noise(2, _GRID**2, width)], -1) for width in _patch_widths(part)]
+    return [torch.cat([places.float(), noise(2, _GRID**2, width)], -1) for width in _patch_widths(submodule)]
 
 
-def _side(part: Part) -> int:
-    return part.number("image_size", "img_size", "crop_size", default=32)
+def _side(submodule: Submodule) -> int:
+    return submodule.number("image_size", "img_size", "crop_size", default=32)
 
 
-def _patch(part: Part) -> int:
-    conv = part.first(nn.Conv2d, nn.Conv3d)
-    return conv.kernel_size[-1] if conv else part.number("patch_size", "spatial_patch_size", default=8)
+def _patch(submodule: Submodule) -> int:
+    conv = submodule.first(nn.Conv2d, nn.Conv3d)
+    return conv.kernel_size[-1] if conv else submodule.number("patch_size", "spatial_patch_size", default=8)
 
 
-def _channels(part: Part) -> int:
-    conv = part.first(nn.Conv2d, nn.Conv3d)
-    return conv.in_channels if conv else part.number("num_channels", "in_channels", "in_chans", default=3)
+def _channels(submodule: Submodule) -> int:
+    conv = submodule.first(nn.Conv2d, nn.Conv3d)
+    return conv.in_channels if conv else submodule.number("num_channels", "in_channels", "in_chans", default=3)
 
 
-def _patch_widths(part: Part) -> list[int]:
-    """How many numbers a patch may have that the first layer in *part* which sees one takes."""
-    towers = [m for name, m in part.module.named_modules() if name.rpartition(".")[2] in _TOWERS] or [part.module]
+def _patch_widths(submodule: Submodule) -> list[int]:
+    """How many numbers a patch may have that the first layer in *submodule* which sees one takes."""
     found = []
-    for tower in towers:
+    for tower in submodule.named(_TOWERS):
         for module in tower.modules():
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 found.append(module.weight[0].numel())
@@ -72,38 +71,38 @@ def _patch_widths(part: Part) -> list[int]:
                 found.append(module.in_features)
             if found:
                 break
-    patch = part.number("patch_size", "spatial_patch_size", default=8)
+    patch = submodule.number("patch_size", "spatial_patch_size", default=8)
     return list(dict.fromkeys([*found, 3 * patch**2]))
 
 
 _TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder", "vision_embedder", "patch_embed")
 
 
-def _grid(_: Part) -> list[Any]:
+def _grid(_: Submodule) -> list[Any]:
     return [torch.tensor([[1, side, side]] * 2) for side in (_GRID, _GRID // 2)]
 
 
-def _sizes(part: Part) -> list[Any]:
-    side = _side(part)
-    return [torch.tensor([[side, side]] * 2), torch.tensor([[_GRID * _patch(part)] * 2] * 2)]
+def _sizes(submodule: Submodule) -> list[Any]:
+    side = _side(submodule)
+    return [torch.tensor([[side, side]] * 2), torch.tensor([[_GRID * _patch(submodule)] * 2] * 2)]
 
 
-def _places(_: Part) -> list[Any]:
+def _places(_: Submodule) -> list[Any]:
     where = torch.arange(_GRID**2)
     return [torch.stack([where % _GRID, where // _GRID], -1).expand(2, -1, -1).contiguous()]
 
 
-def _pixel_masks(part: Part) -> list[Any]:
-    side = _side(part)
+def _pixel_masks(submodule: Submodule) -> list[Any]:
+    side = _side(submodule)
     shapes = ((2, _GRID**2), (2, 1, side, side), (2, side, side), (2, 1))
     return [None, *(torch.ones(shape, dtype=torch.long) for shape in shapes)]
 
 
-def _each(value: Any) -> Callable[[Part], list[Any]]:
+def _each(value: Any) -> Callable[[Submodule], list[Any]]:
     return lambda _: [value]
 
 
-def _tensor(*numbers: Any) -> Callable[[Part], list[Any]]:
+def _tensor(*numbers: Any) -> Callable[[Submodule], list[Any]]:
     return lambda _: [torch.tensor(numbers)]
 
 
@@ -111,11 +110,11 @@ def _ones(*shape: int) -> Tensor:
     return torch.ones(shape, dtype=torch.long)
 
 
-MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
+MAKERS: Mapping[str, Callable[[Submodule], list[Any]]] = {
     "pixel_values": pictures,
     "image_pixel_values": pictures,
     "pixel_values_images": pictures,
-    "high_res_pixel_values": lambda part: [noise(2, 3, side, side) for side in {_side(part), 64, 1024}],
+    "high_res_pixel_values": lambda submodule: [noise(2, 3, side, side) for side in {_side(submodule), 64, 1024}],
     "pixel_values_videos": film,
     "flattened_patches": flattened,
     "grid_thw": _grid,
@@ -133,7 +132,7 @@ MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
     "pixel_attention_mask": _pixel_masks,
     "image_attention_mask": lambda _: [_ones(2, LENGTH, 1), None],
     "aspect_ratio_ids": lambda _: [_ones(2, 1)],
-    "aspect_ratio_mask": lambda part: [_ones(2, 1, part.number("max_num_tiles", default=4))],
+    "aspect_ratio_mask": lambda submodule: [_ones(2, 1, submodule.number("max_num_tiles", default=4))],
 }
 
 WITH = (

@@ -35,13 +35,13 @@ from packaging.version import Version
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from record import machine
 
-from . import alone, pool
+from . import pool, single_class
 from .census import Census
 from .checking import DTYPES, ELSEWHERE, ROUNDINGS, TIMES, check, said
 from .collect import answers, summary
 from .compiled import import_every_model
+from .kernel_kinds import COMPILED, KERNEL_KINDS
 from .page import to_json, to_markdown
-from .ways import COMPILED, WAYS
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / ".nox" / "coverage"
@@ -56,7 +56,7 @@ CLASS = "class "
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_types", nargs="*", help="all, unless some are named")
-    parser.add_argument("--kernels", choices=WAYS, default=COMPILED, help="whose")
+    parser.add_argument("--kernels", choices=KERNEL_KINDS, default=COMPILED, help="whose")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--fresh", action="store_true", help="forget what was recorded")
     parser.add_argument("--keep", action="store_true", help="keep what was recorded with other code")
@@ -87,13 +87,13 @@ def model_types_compared(release: str) -> list[str]:
     return [record["model_type"] for record in records if "model_type" in record and record["status"] == "checked"]
 
 
-def left(census: Census, records: Sequence[dict[str, Any]]) -> list[alone.Class]:
+def left(census: Census, records: Sequence[dict[str, Any]]) -> list[single_class.Class]:
     """The classes that *records* of models do not tell enough about, to be looked at by themselves."""
     told = {answer[:3] for answer in map(dataclasses.astuple, answers(census, records)) if answer[-1]}
     callers = {(site["folder"], site["class"]) for r in records for site in r.get("sites", ()) if site["op"] == "rope"}
     return [
         each
-        for each in alone.classes(census)
+        for each in single_class.classes(census)
         if (each[1:] not in callers if each.op == "rope" else tuple(each) not in told)
     ]
 
@@ -180,9 +180,9 @@ def worker(kernels: str) -> Callable[[str], dict[str, Any]]:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    way = WAYS[kernels]
-    manager = way.manager()
-    way.ready(manager).__enter__()  # until the process ends
+    kind = KERNEL_KINDS[kernels]
+    manager = kind.manager()
+    kind.ready(manager).__enter__()  # until the process ends
     import_every_model()
     census = Census.of()
     others = ELSEWHERE if kernels == COMPILED else ()
@@ -190,8 +190,8 @@ def worker(kernels: str) -> Callable[[str], dict[str, Any]]:
     def work(task: str) -> dict[str, Any]:
         try:
             if task.startswith(CLASS):
-                return alone.check(manager, alone.Class(*task.removeprefix(CLASS).split("/")))
-            return check(manager, census, task, way.device, others)
+                return single_class.check(manager, single_class.Class(*task.removeprefix(CLASS).split("/")))
+            return check(manager, census, task, kind.device, others)
         except Exception as error:  # what is compiled in this process is worth more than one record
             return {"status": "died", "why": said(error)}
 

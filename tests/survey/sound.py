@@ -8,32 +8,31 @@ from typing import Any
 import torch
 from torch import nn
 
-from .part import Part, noise
+from .submodule import Submodule, noise
 
 _SAMPLES = 2000
 _LONGEST = 1500
 
 
-def waves(part: Part) -> list[Any]:
+def waves(submodule: Submodule) -> list[Any]:
     """Two waves."""
     return [noise(*shape, _SAMPLES) for shape in ((2,), (2, 1))]
 
 
-def spectra(part: Part) -> list[Any]:
+def spectra(submodule: Submodule) -> list[Any]:
     """Two spectra."""
-    bins = _bins(part)
-    frames = list(dict.fromkeys([64, *_frames(part)]))
+    bins = _bins(submodule)
+    frames = list(dict.fromkeys([64, *_frames(submodule)]))
     shapes = [shape for n in bins for f in frames for shape in ((2, n, f), (2, f, n))]
     return [noise(*shape) for shape in shapes]
 
 
-def _bins(part: Part) -> list[int]:
-    named = part.number(
+def _bins(submodule: Submodule) -> list[int]:
+    named = submodule.number(
         "feature_projection_input_dim", "num_mel_bins", "input_feat_per_channel", "feature_size", default=80
     )
-    towers = [m for name, m in part.module.named_modules() if name.rpartition(".")[2] in _TOWERS] or [part.module]
     found = [named]
-    for tower in towers:
+    for tower in submodule.named(_TOWERS):
         first = next((m for m in tower.modules() if isinstance(m, nn.Conv1d | nn.Linear | nn.LayerNorm)), None)
         if isinstance(first, nn.Conv1d):
             found.append(first.in_channels)
@@ -42,20 +41,20 @@ def _bins(part: Part) -> list[int]:
     return list(dict.fromkeys([*found, 80, 128]))
 
 
-def _frames(part: Part) -> list[int]:
+def _frames(submodule: Submodule) -> list[int]:
     """What an encoder with a place for each frame takes."""
-    places = part.number("max_source_positions", default=0)
+    places = submodule.number("max_source_positions", default=0)
     return [2 * places, places] if 0 < places <= _LONGEST else []
 
 
 _TOWERS = ("audio_tower", "audio_encoder", "audio_model", "encoder", "speech_encoder")
 
 
-def _masks(part: Part) -> list[Any]:
-    return [None, *(torch.ones(2, n, dtype=torch.long) for n in dict.fromkeys([64, *_frames(part)]))]
+def _masks(submodule: Submodule) -> list[Any]:
+    return [None, *(torch.ones(2, n, dtype=torch.long) for n in dict.fromkeys([64, *_frames(submodule)]))]
 
 
-MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
+MAKERS: Mapping[str, Callable[[Submodule], list[Any]]] = {
     "input_values": waves,
     "input_features": spectra,
     "audio_mel": spectra,

@@ -23,9 +23,9 @@ from . import pool
 from .census import OPS, Census
 from .checking import ROUNDINGS, TIMES, check, comparison, elsewhere, sites
 from .feeding import Call
+from .kernel_kinds import KERNEL_KINDS
 from .page import to_markdown, without_devices
 from .run import Kept
-from .ways import WAYS
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "coverage.json"
 SAMPLE = 3
@@ -104,8 +104,8 @@ def test_the_readme_says_what_the_records_say():
         assert f"| {name} | {' | '.join(cells)} |" in readme, name
 
 
-def compared_by(way):
-    runs = [without_devices(release).get(way) for release in published()["releases"].values()]
+def compared_by(kind):
+    runs = [without_devices(release).get(kind) for release in published()["releases"].values()]
     return [f"{sum(r['status'] == 'checked' for r in run)} of {len(run)}" if run else "not run" for run in runs]
 
 
@@ -184,7 +184,7 @@ def test_what_is_planned_for_a_device_that_is_not_here_is_counted_by_kernel():
 
 @pytest.mark.parametrize("kernels", ["npu", "triton"])
 def test_kernels_for_other_devices_are_surveyed_by_themselves(kernels):
-    on = [record.kernel_id for record in WAYS[kernels].manager().kernels() if record.state != "off"]
+    on = [record.kernel_id for record in KERNEL_KINDS[kernels].manager().kernels() if record.state != "off"]
     assert sorted(on) == [f"{kernels}_fused_{op}" for op in sorted(OPS)]
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .part import LENGTH, Part, noise
 from .pictures import pictures
+from .submodule import LENGTH, Submodule, noise
 
 
-def tokens(part: Part) -> list[Any]:
+def tokens(submodule: Submodule) -> list[Any]:
     """Two rows of tokens; those of several codebooks behind them or before them."""
     numbers = counted(2, LENGTH)
-    books = part.number("num_codebooks", "num_channels", "audio_channels", default=0)
+    books = submodule.number("num_codebooks", "num_channels", "audio_channels", default=0)
     many = [counted(2, LENGTH, books) % 9 + 3] if books else []
     return [numbers * 7 % 40 + 210, numbers % 9, *many, *(m.transpose(1, 2).contiguous() for m in many), numbers[:, :4]]
 
@@ -28,30 +28,31 @@ def counted(*shape: int) -> Tensor:
     return torch.arange(math.prod(shape)).view(shape)
 
 
-def vectors(part: Part) -> list[Any]:
+def vectors(submodule: Submodule) -> list[Any]:
     """Two rows of vectors; all in one; and two squares of them."""
-    named = (part.number(name, default=64) for name in ("hidden_size", "d_model", "embed_dim", "mel_dim"))
-    widths = dict.fromkeys([part.width, *named])
+    named = (submodule.number(name, default=64) for name in ("hidden_size", "d_model", "embed_dim", "mel_dim"))
+    widths = dict.fromkeys([submodule.width, *named])
     return [noise(*shape, width) for width in widths for shape in ((2, LENGTH), (2 * LENGTH,), (2, 4, 4))]
 
 
-def with_places(part: Part, given: Mapping[str, Any]) -> dict[str, Any]:
+def with_places(submodule: Submodule, given: Mapping[str, Any]) -> dict[str, Any]:
     """Tokens for *given* pictures or sounds: as many of those that stand for them as the model makes vectors of them;
     where none does, as many tokens as there are vectors.
 
     Raises:
         LookupError: If the model does not say how many that are.
     """
-    kind, vectors_of = next(_features(part, given), (None, None))
+    kind, vectors_of = next(_features(submodule, given), (None, None))
     if kind is None:
         raise LookupError("nothing in the model gives the vectors of pictures or sounds alone")
     asked = inspect.signature(vectors_of).parameters
     with torch.no_grad():
         found = vectors_of(**{name: value for name, value in given.items() if name in asked})
     count = sum(each.numel() // each.shape[-1] for each in _flat(found))
-    place = _ids(part, kind, "")
+    place = _ids(submodule, kind, "")
     if place:
-        row = [211, 217, *_ids(part, kind, "start"), *place * (count // 2), *_ids(part, kind, "end"), 213, 219, 223]
+        start, end = (_ids(submodule, kind, which) for which in ("start", "end"))
+        row = [211, 217, *start, *place * (count // 2), *end, 213, 219, 223]
     else:
         row = [211 + n % 9 for n in range(count // 2)]
     ids = torch.tensor([row, row])
@@ -59,13 +60,13 @@ def with_places(part: Part, given: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in {"input_ids": ids, "mm_token_type_ids": types, "token_type_ids": types}.items()
-        if name in part.parameters
+        if name in submodule.parameters
     }
 
 
-def _features(part: Part, given: Mapping[str, Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
+def _features(submodule: Submodule, given: Mapping[str, Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
     kind = "image" if any("pixel" in name for name in given) else "audio"
-    for module in part.module.modules():
+    for module in submodule.module.modules():
         method = getattr(module, f"get_{kind}_features", None)
         if method is not None:
             yield kind, method
@@ -95,37 +96,37 @@ _START = {"image": r"(vision_start|image_start|boi|image_begin)_", "audio": r"(a
 _END = {"image": r"(vision_end|image_end|eoi)_", "audio": r"(audio_end|eoa)_"}
 
 
-def _ids(part: Part, kind: str, which: str) -> list[int]:
+def _ids(submodule: Submodule, kind: str, which: str) -> list[int]:
     """The token that stands for a piece of *kind*, or begins or ends one."""
     name = {"": _NAMES, "start": _START, "end": _END}[which][kind]
     pattern = re.compile(rf"{name}token_(id|index)")
-    for config in part.configs:
+    for config in submodule.configs:
         for key, value in vars(config).items():
             if pattern.fullmatch(key) and isinstance(value, int):
                 return [value]
     return []
 
 
-def _hidden(part: Part) -> list[Any]:
+def _hidden(submodule: Submodule) -> list[Any]:
     """Vectors; where a grid goes with them those that the patches of pictures are."""
-    return [*(pictures(part) if any("grid" in name for name in part.parameters) else ()), *vectors(part)]
+    return [*(pictures(submodule) if any("grid" in name for name in submodule.parameters) else ()), *vectors(submodule)]
 
 
-def _mask(_: Part) -> list[Any]:
+def _mask(_: Submodule) -> list[Any]:
     return [torch.ones(2, LENGTH, dtype=torch.long)]
 
 
-MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
+MAKERS: Mapping[str, Callable[[Submodule], list[Any]]] = {
     "input_ids": tokens,
     "decoder_input_ids": tokens,
     "inputs_embeds": vectors,
     "encoder_hidden_states": vectors,
-    "last_hidden_state": lambda part: [
-        *vectors(part),
-        noise(2, 4, part.number("input_size", "hidden_size", default=64)),
+    "last_hidden_state": lambda submodule: [
+        *vectors(submodule),
+        noise(2, 4, submodule.number("input_size", "hidden_size", default=64)),
     ],
     "hidden_states": _hidden,
-    "attention_mask": lambda part: [None, *_mask(part)],
+    "attention_mask": lambda submodule: [None, *_mask(submodule)],
     "padding_mask": lambda _: [None],
     "position_ids": lambda _: [torch.arange(LENGTH).expand(2, -1)],
 }

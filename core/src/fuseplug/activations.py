@@ -20,7 +20,7 @@ class Activation:
         formula: The function of real numbers that it is: ``"swish"`` is ``x · σ(βx)``, ``"gelu"`` is ``x · Φ(x)``,
             ``"gelu_tanh"`` its approximation by tanh. A backend computes one formula for all the rows that have it; one
             that does not know a formula declines.
-        says: Words of which the code of a model that has it says at least one.
+        code_names: Words of which the code of a model that has it says at least one.
         beta: For ``"swish"``, its β; ``None`` if the caller gives it.
         native: Whether it is a single operation of torch.
         autocast: Whether ambient autocast changes it: on CUDA a power is computed in float32.
@@ -28,7 +28,7 @@ class Activation:
 
     function: Callable[[Tensor, float], Tensor]
     formula: str
-    says: frozenset[str]
+    code_names: frozenset[str]
     beta: float | None = 1.0
     native: bool = False
     autocast: bool = False
@@ -50,23 +50,23 @@ def _gelu_erf(x: Tensor, _beta: float) -> Tensor:
     return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
 
 
-def _says(*words: str) -> frozenset[str]:
-    return frozenset(words)
+def _names(*names: str) -> frozenset[str]:
+    return frozenset(names)
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "silu": Activation(lambda x, _: functional.silu(x), "swish", _says("silu"), native=True),
-    "gelu": Activation(lambda x, _: functional.gelu(x), "gelu", _says("gelu"), native=True),
+    "silu": Activation(lambda x, _: functional.silu(x), "swish", _names("silu"), native=True),
+    "gelu": Activation(lambda x, _: functional.gelu(x), "gelu", _names("gelu"), native=True),
     "gelu_tanh": Activation(
-        lambda x, _: functional.gelu(x, approximate="tanh"), "gelu_tanh", _says("gelu"), native=True
+        lambda x, _: functional.gelu(x, approximate="tanh"), "gelu_tanh", _names("gelu"), native=True
     ),
-    "relu": Activation(lambda x, _: functional.relu(x), "relu", _says("relu"), native=True),
-    "relu2": Activation(lambda x, _: torch.square(functional.relu(x)), "relu2", _says("relu"), autocast=True),
-    "gelu_new": Activation(_gelu_new, "gelu_tanh", _says("tanh"), autocast=True),
-    "gelu_fast": Activation(_gelu_fast, "gelu_tanh", _says("tanh")),
-    "gelu_erf": Activation(_gelu_erf, "gelu", _says("erf")),
-    "quick_gelu": Activation(lambda x, _: x * torch.sigmoid(1.702 * x), "swish", _says("sigmoid"), beta=1.702),
-    "swish": Activation(lambda x, beta: x * torch.sigmoid(x * beta), "swish", _says("sigmoid"), beta=None),
-    "sigmoid": Activation(lambda x, _: torch.sigmoid(x), "sigmoid", _says("sigmoid", "glu"), native=True),
+    "relu": Activation(lambda x, _: functional.relu(x), "relu", _names("relu"), native=True),
+    "relu2": Activation(lambda x, _: torch.square(functional.relu(x)), "relu2", _names("relu"), autocast=True),
+    "gelu_new": Activation(_gelu_new, "gelu_tanh", _names("tanh"), autocast=True),
+    "gelu_fast": Activation(_gelu_fast, "gelu_tanh", _names("tanh")),
+    "gelu_erf": Activation(_gelu_erf, "gelu", _names("erf")),
+    "quick_gelu": Activation(lambda x, _: x * torch.sigmoid(1.702 * x), "swish", _names("sigmoid"), beta=1.702),
+    "swish": Activation(lambda x, beta: x * torch.sigmoid(x * beta), "swish", _names("sigmoid"), beta=None),
+    "sigmoid": Activation(lambda x, _: torch.sigmoid(x), "sigmoid", _names("sigmoid", "glu"), native=True),
 }
 """Every activation by name, the likely ones first. ``gelu_new`` and ``gelu_tanh`` differ in their roundings."""

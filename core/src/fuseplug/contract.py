@@ -129,7 +129,8 @@ class Proposal:
         example: ``example(mix, size, generator)`` makes inputs and parameters for one of *mixes*; *size* is the number
             of elements that the main input should have, approximately and at least. Random numbers come from
             *generator*, so that the same call makes the same example.
-        mixes: The combinations of dtypes to check, opaque to Fuseplug. The first is that of the module as it is now.
+        mixes: The combinations to check, opaque to Fuseplug: of dtypes, and of what else differs between calls, such as
+            an optional argument. The first is that of the module as it is now.
         likely: Those of *mixes*, besides the first, in which the module may well be called as it is: with inputs from
             autocast, for example. The kernel itself is run in each. Calls in any other mix go to the original.
         roundings: How many roundings to the output's dtype a right implementation may accumulate.

@@ -254,10 +254,10 @@ def _normal(distribution: str) -> str:
 
 
 def _allowed(value: str | None) -> set[str] | None:
-    return None if value is None else {_normal(name) for name in _words(value)}
+    return None if value is None else {_normal(name) for name in _split(value)}
 
 
-def _words(value: str) -> list[str]:
+def _split(value: str) -> list[str]:
     return [word for word in re.split(r"[,\s]+", value) if word]
 
 
@@ -265,7 +265,7 @@ class _Selection:
     """``FUSEPLUG_KERNELS``: ids to use, ``-id`` to leave out, ``none`` for nothing; ids may say ``distribution:id``."""
 
     def __init__(self, value: str | None) -> None:
-        words = _words(value or "")
+        words = _split(value or "")
         self.nothing = words == ["none"] or (value is not None and not words)
         self.wanted = [word for word in words if not word.startswith("-") and word != "none"]
         self.unwanted = [word[1:] for word in words if word.startswith("-")]

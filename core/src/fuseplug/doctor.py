@@ -62,7 +62,7 @@ class Machine:
     npus: int = 0
 
 
-Check = Callable[[Machine], Row]
+MachineCheck = Callable[[Machine], Row]
 
 
 def look(environ: Mapping[str, str] = os.environ) -> Machine:
@@ -176,7 +176,7 @@ def allow_variable(machine: Machine) -> Row:
     return _variable(machine, ALLOW_VARIABLE, "every distribution is allowed")
 
 
-CHECKS: Sequence[Check] = (
+CHECKS: Sequence[MachineCheck] = (
     python,
     torch,
     devices,

@@ -151,7 +151,7 @@ class KernelManager:
                 a kernel's numbers are wrong.
         """
         from .planning import Rules, make_plan
-        from .proposing import Asking
+        from .proposing import Questioner
         from .strict import refuse_left_alone
         from .verification import plain_torch
         from .walking import walk
@@ -160,10 +160,10 @@ class KernelManager:
         purpose = _mode(mode)
         there, records, plugins = self._destination(device)
         taking_part = _select(records, include, exclude, purpose)
-        rules = Rules(taking_part, _words(include or ()), purpose, verify, records)
+        rules = Rules(taking_part, _names(include or ()), purpose, verify, records)
         with plain_torch():
-            places = walk(model, only=_words(only), skip=_words(skip), device=there)
-            plan = make_plan(model, places, rules, Asking(plugins).ask)
+            places = walk(model, only=_names(only), skip=_names(skip), device=there)
+            plan = make_plan(model, places, rules, Questioner(plugins).ask)
         if strict:
             refuse_left_alone(plan.report)
         return plan
@@ -202,7 +202,7 @@ class KernelManager:
         _must_be_module(model)
         from .strict import refuse_unused
 
-        names = _words(kernel_ids)
+        names = _names(kernel_ids)
         plan = self.plan(model, include=names, **options)
         refuse_unused(plan.report, {name: _named(plan.report.records, name) for name in names})
         return self._apply(model, plan)
@@ -303,10 +303,10 @@ def _plugged_in(records: Iterable[KernelRecord]) -> tuple[list[KernelRecord], pl
 def _select(
     records: Sequence[KernelRecord], include: Sequence[str] | str | None, exclude: Sequence[str] | str, mode: Mode
 ) -> list[KernelRecord]:
-    unwanted = [record.name for word in _words(exclude) for record in _named(records, word, must_be_ready=False)]
+    unwanted = [record.name for word in _names(exclude) for record in _named(records, word, must_be_ready=False)]
     ready = [record for record in records if record.state == "ready"]
     if include is not None:
-        wanted = [record.name for word in _words(include) for record in _named(records, word)]
+        wanted = [record.name for word in _names(include) for record in _named(records, word)]
         ready = [record for record in ready if record.name in wanted]
     return [
         record
@@ -361,7 +361,7 @@ def _mode(mode: str) -> Mode:
     return "inference" if mode == "inference" else "training"
 
 
-def _words(value: str | Sequence[str]) -> tuple[str, ...]:
+def _names(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) and value else tuple(value)
 
 

@@ -22,7 +22,7 @@ class Question(NamedTuple):
     records: Sequence[KernelRecord]
 
 
-class Asking:
+class Questioner:
     """Puts questions through pluggy.
 
     Args:

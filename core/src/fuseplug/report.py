@@ -16,7 +16,7 @@ from .plain_text import one_line, some_lines
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-Check = Literal["passed", "pending", "skipped", ""]
+CheckStatus = Literal["passed", "pending", "skipped", ""]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Entry:
     target: Target | None = None
     kernel_id: str | None = None
     variant: str = ""
-    check: Check = ""
+    check: CheckStatus = ""
     watched: tuple[str, ...] = ()
     rejections: tuple[tuple[str, Rejection], ...] = ()
     outranked: tuple[str, ...] = ()

@@ -346,14 +346,14 @@ def test_an_effect_is_found(forward):
     module = Module()
     module.batches = iter([1])
     found = read(forward, module)
-    assert len(found.effects) == 1, found.effects
+    assert len(found.side_effects) == 1, found.side_effects
     assert found.unread == [] or forward is advances, found.unread
 
 
 @pytest.mark.parametrize("forward", NONE, ids=name)
 def test_what_is_made_in_the_call_may_change(forward):
     found = reading(forward)
-    assert found.effects == []
+    assert found.side_effects == []
     assert found.unread == []
 
 
@@ -365,11 +365,11 @@ def test_what_a_closure_holds_is_not_of_the_call():
         total = total + 1
         return x
 
-    assert len(reading(forward).effects) == 1
+    assert len(reading(forward).side_effects) == 1
 
 
 def test_a_finding_says_what_and_where():
-    (found,) = reading(calls_a_method_that_keeps).effects
+    (found,) = reading(calls_a_method_that_keeps).side_effects
     first = Module.keep.__code__.co_firstlineno
     assert found.text == f"self.last = x (line {first + 1} of Module.keep)"
     assert (found.code, found.inside) == (Module.keep.__code__, ())
@@ -377,11 +377,11 @@ def test_a_finding_says_what_and_where():
 
 
 def test_a_finding_in_a_child_says_which():
-    assert {found.inside for found in reading(counts_batches).effects} == {("norm",)}
+    assert {found.inside for found in reading(counts_batches).side_effects} == {("norm",)}
 
 
 def test_a_finding_in_a_nested_function_is_in_its_code():
-    (found,) = reading(in_a_nested_function).effects
+    (found,) = reading(in_a_nested_function).side_effects
     assert found.code in in_a_nested_function.__code__.co_consts
 
 
@@ -468,7 +468,7 @@ def test_contexts(forward, kinds):
     found = reading(forward)
     assert {kind for each in found.contexts for kind in each.kinds} == kinds
     assert found.unread == []
-    assert found.effects == []
+    assert found.side_effects == []
 
 
 # Random numbers

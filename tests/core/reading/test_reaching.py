@@ -146,25 +146,25 @@ def test_methods_are_those_of_the_class():
 def test_a_method_of_the_instance_is_read_instead():
     module = Module()
     module.helper = lambda x: KEPT.append(x)
-    assert len(reading(lambda self, x: self.helper(x), module).effects) == 1
+    assert len(reading(lambda self, x: self.helper(x), module).side_effects) == 1
 
 
 def test_a_forward_of_an_instance_is_read_instead():
     module = Module()
     module.proj.forward = lambda x: KEPT.append(x)
-    assert [each.inside for each in reading(Module.calls_child, module).effects] == [("proj",)]
+    assert [each.inside for each in reading(Module.calls_child, module).side_effects] == [("proj",)]
 
 
 def test_a_forward_that_is_replaced_is_read_anew(monkeypatch):
     module = Module()
-    assert reading(type(module).forward, module).effects == []
+    assert reading(type(module).forward, module).side_effects == []
 
     def forward(self, x):
         self.eps = 2.0
         return x
 
     monkeypatch.setattr(Module, "forward", forward)
-    assert len(reading(type(module).forward, module).effects) == 1
+    assert len(reading(type(module).forward, module).side_effects) == 1
 
 
 def test_globals_are_listed_once_wherever_they_are_looked_up():
@@ -215,7 +215,7 @@ def wrapped(self, x):
 
 def test_a_decorator_is_read_and_what_it_wraps():
     found = reading(wrapped)
-    assert [each.text.partition(" (")[0] for each in found.effects] == ["KEPT.append(1)", "self.eps = 3.0"]
+    assert [each.text.partition(" (")[0] for each in found.side_effects] == ["KEPT.append(1)", "self.eps = 3.0"]
     assert ("proj",) in found.calls
 
 
@@ -248,17 +248,17 @@ def test_what_a_registry_gives_for_what_the_module_says_is_read(implementation, 
     found = reading(dispatching(registry, Module.calls_child), module)
     assert ("implementation",) in found.reads
     assert ("proj",) in found.calls
-    assert [each.text.partition(" (")[0] for each in found.effects] == effects
+    assert [each.text.partition(" (")[0] for each in found.side_effects] == effects
     assert found.unread == []
 
 
 def test_what_a_dict_gives_for_a_constant_is_read():
-    assert len(reading(lambda self, x: FUNCTIONS["keep"](x)).effects) == 1
-    assert reading(lambda self, x: FUNCTIONS["double"](x)).effects == []
+    assert len(reading(lambda self, x: FUNCTIONS["keep"](x)).side_effects) == 1
+    assert reading(lambda self, x: FUNCTIONS["double"](x)).side_effects == []
 
 
 def test_what_a_dict_gives_for_something_unknown_is_any_of_it():
-    assert len(reading(lambda self, x, key: FUNCTIONS[key](x)).effects) == 1
+    assert len(reading(lambda self, x, key: FUNCTIONS[key](x)).side_effects) == 1
 
 
 def test_a_partial_that_is_held_is_read():
@@ -282,7 +282,7 @@ class Squared(torch.autograd.Function):
 
 def test_a_function_of_autograd_is_read_forwards_and_backwards():
     found = reading(lambda self, x: Squared.apply(x))
-    assert len(found.effects) == 1
+    assert len(found.side_effects) == 1
     assert found.unread == []
 
 
@@ -319,7 +319,7 @@ Outside.call = there["unseen"]
 )  # fmt: skip
 def test_what_cannot_be_read_is_listed(forward, said):
     found = reading(forward)
-    assert any(said in each for each in found.unread) or (not said and found.effects), found
+    assert any(said in each for each in found.unread) or (not said and found.side_effects), found
 
 
 def test_code_of_a_module_that_answers_for_attributes_is_not_run():

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import transformers
-from survey.alone import Class, classes, instance
 from survey.census import Census
+from survey.single_class import Class, classes, instance
 
 from fuseplug.reading import Reading, read
 
@@ -48,7 +48,7 @@ def test_nearly_every_class_is_made(op):
 def test_all_of_it_is_read_and_nothing_in_it_has_effects(op):
     found = of_op(op)
     assert {name: each.unread for name, each in found.items() if each.unread} == {}
-    assert {name: each.effects for name, each in found.items() if each.effects} == {}
+    assert {name: each.side_effects for name, each in found.items() if each.side_effects} == {}
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -79,4 +79,4 @@ def rotary() -> list[tuple[str, Callable[..., Any]]]:
 def test_rotary_functions_are_read_and_only_compute():
     found = {name: read(function) for name, function in rotary()}
     assert {name: each.unread for name, each in found.items() if each.unread} == {}
-    assert {name for name, each in found.items() if each.effects or each.contexts or each.random} == set()
+    assert {name for name, each in found.items() if each.side_effects or each.contexts or each.random} == set()

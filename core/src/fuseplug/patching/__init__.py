@@ -5,7 +5,7 @@ from .applied import Applied, complain
 from .journal import Change, Patch, put_on, strip, take_off
 from .making import patch_of
 from .replacement import replacement, replacement_of
-from .slots import class_method, our_marks, our_parts
+from .slots import class_method, our_marks, our_replacements
 from .subjects import subject_of
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "class_method",
     "complain",
     "our_marks",
-    "our_parts",
+    "our_replacements",
     "patch_of",
     "put_on",
     "replacement",

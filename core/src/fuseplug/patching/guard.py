@@ -41,7 +41,7 @@ class _Term(NamedTuple):
     """One comparison: an expression in ``a``, the arguments, and ``m``, the first of them; and the reason."""
 
     code: str
-    says: str
+    meaning: str
 
 
 class Guard:
@@ -70,12 +70,12 @@ class Guard:
 
     def why_not(self, args: Sequence[Any]) -> str:
         """The reason of the first comparison that fails; ``""`` if none fails."""
-        return next((term.says for term in self._terms if not self._compiled([term])(args)), "")
+        return next((term.meaning for term in self._terms if not self._compiled([term])(args)), "")
 
     def why_never(self, module: Any) -> str:
         """The reason of the first comparison that fails for *module* in every call; ``""`` if none does."""
         try:
-            return next((term.says for term in self._of_module if not self._compiled([term])([module])), "")
+            return next((term.meaning for term in self._of_module if not self._compiled([term])([module])), "")
         except Exception as error:  # noqa: BLE001 - what a third party's module says of itself may raise anything
             return f"it cannot be compared with what it was: {said_by(error)}"
 
@@ -142,7 +142,7 @@ class Guard:
         return f"({' or '.join(parts)})" if len(parts) > 1 else "".join(parts)
 
     def _module(self, watch: Watch) -> Iterator[_Term]:
-        says = iter(watch.described())
+        meanings = iter(watch.described())
         for route, cls in watch.bare:
             hooks = " or ".join(f"c.{name}" for name in _HOOKS)
             held, forward = self._constant(cls), self._constant(getattr(cls, "forward", None))
@@ -153,17 +153,17 @@ class Guard:
                 # What the instance itself holds under the child's name comes before the child.
                 above = _each(route[:-1], f"{route[-1].name!r} not in {{}}.__dict__")
                 yield _Term(above, f"there is something else in the place of {route[-1].name}")
-            yield _Term(_each(route, test), _unlike(next(says)))
+            yield _Term(_each(route, test), _unlike(next(meanings)))
         for route, value in watch.equal:
-            yield _Term(_each(route, self._equals(value)), _unlike(next(says)))
+            yield _Term(_each(route, self._equals(value)), _unlike(next(meanings)))
         for route, one in watch.same:
-            yield _Term(_each(route, f"{{}} is {self._constant(one.held)}"), _unlike(next(says)))
+            yield _Term(_each(route, f"{{}} is {self._constant(one.held)}"), _unlike(next(meanings)))
         for (route,) in watch.missing:
-            yield _Term(_each(route[:-1], _lacks(route[-1])), _unlike(next(says)))
+            yield _Term(_each(route[:-1], _lacks(route[-1])), _unlike(next(meanings)))
         for route, name, function in watch.methods:
             same = self._is_function(f"type(c).{name}", function.held)
             test = f"(c := {{}}) is not None and {same} and {name!r} not in c.__dict__"
-            yield _Term(_each(route, test), _unlike(next(says)))
+            yield _Term(_each(route, test), _unlike(next(meanings)))
         for space, name, looked in watch.spaces:
             names, key = self._constant(space.held), self._constant(name)
             test = self._equals(looked) if isinstance(looked, Frozen) else self._is_function("{}", looked.held)
@@ -174,7 +174,7 @@ class Guard:
             elif isinstance(space.held, dict) and type(space.held) is not dict:
                 # A registry of a model's own may make something new of what it holds.
                 there, within = f"dict.__getitem__({names}, {key})", f"dict.__contains__({names}, {key})"
-            yield _Term(f"not ({within})" if absent else test.format(there), _unlike(next(says)))
+            yield _Term(f"not ({within})" if absent else test.format(there), _unlike(next(meanings)))
 
     def _is_function(self, found: str, value: Any) -> str:
         """Test that *found* is *value*; of a function also its code and defaults, which reloading replaces."""

@@ -12,9 +12,9 @@ from torch import nn
 
 from ..contract import Target
 from ..errors import PatchError
-from .replacement import compose, parts, replacement_of
+from .replacement import compose, replacement_of, replacements_in
 from .replicas import leave_replicas, make_replicable
-from .slots import bind, class_method, describe, function_of, is_original, our_marks, our_parts
+from .slots import bind, class_method, describe, function_of, is_original, our_marks, our_replacements
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Patch:
     def in_place(self) -> bool:
         """Whether the module carries this very replacement now."""
         module = self.module_ref()
-        return module is not None and our_parts(module, self.target.method).get(self.target) is self.function
+        return module is not None and our_replacements(module, self.target.method).get(self.target) is self.function
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def take_off(changes: Sequence[Change]) -> list[Change]:
 
 
 def _take_off(module: nn.Module, change: Change) -> bool:
-    if not our_parts(module, change.method):
+    if not our_replacements(module, change.method):
         return False
     if function_of(module, change.method) is change.after:
         return bind(module, change.method, change.before)
@@ -103,8 +103,8 @@ def _take_off(module: nn.Module, change: Change) -> bool:
 
 def _take_out(module: nn.Module, change: Change) -> bool:
     """Undo *change* and keep later changes of the same method."""
-    kept, now = parts(change.before), our_parts(module, change.method)
-    brought = [part for target, part in parts(change.after).items() if kept.get(target) is not part]
+    kept, now = replacements_in(change.before), our_replacements(module, change.method)
+    brought = [part for target, part in replacements_in(change.after).items() if kept.get(target) is not part]
     rest = {target: part for target, part in now.items() if not any(part is gone for gone in brought)}
     own = class_method(module, change.method)
     if own is None or len(rest) == len(now):
@@ -126,7 +126,7 @@ def strip(module: nn.Module, path: str) -> list[Change]:
 
 def _put_on(module: nn.Module, path: str, method: str, functions: Mapping[Target, Callable[..., Any]]) -> Change | None:
     own = class_method(module, method)
-    ours = already = our_parts(module, method)
+    ours = already = our_replacements(module, method)
     if own is None or not (ours or is_original(module, method)):
         raise PatchError(
             f"cannot replace {method} of {path or 'the model'} ({type(module).__name__}): expected its class's own, "

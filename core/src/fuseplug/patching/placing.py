@@ -66,13 +66,13 @@ def _binding(parameters: Sequence[inspect.Parameter]) -> Callable[..., Any]:
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     further = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
     named = ", ".join(f"{p.name!r}: {p.name}" for p in parameters if p.name not in (rest, further))
-    code = f"def bind({', '.join(_written(parameters))}): return {{{named}}}, {rest or '()'}, {further or '{}'}"
+    code = f"def bind({', '.join(_parameter_list(parameters))}): return {{{named}}}, {rest or '()'}, {further or '{}'}"
     exec(compile(code, "<binding of a call>", "exec"), constants)  # noqa: S102 - names of parameters, nothing else
     bind: Callable[..., Any] = constants["bind"]
     return bind
 
 
-def _written(parameters: Sequence[inspect.Parameter]) -> Iterator[str]:
+def _parameter_list(parameters: Sequence[inspect.Parameter]) -> Iterator[str]:
     stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     before: Any = None
     for number, p in enumerate(parameters):

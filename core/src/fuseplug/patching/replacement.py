@@ -88,7 +88,7 @@ def compose(method: types.FunctionType, parts: Mapping[Target, Callable[..., Any
     return copy
 
 
-def parts(function: Any) -> dict[Target, Callable[..., Any]]:
+def replacements_in(function: Any) -> dict[Target, Callable[..., Any]]:
     """The replacements that *function*, made by `compose`, consists of; empty if it is not ours."""
     if not isinstance(function, types.FunctionType):
         return {}

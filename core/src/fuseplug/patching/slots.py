@@ -12,7 +12,7 @@ from torch import nn
 from ..contract import Target
 from ..safe_access import attributes_of
 from .accepts import Mark
-from .replacement import mark_of, parts
+from .replacement import mark_of, replacements_in
 from .wrappers import Held, reached
 
 
@@ -40,15 +40,15 @@ def is_original(module: nn.Module, method: str) -> bool:
     return end is not None and _is_bound(module, end.value) and end.value.__func__ is class_method(module, method)
 
 
-def our_parts(module: nn.Module, method: str) -> dict[Target, Callable[..., Any]]:
+def our_replacements(module: nn.Module, method: str) -> dict[Target, Callable[..., Any]]:
     """Our replacements on *method* of this instance, by target."""
-    return parts(function_of(module, method))
+    return replacements_in(function_of(module, method))
 
 
 def our_marks(module: nn.Module) -> dict[Target, Mark]:
     """Our replacements on all methods of this instance, by target."""
     methods = [name for name in attributes_of(module) if class_method(module, name) is not None]
-    return {target: mark_of(part) for method in methods for target, part in our_parts(module, method).items()}
+    return {target: mark_of(part) for method in methods for target, part in our_replacements(module, method).items()}
 
 
 def bind(module: nn.Module, method: str, function: types.FunctionType | None) -> bool:
@@ -67,7 +67,7 @@ def bind(module: nn.Module, method: str, function: types.FunctionType | None) ->
         if place.put is None or not _is_bound(module, place.value) or place.value.__func__ is not now:
             continue
         # What is only remembered was so before us, unless it is ours that is remembered.
-        if place.called or parts(now):
+        if place.called or replacements_in(now):
             place.put(bound)
     held.setdefault(method, bound)
     if function is None and held[method] is bound:
@@ -87,7 +87,7 @@ def _end(module: nn.Module, method: str) -> Held | None:
     """Where a call of *method* ends: rather in ours than in the class's own, if wrappers hold both."""
 
     def rank(end: Held) -> tuple[bool, bool]:
-        return not parts(_function(end.value)), not _is_bound(module, end.value)
+        return not replacements_in(_function(end.value)), not _is_bound(module, end.value)
 
     called = (end for end in _ends(module, method) if end.called)
     return min(called, key=rank, default=None)
@@ -99,7 +99,7 @@ def _ends(module: nn.Module, method: str) -> Iterator[Held]:
 
     def is_end(value: Any) -> bool:
         function = _function(value)
-        ours = isinstance(function, types.FunctionType) and (function is own or bool(parts(function)))
+        ours = isinstance(function, types.FunctionType) and (function is own or bool(replacements_in(function)))
         return ours and (function is value or _is_bound(module, value))
 
     if method in module.__dict__:

@@ -10,7 +10,7 @@ from ..errors import PatchError
 from ..rebind import calls, lookup, space_of
 from ..safe_access import all_below, class_name
 from ..verification import ById, Subject, dense, own_tensors
-from .slots import class_method, describe, is_original, our_parts
+from .slots import class_method, describe, is_original, our_replacements
 
 
 def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejection:
@@ -24,7 +24,7 @@ def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejec
     method = class_method(module, target.method)
     if method is None:
         return Rejection(f"{class_name(module)}.{target.method} is not a plain method, so it cannot be replaced")
-    if not (is_original(module, target.method) or our_parts(module, target.method)):
+    if not (is_original(module, target.method) or our_replacements(module, target.method)):
         who = describe(module, target.method)
         return Rejection(
             f"its {target.method} was replaced on this instance by {who}: apply before that is put on, or take it off "

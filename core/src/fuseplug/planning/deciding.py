@@ -17,7 +17,7 @@ from ..discovery import KernelRecord
 from ..hookspecs import BaseKernel, resolve
 from ..patching import Mark, Patch, patch_of, replacement_of, subject_of
 from ..proposing import Question
-from ..report import Check, Entry
+from ..report import CheckStatus, Entry
 from ..safe_access import class_name, said_by
 from ..verification import Ran, Semantics, Subject, Verifier
 from ..walking import Place, upwards
@@ -181,7 +181,7 @@ class Decider:
 
     def _verify(
         self, place: Place, record: KernelRecord, proposal: Proposal, subject: Subject
-    ) -> tuple[Semantics, Ran, Check] | Rejection:
+    ) -> tuple[Semantics, Ran, CheckStatus] | Rejection:
         kernel = kernel_of(record)
         if place.device is not None and (why := self._lacks(record, place.device_type)):
             return Rejection(why, kind="unavailable")

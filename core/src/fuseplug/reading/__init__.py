@@ -2,7 +2,7 @@
 
 >>> from fuseplug.reading import read
 >>> reading = read(type(module).forward, module)  # doctest: +SKIP
->>> reading.reads, reading.effects, reading.unread  # doctest: +SKIP
+>>> reading.reads, reading.side_effects, reading.unread  # doctest: +SKIP
 
 No code is run: no function, no property, no ``__getattr__``. What cannot be read is listed, never guessed.
 """

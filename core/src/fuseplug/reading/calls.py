@@ -234,7 +234,7 @@ class Calls(Expressions):
 
     def escapes(self, node: Any, given: Arguments) -> None:
         """Note what is handed to code that is not read; functions among it are read."""
-        for each in _flat(given.all):
+        for each in _flattened(given.all):
             if isinstance(each.local, Local):
                 if not each.local.called:
                     self.call_local(each.local, Arguments(rest=_ARGUMENT, others=_ARGUMENT))
@@ -290,8 +290,8 @@ def _has_state(thing: Any) -> bool:
     ) and (not only_computes(thing) or is_a(thing, list | dict | set))
 
 
-def _flat(values: list[Value]) -> Iterator[Value]:
+def _flattened(values: list[Value]) -> Iterator[Value]:
     for value in values:
         for each in value.each:
             yield each
-            yield from _flat(list(each.items or ()))
+            yield from _flattened(list(each.items or ()))

@@ -90,7 +90,7 @@ class Reading:
         methods: The methods used, of the module and of what is below it, by the owner's path and the method's name.
         globals: What is looked up elsewhere, each once.
         cells: The closure cells that are read.
-        effects: Changes of anything that was not made in the call. Writing into a tensor argument does not
+        side_effects: Changes of anything that was not made in the call. Writing into a tensor argument does not
             count, because running the function shows it.
         contexts: Contexts and decorators that change how torch computes: kinds ``"autocast"``, ``"grad"``, ``"other"``.
         random: Random numbers that are drawn.
@@ -111,7 +111,7 @@ class Reading:
     methods: dict[tuple[Path, str], types.FunctionType] = field(default_factory=dict)
     globals: list[Looked] = field(default_factory=list)
     cells: list[Held] = field(default_factory=list)
-    effects: list[Finding] = field(default_factory=list)
+    side_effects: list[Finding] = field(default_factory=list)
     contexts: list[Finding] = field(default_factory=list)
     random: list[Finding] = field(default_factory=list)
     conditions: list[Finding] = field(default_factory=list)

@@ -35,6 +35,6 @@ def hazard(called: Any) -> str:
         known = is_library(function) and only_computes(function)
         return "" if known else f"the code of a {type(called).__name__} cannot be read"
     reading = read(function, owner)
-    if reading.effects:
-        return f"it does more than compute: {reading.effects[0].text}"
+    if reading.side_effects:
+        return f"it does more than compute: {reading.side_effects[0].text}"
     return f"what it depends on cannot be read: {reading.unread[0]}" if reading.unknown else ""

@@ -42,12 +42,12 @@ def _hasattr(walk: Walking, node: Any, given: Arguments) -> Value:
 
 def _setattr(walk: Walking, node: Any, given: Arguments) -> Value:
     if any(not each.owned for each in (given.at(0) or NOTHING).each):
-        walk.note(walk.reader.found.effects, node)
+        walk.note(walk.reader.found.side_effects, node)
     return known(None)
 
 
 def _effect(walk: Walking, node: Any, given: Arguments) -> Value:
-    walk.note(walk.reader.found.effects, node)
+    walk.note(walk.reader.found.side_effects, node)
     walk.escapes(node, given)
     return NOTHING
 
@@ -124,7 +124,7 @@ def _reduce(walk: Walking, node: Any, given: Arguments) -> Value:
 def _next(walk: Walking, node: Any, given: Arguments) -> Value:
     first = given.at(0) or NOTHING
     if any(not each.owned for each in first.each):
-        walk.note(walk.reader.found.effects, node)
+        walk.note(walk.reader.found.side_effects, node)
     return either((item_of(walk.reader, first, None), *given.values[1:]))
 
 

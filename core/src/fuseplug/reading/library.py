@@ -109,7 +109,7 @@ def _is_known(walk: Walking, node: Any, f: Value, thing: Any, name: str) -> bool
         if not receiver.given and not receiver.foreign:
             return receiver.made is None or is_library(receiver.made) or _is_unread(walk, node, name)
         if receiver.given and name in MUTATES:
-            walk.note(walk.reader.found.effects, node)
+            walk.note(walk.reader.found.side_effects, node)
         walk.unread(node, f"what is called {name} is not known")
         return False
     if is_a(thing, _OPERATIONS):
@@ -154,10 +154,10 @@ def _note(walk: Walking, node: Any, f: Value, thing: Any, name: str, given: Argu
     if name in _CONTEXTS and tensors:
         walk.note(found.contexts, node, {_CONTEXTS[name]})
     elif receiver is None and tensors and name.startswith(_SETTERS) and not is_a(thing, type):
-        walk.note(found.effects, node)
+        walk.note(found.side_effects, node)
     written = any(each.foreign for each in _writes(thing, given))
     if written or _changes(name, subject, receiver, given, tensors):
-        walk.note(found.effects, node)
+        walk.note(found.side_effects, node)
 
 
 def _draws(thing: Any, name: str) -> bool:

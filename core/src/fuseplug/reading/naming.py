@@ -34,7 +34,7 @@ def names(function: Callable[..., Any], cls: type | None = None) -> dict[str, in
     """
     found: dict[str, None] = {}
     for each in _reached(function, cls):
-        found.update(_says(each.__code__)[0])
+        found.update(_names_and_numbers(each.__code__)[0])
     return {name: number for number, name in enumerate(found)}
 
 
@@ -47,11 +47,11 @@ def constants(function: Callable[..., Any], cls: type | None = None) -> tuple[fl
     """
     found: dict[float, None] = {}
     for each in _reached(function, cls):
-        found.update(dict.fromkeys(_says(each.__code__)[1]))
+        found.update(dict.fromkeys(_names_and_numbers(each.__code__)[1]))
     return tuple(found)
 
 
-def _says(code: types.CodeType) -> tuple[dict[str, None], tuple[float, ...]]:
+def _names_and_numbers(code: types.CodeType) -> tuple[dict[str, None], tuple[float, ...]]:
     if (said := _said.get(code)) is None:
         codes = list(all_codes(code))
         numbers = dict.fromkeys(value for each in codes for value in each.co_consts if isinstance(value, float))
@@ -91,5 +91,5 @@ def _named(function: types.FunctionType, cls: type | None) -> Iterator[Any]:
         if base is nn.Module:
             break
         spaces.append(vars(base))  # type: ignore[arg-type]
-    for name in _says(function.__code__)[0]:
+    for name in _names_and_numbers(function.__code__)[0]:
         yield from (space[name] for space in spaces if name in space)

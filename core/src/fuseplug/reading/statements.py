@@ -256,7 +256,7 @@ class Walk(Calls):
             self.bind(target, Value(kinds), node)
             return
         if before.foreign and not before.unchangeable:
-            self.note(self.reader.found.effects, node)
+            self.note(self.reader.found.side_effects, node)
         if before.items is not None and added.items is not None:
             after = replace(before, items=(either((*before.items, *added.items)),), exact=False, named=None, _key=[])
         elif before.unchangeable or before.owned:
@@ -269,9 +269,9 @@ class Walk(Calls):
         for target in node.targets:
             if isinstance(target, ast.Name):
                 if target.id in self._globals:
-                    self.note(self.reader.found.effects, node)
+                    self.note(self.reader.found.side_effects, node)
             else:
-                self._written(target, node)
+                self._write(target, node)
 
     def bind(self, target: Any, value: Value, node: Any = None) -> None:
         """Let *target* stand for *value* from here on."""
@@ -285,28 +285,28 @@ class Walk(Calls):
         elif isinstance(target, ast.Starred):
             self.bind(target.value, listed((value,), exact=False), node)
         else:
-            self._written(target, node or target, value)
+            self._write(target, node or target, value)
 
     def _name(self, name: str, value: Value, node: Any) -> None:
         if name in self._globals:
-            self.note(self.reader.found.effects, node)
+            self.note(self.reader.found.side_effects, node)
         elif name in self._nonlocals:
             around = self.around
             while around is not None and name in around._nonlocals:
                 around = around.around
             if around is None or name not in around.env:
-                self.note(self.reader.found.effects, node)
+                self.note(self.reader.found.side_effects, node)
             else:
                 around.env[name] = either((around.env[name], value))
         self.env[name] = value
 
-    def _written(self, target: Any, node: Any, value: Value = NOTHING) -> None:
+    def _write(self, target: Any, node: Any, value: Value = NOTHING) -> None:
         owner = self.value(target.value)
         if isinstance(target, ast.Subscript):
             self.value(target.slice)
             self.operator(owner, "__setitem__", NOTHING, value)
             if owner.foreign:
-                self.note(self.reader.found.effects, node)
+                self.note(self.reader.found.side_effects, node)
             elif owner.items is not None:
                 self.grown(target.value, owner, value)
             return
@@ -315,7 +315,7 @@ class Walk(Calls):
                 before = each.fields.get(target.attr, NEVER)
                 each.fields[target.attr] = either((before, value))
         if any(not each.owned for each in owner.each):
-            self.note(self.reader.found.effects, node)
+            self.note(self.reader.found.side_effects, node)
 
 
 _ARGUMENT = Value(frozenset({"value"}), owned=False, given=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-def _words(text: str) -> frozenset[str]:
+def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-SHAPE = _words(
+SHAPE = _names(
     """
     shape ndim size dim ndimension numel nelement stride is_contiguous nbytes storage_offset dense_dim
     sparse_dim
@@ -62,7 +62,7 @@ STATE = {
 }
 """What a function asks about that says nothing of any value."""
 
-MUTATES = _words(
+MUTATES = _names(
     """
     append add update extend insert pop popitem clear remove setdefault discard write writelines put put_nowait
     send appendleft extendleft popleft rotate sort reverse move_to_end subtract intersection_update
@@ -70,7 +70,7 @@ MUTATES = _words(
     flush close __setattr__ __delattr__ __setitem__ __delitem__ __next__ throw cache_clear set_
     """
 )
-MODULE_CHANGES = _words(
+MODULE_CHANGES = _names(
     """
     register_buffer register_parameter register_module add_module train eval to half float double bfloat16 type
     cuda cpu to_empty requires_grad_ zero_grad load_state_dict compile share_memory set_submodule
@@ -79,7 +79,7 @@ MODULE_CHANGES = _words(
 )
 """Methods of `torch.nn.Module` that change the module; those that register hooks do as well."""
 
-RANDOM = _words(
+RANDOM = _names(
     """
     rand randn rand_like randn_like randint randint_like randperm normal bernoulli multinomial poisson binomial
     uniform_ normal_ bernoulli_ exponential_ random_ cauchy_ log_normal_ geometric_ trunc_normal_ dropout
@@ -88,7 +88,7 @@ RANDOM = _words(
     fractional_max_pool3d
     """
 )
-CLAMPS = _words(
+CLAMPS = _names(
     """
     clamp clip clamp_ clip_ clamp_min clamp_max clamp_min_ clamp_max_ nan_to_num nan_to_num_ hardtanh hardtanh_
     hardsigmoid hardsigmoid_ hardswish hardswish_ hardshrink softshrink isnan isinf isfinite isneginf isposinf
@@ -96,14 +96,14 @@ CLAMPS = _words(
     threshold_ heaviside bucketize searchsorted clip_grad_norm_ copysign
     """
 )
-COMPARES = _words(
+COMPARES = _names(
     """
     gt lt ge le greater less greater_equal less_equal isclose
     """
 )
 """They clamp where their result is computed with. A comparison with 0 only tells the sign."""
 
-VIEWS = _words(
+VIEWS = _names(
     """
     view reshape t transpose permute squeeze unsqueeze expand expand_as view_as narrow select chunk split
     tensor_split hsplit vsplit unbind flatten unflatten ravel detach contiguous to type type_as float half
@@ -114,7 +114,7 @@ VIEWS = _words(
 )
 """Functions whose result may share memory with their first argument."""
 
-READS = _words(
+READS = _names(
     """
     get items keys values index count copy most_common elements total __getitem__ __contains__ __len__ __iter__
     issubset issuperset isdisjoint union intersection difference symmetric_difference match search fullmatch
@@ -124,13 +124,13 @@ READS = _words(
 )
 """Methods of Python's own objects that leave them as they are."""
 
-LOGS = _words(
+LOGS = _names(
     """
     debug info warning warn error critical exception log isEnabledFor getEffectiveLevel
     """
 )
 
-SETTINGS = _words(
+SETTINGS = _names(
     """
     get_num_threads get_num_interop_threads get_default_dtype get_default_device get_float32_matmul_precision
     are_deterministic_algorithms_enabled is_deterministic_algorithms_warn_only_enabled
@@ -140,14 +140,14 @@ SETTINGS = _words(
 )
 """Questions about the process and its threads: the answers are not checked again at each call."""
 
-OF_MEMORY = _words(
+OF_MEMORY = _names(
     """
     untyped_storage storage _typed_storage _version _base is_shared is_pinned
     """
 )
 """Questions about where a tensor lies: no two calls need agree on that."""
 
-OF_MODULE = _words(
+OF_MODULE = _names(
     """
     parameters named_parameters buffers named_buffers get_parameter get_buffer get_submodule get_extra_state
     state_dict modules named_modules named_children

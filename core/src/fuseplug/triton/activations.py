@@ -1,4 +1,4 @@
-"""The formulas of `fuseplug.activations.ACTIVATIONS` and their derivatives, on numbers in registers.
+"""The formulas of `fuseplug.activations.ACTIVATIONS`, clamped or not, and their derivatives, on numbers in registers.
 
 For the programs of kernels: importing this imports triton, which nothing else of Fuseplug's core does.
 """
@@ -39,3 +39,33 @@ def activate(x, beta, FORMULA: tl.constexpr):
         tl.static_assert(FORMULA == "sigmoid")
         share = tl.sigmoid(x)
         return share, share * (1.0 - share)
+
+
+@triton.jit
+def gate_factor(gate, limit, beta, FORMULA: tl.constexpr, CLAMP: tl.constexpr):
+    """The activated gate and its derivative by the gate, in float32.
+
+    It is kept from above within *limit* ``"before"`` or ``"after"`` the activation, as *CLAMP* says, or never. As in
+    torch a limit itself is still inside, and NaN stays NaN, of which a clamp lets no gradient through.
+    """
+    if CLAMP == "before":
+        value, slope = activate(tl.where(gate > limit, limit, gate), beta, FORMULA)
+        slope = tl.where(gate <= limit, slope, 0.0)
+    else:
+        value, slope = activate(gate, beta, FORMULA)
+    if CLAMP == "after":
+        # Not zero: through an infinite slope, or one that is NaN, torch sends NaN too.
+        slope = tl.where(value <= limit, slope, 0.0 * slope)
+        value = tl.where(value > limit, limit, value)
+    return value, slope
+
+
+@triton.jit
+def clamped_up(up, limit, CLAMP: tl.constexpr):
+    """Up kept within ±*limit* where the gate is clamped, and its derivative: 1, or 0 where that changed it."""
+    slope = tl.full(up.shape, 1.0, tl.float32)
+    if CLAMP is not None:
+        slope = tl.where((up >= -limit) & (up <= limit), slope, 0.0)
+        up = tl.where(up < -limit, -limit, up)
+        up = tl.where(up > limit, limit, up)
+    return up, slope

@@ -97,11 +97,11 @@ def _in_turn(launch: Launch) -> Launch:
     """*launch* in one thread at a time: the interpreter keeps in globals which program it runs."""
 
     @functools.wraps(launch)
-    def alone(*arguments: Any) -> None:
+    def locked(*arguments: Any) -> None:
         with _interpreting:
             launch(*arguments)
 
-    return alone
+    return locked
 
 
 def transparent(*tensors: Tensor | None) -> bool:

@@ -29,7 +29,7 @@ Candidate = tuple[Adapter, Callable[..., Any]]
 Dtypes = tuple[torch.dtype | None, ...]
 """The dtypes that occur together in one call."""
 
-Answer = Literal["same", "differs", "unanswered"]
+Likeness = Literal["same", "differs", "unanswered"]
 
 _TRIED = frozenset({"shape", "value", "param", "grad", "memory", "random"})
 """What a condition may depend on that only examples can test. Everything else is watched, or varied by mixes."""
@@ -68,7 +68,7 @@ def forbidden(reading: Reading, replaced: Sequence[str]) -> Rejection | None:
 
     others = [context for context in reading.contexts if "other" in context.kinds]
     for findings, why in (
-        (reading.effects, "it does more than compute, and a fused one would not"),
+        (reading.side_effects, "it does more than compute, and a fused one would not"),
         (reading.unknown, "what it depends on cannot be read"),
         (others, "it computes in a context whose effect is not known"),
     ):
@@ -155,7 +155,7 @@ class Examination:
             tried.note(variation, answer)
         return tried
 
-    def _try(self, variation: Variation) -> Answer:
+    def _try(self, variation: Variation) -> Likeness:
         """Run the original and every candidate on *variation*; drop those that differ, unless all do."""
         gradients = self.proposal.exact or variation.kind != "magnitude"
         how: dict[str, Any] = {
@@ -226,7 +226,7 @@ class Examination:
                 return Rejection(f"its {where} is a {cls.__name__}, unlike the others that it is with", kind="unlike")
         return None
 
-    def _with(self, kind: Literal["number", "tensor"], path: Path, change: Change) -> Answer:
+    def _with(self, kind: Literal["number", "tensor"], path: Path, change: Change) -> Likeness:
         # In the sharpest dtype: with another number a router may choose by a rounding, where examples see to a margin.
         sharpest = min(self.answered, key=lambda each: _eps(each.args[main_argument(each)].dtype))
         return self._try(Variation(kind, ".".join(path), sharpest, change=change))
@@ -348,7 +348,7 @@ class _Tried:
     nonempty: bool = False
     no_autocast: bool = False
 
-    def note(self, variation: Variation, answer: Answer) -> None:
+    def note(self, variation: Variation, answer: Likeness) -> None:
         """Keep the *answer* to a *variation*."""
         if variation.kind == "rank":
             self.varied.add(variation.rank)

@@ -16,10 +16,10 @@ from . import grouped_linear
 Projection = Tensor | Sequence[Tensor]
 """The matrices of all experts: stacked in one tensor, or one by one."""
 
-Rows = Callable[[Tensor], Tensor]
+RowFunction = Callable[[Tensor], Tensor]
 """A function of rows that treats all alike."""
 
-Layout = Literal["concatenated", "interleaved", "ungated"]
+GateUpLayout = Literal["concatenated", "interleaved", "ungated"]
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Experts(NamedTuple):
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
     transposed: bool
-    layout: Layout
-    activation: str | Rows
+    layout: GateUpLayout
+    activation: str | RowFunction
     limit: float | None
     alpha: float
-    post: Rows | None
+    post: RowFunction | None
     idle: Literal["zero", "none"]
 
     @property
@@ -115,7 +115,17 @@ def first(projection: Projection) -> Tensor:
 
 
 def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """`moe` for arguments that were checked."""
+    """`moe` for arguments that were checked.
+
+    Args:
+        experts: Weights, layout, gate and numbers.
+        x: ``(tokens, hidden)``, floating.
+        top_k_index: ``(tokens, k)``, integers from 0.
+        top_k_weights: ``(tokens, k)``, floating.
+
+    Returns:
+        ``(tokens, hidden)`` in the dtype of *x*.
+    """
     order = sort(top_k_index, experts.number)
     elsewhere = top_k_index >= experts.number
     rows = x.to(experts.dtype)[order.slots // top_k_index.shape[1]]
@@ -129,7 +139,7 @@ def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Ten
 
 
 def sort(top_k_index: Tensor, number: int) -> Order:
-    """Sort the slots by expert, those of one expert as the tokens come."""
+    """Sort the slots of ``(tokens, k)`` by expert, those of one expert as the tokens come."""
     flat = top_k_index.reshape(-1)
     experts, slots = torch.sort(flat, stable=True)
     ends = torch.searchsorted(experts, torch.arange(number, device=flat.device, dtype=experts.dtype), right=True)
@@ -137,7 +147,18 @@ def sort(top_k_index: Tensor, number: int) -> Order:
 
 
 def linear(rows: Tensor, projection: Projection, order: Order, experts: Experts, bias: Tensor | None = None) -> Tensor:
-    """Every expert's rows times its matrix, and its bias added; rows of none become zero before the bias."""
+    """Every expert's rows times its matrix, and its bias added; rows of none become zero before the bias.
+
+    Args:
+        rows: ``(pairs, in)``, sorted by expert, in the dtype of *projection*.
+        projection: ``(experts, out, in)``, or the last two the other way round, as *experts* has it.
+        order: The order of the slots.
+        experts: What the experts are.
+        bias: ``(experts, out)``, or ``None``.
+
+    Returns:
+        ``(pairs, out)``.
+    """
     if isinstance(projection, Tensor):
         weight = projection if experts.transposed else projection.transpose(-2, -1)
         out = grouped_linear.linear(rows, weight, order.ends)
@@ -148,14 +169,26 @@ def linear(rows: Tensor, projection: Projection, order: Order, experts: Experts,
 
 
 def gated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
-    """What goes into the second projection, from the result of the first."""
+    """What goes into the second projection, ``(pairs, inner)``, from the result of the first, as for `apply_gate`."""
     if not isinstance(experts.activation, str):
         return experts.activation(gate if up is None else torch.cat((gate, up), dim=-1))
     return apply_gate(gate, up, experts.activation, experts.layout, experts.limit, experts.alpha)
 
 
 def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
-    """A row of `GATES`: tensors first, then what a compiler compiles in."""
+    """A row of `GATES`: tensors first, then what a compiler compiles in.
+
+    Args:
+        gate: ``(..., inner)``, floating; without *up*, and with a gate at all, ``(..., 2 · inner)``, gate and up.
+        up: ``(..., inner)`` in the dtype of *gate*, or ``None``.
+        name: A key of `GATES`.
+        layout: How gate and up share *gate*, as for `moe`.
+        limit: Where a gate clamps.
+        alpha: The slope of ``"swish-clamp-before-offset"``.
+
+    Returns:
+        ``(..., inner)`` in the dtype of *gate*.
+    """
     how = GATES[name]
     if up is None and layout == "concatenated":
         gate, up = gate.chunk(2, dim=-1)
@@ -174,7 +207,10 @@ def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: f
 
 
 def weigh(slots: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum over the second dimension of ``(tokens, k, hidden)``, always in the same order."""
+    """The weighted sum over the second dimension of ``(tokens, k, hidden)``, always in the same order.
+
+    *weights* is ``(tokens, k)``; the result ``(tokens, hidden)`` has the dtype that both promote to.
+    """
     return (slots * weights[..., None]).sum(1)
 
 
@@ -189,11 +225,11 @@ def moe(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
     transposed: bool = False,
-    layout: Layout = "concatenated",
-    activation: str | Rows = "silu",
+    layout: GateUpLayout = "concatenated",
+    activation: str | RowFunction = "silu",
     limit: float | None = None,
     alpha: float = 1.702,
-    post: Rows | None = None,
+    post: RowFunction | None = None,
     idle: Literal["zero", "none"] = "zero",
     compute: Callable[[Experts, Tensor, Tensor, Tensor], Tensor] = compute,
 ) -> Tensor:

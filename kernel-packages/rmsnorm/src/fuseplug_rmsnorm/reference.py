@@ -112,7 +112,10 @@ def in_groups(tensor: Tensor, group_size: int | None) -> Tensor:
 
 
 def unit(norming: Norming, x: Tensor, source: Tensor, weight: Tensor | None) -> Tensor:
-    """Rows (or groups) of mean square one, from *source*, which is x, widened and perhaps gated or scaled."""
+    """Rows (or groups) of mean square one, from *source*, which is x, widened and perhaps gated or scaled.
+
+    *x*, *source* and the result are ``(..., hidden)``, the weight ``(hidden,)``; all are floating.
+    """
     how, eps, group_size = norming
     grouped = in_groups(source, group_size)
     squares = grouped * grouped if how.square == "product" else grouped.pow(2)
@@ -139,7 +142,18 @@ def compute(
     gate: Tensor | None,
     unit: Callable[[Norming, Tensor, Tensor, Tensor | None], Tensor] = unit,
 ) -> Tensor:
-    """`rms_norm` for arguments that were checked; *unit* may be another way to normalise."""
+    """`rms_norm` for arguments that were checked.
+
+    Args:
+        norming: The variant and the numbers.
+        x: ``(..., hidden)``, floating.
+        weight: ``(hidden,)``, floating, or ``None``.
+        gate: Like *x*, or ``None``.
+        unit: Another way to normalise, with the signature of `unit`.
+
+    Returns:
+        ``(..., hidden)``, in the dtype that `rms_norm` has.
+    """
     how, eps, group_size = norming
     if how.native and group_size is None and (weight is None or weight.dim() == 1):
         return functional.rms_norm(x, x.shape[-1:], weight, eps)
@@ -278,12 +292,12 @@ def result_dtype(x: Tensor, weight: Tensor | None, how: Variant) -> torch.dtype:
 
 
 def scale(weight: Tensor, wide: torch.dtype, how: Variant) -> Tensor:
-    """What unit rows are multiplied by: the weight in the wide dtype, with the variant's offset."""
+    """What unit rows are multiplied by: the weight ``(hidden,)`` in the dtype *wide*, with the variant's offset."""
     if how.offset == "own":
         return (1.0 + weight).to(wide)
     return 1.0 + weight.to(wide) if how.offset == "wide" else weight.to(wide)
 
 
 def activate(gate: Tensor, how: Variant) -> Tensor:
-    """What the gate multiplies by."""
+    """What the gate multiplies by, in its shape and dtype."""
     return functional.silu(gate) if how.activation == "silu" else torch.sigmoid(gate)

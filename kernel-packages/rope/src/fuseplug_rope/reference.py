@@ -96,7 +96,18 @@ VARIANTS = {name: replace(row, name=name) for name, row in _ROWS.items()}
 
 
 def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
-    """`rope` for arguments that were checked."""
+    """`rope` for arguments that were checked.
+
+    Args:
+        how: The variant.
+        q: ``(..., head_dim)``, floating.
+        k: Like *q*, perhaps with other numbers of heads, or ``None``.
+        cos: ``(..., angles)``, floating, broadcastable to *q* and *k* but for the last dimension.
+        sin: Like *cos*.
+
+    Returns:
+        *q* and *k* rotated, in their shapes; each in its `result_dtype`, but ``None`` for a *k* of ``None``.
+    """
     rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
     if how.widen_table:
         wide = torch.promote_types(q.dtype, torch.float32)
@@ -119,7 +130,7 @@ def result_dtype(how: Variant, x: Tensor, q: Tensor, cos: Tensor, sin: Tensor) -
 
 
 def planes(x: Tensor, order: str) -> tuple[Tensor, Tensor]:
-    """The two coordinates of every plane of the last dimension, in halves or in pairs."""
+    """The two coordinates ``(..., width / 2)`` of every plane of ``(..., width)``, in halves or in pairs."""
     if order == "pairs":
         return x[..., 0::2], x[..., 1::2]
     half = x.shape[-1] // 2
@@ -134,7 +145,7 @@ def joined(first: Tensor, second: Tensor, order: str) -> Tensor:
 
 
 def split(x: Tensor, rotated: int, how: Variant) -> tuple[Tensor, Tensor | None]:
-    """What of *x* is rotated, and what is left as it is."""
+    """What of *x* ``(..., head_dim)`` is rotated, ``(..., rotated)``, and what is left as it is."""
     if how.width == "trailing":
         return x[..., -rotated:], x[..., :-rotated]
     return (x, None) if how.width == "whole" else (x[..., :rotated], x[..., rotated:])

@@ -91,7 +91,7 @@ class Gating(NamedTuple):
 
 
 def split(gate_up: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """The views of *gate_up* that are the gate and up."""
+    """The views of *gate_up*, ``(..., 2 * intermediate)``, that are the gate and up, ``(..., intermediate)``."""
     if layout == "interleaved":
         return gate_up[..., ::2], gate_up[..., 1::2]
     first, second = gate_up.chunk(2, dim=-1)
@@ -99,7 +99,7 @@ def split(gate_up: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def separated(gating: Gating, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Gate and up, where they were one tensor as views of it."""
+    """Gate and up, ``(..., intermediate)`` each; views of *gate* where that holds both."""
     return (gate, up) if up is not None else split(gate, gating.layout)
 
 
@@ -112,6 +112,9 @@ def sparsify(gate: Tensor, sparsity: float, device: torch.device | str | None = 
         gate: ``(..., intermediate)``, floating.
         sparsity: Between 0 and 1.
         device: Where the one number that depends on *sparsity* is computed, if not where *gate* is.
+
+    Returns:
+        A tensor like *gate*.
     """
     # In float32 whatever the gate is in, and then rounded: so do the models that have it.
     share = torch.tensor(sparsity, dtype=torch.float32, device=device or gate.device)
@@ -135,7 +138,16 @@ def sparsified(
 
 
 def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
-    """`swiglu` for arguments that were checked."""
+    """`swiglu` for arguments that were checked.
+
+    Args:
+        gating: The variant, the activation and the numbers.
+        gate: ``(..., intermediate)``, floating; without *up* ``(..., 2 * intermediate)``, gate and up.
+        up: ``(..., intermediate)``, floating, or ``None``.
+
+    Returns:
+        ``(..., intermediate)``, in the dtype that `swiglu` has.
+    """
     how, limit = gating.how, gating.limit
     gate, up = separated(gating, gate, up)
     narrow = gate.dtype

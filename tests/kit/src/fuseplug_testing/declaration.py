@@ -71,15 +71,15 @@ def variants(examined: Examined) -> Iterator[Finding]:
     A name of several words (``"gelu gate-first"``) is a choice for each: every word must be found, not every
     combination.
     """
-    found = _words(case.semantics.adapter.variant for specimen in examined.specimens for case in specimen.cases)
-    found |= _words(variant for specimen in examined.specimens for variant in specimen.declined)
-    claimed = _words(variant for specimen in examined.specimens for variant in specimen.claimed)
+    found = _traits(case.semantics.adapter.variant for specimen in examined.specimens for case in specimen.cases)
+    found |= _traits(variant for specimen in examined.specimens for variant in specimen.declined)
+    claimed = _traits(variant for specimen in examined.specimens for variant in specimen.claimed)
     for word in claimed:
         lacking = "is claimed, and found on no specimen: add a module that has it, or stop claiming it"
         yield Finding(word, fault="" if word in found else lacking)
 
 
-def _words(variants: Iterable[str]) -> dict[str, None]:
+def _traits(variants: Iterable[str]) -> dict[str, None]:
     return dict.fromkeys(word for variant in variants for word in variant.split())
 
 

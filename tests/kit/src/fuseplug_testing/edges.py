@@ -11,7 +11,7 @@ from torch import Tensor
 from fuseplug.contract import Example
 from fuseplug.torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-Layout = Callable[[Tensor], Tensor]
+Rearrangement = Callable[[Tensor], Tensor]
 
 
 def _padding(tensor: Tensor) -> float:
@@ -47,7 +47,7 @@ def _one_number(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)[:1].sum().expand_as(tensor)
 
 
-LAYOUTS: dict[str, Layout] = {
+MEMORY_LAYOUTS: dict[str, Rearrangement] = {
     "transposed in memory": _transposed,
     "every other element of a buffer": _every_other,
     "part of wider rows": _part_of_wider_rows,
@@ -56,7 +56,7 @@ LAYOUTS: dict[str, Layout] = {
 }
 """How an argument may lie in memory; all but the last keep its values."""
 
-UPSTREAM: dict[str, Layout] = {
+UPSTREAM: dict[str, Rearrangement] = {
     "expanded from one number": _one_number,
     "transposed in memory": _transposed,
     "every other element of a buffer": _every_other,

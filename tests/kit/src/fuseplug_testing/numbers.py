@@ -13,7 +13,7 @@ from fuseplug.contract import Example
 from fuseplug.triton.kernel import TritonKernel, interpreted
 from fuseplug.verification import Handing, Outcome
 
-from .edges import LAYOUTS, UPSTREAM, arguments, planted, zeroed
+from .edges import MEMORY_LAYOUTS, UPSTREAM, arguments, planted, zeroed
 from .edges import shapes as cut
 from .results import Finding
 from .subjects import Case, raised
@@ -85,7 +85,7 @@ def shapes(case: Case) -> Iterator[Finding]:
 def layouts(case: Case) -> Iterator[Finding]:
     """Arguments that lie in memory in any way, with NaN between their elements."""
     for size in case.edge_sizes:
-        for name, layout in LAYOUTS.items():
+        for name, layout in MEMORY_LAYOUTS.items():
             handing = Handing(arguments=layout)
             yield case.compare(f"{name}, {size} elements", case.example(size=size), handing=handing)
 

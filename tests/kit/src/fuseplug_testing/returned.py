@@ -12,7 +12,7 @@ from fuseplug.contract import Example
 from fuseplug.torch_private import tree_leaves
 from fuseplug.verification import Handing, Outcome
 
-from .edges import LAYOUTS
+from .edges import MEMORY_LAYOUTS
 from .results import Finding
 from .subjects import Case, raised
 
@@ -32,7 +32,7 @@ def _second_last(tensor: Tensor) -> Tensor:
 HANDED: dict[str, Handing] = {
     _AS_THEY_ARE: Handing(),
     _SWAPPED: Handing(arguments=_swapped),
-    **{name: Handing(arguments=layout) for name, layout in LAYOUTS.items()},
+    **{name: Handing(arguments=layout) for name, layout in MEMORY_LAYOUTS.items()},
 }
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class Arrival:
+class HostCounts:
     """Counts on their way from the device to the host.
 
     The copy is queued in the forward and asked for in the backward. By then the device has long passed it, and still
@@ -27,7 +27,7 @@ class Arrival:
         self._event = torch.get_device_module(counts.device).Event()
         self._event.record()
 
-    def arrived(self) -> list[bool]:
+    def positive(self) -> list[bool]:
         """Whether each count is more than zero."""
         if self._event is not None:
             self._event.synchronize()

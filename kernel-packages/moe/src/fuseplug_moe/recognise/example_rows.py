@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .small_copies import Small
+from .small_copies import SmallCopies
 
 _CLEAR = 0.1
 _CLEAR_PROBABILITY = 0.01
@@ -22,7 +22,7 @@ def linear_of(router: nn.Module, experts: int) -> Any:
 
 
 def decided(
-    small: Small,
+    small: SmallCopies,
     linear: Any,
     top_k: int,
     count: int,

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection
 
 from . import gates
-from .listed_blocks import Mix, is_the_originals
-from .listed_blocks import mixes as all_mixes
-from .small_copies import Small
-from .stacked_experts import DTYPES, OWN, PLAIN, inexact, named_or_own, own_product, routing
+from .listed_blocks import is_the_originals
+from .mixes import DTYPES, ExpertsMix, mixes_of_modules
+from .small_copies import SmallCopies
+from .stacked_experts import OWN, PLAIN, inexact, named_or_own, own_product, routing
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,11 @@ class FlatAdapter(Adapter):
         return tuple(f"{self.holder}.{name}" for name in names)
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``forward(module, hidden_states, *routing)``, in the order of the module."""
+        """Return ``forward(module, hidden_states, *routing)``, in the order of the module.
+
+        ``hidden_states`` is ``(..., hidden)``, floating; among *routing* are indices and weights ``(tokens, k)``. The
+        result has the shape and dtype of ``hidden_states``. Errors are those of `reference.moe`.
+        """
         how = self
 
         def forward(module: nn.Module, hidden_states: Tensor, *routed: Tensor) -> Any:
@@ -115,7 +119,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         for gate, up, down in itertools.permutations(names)
         for each in named_or_own(activation)
     ]
-    return [inexact(adapters, functools.partial(_example, module, adapters[0]), all_mixes(dtype), held)]
+    return [inexact(adapters, functools.partial(_example, module, adapters[0]), mixes_of_modules(dtype), held)]
 
 
 def is_holder(module: nn.Module) -> bool:
@@ -147,13 +151,18 @@ def _places(forward: Callable[..., Any]) -> tuple[int, int] | None:
     return (index[0], chosen[0]) if len(index) == 1 and len(chosen) == 1 else None
 
 
-def _example(module: nn.Module, likely: FlatAdapter, mix: Mix, size: int, generator: torch.Generator) -> Example:
-    """A few experts, one of them idle."""
+def _example(module: nn.Module, likely: FlatAdapter, mix: ExpertsMix, size: int, generator: torch.Generator) -> Example:
+    """A few experts, one of them idle.
+
+    Returns:
+        x ``(2, tokens / 2, hidden)`` in the dtype of the rows; indices and weights ``(tokens, 2)``, the weights in the
+        router's dtype; and the child that holds the matrices.
+    """
     holder: Any = module._modules[likely.holder]
     real, inner, hidden = likely.sizes.of(holder)
     experts, large = min(5, real), size > 1 << 12
     known = {inner: 136 if large else 7, hidden: 128 if large else 12, real: experts}
-    small = Small(known | {real * inner: known[real] * known[inner]}, generator)
+    small = SmallCopies(known | {real * inner: known[real] * known[inner]}, generator)
     tokens = max(6, size // known[hidden]) // 2 * 2
     x = small.normal(2, tokens // 2, known[hidden]).to(mix.x)
     index, weights = routing(tokens, known[real], generator)
@@ -161,7 +170,7 @@ def _example(module: nn.Module, likely: FlatAdapter, mix: Mix, size: int, genera
     arguments |= {likely.index: index, likely.weights: weights.to(mix.router)}
     return Example(
         (x, *(arguments[place] for place in sorted(arguments))),
-        children={likely.holder: small.module(holder, mix.x)},
+        children={likely.holder: small.module(holder, mix.experts)},
         attributes=small.attributes(module),
     )
 

@@ -29,8 +29,8 @@ def activation_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 def written_activations(cls: type[nn.Module]) -> list[str]:
     """The rows of `GATES` that the forward of *cls* may call by name."""
-    said = names(cls.forward, cls)
-    return [gate for gate in _unclamped() if GATES[gate].row.says & said.keys()]
+    code_names = names(cls.forward, cls)
+    return [gate for gate in _unclamped() if GATES[gate].row.code_names & code_names.keys()]
 
 
 def scalar_named(module: nn.Module, word: str) -> str | None:
@@ -53,13 +53,13 @@ def _numbers_of_experts(module: nn.Module) -> list[int]:
 
 
 def named_activation(activation: Callable[[Tensor], Tensor]) -> str | None:
-    """The row of `GATES` that *activation*, of one tensor, is on its own."""
+    """The row of `GATES` that *activation*, of one tensor of any shape, is on its own; ``None`` if it is none."""
     x = torch.linspace(-8, 8, 67, device="cpu")
-    return next(_equal(activation, x, [(name, functools.partial(_alone, name)) for name in _unclamped()]), None)
+    return next(_equal(activation, x, [(name, functools.partial(_activated, name)) for name in _unclamped()]), None)
 
 
 def named_gate(gate: Callable[[Tensor], Tensor], limit: float | None, alpha: float) -> tuple[str, str] | None:
-    """The row of `GATES` and the layout that *gate*, of rows of gate and up, is."""
+    """The row of `GATES` and the layout that *gate* is, from ``(rows, 2 · inner)`` to ``(rows, inner)``."""
     reach = 2 * limit if limit and limit < 1e3 else 8.0
     columns = torch.arange(14, device="cpu") * 5 % 14
     rows = torch.linspace(-reach, reach, 11 * 14, device="cpu").view(11, 14)[:, columns]
@@ -76,7 +76,7 @@ def _unclamped() -> Iterator[str]:
     return (name for name, gate in GATES.items() if gate.clamp is None)
 
 
-def _alone(name: str, x: Tensor) -> Tensor:
+def _activated(name: str, x: Tensor) -> Tensor:
     return apply_gate(x, None, name, "ungated", None, 1.0)
 
 

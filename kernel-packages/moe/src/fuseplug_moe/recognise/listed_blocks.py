@@ -8,7 +8,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,23 +17,17 @@ from torch.nn import functional
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
 from fuseplug.torch_private import get_tracing_state
 
-from ..reference import Layout
+from ..reference import GateUpLayout
 from . import example_rows, gates
-from .small_copies import Small
-from .stacked_experts import DTYPES, OWN, inexact, named_or_own, own_product, passed, routing
+from .mixes import DTYPES, ExpertsMix, mixes_of_modules
+from .small_copies import SmallCopies
+from .stacked_experts import OWN, inexact, named_or_own, own_product, passed, routing
 
 Idle = Literal["zero", "none"]
 
 
-class Mix(NamedTuple):
-    """One combination to check: the dtypes of the rows and the experts, and of the router."""
-
-    x: torch.dtype
-    router: torch.dtype
-
-
 @dataclass(frozen=True)
-class Listed:
+class ListedExperts:
     """The experts of a block, by attribute names.
 
     Attributes:
@@ -53,7 +47,7 @@ class Listed:
     passing: bool = False
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> GateUpLayout:
         """As in `fuseplug_moe.reference.moe`."""
         return "ungated" if self.up is None else "concatenated"
 
@@ -64,7 +58,7 @@ class Listed:
         return tuple(f"{self.experts}.*.{name}.weight" for name in names)
 
     def matrices(self, block: nn.Module) -> dict[str, list[Tensor]]:
-        """The weights of all experts, by projection."""
+        """The weights of all experts, by projection: ``(inner, hidden)``, and ``(hidden, inner)`` for *down*."""
         experts: Any = [*block._modules[self.experts]._modules.values()]  # type: ignore[union-attr]
         experts = experts[: len(experts) - passing_of(experts)] if self.passing else experts
         names = [name for name in (self.gate, self.down, self.up) if name is not None]
@@ -77,7 +71,10 @@ class Listed:
         routed: tuple[Tensor, Tensor, Tensor],
         idle: Idle,
     ) -> Tensor:
-        """What *block* adds up for *routed*: rows, indices and weights."""
+        """What *block* adds up for *routed*: rows ``(tokens, hidden)``, indices and weights ``(tokens, k)``.
+
+        Result and errors are those of `reference.moe`.
+        """
         experts: Any = block._modules[self.experts]
         matrices = self.matrices(block)
         result: Tensor = compute(
@@ -104,7 +101,7 @@ class SeamAdapter(Adapter):
     """
 
     variant: str
-    listed: Listed
+    listed: ListedExperts
     idle: Idle
 
     @property
@@ -113,7 +110,11 @@ class SeamAdapter(Adapter):
         return self.listed.reads
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``moe(module, hidden_states, top_k_index, top_k_weights)``."""
+        """Return ``moe(module, hidden_states, top_k_index, top_k_weights)``.
+
+        The arguments are those of `reference.moe`: ``(tokens, hidden)``, floating; ``(tokens, k)``, integers; and
+        ``(tokens, k)``, floating. So are the result and the errors.
+        """
         listed, idle = self.listed, self.idle
 
         def moe(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
@@ -152,7 +153,16 @@ class Routing:
         return (*numbers, f"{self.router}.weight")
 
     def route(self, block: nn.Module, hidden_states: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, indices and weights for the rows *x* of *hidden_states*."""
+        """Logits, indices and weights for the rows *x* of *hidden_states*.
+
+        Args:
+            block: The block.
+            hidden_states: ``(batch, sequence, hidden)``, floating; what a router is called with that has no weight.
+            x: The same as ``(tokens, hidden)``.
+
+        Returns:
+            ``(tokens, experts)`` in the dtype of the router; ``(tokens, k)`` int64; ``(tokens, k)`` in that of *x*.
+        """
         router: Any = block._modules[self.router]
         weight = getattr(router, "weight", None)
         if weight is None:
@@ -188,7 +198,7 @@ class BlockAdapter(Adapter):
     """
 
     variant: str
-    listed: Listed
+    listed: ListedExperts
     routing: Routing
     shared: str | None
     shared_gate: str | None
@@ -201,7 +211,11 @@ class BlockAdapter(Adapter):
         return (*self.listed.reads, *self.routing.reads)
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``forward(module, hidden_states)``."""
+        """Return ``forward(module, hidden_states)``.
+
+        ``hidden_states`` is ``(..., hidden)``, of any floating dtype that the block takes. The result has its shape and
+        dtype; with *logits*, those come second, ``(tokens, experts)``. Errors are those of `reference.moe`.
+        """
         how = self
 
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
@@ -263,7 +277,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
             f"its experts, {type(first).__name__}, have no activation that is a child or attribute of theirs, "
             "or that their forward calls by a known name"
         )
-    listed = [Listed(lists[0], *names, each, passing > 0) for names in _roles(linears) for each in known]
+    listed = [ListedExperts(lists[0], *names, each, passing > 0) for names in _roles(linears) for each in known]
     if not listed:
         return Rejection(f"the shapes of {type(first).__name__}'s projections fit no gate, up and down")
     dtype = next(iter(linears.values())).weight.dtype
@@ -350,57 +364,56 @@ def takes(function: Callable[..., Any], number: int) -> bool:
     return len(parameters) == number and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
-def _seam(module: nn.Module, listed: list[Listed], dtype: torch.dtype) -> Proposal:
+def _seam(module: nn.Module, listed: list[ListedExperts], dtype: torch.dtype) -> Proposal:
     adapters = [SeamAdapter(f"{each.activation}", each, idle) for each in listed for idle in _IDLE]
     example = functools.partial(_seam_example, module, listed[0])
-    return inexact(adapters, example, mixes(dtype), (listed[0].experts,), Target("moe"))
+    return inexact(adapters, example, mixes_of_modules(dtype), (listed[0].experts,), Target("moe"))
 
 
 _IDLE: tuple[Idle, ...] = ("none", "zero")
 
 
-def mixes(dtype: torch.dtype) -> Iterator[Mix]:
-    """As the block stands, then in the other dtypes; routers stay in float32, or do not."""
-    for each in sorted(DTYPES, key=lambda other: other is not dtype):
-        yield Mix(each, each)
-        if each is not torch.float32:
-            yield Mix(each, torch.float32)
-
-
-def _sizes(experts: Any, listed: Listed) -> tuple[int, int]:
+def _sizes(experts: Any, listed: ListedExperts) -> tuple[int, int]:
     inner, hidden = experts[0]._modules[listed.gate].weight.shape
     return hidden, inner
 
 
-def _seam_example(module: nn.Module, listed: Listed, mix: Mix, size: int, generator: torch.Generator) -> Example:
-    """Five experts, one of them idle."""
+def _seam_example(
+    module: nn.Module, listed: ListedExperts, mix: ExpertsMix, size: int, generator: torch.Generator
+) -> Example:
+    """Five experts, one of them idle.
+
+    Returns:
+        x ``(tokens, hidden)`` in the dtype of the rows; indices and weights ``(tokens, 2)``, the weights in the
+        router's dtype; and the experts.
+    """
     experts: Any = module._modules[listed.experts]
     few = _few(experts, listed, 5)
-    small, hidden = _small(experts, listed, {len(experts): len(few)}, size, generator)
+    small, hidden = _small_copies(experts, listed, {len(experts): len(few)}, size, generator)
     x = small.normal(max(6, size // hidden), hidden).to(mix.x)
     index, weights = routing(len(x), len(few), generator)
     return Example(
         (x, index, weights.to(mix.router)),
-        children={listed.experts: nn.ModuleList([small.module(expert, mix.x) for expert in few])},
+        children={listed.experts: nn.ModuleList([small.module(expert, mix.experts) for expert in few])},
         attributes=small.attributes(module),
     )
 
 
-def _few(experts: Any, listed: Listed, number: int) -> list[nn.Module]:
+def _few(experts: Any, listed: ListedExperts, number: int) -> list[nn.Module]:
     """At most *number* of the experts, two that pass their rows among them if there are as many."""
     number = min(number, len(experts))
     passing = min(passing_of(experts), 2, number - 1) if listed.passing else 0
     return [*experts[: number - passing], *experts[len(experts) - passing :]]
 
 
-def _small(
-    experts: Any, listed: Listed, known: dict[int, int], size: int, generator: torch.Generator
-) -> tuple[Small, int]:
+def _small_copies(
+    experts: Any, listed: ListedExperts, known: dict[int, int], size: int, generator: torch.Generator
+) -> tuple[SmallCopies, int]:
     hidden, inner = _sizes(experts, listed)
     large = size > 1 << 12
     known = {**known, inner: known.get(inner, 272 if large else 7)}
     known = {**known, hidden: known.get(hidden, 128 if large else 12)}
-    return Small(known, generator), known[hidden]
+    return SmallCopies(known, generator), known[hidden]
 
 
 def _router(module: nn.Module, experts: str, number: int) -> str | None:
@@ -411,7 +424,9 @@ def _router(module: nn.Module, experts: str, number: int) -> str | None:
     return None
 
 
-def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dtype) -> list[Proposal] | Rejection:
+def _block(
+    module: nn.Module, listed: list[ListedExperts], router: str, dtype: torch.dtype
+) -> list[Proposal] | Rejection:
     others = [
         name for name, child in module._modules.items() if child is not None and name not in (router, listed[0].experts)
     ]
@@ -441,7 +456,7 @@ def _block(module: nn.Module, listed: list[Listed], router: str, dtype: torch.dt
         for each, way, logits, idle in itertools.product(listed, ways, (True, False), _IDLE)
     ]
     example = functools.partial(_block_example, module, adapters[0])
-    return [inexact(adapters, example, mixes(dtype), (listed[0].experts,))]
+    return [inexact(adapters, example, mixes_of_modules(dtype), (listed[0].experts,))]
 
 
 def top_k_of(module: nn.Module) -> str | None:
@@ -462,25 +477,31 @@ def _one(names: list[str]) -> str | None:
     return names[0] if names else None
 
 
-def _describe(listed: Listed, way: Routing, shared: list[str], shared_gate: list[str]) -> str:
+def _describe(listed: ListedExperts, way: Routing, shared: list[str], shared_gate: list[str]) -> str:
     routed = "renormalised" if way.renormalise is True else "as-is" if way.renormalise is False else way.renormalise
     return " ".join([listed.activation, routed, *(["gated" for _ in shared_gate]), *(["shared" for _ in shared])])
 
 
-def _block_example(module: nn.Module, likely: BlockAdapter, mix: Mix, size: int, generator: torch.Generator) -> Example:
-    """Rows whose routing no rounding can decide, over a few experts, one of which no row is routed to."""
+def _block_example(
+    module: nn.Module, likely: BlockAdapter, mix: ExpertsMix, size: int, generator: torch.Generator
+) -> Example:
+    """Rows whose routing no rounding can decide, over a few experts, one of which no row is routed to.
+
+    Returns:
+        x ``(2, tokens / 2, hidden)`` in the dtype of the rows; and all children.
+    """
     listed, way = likely.listed, likely.routing
     experts: Any = module._modules[listed.experts]
     top_k = operator.attrgetter(way.top_k)(module)
     few = _few(experts, listed, top_k + 3)
     number = len(few)
-    small, hidden = _small(experts, listed, {len(experts): number}, size, generator)
+    small, hidden = _small_copies(experts, listed, {len(experts): number}, size, generator)
     children = {
         name: small.module(child, mix.router if name == way.router else mix.x)
         for name, child in module._modules.items()
         if child is not None and name != listed.experts
     }
-    children[listed.experts] = nn.ModuleList([small.module(expert, mix.x) for expert in few])
+    children[listed.experts] = nn.ModuleList([small.module(expert, mix.experts) for expert in few])
     correct = None if way.correction is None else children[way.correction]
     for bias in () if correct is None else correct.parameters():
         # Small beside a probability, so that it does not decide by itself who is chosen.

@@ -13,21 +13,22 @@ from torch import Tensor, nn
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection
 
-from ..reference import Layout
+from ..reference import GateUpLayout
 from . import example_rows, gates
-from .listed_blocks import is_the_originals, linears_of, mixes, takes, top_k_of
-from .small_copies import Small
-from .stacked_experts import DTYPES, OWN, PLAIN, inexact, named_or_own, own_product, shapes_read
+from .listed_blocks import is_the_originals, linears_of, takes, top_k_of
+from .mixes import DTYPES, ExpertsMix, mixes_of_modules
+from .small_copies import SmallCopies
+from .stacked_experts import OWN, PLAIN, inexact, named_or_own, own_product, shapes_read
 
 
 class Routed(NamedTuple):
     """What a router says.
 
     Attributes:
-        x: The rows that the experts are given.
-        chosen: ``(rows, k)``, the experts of each.
-        weights: What their results are weighted with.
-        logits: What the block returns beside the result.
+        x: ``(rows, hidden)``, what the experts are given.
+        chosen: ``(rows, k)``, integers, the experts of each.
+        weights: ``(rows, k)``, floating, what their results are weighted with.
+        logits: ``(tokens, experts)``, what the block returns beside the result.
     """
 
     x: Tensor
@@ -40,11 +41,11 @@ class Routed(NamedTuple):
 class Sorted:
     """A router that sorts the slots by expert: gives their order, token and weight, and how many each expert has."""
 
-    word = "sorted"
+    label = "sorted"
 
-    def read(self, x: Tensor, said: Any, top_k: int) -> Routed:
-        """Undo the sorting."""
-        slots, _, weights, sizes, logits = said
+    def read(self, x: Tensor, returned: Any, top_k: int) -> Routed:
+        """Undo the sorting; *x* is ``(tokens, hidden)``, and the router's slots and weights are ``(tokens · k,)``."""
+        slots, _, weights, sizes, logits = returned
         share = torch.as_tensor(sizes, device=slots.device)
         experts = torch.repeat_interleave(share, output_size=len(slots))
         index = torch.empty_like(slots).index_copy(0, slots, experts)
@@ -52,7 +53,7 @@ class Sorted:
         return Routed(x, index.view(-1, top_k), weights.view(-1, top_k), logits)
 
     def total(self, y: Tensor, top_k: int) -> Tensor:
-        """The result of a token, from those of its rows."""
+        """The result of each token ``(tokens, hidden)``, from *y*, those of its rows."""
         del top_k
         return y
 
@@ -64,17 +65,17 @@ class Scored:
     An expert without biases makes zero of zero, so those of score zero need not be computed.
     """
 
-    word = "input-scaled"
+    label = "input-scaled"
 
-    def read(self, x: Tensor, said: Any, top_k: int) -> Routed:
-        """Make a row of its own of each choice."""
-        scores, logits = said
+    def read(self, x: Tensor, returned: Any, top_k: int) -> Routed:
+        """Make a row of each choice; *x* is ``(tokens, hidden)``, and the router's scores are ``(tokens, experts)``."""
+        scores, logits = returned
         chosen, index = scores.topk(top_k, dim=1)
         scaled = (x[:, None] * chosen[..., None]).flatten(0, 1)
         return Routed(scaled, index.view(-1, 1), torch.ones_like(chosen).view(-1, 1), logits)
 
     def total(self, y: Tensor, top_k: int) -> Tensor:
-        """The result of a token, from those of its rows."""
+        """The result of each token ``(tokens, hidden)``, from *y*, those of its rows."""
         return y if top_k == 1 else y.view(-1, top_k, y.shape[-1]).sum(1)
 
 
@@ -95,7 +96,7 @@ class Stacks:
     down: tuple[str, str]
     transposed: bool
     activation: str
-    layout: Layout
+    layout: GateUpLayout
     holder: str | None
 
     @property
@@ -128,7 +129,7 @@ class RoutedAdapter(Adapter):
         answer: What the router says.
         shared: The expert that every token goes to.
         bias: The parameter that is added in the end.
-        flat: Whether the result has a row for each token, whatever the shape of the input.
+        row_per_token: Whether the result has a row for each token, whatever the shape of the input.
         logits: Whether the logits are returned beside the result.
     """
 
@@ -139,7 +140,7 @@ class RoutedAdapter(Adapter):
     answer: Sorted | Scored
     shared: str | None
     bias: str | None
-    flat: bool
+    row_per_token: bool
     logits: bool
 
     @property
@@ -150,7 +151,11 @@ class RoutedAdapter(Adapter):
         return (*matrices, top_k, *([self.bias] if self.bias is not None else []))
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``forward(module, hidden_states)``."""
+        """Return ``forward(module, hidden_states)``.
+
+        ``hidden_states`` is ``(..., hidden)``, of any floating dtype that the block takes. The result has its dtype,
+        and its shape or ``(tokens, hidden)``; with *logits*, those come second. Errors are those of `reference.moe`.
+        """
         how, stacks = self, self.stacks
 
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
@@ -173,7 +178,7 @@ class RoutedAdapter(Adapter):
             y = how.answer.total(y, top_k)
             if how.shared is not None:
                 y = getattr(module, how.shared)(x) + y
-            if not how.flat:
+            if not how.row_per_token:
                 y = y.view(hidden_states.shape)
             if how.bias is not None:
                 y = y + getattr(module, how.bias)
@@ -215,7 +220,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     if activation is None or router is None or not takes(type(module).forward, 1):
         return None
     transposed, halves = read
-    layout: Layout = "ungated" if halves == 1 else "concatenated"
+    layout: GateUpLayout = "ungated" if halves == 1 else "concatenated"
     stacks = [Stacks(first, second, transposed, name, layout, holder) for name in named_or_own(activation)]
     return _propose(module, stacks, router, Sorted() if apart else Scored())
 
@@ -243,25 +248,25 @@ def _propose(
         return Rejection("neither it nor its router has an attribute that says how many experts a token goes to")
     adapters = [
         RoutedAdapter(
-            " ".join([each.activation, answer.word, *("shared" for _ in shared), *("biased" for _ in biases)]),
+            " ".join([each.activation, answer.label, *("shared" for _ in shared), *("biased" for _ in biases)]),
             each,
             router,
             top_k,
             answer,
             next(iter(shared), None),
             next(iter(biases), None),
-            flat,
+            row_per_token,
             logits,
         )
         for each in stacks
         for logits in (True, False)
-        for flat in (False, True)
+        for row_per_token in (False, True)
     ]
     holder, name = stacks[0].gate_up
     dtype = getattr(module._modules[holder], name).dtype
     if dtype not in DTYPES:
         return Rejection(f"its experts are {dtype}; supported are float32, bfloat16 and float16")
-    alike = (each for each in mixes(dtype) if each.x is each.router)
+    alike = (each for each in mixes_of_modules(dtype) if each.x is each.router)
     return [inexact(adapters, functools.partial(_example, module, adapters[0]), alike, stacks[0].children)]
 
 
@@ -269,8 +274,14 @@ def _has_parameters(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
 
 
-def _example(module: nn.Module, likely: RoutedAdapter, mix: Any, size: int, generator: torch.Generator) -> Example:
-    """Rows whose routing no rounding can decide, over a few experts, one of which no row is routed to."""
+def _example(
+    module: nn.Module, likely: RoutedAdapter, mix: ExpertsMix, size: int, generator: torch.Generator
+) -> Example:
+    """Rows whose routing no rounding can decide, over a few experts, one of which no row is routed to.
+
+    Returns:
+        x ``(2, tokens / 2, hidden)`` in the dtype of the rows; all children; and the bias.
+    """
     stacks = likely.stacks
     holder, name = stacks.down
     real, a, b = getattr(module._modules[holder], name).shape
@@ -280,7 +291,7 @@ def _example(module: nn.Module, likely: RoutedAdapter, mix: Any, size: int, gene
     number = min(real, top_k + 3)
     large = size > 1 << 12
     known = {2 * inner: 272 if large else 16, inner: 136 if large else 8, hidden: 128 if large else 24}
-    small = Small({**known, real: number}, generator)
+    small = SmallCopies({**known, real: number}, generator)
     children = {n: small.module(child, mix.x) for n, child in module._modules.items() if child is not None}
     linear = example_rows.linear_of(children[likely.router], number)
     x = example_rows.decided(small, linear, top_k, max(6, size // small.size(hidden)), mix.x)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 _SIZE_WORDS = ("expert", "hidden", "size", "dim", "features", "shape")
 
 
-class Small:
+class SmallCopies:
     """Maps the sizes of a module to small ones, equal ones to equal ones, and makes tensors and modules of these.
 
     Args:

@@ -6,19 +6,19 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
 
-from ..reference import GATES, Layout
+from ..reference import GATES, GateUpLayout
 from . import gates
 from .indices import PARALLEL, names_experts
-from .small_copies import Small
+from .mixes import DTYPES, ExpertsMix, mixes
+from .small_copies import SmallCopies
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PLAIN = (Tensor, nn.Parameter)
 ROUNDINGS = 16.0
 WORKING_ROUNDINGS = 64.0
@@ -42,21 +42,8 @@ _IMPOSSIBLE = ("expert_idx == self.num_experts", "token_idx.numel() == 0", "top_
 expert that was hit has tokens; and calls without any tokens, where they differ, are the original's."""
 
 
-class Mix(NamedTuple):
-    """One combination to check: the dtypes of the rows, of the experts and of what the router gives.
-
-    With *elsewhere*, some rows go to an expert that is not there, the number after the last: with expert parallelism,
-    one of another rank.
-    """
-
-    x: torch.dtype
-    experts: torch.dtype
-    routing: torch.dtype
-    elsewhere: bool = False
-
-
 @dataclass(frozen=True)
-class Parts:
+class StackedParts:
     """What was found in a module, by attribute names.
 
     Attributes:
@@ -102,9 +89,9 @@ class StackedAdapter(Adapter):
     """
 
     variant: str
-    parts: Parts
+    parts: StackedParts
     activation: str
-    layout: Layout
+    layout: GateUpLayout
     limit: str | None
     alpha: str | None
     keeps_eval: bool = False
@@ -119,7 +106,12 @@ class StackedAdapter(Adapter):
         return (*(name for name in names if name is not None), *own)
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``forward(module, hidden_states, top_k_index, top_k_weights)``, in the order of the module."""
+        """Return ``forward(module, hidden_states, top_k_index, top_k_weights)``, in the order of the module.
+
+        ``hidden_states`` is ``(..., hidden)``, floating; the others are ``(tokens, k)``, integers and floating, or for
+        *dense* weights ``(tokens, experts)``. The result has the shape and dtype of ``hidden_states``. Errors are those
+        of `reference.moe`.
+        """
         parts, how = self.parts, self
 
         def forward(module: nn.Module, hidden_states: Tensor, index: Tensor, weights: Tensor) -> Any:
@@ -162,21 +154,30 @@ class StackedAdapter(Adapter):
 
 
 def passed(experts: range, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """What the experts with the numbers *experts* add: the rows as they are, weighted."""
+    """What the experts with the numbers *experts* add: the rows as they are, weighted.
+
+    *x* is ``(tokens, hidden)``, *index* and *weights* are ``(tokens, k)``; the result is like *x*.
+    """
     others = (index < experts.start) | (index >= experts.stop)
     return (x * weights.masked_fill(others, 0).sum(-1, keepdim=True)).to(x.dtype)
 
 
-def own_gate(module: nn.Module, layout: Layout) -> Callable[[Tensor], Tensor]:
-    """The gate of *module* as a function of the rows of its first projection."""
+def own_gate(module: nn.Module, layout: GateUpLayout) -> Callable[[Tensor], Tensor]:
+    """The gate of *module*: a function of the rows of its first projection, ``(pairs, inner or 2 · inner)``.
+
+    It gives ``(pairs, inner)``.
+
+    Raises:
+        TypeError: If the module has neither a gate nor an activation.
+    """
     gate: Callable[[Tensor], Tensor] | None = getattr(module, "_apply_gate", None)
     if gate is not None and layout != "ungated":
         return gate
     return own_product(module, layout)
 
 
-def own_product(module: nn.Module, layout: Layout) -> Callable[[Tensor], Tensor]:
-    """The same of a module that has no gate, but an activation."""
+def own_product(module: nn.Module, layout: GateUpLayout) -> Callable[[Tensor], Tensor]:
+    """As `own_gate`, of a module that has no gate, but an activation."""
     activation = gates.activation_of(module)
     if activation is None:
         raise TypeError(f"{type(module).__name__} has no activation")
@@ -209,7 +210,7 @@ def inexact(
 
 
 def product(activation: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """``activation(gate) * up`` for rows that are gate and up side by side."""
+    """``activation(gate) * up``, ``(..., inner)``, for rows that are gate and up side by side, ``(..., 2 · inner)``."""
     gate, up = rows.chunk(2, dim=-1)
     return activation(gate) * up
 
@@ -221,7 +222,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return Rejection(f"its experts have projections {', '.join(cubes)}; known are two, gate and up in one")
     if len(cubes) != 2:
         return None
-    found = _parts(module)
+    found = _stacked_parts(module)
     if isinstance(found, Rejection):
         # Two tensors of three dimensions are no rarity.
         return found if gates.speaks_of_experts(module) else None
@@ -232,9 +233,9 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     if not adapters:
         return Rejection(f"{type(module).__name__} has neither a gate of its own nor an activation to call")
     shared_out = (PARALLEL in vars(module) or found.dense) and not found.passing
-    every = [*mixes(dtype), *([Mix(dtype, dtype, dtype, elsewhere=True)] if shared_out else [])]
+    every = [*mixes(dtype), *([ExpertsMix(dtype, dtype, dtype, elsewhere=True)] if shared_out else [])]
     # Routers often give float32, whatever the dtype of the rows.
-    likely = tuple(mix for mix in every[1:] if mix == Mix(dtype, dtype, torch.float32))
+    likely = tuple(mix for mix in every[1:] if mix == ExpertsMix(dtype, dtype, torch.float32))
     proposal = inexact(adapters, functools.partial(_example, module, found, adapters[0]), every)
     return [replace(proposal, likely=likely, impossible=_IMPOSSIBLE)]
 
@@ -250,16 +251,7 @@ def flattened(module: nn.Module) -> Rejection | None:
     )
 
 
-def mixes(dtype: torch.dtype) -> Iterator[Mix]:
-    """As the module stands, then in the other dtypes; routers give float32 or the dtype of the rows."""
-    for each in sorted(DTYPES, key=lambda other: other is not dtype):
-        yield Mix(each, each, each)
-        if each is not torch.float32:
-            yield Mix(each, each, torch.float32)
-            yield Mix(each, torch.float32, each)
-
-
-def _parts(module: nn.Module) -> Parts | Rejection:
+def _stacked_parts(module: nn.Module) -> StackedParts | Rejection:
     parameters = {name: p for name, p in module._parameters.items() if p is not None}
     cubes = [name for name, p in parameters.items() if p.dim() == 3]
     first, second = sorted(cubes, key=lambda name: "down" in name)
@@ -300,7 +292,7 @@ def _parts(module: nn.Module) -> Parts | Rejection:
         return Rejection(f"it has children {', '.join(post)} with weights; known is one, a norm of each expert's rows")
     second_name, third_name, weights_first = order
     flagged = "is_transposed" in vars(module) or "top" in (second_name if weights_first else third_name)
-    return Parts(
+    return StackedParts(
         first,
         second,
         found_biases.get("gate_up_bias"),
@@ -342,7 +334,7 @@ def _order(forward: Callable[..., Any]) -> tuple[str, str, bool] | None:
     return second, third, "weight" in second and "weight" not in third
 
 
-def _adapters(module: nn.Module, parts: Parts) -> Iterator[StackedAdapter]:
+def _adapters(module: nn.Module, parts: StackedParts) -> Iterator[StackedAdapter]:
     limit, alpha = gates.scalar_named(module, "limit"), gates.scalar_named(module, "alpha")
     for activation, layout in _gates(module, parts, limit, alpha):
         traits = [
@@ -362,7 +354,9 @@ def _adapters(module: nn.Module, parts: Parts) -> Iterator[StackedAdapter]:
         )
 
 
-def _gates(module: nn.Module, parts: Parts, limit: str | None, alpha: str | None) -> Iterator[tuple[str, Layout]]:
+def _gates(
+    module: nn.Module, parts: StackedParts, limit: str | None, alpha: str | None
+) -> Iterator[tuple[str, GateUpLayout]]:
     """What the gate may be, with the layout: as a row of the table if it is one, and as the module's own."""
     activation = gates.activation_of(module)
     own = getattr(module, "_apply_gate", None)
@@ -382,14 +376,25 @@ def _gates(module: nn.Module, parts: Parts, limit: str | None, alpha: str | None
         yield from ((name, "concatenated") for name in named_or_own(activation))
     else:
         rows = [name for name, gate in GATES.items() if limit is not None or gate.clamp is None]
-        layouts: tuple[Layout, ...] = ("interleaved", "concatenated")
+        layouts: tuple[GateUpLayout, ...] = ("interleaved", "concatenated")
         yield from ((name, layout) for name in reversed(rows) for layout in layouts)
 
 
 def _example(
-    module: nn.Module, parts: Parts, likely: StackedAdapter, mix: Mix, size: int, generator: torch.Generator
+    module: nn.Module,
+    parts: StackedParts,
+    likely: StackedAdapter,
+    mix: ExpertsMix,
+    size: int,
+    generator: torch.Generator,
 ) -> Example:
-    """A few experts, one of them idle, and rows that take their gates well past where they clamp."""
+    """A few experts, one of them idle, and rows that take their gates well past where they clamp.
+
+    Returns:
+        x ``(tokens, hidden)`` in the dtype of the rows, with a leading 1 where weights are dense; indices
+        ``(tokens, 2)``; weights like them or ``(tokens, experts)``, in the router's dtype; and the parameters, in that
+        of the experts.
+    """
     number, hidden, inner = _sizes(module, parts)
     experts, large = min(number, 5), size > 1 << 12
     all_of_them = len(getattr(module, parts.gate_up)) if parts.passing else number
@@ -397,7 +402,7 @@ def _example(
     # Multiples of eight, because torch's grouped matmul wants rows that begin at multiples of 16 bytes.
     known = {number: experts, 2 * inner: 272 if large else 16, inner: 136 if large else 8}
     known |= {all_of_them: every}
-    small = Small({**known, hidden: known.get(hidden, 128 if large else 24)}, generator)
+    small = SmallCopies({**known, hidden: known.get(hidden, 128 if large else 24)}, generator)
     h, i = small.size(hidden), small.size(inner)
     width = parts.halves * i
     tokens = max(6, size // h)
@@ -428,10 +433,10 @@ def _example(
     index, weights = routing(tokens, every, generator)
     if mix.elsewhere:
         index[::3, 0] = every
-    weights = weights.to(mix.routing)
+    weights = weights.to(mix.router)
     if parts.dense:
         chosen, there = index.clamp(max=experts - 1), weights.masked_fill(index >= experts, 0)
-        weights = torch.zeros(tokens, experts, dtype=mix.routing, device="cpu").scatter_add(1, chosen, there)
+        weights = torch.zeros(tokens, experts, dtype=mix.router, device="cpu").scatter_add(1, chosen, there)
     x = x.to(mix.x)
     post = None if parts.post is None else module._modules[parts.post]
     return Example(
@@ -453,7 +458,7 @@ def _put_around(weight: Tensor, values: tuple[float, ...], generator: torch.Gene
     weight[..., 0] = torch.tensor(values, dtype=torch.float32, device="cpu")[chosen] / _CONSTANT
 
 
-def _sizes(module: nn.Module, parts: Parts) -> tuple[int, int, int]:
+def _sizes(module: nn.Module, parts: StackedParts) -> tuple[int, int, int]:
     number, a, b = getattr(module, parts.down).shape
     if parts.count is not None:
         number = getattr(module, parts.count)
@@ -461,7 +466,11 @@ def _sizes(module: nn.Module, parts: Parts) -> tuple[int, int, int]:
 
 
 def routing(tokens: int, experts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Indices and weights of two experts for each token, where there are as many; the middle one is idle."""
+    """Two experts for each token, where there are as many; the middle one is idle.
+
+    Returns:
+        Indices ``(tokens, 2)`` int64, and weights ``(tokens, 2)`` float32.
+    """
     idle = experts // 2
     scores = torch.rand(tokens, experts, generator=generator, dtype=torch.float32, device="cpu") + 0.1
     chosen = scores.clone()

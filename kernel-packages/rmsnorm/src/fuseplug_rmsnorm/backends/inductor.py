@@ -40,10 +40,10 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     if autocast or not how.upcast or how.native:
         return reference.compute(norming, x, weight, gate)
 
-    def small(x: Tensor, gate: Tensor | None) -> Tensor:
-        return _small(norming, x, weight, gate)
+    def eager(x: Tensor, gate: Tensor | None) -> Tensor:
+        return _eager(norming, x, weight, gate)
 
-    return keeping_order(small, x, gate)
+    return keeping_order(eager, x, gate)
 
 
 rms_norm = computed_by(compute, reference.rms_norm)
@@ -70,7 +70,7 @@ def _is_large(x: Tensor, group_size: int | None) -> bool:
     return size >= _LARGE_FOR_FLOAT32_FORWARD or x.element_size() == 2 or (x.requires_grad and torch.is_grad_enabled())
 
 
-def _small(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
+def _eager(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
     """With torch's own `rms_norm`: the fewest calls, computed in float32, rounded once where variants round twice.
 
     Bitwise what ``"cast-last"`` is on the CPU. For the others it differs from the reference by roundings only, and

@@ -50,10 +50,10 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
         norming = norming._replace(group_size=None)
     how, eps, group_size = norming
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
-    if autocast or not _serves(x, weight, grouped=group_size is not None):
+    if autocast or not _serves(x, weight, in_groups=group_size is not None):
         return reference.compute(norming, x, weight, gate)
     dtype = reference.result_dtype(x, weight, how)
-    if _widens(x, weight, dtype, how, gated=gate is not None, grouped=group_size is not None):
+    if _widens(x, weight, dtype, how, gated=gate is not None, in_groups=group_size is not None):
         x, gate = x.float(), None if gate is None else gate.float()
     gamma = None if weight is None else _gamma(weight, how)
     if how.gate == "before" and gate is not None:
@@ -69,16 +69,18 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
 rms_norm = computed_by(compute, reference.rms_norm)
 
 
-def _serves(x: Tensor, weight: Tensor | None, *, grouped: bool) -> bool:
+def _serves(x: Tensor, weight: Tensor | None, *, in_groups: bool) -> bool:
     """Whether the operation takes these, by its page: op-plugin, docs/zh/custom_APIs/torch_npu, npu_rms_norm.
 
     float16, bfloat16 and float32 in 2 to 8 dimensions, groups being one more; empty and not contiguous is fine.
     """
     dtypes = x.dtype in _DTYPES and (weight is None or weight.dtype in _DTYPES)
-    return dtypes and 2 <= x.dim() <= (7 if grouped else 8)
+    return dtypes and 2 <= x.dim() <= (7 if in_groups else 8)
 
 
-def _widens(x: Tensor, weight: Tensor | None, dtype: torch.dtype, how: Variant, *, gated: bool, grouped: bool) -> bool:
+def _widens(
+    x: Tensor, weight: Tensor | None, dtype: torch.dtype, how: Variant, *, gated: bool, in_groups: bool
+) -> bool:
     """Whether x is widened to float32 first, because what is rounded to its dtype on the way would show.
 
     It would in a result of another *dtype*; and in the gradient of a wider weight, where the norm does not multiply it
@@ -87,7 +89,7 @@ def _widens(x: Tensor, weight: Tensor | None, dtype: torch.dtype, how: Variant, 
     if x.dtype is torch.float32:
         return False
     if weight is not None and weight.dtype is not x.dtype:
-        return gated or grouped or dtype is not x.dtype
+        return gated or in_groups or dtype is not x.dtype
     return gated and how.gate == "before" and x.dtype is torch.float16
 
 

@@ -42,7 +42,7 @@ _NARROW_EPS = torch.__version__ < "2.7"
 """Whether torch takes the epsilon of a half dtype, not that of the float32 in which it computes."""
 
 
-class Mix(NamedTuple):
+class NormMix(NamedTuple):
     """One combination to check: the dtypes of x (and of the gate) and of the weight, and whether a gate is given."""
 
     x: torch.dtype
@@ -51,7 +51,7 @@ class Mix(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parts:
+class NormParts:
     """What was found in a module, by attribute names.
 
     Attributes:
@@ -99,7 +99,10 @@ class NormAdapter(Adapter):
         return tuple(name for name in (self.weight, eps, self.group_size, self.groups) if name is not None)
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``forward(module, hidden_states)``, with a ``gate`` after it where the module takes one."""
+        """Return ``forward(module, hidden_states)``, with a ``gate`` after it where the module takes one.
+
+        Both are ``(..., hidden)``, of any floating dtype. Result and errors are those of `reference.rms_norm`.
+        """
         if self.gated or self.group_size or self.groups or self.single:
             return self._bind_any(compute)
         variant, weight, epsilon = self.variant, self.weight, self.eps
@@ -158,7 +161,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     It is if it is a leaf with at most one floating parameter or buffer, of one dimension or none, an epsilon among its
     attributes, and a forward that takes one tensor, or a tensor and a gate.
     """
-    parts = _parts(site.module)
+    parts = _norm_parts(site.module)
     if parts is None or isinstance(parts, Rejection):
         return parts
     weight = None if parts.weight is None else getattr(site.module, parts.weight)
@@ -192,7 +195,7 @@ def _working_roundings(width: int) -> float:
     return 16.0 + math.sqrt(_MOST_ELEMENTS_CHECKED / width) / 4
 
 
-def _parts(module: nn.Module) -> Parts | Rejection | None:
+def _norm_parts(module: nn.Module) -> NormParts | Rejection | None:
     # The order is that of cost: most of the modules of a model leave at the first line or the second.
     if module._modules:
         return _parametrized(module) or _around_a_norm(module)
@@ -208,13 +211,13 @@ def _parts(module: nn.Module) -> Parts | Rejection | None:
     if not eps or (gate := _gate(type(module).forward)) is None:
         return None
     if weight is None or shape is None:
-        return Parts(None, eps, _declared_width(vars(module)), gate)
+        return NormParts(None, eps, _declared_width(vars(module)), gate)
     if len(shape) > 1 or not tensors[weight].is_floating_point():
         return None
     if tensors[weight].dtype not in _DTYPES:
         return Rejection(f"{weight} is {tensors[weight].dtype}; supported are float32, bfloat16 and float16")
     # FSDP leaves a rank without elements of a weight an empty shard; it is whole again when it is used.
-    return Parts(weight, eps, (shape and shape[0]) or _declared_width(vars(module)), gate, single=not shape)
+    return NormParts(weight, eps, (shape and shape[0]) or _declared_width(vars(module)), gate, single=not shape)
 
 
 def _shape(weight: Tensor) -> tuple[int, ...]:
@@ -239,7 +242,11 @@ def _around_a_norm(module: nn.Module) -> Rejection | None:
     """An answer for a norm that calls another and does more to it: what it calls is a site of its own."""
     if not type(module).__name__.endswith("Norm") or module._parameters:
         return None
-    norms = [name for name, child in module._modules.items() if child is not None and isinstance(_parts(child), Parts)]
+    norms = [
+        name
+        for name, child in module._modules.items()
+        if child is not None and isinstance(_norm_parts(child), NormParts)
+    ]
     if len(norms) != 1:
         return None
     return Rejection(f"it does more than normalise; its {norms[0]}, which does that, is fused by itself", kind="unlike")
@@ -268,11 +275,11 @@ def _find_eps(attributes: dict[str, Any], *, by_name_only: bool) -> str | None:
 
 def _written_eps(cls: type[nn.Module]) -> tuple[float | None, ...]:
     """What the epsilon may be if no attribute is; nothing if the code takes no root."""
-    says = names(cls.forward, cls)
-    if not _ROOTS & says.keys():
+    code_names = names(cls.forward, cls)
+    if not _ROOTS & code_names.keys():
         return ()
     numbers = tuple(number for number in constants(cls.forward, cls) if 0 < number <= _LARGEST_EPS)
-    return (*numbers, None) if "rms_norm" in says else numbers
+    return (*numbers, None) if "rms_norm" in code_names else numbers
 
 
 def _is_eps(value: object, *, or_none: bool = False) -> bool:
@@ -299,13 +306,13 @@ def _declared_width(attributes: dict[str, Any]) -> int:
     return _UNKNOWN_WIDTH
 
 
-def _epsilon(module: nn.Module, parts: Parts) -> float:
+def _epsilon(module: nn.Module, parts: NormParts) -> float:
     likely = parts.eps[0]
     eps = getattr(module, likely) if isinstance(likely, str) else likely
     return torch.finfo(torch.float32).eps if eps is None else float(eps)
 
 
-def _adapters(module: nn.Module, parts: Parts) -> Iterator[NormAdapter]:
+def _adapters(module: nn.Module, parts: NormParts) -> Iterator[NormAdapter]:
     gated, weights = parts.gate != "none", tuple(dict.fromkeys((parts.weight, None)))
     if "rms_norm" in names(type(module).forward, type(module)):
         # Bitwise "cast-last" as well, but told from it under autocast.
@@ -341,18 +348,23 @@ def _groupings(attributes: dict[str, Any]) -> list[tuple[str | None, str | None]
     return [*likely_first, (None, None)]
 
 
-def _mixes(weight: Tensor | None, parts: Parts) -> Iterator[Mix]:
+def _mixes(weight: Tensor | None, parts: NormParts) -> Iterator[NormMix]:
     pairs = [(dtype, dtype) for dtype in _DTYPES]
     if weight is not None:
         pairs = [*sorted(pairs, key=lambda pair: pair[1] is not weight.dtype), *_MIXED]
     for x, w in pairs:
-        yield Mix(x, w, parts.gate != "none")
+        yield NormMix(x, w, parts.gate != "none")
     if parts.gate == "optional":
-        yield Mix(*pairs[0], gate=False)
+        yield NormMix(*pairs[0], gate=False)
 
 
-def _example(parts: Parts, eps: float, mix: Mix, size: int, generator: torch.Generator) -> Example:
-    """Rows of several magnitudes: where eps does not matter, where nothing else does, and where squares are large."""
+def _example(parts: NormParts, eps: float, mix: NormMix, size: int, generator: torch.Generator) -> Example:
+    """Rows of several magnitudes: where eps does not matter, where nothing else does, and where squares are large.
+
+    Returns:
+        x, and the gate if *mix* has one, ``(2, tokens, width)`` in the dtype of x; the weight ``(width,)``, or
+        ``()`` for a single number, in its own.
+    """
     near_eps = math.sqrt(eps) or 1e-3
     magnitudes = [1.0, near_eps, 16.0, 0.25 * near_eps, 1.0, 0.0 if eps > 0 else 4.0]
     tokens = max(3, math.ceil(size / parts.width / 2))

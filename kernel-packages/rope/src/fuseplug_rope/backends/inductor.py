@@ -42,7 +42,7 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
         q_out, *k_out = _fused(constants, xs, (cos, sin), keep_order=how.keeps_order)
         return q_out, k_out[0] if k_out else None
     if how is _LLAMA and not torch.is_grad_enabled() and _is_even(q, k, cos, sin) and plain(q, k, cos, sin):
-        return _small(q, k, cos, sin)
+        return _eager(q, k, cos, sin)
     return reference.compute(how, q, k, cos, sin)
 
 
@@ -56,7 +56,7 @@ def _is_even(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
     return alike and cos.shape == sin.shape and not cos.shape[-1] % 2
 
 
-def _small(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+def _eager(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """The same bits with the fewest calls, for one token at a time: the sign goes to the table, once for q and k."""
     half = cos.shape[-1] // 2
     signed = sin.clone()

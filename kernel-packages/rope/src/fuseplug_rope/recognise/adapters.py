@@ -13,7 +13,12 @@ from fuseplug import Adapter, Compute
 
 from .roles import Roles
 
-Rows = Literal["all", "first", "last", "patches"]
+RowAlignment = Literal["all", "first", "last", "patches"]
+"""Which tokens and which rows of the tables belong together where there are more of one than of the other.
+
+There must not be, ``"all"``; the ``"first"`` rows are used, or the ``"last"`` ones; or the last tokens are rotated, the
+``"patches"``.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,7 @@ class RotaryAdapter(Adapter):
         roles: What the function's parameters are.
         unsqueeze: The dimension that it adds to the tables, if no parameter says; ``None`` for none.
         gathers: Whether it picks the rows of the tables by the positions.
-        rows: Which tokens and rows belong together where the numbers differ: they must not, ``"all"``; the
-            ``"first"`` rows of the tables are used, or the ``"last"`` ones; or the last tokens are rotated, the
-            ``"patches"``.
+        alignment: Which tokens and rows of the tables belong together.
         bare: Whether without k a tensor is returned, not a tuple.
     """
 
@@ -35,14 +38,19 @@ class RotaryAdapter(Adapter):
     roles: Roles
     unsqueeze: int | None = None
     gathers: bool = False
-    rows: Rows = "all"
+    alignment: RowAlignment = "all"
     bare: bool = True
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return a function with the positional parameters of the one it replaces."""
+        """Return a function with the positional parameters of the one it replaces.
+
+        What it rotates is ``(..., head_dim)``, floating; the tables are ``(..., angles)``, with the dimensions that
+        *unsqueeze* adds broadcastable to that, and float or, for frequencies, complex. The result is what is rotated in
+        the same shapes, one tensor or a tuple. Errors are those of `reference.rope`.
+        """
         roles = self.roles
         ordinary = (roles.rotated, roles.cos, roles.sin, roles.sections) == ((0, 1), 2, 3, None)
-        if ordinary and self.rows == "all" and not self.gathers and roles.required >= 4:
+        if ordinary and self.alignment == "all" and not self.gathers and roles.required >= 4:
             return self._bind_ordinary(compute)
         return self._bind_any(compute)
 
@@ -63,7 +71,7 @@ class RotaryAdapter(Adapter):
 
     def _bind_any(self, compute: Compute) -> Callable[..., Any]:
         roles, variant = self.roles, self.variant
-        rotate = {"all": _all, "first": _with_first, "last": _with_last, "patches": _patches}[self.rows]
+        rotate = {"all": _all, "first": _with_first, "last": _with_last, "patches": _patches}[self.alignment]
 
         def rotary(*args: Any) -> Any:
             values = (*args, *roles.defaults[len(args) :])
@@ -110,7 +118,7 @@ class MethodAdapter(Adapter):
     function: RotaryAdapter
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return a method with the positional parameters of the one it replaces."""
+        """Return a method with the positional parameters of the one it replaces; otherwise as `RotaryAdapter.bind`."""
         rotary = self.function.bind(compute)
         return lambda _module, *args: rotary(*args)
 
@@ -135,7 +143,11 @@ class ConformerAdapter(Adapter):
         return self.heads, self.head_dim
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``method(module, hidden_states, tables)``, the tables ``(2, sequence, 1, 1, head_dim)``."""
+        """Return ``method(module, hidden_states, tables)``.
+
+        ``hidden_states`` is ``(batch, sequence, heads * head_dim)``, floating, and so is the result; the tables are
+        ``(2, sequence, 1, 1, head_dim)``, cosines and sines. Errors are those of `reference.rope`.
+        """
 
         def rotary(module: nn.Module, hidden_states: Tensor, tables: Tensor) -> Tensor:
             batch, length, width = hidden_states.size()

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .adapters import Rows
+from .adapters import RowAlignment
 from .roles import Roles
 
 # No two alike, and no table so narrow that half of it is one, so that nothing fits another dimension by chance.
@@ -23,7 +23,7 @@ _LARGE = 1 << 10
 _ROWS_BEYOND = 2
 
 
-class Layout(NamedTuple):
+class CallLayout(NamedTuple):
     """How the dimensions of x and of the tables lie: batch, heads, sequence, head_dim; ``t`` rows to be picked from.
 
     Attributes:
@@ -38,32 +38,32 @@ class Layout(NamedTuple):
 
 
 WITH_PARAMETER = (
-    Layout("bhsd", "bsd", (1, -3)),
-    Layout("bshd", "bsd", (2, -2)),
-    Layout("bhsd", "sd", (0,)),
+    CallLayout("bhsd", "bsd", (1, -3)),
+    CallLayout("bshd", "bsd", (2, -2)),
+    CallLayout("bhsd", "sd", (0,)),
 )
 """For a function with a parameter for the dimension; each is tried with each of its dimensions."""
 
 WITHOUT_PARAMETER = (
-    Layout("shd", "sd", (1, -2)),
-    Layout("bshd", "bsd", (2, -2)),
-    Layout("bhsd", "bsd", (1, -3)),
-    Layout("bhsd", "sd", (None, 0)),
-    Layout("bshd", "sd", (1, -2)),
-    Layout("bhsd", "11sd", (None,)),
-    Layout("bshd", "s1d", (None,)),
-    Layout("bshd", "1s1d", (None,)),
+    CallLayout("shd", "sd", (1, -2)),
+    CallLayout("bshd", "bsd", (2, -2)),
+    CallLayout("bhsd", "bsd", (1, -3)),
+    CallLayout("bhsd", "sd", (None, 0)),
+    CallLayout("bshd", "sd", (1, -2)),
+    CallLayout("bhsd", "11sd", (None,)),
+    CallLayout("bshd", "s1d", (None,)),
+    CallLayout("bshd", "1s1d", (None,)),
 )
 
 WITH_PAIRS = (
-    Layout("sbhd", "s1d", (2, -2)),
-    Layout("sbhd", "sbd", (2, -2)),
+    CallLayout("sbhd", "s1d", (2, -2)),
+    CallLayout("sbhd", "sbd", (2, -2)),
 )
 """For a function whose table is of pairs, where the sequence comes first."""
 
 Width = Literal["full", "half", "three-quarters", "quarter"]
-PARTS: dict[Width, float] = {"full": 1.0, "half": 0.5, "three-quarters": 0.75, "quarter": 0.25}
-"""Widths, the likely ones first, as parts of head_dim."""
+WIDTH_SHARES: dict[Width, float] = {"full": 1.0, "half": 0.5, "three-quarters": 0.75, "quarter": 0.25}
+"""Widths, the likely ones first, as shares of head_dim."""
 
 Positions = Literal["ids", "table"]
 
@@ -74,24 +74,24 @@ class Form:
 
     Attributes:
         layout: How dimensions lie.
-        width: How many angles the tables have, as a part of head_dim.
+        width: How many angles the tables have, as a share of head_dim.
         dim: The dimension to unsqueeze, given explicitly; ``None`` if it is left to the default.
         positions: What is given for them: nothing, ``"ids"`` beside tables that have a row for each token already, or
             ids into a ``"table"``.
-        rows: Which numbers of tokens and of rows differ.
-        alone: Whether k is ``None``.
+        alignment: Which numbers of tokens and of rows differ.
+        without_k: Whether k is ``None``.
     """
 
-    layout: Layout
+    layout: CallLayout
     width: Width = "full"
     dim: int | None = None
     positions: Positions | None = None
-    rows: Rows = "all"
-    alone: bool = False
+    alignment: RowAlignment = "all"
+    without_k: bool = False
 
 
 @dataclass(frozen=True)
-class Mix:
+class CallMix:
     """A form, and the dtypes of the first rotated tensor, of the others, and of the tables."""
 
     form: Form
@@ -103,7 +103,7 @@ class Mix:
 Make = Callable[..., Tensor]
 
 
-def arguments(form: Form, roles: Roles, mix: Mix, make: Make, tokens: int, head_dim: int) -> list[Any]:
+def arguments(form: Form, roles: Roles, mix: CallMix, make: Make, tokens: int, head_dim: int) -> list[Any]:
     """The positional arguments of *form*: no more than it needs.
 
     Args:
@@ -113,19 +113,23 @@ def arguments(form: Form, roles: Roles, mix: Mix, make: Make, tokens: int, head_
         make: ``make(shape, dtype)``, a tensor; of numbers that may be anything.
         tokens: The length of the sequence.
         head_dim: The size of a head.
+
+    Returns:
+        Tensors shaped as the form's layout says, the last dimension being *head_dim* for what is rotated and the width
+        of the form for tables, in the dtypes of *mix*; positions ``(batch, tokens)`` int64. A k that is left out is
+        ``None``.
     """
     sizes = {**_SIZES, "s": tokens, "t": tokens + _ROWS_BEYOND, "d": head_dim}
     values: dict[int, Any] = {}
     for number, at in enumerate(roles.rotated):
-        longer = _ROWS_BEYOND if _is_longer(form.rows, number) else 0
+        longer = _ROWS_BEYOND if _is_longer(form.alignment, number) else 0
         own = {**sizes, "h": sizes["h"] if number == 0 else _K_HEADS, "s": tokens + longer}
         dtype = mix.x if number == 0 else mix.others
-        alone = form.alone and number > 0
-        values[at] = None if alone else make([own[dim] for dim in form.layout.x], dtype)
-    angles = int(head_dim * PARTS[form.width])
+        values[at] = None if form.without_k and number else make([own[dim] for dim in form.layout.x], dtype)
+    angles = int(head_dim * WIDTH_SHARES[form.width])
     rows = form.layout.table if form.positions != "table" else "td"
     # The tables of the first rows, and those that a short q takes the end of, are longer than the first tensor.
-    longer = _ROWS_BEYOND if form.rows in ("first", "last") else 0
+    longer = _ROWS_BEYOND if form.alignment in ("first", "last") else 0
     own = {**sizes, "s": tokens + longer, "d": angles}
     shape = [own[dim] for dim in rows]
     axes = [] if roles.sections is None else [3]
@@ -146,8 +150,8 @@ def arguments(form: Form, roles: Roles, mix: Mix, make: Make, tokens: int, head_
     return [values.get(at, roles.defaults[at]) for at in range(count)]
 
 
-def _is_longer(rows: Rows, number: int) -> bool:
-    return rows == "patches" or (rows == "last" and number > 0)
+def _is_longer(alignment: RowAlignment, number: int) -> bool:
+    return alignment == "patches" or (alignment == "last" and number > 0)
 
 
 def accepted(
@@ -181,13 +185,13 @@ def accepted(
     # Where a function takes fewer angles, that is how it will be called.
     forms = [*(replace(base, width=width) for width in widths), *(form for form in found if form.width == base.width)]
     forms += [form for form in _uncommon_forms(forms, roles) if takes(form)]
-    alone = next((form for form in forms if form.alone), None)
-    bare = alone is None or isinstance(_call(function, alone, roles, head_dim), Tensor)
+    without_k = next((form for form in forms if form.without_k), None)
+    bare = without_k is None or isinstance(_call(function, without_k, roles, head_dim), Tensor)
     return forms, "", bare
 
 
 def _plain_forms(roles: Roles, plain: Sequence[Width]) -> Iterator[Form]:
-    layouts: Sequence[Layout] = WITHOUT_PARAMETER if roles.unsqueeze is None else WITH_PARAMETER
+    layouts: Sequence[CallLayout] = WITHOUT_PARAMETER if roles.unsqueeze is None else WITH_PARAMETER
     asked: list[Positions | None] = [None, "ids", "table"] if roles.positions is not None else [None]
     if roles.positions is not None and roles.positions < roles.required:
         asked = ["ids", "table"]
@@ -207,13 +211,13 @@ def _plain_forms(roles: Roles, plain: Sequence[Width]) -> Iterator[Form]:
 def _uncommon_forms(forms: Sequence[Form], roles: Roles) -> Iterator[Form]:
     first = forms[0]
     if first.positions != "table":
-        yield replace(first, rows="first")
-        yield replace(first, rows="patches")
+        yield replace(first, alignment="first")
+        yield replace(first, alignment="patches")
     if len(roles.rotated) > 1:
-        yield replace(first, rows="last")
-        yield replace(first, alone=True)
+        yield replace(first, alignment="last")
+        yield replace(first, without_k=True)
         # A call with the dimension has one argument more than one without: it is another way of calling.
-        yield from (replace(form, alone=True) for form in forms if form.dim is not None and form.dim > 0)
+        yield from (replace(form, without_k=True) for form in forms if form.dim is not None and form.dim > 0)
 
 
 def _error(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int) -> str:
@@ -240,11 +244,11 @@ def _arguments_of_zeros(form: Form, roles: Roles, head_dim: int) -> list[Any]:
     def zeros(shape: list[int], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device="cpu")
 
-    mix = Mix(form, torch.float32, torch.float32, table)
+    mix = CallMix(form, torch.float32, torch.float32, table)
     return arguments(form, roles, mix, zeros, _SIZES["s"], head_dim)
 
 
-def mixes(forms: list[Form], roles: Roles, dtype: torch.dtype) -> list[Mix]:
+def mixes(forms: list[Form], roles: Roles, dtype: torch.dtype) -> list[CallMix]:
     """The plainest form in every combination of dtypes, that of the module first; the other forms in that alone."""
     halves, wide = (torch.bfloat16, torch.float16), torch.float32
     if roles.frequencies is not None:
@@ -256,18 +260,18 @@ def mixes(forms: list[Form], roles: Roles, dtype: torch.dtype) -> list[Mix]:
         pairs += [(torch.bfloat16, wide, pairs[0][2])]
     pairs.sort(key=lambda each: each[0] is not dtype)
     own = pairs[0]
-    return [*(Mix(forms[0], *each) for each in pairs), *(Mix(form, *own) for form in forms[1:])]
+    return [*(CallMix(forms[0], *each) for each in pairs), *(CallMix(form, *own) for form in forms[1:])]
 
 
 def example_arguments(
-    roles: Roles, small: int, large: int | None, mix: Mix, size: int, generator: torch.Generator
+    roles: Roles, small_head: int, large_head: int | None, mix: CallMix, size: int, generator: torch.Generator
 ) -> list[Any]:
-    """Random arguments of a mix, with tables whose halves differ; *small* heads or, from a size on, *large* ones."""
+    """Random arguments of a mix, with tables whose halves differ; from a size on heads have *large_head* elements."""
 
     def normal(shape: list[int], dtype: torch.dtype) -> Tensor:
         made = torch.float32 if not dtype.is_complex else dtype
         return torch.randn(shape, generator=generator, dtype=made, device="cpu").to(dtype)
 
-    width = small if size < _LARGE else (large or _LARGE_HEAD)
+    width = small_head if size < _LARGE else (large_head or _LARGE_HEAD)
     per_token = width * (_SIZES["h"] * _SIZES["b"] if "b" in mix.form.layout.x else _SIZES["h"])
     return arguments(mix.form, roles, mix, normal, max(_SIZES["s"], -(-size // per_token)), width)

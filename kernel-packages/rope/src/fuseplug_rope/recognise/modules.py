@@ -41,7 +41,7 @@ class Held:
     pairs: bool = False
 
     def tables(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """Cosines and sines."""
+        """Cosines and sines, ``(positions, angles)`` each."""
         table: Tensor = getattr(module, self.cos)
         if self.sin is not None:
             return table, getattr(module, self.sin)
@@ -73,7 +73,12 @@ class ModuleAdapter(Adapter):
         return tuple(name for name in (self.held.cos, self.held.sin) if name is not None)
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``forward(module, x)``, with positions after x where they are given."""
+        """Return ``forward(module, x)``, with positions after x where they are given.
+
+        ``x`` is ``(batch, sequence, heads, head_dim)`` or ``(batch, heads, sequence, head_dim)``, as *sequence* says,
+        floating, and so is the result; positions are ``(batch, sequence)`` integers. Errors are those of
+        `reference.rope`.
+        """
         held, sequence, variant = self.held, self.sequence, self.variant
 
         def forward(module: nn.Module, x: Tensor, *positions: Tensor | None) -> Any:
@@ -92,7 +97,7 @@ class ModuleAdapter(Adapter):
         return forward
 
 
-class Mix(NamedTuple):
+class ModuleMix(NamedTuple):
     """One call to check: dtypes, and what is given for the positions: nothing, ``"none"`` or ``"ids"``."""
 
     x: torch.dtype
@@ -184,19 +189,25 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device="cpu")
 
 
-def _mixes(table: torch.dtype, positions: bool) -> Iterator[Mix]:
+def _mixes(table: torch.dtype, positions: bool) -> Iterator[ModuleMix]:
     pairs = [(x, table if table.is_complex else x) for x in (torch.float32, *_HALF_TYPES)]
     if not table.is_complex:
         pairs += [(x, torch.float32) for x in _HALF_TYPES]
     pairs.sort(key=lambda pair: pair[1] is not table)
     for pair in pairs:
-        yield Mix(*pair)
+        yield ModuleMix(*pair)
     if positions:
-        yield Mix(*pairs[0], "none")
-        yield Mix(*pairs[0], "ids")
+        yield ModuleMix(*pairs[0], "none")
+        yield ModuleMix(*pairs[0], "ids")
 
 
-def _example(held: Held, angles: int, full: bool, mix: Mix, size: int, generator: torch.Generator) -> Example:
+def _example(held: Held, angles: int, full: bool, mix: ModuleMix, size: int, generator: torch.Generator) -> Example:
+    """Random rows and tables.
+
+    Returns:
+        x ``(batch, sequence, heads, head_dim)`` in the dtype of x; where *mix* gives positions, these ``(batch,
+        sequence)`` int64 or ``None``; the tables ``(positions, angles)`` in theirs.
+    """
     angles = _SMALL if size < _LARGE else angles
     width = angles if full else 2 * angles
     tokens = max(_TOKENS, -(-size // (_BATCH * _HEADS * width)))

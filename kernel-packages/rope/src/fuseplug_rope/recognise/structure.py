@@ -15,8 +15,8 @@ from fuseplug.reading import hazard, remembered
 
 from ..reference import VARIANTS, Variant
 from . import function_calls, modules
-from .adapters import ConformerAdapter, MethodAdapter, RotaryAdapter, Rows
-from .function_calls import Form, Mix
+from .adapters import ConformerAdapter, MethodAdapter, RotaryAdapter, RowAlignment
+from .function_calls import CallMix, Form
 from .roles import Roles, is_rotary, is_rotary_name, plain_function, roles_of
 
 _HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -85,7 +85,7 @@ def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Re
     )
 
 
-def _checked(mixes: list[Mix]) -> dict[str, Any]:
+def _checked(mixes: list[CallMix]) -> dict[str, Any]:
     """The mixes of a proposal, and how exact kernels are in them."""
     # Some models keep their tables in float32; and all do under autocast, which gives q and k in bfloat16.
     wide = [mix for mix in mixes if mix.table is torch.float32 and mix.form is mixes[0].form]
@@ -119,28 +119,33 @@ def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], 
 
 def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAdapter]:
     """What a function that takes *forms* may be: the variants that take them, with each way to place its tables."""
-    parts = {function_calls.PARTS[form.width] for form in forms}
+    shares = {function_calls.WIDTH_SHARES[form.width] for form in forms}
     dims: list[int | None] = [None]
     if roles.unsqueeze is None:
         common = set.intersection(*(set(form.layout.dims) for form in forms))
         dims = [dim for dim in dict.fromkeys(forms[0].layout.dims) if dim in common]
-    rows: list[Rows] = [form.rows for form in forms if form.rows != "all" and roles.pairs is None] or ["all"]
+    alignments: list[RowAlignment] = [
+        form.alignment for form in forms if form.alignment != "all" and roles.pairs is None
+    ] or ["all"]
     gathers = any(form.positions == "table" for form in forms)
     for name, how in VARIANTS.items():
-        if _fits(how, parts) and (how.form == "complex") is (roles.frequencies is not None):
+        if _fits(how, shares) and (how.form == "complex") is (roles.frequencies is not None):
             for dim in dims:
-                for each in rows:
+                for each in alignments:
                     yield RotaryAdapter(name, roles, dim, gathers, each, bare)
 
 
-def _fits(how: Variant, parts: set[float]) -> bool:
-    """Whether *how* rotates with tables for these *parts* of a head: all of it, or less too where it may."""
-    rotated = {part * (2 if how.table == "half" else 1) for part in parts}
+def _fits(how: Variant, shares: set[float]) -> bool:
+    """Whether *how* rotates with tables for these *shares* of a head: all of it, or less too where it may."""
+    rotated = {share * (2 if how.table == "half" else 1) for share in shares}
     return rotated == {1.0} if how.width == "whole" else max(rotated) <= 1.0 and rotated != {1.0}
 
 
-def _example(roles: Roles, small: int, large: int | None, mix: Mix, size: int, generator: torch.Generator) -> Example:
-    return Example(function_calls.example_arguments(roles, small, large, mix, size, generator))
+def _example(
+    roles: Roles, small_head: int, large_head: int | None, mix: CallMix, size: int, generator: torch.Generator
+) -> Example:
+    """The example of `function_calls.example_arguments`."""
+    return Example(function_calls.example_arguments(roles, small_head, large_head, mix, size, generator))
 
 
 def _head_dim(module: nn.Module) -> int | None:
@@ -192,7 +197,7 @@ def _proposal_of_method_like_a_function(
     head_dim = _head_dim(module)
     if head_dim is None:
         return Rejection(f"{name} is a rotary method of a module that does not say how wide a head is")
-    forms, why, bare = function_calls.accepted(bound, roles, head_dim, tuple(function_calls.PARTS))
+    forms, why, bare = function_calls.accepted(bound, roles, head_dim, tuple(function_calls.WIDTH_SHARES))
     adapters = tuple(MethodAdapter(each.variant, each) for each in _adapters(roles, forms, bare)) if forms else ()
     if not adapters:
         return Rejection(f"{name} takes none of the known forms of q, k, cos and sin: {why}")
@@ -207,6 +212,8 @@ def _proposal_of_method_like_a_function(
 def _example_of_method(
     heads: int, head_dim: int, mix: tuple[torch.dtype, torch.dtype], size: int, generator: torch.Generator
 ) -> Example:
+    """Rows ``(2, tokens, heads * head_dim)`` and tables ``(2, tokens, 1, 1, head_dim)`` in the dtypes of *mix*."""
+
     def normal(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
 

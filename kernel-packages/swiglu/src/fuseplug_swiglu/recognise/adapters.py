@@ -14,7 +14,7 @@ from fuseplug import Adapter, Compute
 
 
 class Step(Protocol):
-    """Something that is done beside the op."""
+    """Something that is done beside the op, to ``(..., width)`` of any floating dtype; shape and width stay."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -139,7 +139,11 @@ class GatedAdapter(Adapter):
         return tuple(step.child for step in (*self.before, *self.between, *self.after) if isinstance(step, Call))
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return ``forward(module, hidden_states)``."""
+        """Return ``forward(module, hidden_states)``.
+
+        ``hidden_states`` is ``(..., hidden)``, of any floating dtype that the projections take. The result is what the
+        last of them gives, ``(..., its width)``. Beside their errors, those of `reference.swiglu` are raised.
+        """
         if self.numbers or self.before or self.between or self.after or self.down is None or self.up_called_first:
             return self._bind_with_steps(compute)
         activation, variant, layout = self.activation, self.form, self.layout

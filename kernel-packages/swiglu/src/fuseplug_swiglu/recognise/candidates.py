@@ -13,7 +13,7 @@ from fuseplug.activations import ACTIVATIONS
 
 from ..reference import LAYOUTS
 from .adapters import Call, CastTo, Drop, GatedAdapter, Multiply, Step
-from .code_words import words_of
+from .code_names import names_in
 
 _WIDENS = frozenset({"float", "float32"})
 _CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "minimum", "min", "max"})
@@ -51,7 +51,7 @@ class Found:
         scales: Parameters of one element.
         numbers: Numbers that are no widths.
         widths: Numbers that are.
-        says: All names in its code, by order of first mention.
+        code_names: All names in its code, by order of first mention.
     """
 
     module: nn.Module
@@ -63,12 +63,12 @@ class Found:
     scales: tuple[str, ...]
     numbers: tuple[str, ...]
     widths: Mapping[str, int]
-    says: Mapping[str, int]
+    code_names: Mapping[str, int]
 
     @property
     def casts_to_a_weight(self) -> bool:
         """Whether it may look at the dtype of a projection's weight."""
-        return {"dtype", "weight"} <= self.says.keys()
+        return {"dtype", "weight"} <= self.code_names.keys()
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ def adapters_for(found: Found) -> Iterator[GatedAdapter]:
     for roles in found.roles:
         forms = _forms(found, roles)
         for (before, between, after), form in itertools.product(_places(found, roles), forms):
-            for gate, up, layout in _ways(roles):
+            for gate, up, layout in _assignments(roles):
                 for activation in activations if "beta" not in dict(form.numbers) else ("swish",):
                     yield GatedAdapter(
                         activation=activation,
                         gate=gate,
                         up=up,
                         down=roles.down,
-                        up_called_first=up is not None and found.says[up] < found.says[gate],
+                        up_called_first=up is not None and found.code_names[up] < found.code_names[gate],
                         form=form.variant,
                         layout=layout,
                         numbers=form.numbers,
@@ -105,15 +105,15 @@ def adapters_for(found: Found) -> Iterator[GatedAdapter]:
 
 
 def _activations(found: Found) -> tuple[str, ...]:
-    """Those of whose words one is said; all, if no word of any is."""
-    held = {name: value for name, value in vars(found.module).items() if name in found.says}
+    """Those of which the forward, or what it holds, says a name; all, if it says none of any."""
+    held = {name: value for name, value in vars(found.module).items() if name in found.code_names}
     leaves = [found.module._modules[leaf] for leaf in found.leaves]
-    words = {*found.says, *(word for value in (*held.values(), *leaves) for word in words_of(value))}
-    said = tuple(name for name, activation in ACTIVATIONS.items() if activation.says & words)
+    held_names = {*found.code_names, *(name for value in (*held.values(), *leaves) for name in names_in(value))}
+    said = tuple(name for name, activation in ACTIVATIONS.items() if activation.code_names & held_names)
     return said or tuple(ACTIVATIONS)
 
 
-def _ways(roles: Projections) -> Iterator[tuple[str, str | None, str]]:
+def _assignments(roles: Projections) -> Iterator[tuple[str, str | None, str]]:
     """Gate, up and layout."""
     if roles.up is None:
         yield from ((roles.gate, None, layout) for layout in LAYOUTS)
@@ -150,22 +150,22 @@ def _orders(found: Found, at: Mapping[str, tuple[str, ...]], place: str) -> list
     is called within another call is mentioned after it.
     """
     by_kind = tuple(Call(name) for name in at if place in at[name])
-    mentioned = tuple(sorted(by_kind, key=lambda call: found.says[call.child]))
+    mentioned = tuple(sorted(by_kind, key=lambda call: found.code_names[call.child]))
     return list(dict.fromkeys((by_kind, mentioned, mentioned[::-1])))
 
 
 def _forms(found: Found, roles: Projections) -> list[_Form]:
     """What the numbers that the forward mentions may be to it, given what else it mentions."""
-    forms, numbers, says = [_Form()], found.numbers, found.says.keys()
+    forms, numbers, code_names = [_Form()], found.numbers, found.code_names.keys()
     pairs = list(itertools.permutations(numbers, 2))
-    if says & _WIDENS:
+    if code_names & _WIDENS:
         forms += [_Form("wide")]
-    if says & _CLAMPS:
+    if code_names & _CLAMPS:
         forms += [_Form(f"clamp-{when}", (("limit", limit),)) for when in ("before", "after") for limit in numbers]
         forms += [_Form("clamp-before-offset", (("limit", limit), ("beta", beta))) for limit, beta in pairs]
-    elif says & _QUANTILES:
+    elif code_names & _QUANTILES:
         forms += [_Form("sparse", (("sparsity", share),)) for share in numbers]
-    elif "dropout" in says:
+    elif "dropout" in code_names:
         forms += [_Form(between=(Drop(probability),)) for probability in numbers]
         forms += [_Form(after=(Drop(probability),)) for probability in numbers]
     else:

@@ -34,7 +34,7 @@ _OTHER_NUMBERS = (0.375, 0.5625, 0.6875, 0.8125)
 """Stand for any number that a module holds: a share, a limit, a factor may all be one of these."""
 
 
-class Mix(NamedTuple):
+class MlpMix(NamedTuple):
     """One combination to check: the dtypes of x and of *down*'s weight, and whether the module's numbers are others."""
 
     x: torch.dtype
@@ -53,7 +53,7 @@ class Projection(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parts:
+class MlpParts:
     """What examples are made from.
 
     Attributes:
@@ -89,15 +89,19 @@ class DrawingLinear(nn.Linear):
         return functional.dropout(super().forward(x), 0.25, self.training)
 
 
-def longest_sum(parts: Parts) -> int:
+def longest_sum(parts: MlpParts) -> int:
     """How many terms are summed in an example at most: over the intermediate width, or over the rows for a weight."""
     return max(parts.inner, min(_MOST_ROWS, math.ceil(_LARGE_GATE / parts.inner)))
 
 
-def make_example(parts: Parts, mix: Mix, size: int, generator: torch.Generator) -> Example:
+def make_example(parts: MlpParts, mix: MlpMix, size: int, generator: torch.Generator) -> Example:
     """Plain linears in the place of whatever the projections are, and rows of several magnitudes.
 
     Rows are large enough to meet a limit, small enough to tell activations apart near zero, and one is zero.
+
+    Returns:
+        x ``(2, tokens, hidden)`` in the dtype of x, *hidden* being that of the example; the projections,
+        *down* in its own dtype and the others in that of x; scales ``(1,)``.
     """
     width = _widths(parts, size)
     draws = size < _FOR_NUMBERS
@@ -121,7 +125,7 @@ def make_example(parts: Parts, mix: Mix, size: int, generator: torch.Generator) 
     return Example(((x * scale.view(2, tokens, 1)).to(mix.x),), scales, children, attributes)
 
 
-def _widths(parts: Parts, size: int) -> dict[int, int]:
+def _widths(parts: MlpParts, size: int) -> dict[int, int]:
     """Each width of the module, and the one it has here; equal ones stay equal, for they may be one."""
     outer = (parts.hidden, *(p.width_out for p in parts.projections if p.down))
     inner = (parts.inner, 2 * parts.inner) if parts.in_one else (parts.inner,)

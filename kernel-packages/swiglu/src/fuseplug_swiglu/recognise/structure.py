@@ -16,8 +16,8 @@ from fuseplug.activations import ACTIVATIONS
 from fuseplug.reading import names
 
 from .candidates import Found, Projections, adapters_for
-from .code_words import parameter_names, required, words_of
-from .examples import DTYPES, Mix, Parts, Projection, longest_sum, make_example
+from .code_names import names_in, parameter_names, required
+from .examples import DTYPES, MlpMix, MlpParts, Projection, longest_sum, make_example
 
 _SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "unflatten", "glu"})
 _ATTENDS = frozenset({"softmax", "scaled_dot_product_attention", "attention_interface"})
@@ -45,19 +45,19 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return _without_linears(module)
     if len(linears) > 4:
         return None
-    says = names(cls.forward, cls)
-    roles = _roles({name: widths for name, widths in linears.items() if name in says}, says)
+    code_names = names(cls.forward, cls)
+    roles = _roles({name: widths for name, widths in linears.items() if name in code_names}, code_names)
     # Equal widths all around are no sign of a gate, nor is a single projection: not worth a word in the report.
     sure = len(roles) == 1 and roles[0].down is not None
     expanding = sure and _is_expanding(linears, roles[0])
-    multiplies = _MULTIPLIES & says.keys()
-    if not roles or _ATTENDS & says.keys() or (multiplies and not expanding):
+    multiplies = _MULTIPLIES & code_names.keys()
+    if not roles or _ATTENDS & code_names.keys() or (multiplies and not expanding):
         return None
-    if multiplies and not _has_activation(module, says):
+    if multiplies and not _has_activation(module, code_names):
         return Rejection("its forward multiplies matrices by itself, and names no activation that is known")
     if (arguments := required(cls.forward)) != 1:
         return Rejection(f"its forward takes {arguments} tensors, not one") if sure and arguments is not None else None
-    found = _found(module, linears, roles, says)
+    found = _found(module, linears, roles, code_names)
     if isinstance(found, Rejection):
         return found if sure else None
     dtype = _dtype(module, roles[0])
@@ -66,7 +66,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     adapters = tuple(itertools.islice(adapters_for(found), _MOST_CANDIDATES + 1))
     if len(adapters) > _MOST_CANDIDATES:
         return Rejection(f"it could be any of more than {_MOST_CANDIDATES} variants, too many to try")
-    parts = _parts(found)
+    parts = _mlp_parts(found)
     called = {name for adapter in adapters for name in adapter.children_called}
     differences = any("sparse" in adapter.variant.split() for adapter in adapters)
     return [
@@ -91,11 +91,11 @@ def _is_expanding(linears: Mapping[str, tuple[int, int]], roles: Projections) ->
     return back and not roles.extra and (roles.up is None or width_in != width_out)
 
 
-def _has_activation(module: nn.Module, says: Mapping[str, int]) -> bool:
-    """Whether the forward says the word of an activation, or of a child or an attribute that is one."""
-    held = {name: value for name, value in {**vars(module), **module._modules}.items() if name in says}
-    words = {*says, *(word for value in held.values() for word in words_of(value))}
-    return any(activation.says & words for activation in ACTIVATIONS.values())
+def _has_activation(module: nn.Module, code_names: Mapping[str, int]) -> bool:
+    """Whether the forward names an activation, or a child or an attribute that is one."""
+    held = {name: value for name, value in {**vars(module), **module._modules}.items() if name in code_names}
+    held_names = {*code_names, *(name for value in held.values() for name in names_in(value))}
+    return any(activation.code_names & held_names for activation in ACTIVATIONS.values())
 
 
 def _without_linears(module: nn.Module) -> Rejection | None:
@@ -116,7 +116,7 @@ def _several(child: nn.Module) -> tuple[int, int] | None:
     return None if _is_of_torch(type(child)) else (int(weight.shape[2]), int(weight.shape[1]))
 
 
-def _working_roundings(parts: Parts) -> float:
+def _working_roundings(parts: MlpParts) -> float:
     """Sixteen for the arithmetic of one element, forward and backward, and what the projections' sums lose.
 
     Added one after the other, *n* terms end up about √n / 5 roundings from their sum.
@@ -162,7 +162,7 @@ def _has_bias(child: nn.Module) -> bool:
     return getattr(child, "bias", None) is not None if inner is None else _has_bias(inner)
 
 
-def _roles(linears: Mapping[str, tuple[int, int]], says: Mapping[str, int]) -> list[Projections]:
+def _roles(linears: Mapping[str, tuple[int, int]], code_names: Mapping[str, int]) -> list[Projections]:
     """All the ways in which *linears* can be the projections of a gated MLP."""
     found = [
         Projections(a, b, down, _rest(linears, a, b, down))
@@ -179,7 +179,7 @@ def _roles(linears: Mapping[str, tuple[int, int]], says: Mapping[str, int]) -> l
         (first, *others), ((width_in, width_out),) = linears, set(linears.values())
         if len(others) == 1 and width_in != width_out:
             found = [Projections(first, others[0], None)]
-        elif not others and width_out % 2 == 0 and _SPLITS & says.keys():
+        elif not others and width_out % 2 == 0 and _SPLITS & code_names.keys():
             found = [Projections(first, None, None)]
     # What precedes must keep the width; and where one precedes, everything else must be beyond doubt.
     found = [each for each in found if all(len({*linears[extra], linears[each.gate][0]}) == 1 for extra in each.extra)]
@@ -191,14 +191,14 @@ def _rest(names: Iterable[str], *taken: str) -> tuple[str, ...]:
 
 
 def _found(
-    module: nn.Module, linears: Mapping[str, tuple[int, int]], roles: list[Projections], says: Mapping[str, int]
+    module: nn.Module, linears: Mapping[str, tuple[int, int]], roles: list[Projections], code_names: Mapping[str, int]
 ) -> Found | Rejection:
     """All that the forward mentions, sorted."""
     drops: list[str] = []
     leaves: list[str] = []
     norms: dict[str, int] = {}
     for name, child in module._modules.items():
-        if child is None or name in linears or name not in says:
+        if child is None or name in linears or name not in code_names:
             continue
         if isinstance(child, nn.Identity):
             continue
@@ -209,15 +209,17 @@ def _found(
             norms[name] = int(own[0].shape[0])
         else:
             return Rejection(f"it also calls {name}, a {type(child).__name__}, which is no part of a gated MLP")
-    parameters = {name: p for name, p in module._parameters.items() if name in says and p is not None}
+    parameters = {name: p for name, p in module._parameters.items() if name in code_names and p is not None}
     for name, parameter in parameters.items():
         if parameter.numel() != 1:
             return Rejection(f"it also uses its parameter {name}, which is no part of a gated MLP")
     widths = {width for pair in linears.values() for width in pair}
-    numbers = {name: value for name, value in vars(module).items() if name in says and type(value) in (int, float)}
+    numbers = {
+        name: value for name, value in vars(module).items() if name in code_names and type(value) in (int, float)
+    }
     return Found(
         module=module,
-        linears={name: width for name, width in linears.items() if name in says},
+        linears={name: width for name, width in linears.items() if name in code_names},
         roles=tuple(roles),
         drops=tuple(drops),
         norms=norms,
@@ -226,7 +228,7 @@ def _found(
         # A negative integer is a dimension.
         numbers=tuple(name for name, v in numbers.items() if v not in widths and not (type(v) is int and v < 0)),
         widths={name: value for name, value in numbers.items() if value in widths},
-        says=says,
+        code_names=code_names,
     )
 
 
@@ -240,12 +242,12 @@ def _dtype(module: nn.Module, roles: Projections) -> torch.dtype | Rejection:
     return torch.bfloat16
 
 
-def _parts(found: Found) -> Parts:
+def _mlp_parts(found: Found) -> MlpParts:
     """What examples are made from."""
     first = found.roles[0]
     width_in, width_out = found.linears[first.gate]
     downs = {each.down for each in found.roles}
-    return Parts(
+    return MlpParts(
         hidden=width_in,
         inner=width_out if first.up else width_out // 2,
         in_one=first.up is None,
@@ -257,16 +259,16 @@ def _parts(found: Found) -> Parts:
         norms=tuple(found.norms.items()),
         scales=found.scales,
         numbers=found.numbers,
-        drops_by_number="dropout" in found.says,
+        drops_by_number="dropout" in found.code_names,
         widths=tuple(found.widths.items()),
     )
 
 
-def _mixes(dtype: torch.dtype, found: Found) -> Iterator[Mix]:
+def _mixes(dtype: torch.dtype, found: Found) -> Iterator[MlpMix]:
     for each in dict.fromkeys((dtype, *DTYPES)):
-        yield Mix(each, each)
+        yield MlpMix(each, each)
     if found.numbers:
-        yield Mix(torch.float32, torch.float32, other_numbers=True)
+        yield MlpMix(torch.float32, torch.float32, other_numbers=True)
     if found.casts_to_a_weight:
-        yield Mix(torch.bfloat16, torch.float32)
-        yield Mix(torch.float16, torch.float32)
+        yield MlpMix(torch.bfloat16, torch.float32)
+        yield MlpMix(torch.float16, torch.float32)

@@ -19,7 +19,7 @@ from fuseplug.inductor import Compiled, plain, recording
 
 from ... import reference
 from ...reference import Experts, Projection
-from .matrix_products import at_once, grouped, matmul
+from .matrix_products import at_once, grouped_matmul, matmul
 
 _LARGE_GATE = 1 << 20
 _LARGE_SUM = 1 << 18
@@ -68,7 +68,7 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
         weights = weights.masked_fill(index >= experts.number, 0)
     elif recording(weights, out):
         weights = weights.clone()  # a caller may write into its own, of which the originals keep a copy
-    return _weighed(_collect(out, order), weights, x.dtype)
+    return _weighed(_unpermute(out, order), weights, x.dtype)
 
 
 def _is_small_step(experts: Experts, order: _Order, x: Tensor, *others: Tensor) -> bool:
@@ -228,15 +228,15 @@ class _Dispatch(torch.autograd.Function):
         return slots.to(wide).sum(1).to(grad.dtype), None
 
 
-def _collect(out: Tensor, order: _Order) -> Tensor:
+def _unpermute(out: Tensor, order: _Order) -> Tensor:
     """``(slots, hidden)``, every row in its slot, and zero where there is none."""
     if recording(out):
-        result: Tensor = _Collect.apply(out, order)  # type: ignore[no-untyped-call]
+        result: Tensor = _Unpermute.apply(out, order)  # type: ignore[no-untyped-call]
         return result
     return _in_slots(out, order)
 
 
-class _Collect(torch.autograd.Function):
+class _Unpermute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, order: _Order) -> Tensor:
         ctx.order = order
@@ -279,7 +279,7 @@ def _multiply(rows: Tensor, each: Sequence[Tensor], bias: Tensor | None, order: 
 def _times(rows: Tensor, each: Sequence[Tensor], order: _Order, *, transposed: bool) -> Tensor:
     if each[0].dim() == 3:
         stacked = each[0] if transposed else each[0].transpose(1, 2)
-        if (found := grouped(rows, stacked, order.sizes, order.hit)) is not None:
+        if (found := grouped_matmul(rows, stacked, order.sizes, order.hit)) is not None:
             return found
     matrices = [m if transposed else m.t() for m in _matrices(each, order)]
     out = rows.new_empty(len(rows), matrices[0].shape[1])
@@ -322,7 +322,7 @@ class _Linear(torch.autograd.Function):
 def _stacked_gradient(weight: Tensor, rows: Tensor, grad: Tensor, order: _Order, *, transposed: bool) -> Tensor:
     left, right = (rows, grad) if transposed else (grad, rows)
     if order.hit[-1] + 1 == len(weight):
-        together = grouped(left.t(), right, order.sizes, order.hit)
+        together = grouped_matmul(left.t(), right, order.sizes, order.hit)
         if together is not None:
             return together
     found = torch.empty_like(weight, memory_format=torch.contiguous_format)

@@ -38,7 +38,7 @@ def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
         torch.mm(a, b, out=out)
 
 
-def grouped(a: Tensor, b: Tensor, sizes: Sequence[int], groups: Sequence[int]) -> Tensor | None:
+def grouped_matmul(a: Tensor, b: Tensor, sizes: Sequence[int], groups: Sequence[int]) -> Tensor | None:
     """All groups in one call, where torch has a good one.
 
     It is ``(rows, in) @ (groups, in, out)``, or ``(rows, in)ᵀ @ (rows, out)`` for each group.

@@ -12,7 +12,7 @@ from ...reference import GATES
 
 
 def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
-    """`reference.apply_gate`, of the same arguments.
+    """`reference.apply_gate`: the same arguments and result.
 
     Gate and up apart stay apart: bringing them together for ``npu_swiglu`` reads and writes seven times their half,
     the two operations of torch five times.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...reference import Projection, first
-from ..counts_on_host import Arrival
+from ..counts_on_host import HostCounts
 
 DTYPES = {torch.float16: torch.float16, torch.bfloat16: torch.float32, torch.float32: torch.float32}
 """The dtypes of rows and weights, which are one, and that of the bias that goes with each."""
@@ -81,21 +81,22 @@ class GmmFunction(torch.autograd.Function):
 class HybridGmmFunction(torch.autograd.Function):
     """`GmmFunction` for a weight of its own for each group, as models hold them whose experts are modules.
 
-    ``HybridGmmFunction.apply(x, group_list, bias, arrival, *weights)``: the weights are ``(in, out)``, all contiguous
-    or all transposes of what is. *bias* may be ``None``. *arrival* is an `Arrival` of *group_list* if a weight whose
-    group has no rows shall have the gradient ``None``; else it is ``None``, and such a gradient is zero.
+    ``HybridGmmFunction.apply(x, group_list, bias, host_counts, *weights)``: the weights are ``(in, out)``, all
+    contiguous or all transposes of what is. *bias* may be ``None``. *host_counts* is the `HostCounts` of *group_list*
+    if a weight whose group has no rows shall have the gradient ``None``; else it is ``None``, and such a gradient is
+    zero.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, group_list: Tensor, bias: Tensor | None, arrival: Arrival | None, *weights: Tensor
+        ctx: Any, x: Tensor, group_list: Tensor, bias: Tensor | None, host_counts: HostCounts | None, *weights: Tensor
     ) -> Tensor:
         """Multiply, and keep only what a wanted gradient needs."""
         needs_x, *_ = ctx.needs_input_grad
         needs_weight = any(ctx.needs_input_grad[4:])
         ctx.save_for_backward(x if needs_weight else None, group_list, *(weights if needs_x else ()))
         ctx.transposed = not weights[0].is_contiguous()
-        ctx.arrival = arrival
+        ctx.host_counts = host_counts
         return _gmm(x, _operand(weights, transposed=ctx.transposed), group_list, bias)
 
     @staticmethod
@@ -113,7 +114,7 @@ class HybridGmmFunction(torch.autograd.Function):
         needs = ctx.needs_input_grad[4:]
         of_weights: list[Tensor | None] = [None for _ in needs]
         if x is not None:
-            wanted = needs if ctx.arrival is None else map(min, needs, ctx.arrival.arrived())
+            wanted = needs if ctx.host_counts is None else map(min, needs, ctx.host_counts.positive())
             each = _weight_gradient(x, grad, group_list, transposed=ctx.transposed).unbind()
             of_weights = [gradient if want else None for gradient, want in zip(each, wanted, strict=True)]
         return of_x, None, of_bias, None, *of_weights

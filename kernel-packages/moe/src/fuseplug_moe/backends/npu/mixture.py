@@ -9,7 +9,7 @@ from fuseplug.functional import computed_by
 
 from ... import reference
 from ...reference import Experts, Projection, first
-from ..counts_on_host import Arrival
+from ..counts_on_host import HostCounts
 from . import gmm, routing
 from .gate import apply_gate
 from .gmm import GmmFunction, HybridGmmFunction
@@ -45,11 +45,11 @@ def _takes(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:
 
 def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     rows, route = routing.dispatch(x.to(experts.dtype), index, experts.number)
-    arrival = _arrival(experts, route)
-    gate = _linear(rows, experts, experts.gate_up, experts.gate_up_bias, route, arrival)
-    up = None if experts.up is None else _linear(rows, experts, experts.up, None, route, arrival)
+    host_counts = _host_counts(experts, route)
+    gate = _linear(rows, experts, experts.gate_up, experts.gate_up_bias, route, host_counts)
+    up = None if experts.up is None else _linear(rows, experts, experts.up, None, route, host_counts)
     inner = _gated(experts, gate, up, route).to(first(experts.down).dtype)
-    out = _linear(inner, experts, experts.down, experts.down_bias, route, arrival)
+    out = _linear(inner, experts, experts.down, experts.down_bias, route, host_counts)
     if experts.post is not None:
         out = experts.post(route.fill(out))
     if x.dtype == torch.promote_types(out.dtype, weights.dtype):
@@ -57,16 +57,21 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
     return routing.combine(out, weights, route).to(x.dtype)
 
 
-def _arrival(experts: Experts, route: Route) -> Arrival | None:
+def _host_counts(experts: Experts, route: Route) -> HostCounts | None:
     """What the backward must know on the host: which experts get no gradient at all."""
     if experts.idle == "zero" or not torch.is_grad_enabled():
         return None
     listed = [each for each in (experts.gate_up, experts.up, experts.down) if not isinstance(each, Tensor | None)]
-    return Arrival(route.counts) if any(weight.requires_grad for each in listed for weight in each) else None
+    return HostCounts(route.counts) if any(weight.requires_grad for each in listed for weight in each) else None
 
 
 def _linear(
-    rows: Tensor, experts: Experts, projection: Projection, bias: Tensor | None, route: Route, arrival: Arrival | None
+    rows: Tensor,
+    experts: Experts,
+    projection: Projection,
+    bias: Tensor | None,
+    route: Route,
+    host_counts: HostCounts | None,
 ) -> Tensor:
     """Every expert's rows times its matrix, and its bias added."""
     if bias is not None:
@@ -77,7 +82,7 @@ def _linear(
         found = GmmFunction.apply(rows, weight, route.counts, bias)  # type: ignore[no-untyped-call]
     else:
         weights = projection if experts.transposed else [weight.t() for weight in projection]
-        found = HybridGmmFunction.apply(rows, route.counts, bias, arrival, *weights)  # type: ignore[no-untyped-call]
+        found = HybridGmmFunction.apply(rows, route.counts, bias, host_counts, *weights)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -10,10 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fuseplug.triton import operation
+from fuseplug.triton.activations import clamped_up, gate_factor
 
 from ...reference import GATES
 from . import tiles
-from .activations import gate_side, up_side
 from .gated import SCHEMA, apart
 from .operands import matrices, matrix, product
 from .project import tile_rows
@@ -237,7 +237,7 @@ def _piece(
     wide = row.to(tl.int64)[:, None]
     if LAYOUT == "ungated":
         at = wide * width + column[None, :]
-        value, slope = gate_side(
+        value, slope = gate_factor(
             tl.load(before + at, mask=mask, other=0.0).to(tl.float32), limit, alpha, FORMULA, CLAMP
         )
         tl.store(of_before + at, (weight * inner * slope).to(element), mask=mask)
@@ -251,8 +251,9 @@ def _piece(
             up = tl.load(before + at + width, mask=mask, other=0.0).to(tl.float32)
         else:
             gate, up = apart(tl.load(before + turns, mask=here, other=0.0).to(tl.float32), LAYOUT, HEIGHT, 2 * WIDTH)
-        activated, gate_slope = gate_side(gate, limit, alpha, FORMULA, CLAMP)
-        factor, up_slope = up_side(up, limit, CLAMP, OFFSET)
+        activated, gate_slope = gate_factor(gate, limit, alpha, FORMULA, CLAMP)
+        factor, up_slope = clamped_up(up, limit, CLAMP)
+        factor += OFFSET
         value = activated * factor
         of_gate = (weight * inner * factor * gate_slope).to(element)
         of_up = (weight * inner * activated * up_slope).to(element)

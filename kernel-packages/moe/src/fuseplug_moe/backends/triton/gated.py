@@ -9,10 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fuseplug.triton import operation
+from fuseplug.triton.activations import clamped_up, gate_factor
 
 from ...reference import GATES
 from . import tiles
-from .activations import gate_side, up_side
 from .operands import matrices, matrix, product
 from .project import tile_rows
 
@@ -192,11 +192,12 @@ def _project_gated(
         tl.store(before + to, rounded, mask=(row < end)[:, None] & here[None, :])
     total = rounded.to(tl.float32)
     if HALVES == 1:
-        value, _ = gate_side(total, limit, alpha, FORMULA, CLAMP)
+        value, _ = gate_factor(total, limit, alpha, FORMULA, CLAMP)
     else:
         gate, other = apart(total, LAYOUT, HEIGHT, WIDTH)
-        value, _ = gate_side(gate, limit, alpha, FORMULA, CLAMP)
-        factor, _ = up_side(other, limit, CLAMP, OFFSET)
+        value, _ = gate_factor(gate, limit, alpha, FORMULA, CLAMP)
+        factor, _ = clamped_up(other, limit, CLAMP)
+        factor += OFFSET
         value *= factor
     ROOM: tl.constexpr = WIDTH // HALVES
     column = part * ROOM + tl.arange(0, ROOM)

@@ -12,8 +12,8 @@ from fuseplug.functional import computed_by
 from fuseplug.triton import FORMULAS, differentiated_again, recording, transparent, vjp
 
 from ... import reference
-from ...reference import GATES, Experts, Layout, Projection
-from ..counts_on_host import Arrival
+from ...reference import GATES, Experts, GateUpLayout, Projection
+from ..counts_on_host import HostCounts
 from . import steps
 from .combine import combine
 from .gate_backward import gate_backward
@@ -42,7 +42,7 @@ moe = computed_by(compute, reference.moe)
 
 def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:
     """Whether the kernels are for such arguments: inside one matrix they count in 32 bits."""
-    matrices = _flat(experts)
+    matrices = _tensors_of(experts)
     biases = [bias for bias in (experts.gate_up_bias, experts.down_bias) if bias is not None]
     return (
         x.dtype in _DTYPES
@@ -60,7 +60,7 @@ def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool
     )
 
 
-def _flat(experts: Experts) -> list[Tensor]:
+def _tensors_of(experts: Experts) -> list[Tensor]:
     projections = (experts.gate_up, experts.up, experts.down)
     return [t for each in projections if each is not None for t in ((each,) if isinstance(each, Tensor) else each)]
 
@@ -78,7 +78,7 @@ class _How(NamedTuple):
     first: int
     apart: int
     transposed: bool
-    layout: Layout
+    layout: GateUpLayout
     activation: str
     limit: float
     alpha: float
@@ -112,12 +112,12 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
     apart_and_biased = experts.up is not None and experts.gate_up_bias is not None
     if not isinstance(experts.activation, str) or experts.post is not None or apart_and_biased:
         return steps.compute(experts, x, index, weights)
-    how, matrices = _How.of(experts), _flat(experts)
+    how, matrices = _How.of(experts), _tensors_of(experts)
     tensors: tuple[Any, ...] = (x, index, weights, experts.gate_up_bias, experts.down_bias, *matrices)
     route = sort(index, experts.number)
     if recording(*tensors):
-        arrival = steps.arrival_of(experts, route, index)
-        result: Tensor = _Mixture.apply(how, arrival, route, *tensors)
+        host_counts = steps.host_counts_of(experts, route, index)
+        result: Tensor = _Mixture.apply(how, host_counts, route, *tensors)
         return result
     return _forward(how, route, False, *tensors)[0]
 
@@ -155,9 +155,9 @@ class _Mixture(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, how: _How, arrival: Arrival | None, route: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, how: _How, host_counts: HostCounts | None, route: Tensor, *tensors: Tensor) -> Tensor:
         result, before = _forward(how, route, True, *tensors)
-        ctx.how, ctx.arrival = how, arrival
+        ctx.how, ctx.host_counts = how, host_counts
         ctx.save_for_backward(route, before, *tensors)
         return result
 
@@ -170,7 +170,7 @@ class _Mixture(torch.autograd.Function):
             found = vjp(_formula, (how, *tensors), (False, *needs), (grad,))[1:]
         else:
             found = _backward(how, needs, grad, route, before, *tensors)
-        return None, None, None, *found[:_OTHERS], *of_busy(found[_OTHERS:], ctx.arrival)
+        return None, None, None, *found[:_OTHERS], *of_busy(found[_OTHERS:], ctx.host_counts)
 
 
 def _backward(

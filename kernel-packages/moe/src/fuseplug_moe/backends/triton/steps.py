@@ -12,7 +12,7 @@ from fuseplug.triton import differentiated_again, recording, vjp
 
 from ... import grouped_linear, reference
 from ...reference import Experts, Projection
-from ..counts_on_host import Arrival
+from ..counts_on_host import HostCounts
 from .combine import combine, combine_backward
 from .project import project
 from .routing import counts, sort
@@ -20,9 +20,9 @@ from .weight_gradient import bias_gradient, weight_gradient
 
 
 def compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """`fuseplug_moe.reference.compute`; *index* is contiguous."""
+    """`fuseplug_moe.reference.compute`, of the same arguments but for an *index* that is contiguous."""
     route = sort(index, experts.number)
-    arrival = arrival_of(experts, route, index)
+    host_counts = host_counts_of(experts, route, index)
     x_rows, k = x.to(experts.dtype).contiguous(), index.shape[1]
 
     def linear(rows: Tensor, projection: Projection, bias: Tensor | None, k: int, by_slot: bool) -> Tensor:
@@ -30,7 +30,7 @@ def compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tens
         each = (projection,) if isinstance(projection, Tensor) else tuple(projection)
         if not recording(rows, bias, *each):
             return _project(how, rows, route, bias, each)
-        result: Tensor = _Linear.apply(how, arrival, route, index, rows, bias, *each)
+        result: Tensor = _Linear.apply(how, host_counts, route, index, rows, bias, *each)
         return result
 
     up = None if experts.up is None else linear(x_rows, experts.up, None, k, False)
@@ -46,12 +46,12 @@ def compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tens
     return result
 
 
-def arrival_of(experts: Experts, route: Tensor, index: Tensor) -> Arrival | None:
+def host_counts_of(experts: Experts, route: Tensor, index: Tensor) -> HostCounts | None:
     """What a backward must know on the host: which experts get no gradient at all."""
     listed = [each for each in (experts.gate_up, experts.up, experts.down) if not isinstance(each, Tensor | None)]
     if experts.idle == "zero" or not any(recording(*each) for each in listed):
         return None
-    return Arrival(counts(route, index, experts.number))
+    return HostCounts(counts(route, index, experts.number))
 
 
 def by_matrix(stacked: Tensor, matrices: Sequence[Tensor], needs: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -62,11 +62,11 @@ def by_matrix(stacked: Tensor, matrices: Sequence[Tensor], needs: Sequence[bool]
     return [gradient if need else None for gradient, need in zip(each, needs, strict=True)]
 
 
-def of_busy(gradients: Sequence[Tensor | None], arrival: Arrival | None) -> Sequence[Tensor | None]:
+def of_busy(gradients: Sequence[Tensor | None], host_counts: HostCounts | None) -> Sequence[Tensor | None]:
     """*gradients*, of one matrix for each expert or of several in turn, but not those of experts without tokens."""
-    if arrival is None:
+    if host_counts is None:
         return gradients
-    busy = arrival.arrived()
+    busy = host_counts.positive()
     return [gradient if busy[at % len(busy)] else None for at, gradient in enumerate(gradients)]
 
 
@@ -97,14 +97,14 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any,
         how: _How,
-        arrival: Arrival | None,
+        host_counts: HostCounts | None,
         route: Tensor,
         index: Tensor,
         rows: Tensor,
         bias: Tensor | None,
         *each: Tensor,
     ) -> Tensor:
-        ctx.how, ctx.arrival = how, arrival
+        ctx.how, ctx.host_counts = how, host_counts
         ctx.save_for_backward(route, index, rows, bias, *each)
         return _project(how, rows, route, bias, each)
 
@@ -119,7 +119,7 @@ class _Linear(torch.autograd.Function):
             wanted = (False, False, *ctx.needs_input_grad[4:])
             found = vjp(_formula, (how, index, rows, bias, *each), wanted, (grad,))[2:]
             of_rows, of_bias, *of_each = found
-            return None, None, None, None, of_rows, of_bias, *of_busy(of_each, ctx.arrival)
+            return None, None, None, None, of_rows, of_bias, *of_busy(of_each, ctx.host_counts)
         grad = grad.contiguous()
         slots, by_slot = index.numel(), int(how.by_slot)  # a row of slots is that of a token with one slot
         if needs_rows:
@@ -135,7 +135,7 @@ class _Linear(torch.autograd.Function):
             if not how.transposed:
                 sides = (grad, rows, route, slots, how.experts, by_slot, how.k)
             of_each = by_matrix(weight_gradient(*sides), each, needs)
-        return None, None, None, None, of_rows, of_bias, *of_busy(of_each, ctx.arrival)
+        return None, None, None, None, of_rows, of_bias, *of_busy(of_each, ctx.host_counts)
 
 
 def _formula(how: _How, index: Tensor, rows: Tensor, bias: Tensor | None, *each: Tensor) -> Tensor:

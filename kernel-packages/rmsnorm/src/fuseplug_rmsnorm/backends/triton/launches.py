@@ -42,7 +42,7 @@ class _Tile(NamedTuple):
 
 
 class _Form(NamedTuple):
-    """What of `reference.Semantics` is left where nothing is rounded on the way."""
+    """What of `reference.Variant` is left where nothing is rounded on the way."""
 
     offset: bool
     weight_first: bool
@@ -148,7 +148,7 @@ def forward(
     group_size: int | None,
     keep: bool,
 ) -> None:
-    """``[y]``, then the sum if there is a *residual*, then with *keep* the reciprocal roots that `backward` takes.
+    """``[y]``, then the sum if there is a *residual*, then with *keep* the reciprocal RMS that `backward` takes.
 
     Arguments are those of `reference.rms_norm`, as they were checked there; *residual* is one more like x, added first.
     """

@@ -11,7 +11,7 @@ from fuseplug.functional import computed_by
 from fuseplug.torch_private import are_functorch_transforms_active
 
 from ... import reference
-from .layouts import Layout, layout
+from .layouts import OperandLayout, find_layout
 
 if TYPE_CHECKING:
     from ...reference import Variant
@@ -33,7 +33,7 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
     layouts = []
     for x in xs:
-        found = layout(x, cos, sin, rotated, _mode(how))
+        found = find_layout(x, cos, sin, rotated, _mode(how))
         if found is None or _is_transformed() or _is_cast(how, x):
             return reference.compute(how, q, k, cos, sin)
         layouts.append(found)
@@ -115,7 +115,7 @@ def _tables(how: Variant, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     return cos, sin
 
 
-def _rotated(how: Variant, x: Tensor, cos: Tensor, sin: Tensor, seen: Layout, dtype: torch.dtype) -> Tensor:
+def _rotated(how: Variant, x: Tensor, cos: Tensor, sin: Tensor, seen: OperandLayout, dtype: torch.dtype) -> Tensor:
     wide = _working_dtype(x, cos, sin)
     source, rest = _split(seen.of_tensor(x), cos.shape[-1], how)
     source = source.to(wide)

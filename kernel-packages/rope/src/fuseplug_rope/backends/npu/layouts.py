@@ -24,7 +24,7 @@ _EITHER_MODE = ("", "v", "1", "v1", "1v", "11", "1v1", "11v", "v11")
 _HALF_MODE = ("v1v", "vv1")
 
 
-class Layout(NamedTuple):
+class OperandLayout(NamedTuple):
     """How a tensor and its tables are seen, each as three dimensions and the last one.
 
     Attributes:
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
         return y.reshape(*self.outside, y.shape[-1]).permute(self.inverse)
 
 
-def layout(x: Tensor, cos: Tensor, sin: Tensor, width: int, mode: Mode) -> Layout | None:
+def find_layout(x: Tensor, cos: Tensor, sin: Tensor, width: int, mode: Mode) -> OperandLayout | None:
     """Find a layout in which npu_rotary_mul takes *x*, seen in the order of its memory if that is one.
 
     Attention has q as ``(batch, heads, sequence, width)`` in the memory of ``(batch, sequence, heads, width)``. Given
@@ -100,7 +100,7 @@ def _differ(cos: Tensor, sin: Tensor) -> tuple[bool, ...]:
 
 def _find(
     sizes: Sequence[int], strides: Sequence[int], table: Sequence[int], differ: Sequence[bool], mode: Mode
-) -> Layout | None:
+) -> OperandLayout | None:
     missing = len(sizes) - len(table)
     if any(own not in (1, size) for own, size in zip(table, sizes[missing:], strict=True)):
         return None
@@ -151,14 +151,16 @@ def _is_documented(runs: Sequence[Sequence[int]], rows: Sequence[bool], sizes: S
     return all(extent < _EXTENTS for extent in extents)
 
 
-def _layout(runs: Sequence[Sequence[int]], rows: Sequence[bool], sizes: Sequence[int], table: Sequence[int]) -> Layout:
+def _layout(
+    runs: Sequence[Sequence[int]], rows: Sequence[bool], sizes: Sequence[int], table: Sequence[int]
+) -> OperandLayout:
     missing = len(sizes) - len(table)
     laid = [dim for run in runs for dim in run]
     order = [*(dim for dim in range(len(sizes)) if dim not in laid), *laid, len(sizes)]
     in_order = [dim for dim in laid if rows[dim]]
     has_all = all(table[dim - missing] == sizes[dim] for dim in in_order)
     before = [1] * (3 - len(runs))
-    return Layout(
+    return OperandLayout(
         order=order,
         sizes=[*before, *(_product(run, sizes) for run in runs)],
         rows=[*before, *(_product(run, sizes) if rows[run[0]] else 1 for run in runs)],

@@ -16,7 +16,7 @@ class Block(NamedTuple):
     """What the program is compiled for, in one constant because each argument of a launch takes host time.
 
     Attributes:
-        reads: Which elements of the input are the two coordinates of a plane, as in `reference.Semantics`.
+        reads: Which elements of the input are the two coordinates of a plane, as in `reference.Variant`.
         writes: Which are those of the output.
         table: Where in the row of a table they find their angles: each its own, in these two places; or both the same
             one, of the ``"first"`` angles.

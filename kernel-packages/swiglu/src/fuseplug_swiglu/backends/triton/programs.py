@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fuseplug.triton.activations import activate
+from fuseplug.triton.activations import clamped_up, gate_factor
 
 
 @triton.jit
@@ -40,7 +40,10 @@ def forward(
     """Write y, reading gate and up once."""
     row, first = _place(width, BLOCK)
     g, u = _read(gate, up, row, first, width, gate_stride, up_stride, LAYOUT, BLOCK)
-    activated, _, factor, _ = _gate(g, u, limit, scale, beta, FORMULA, CLAMP, OFFSET)
+    activated, _ = gate_factor(g * scale, limit, beta, FORMULA, CLAMP)
+    factor, _ = clamped_up(u, limit, CLAMP)
+    if OFFSET:
+        factor += 1.0
     at = first + tl.arange(0, BLOCK)
     tl.store(y + row * width + at, activated * factor, mask=at < width)
 
@@ -69,10 +72,14 @@ def backward(
     g, u = _read(gate, up, row, first, width, gate_stride, up_stride, LAYOUT, BLOCK)
     at = first + tl.arange(0, BLOCK)
     grad = tl.load(dy + row * width + at, mask=at < width).to(tl.float32)
-    activated, slope, factor, passes = _gate(g, u, limit, scale, beta, FORMULA, CLAMP, OFFSET)
-    # Where nothing passes, nothing does, though infinity came from above: as with torch's relu and clamp.
+    activated, slope = gate_factor(g * scale, limit, beta, FORMULA, CLAMP)
+    slope *= scale
+    factor, up_slope = clamped_up(u, limit, CLAMP)
+    if OFFSET:
+        factor += 1.0
+    # A slope of zero lets nothing through, though infinity came from above: as with torch's relu and clamp.
     of_gate = tl.where(slope == 0.0, 0.0, grad * factor * slope)
-    of_up = tl.where(passes, grad * activated, 0.0)
+    of_up = tl.where(up_slope == 0.0, 0.0, grad * activated)
     _write(dgate, dup, of_gate, of_up, row, first, width, LAYOUT, BLOCK)
 
 
@@ -124,28 +131,3 @@ def _write(dgate, dup, of_gate, of_up, row, first, width, LAYOUT: tl.constexpr, 
             dgate += 2 * row * width
             tl.store(dgate + at, of_gate if LAYOUT == "gate-first" else of_up, mask=mask)
             tl.store(dgate + width + at, of_up if LAYOUT == "gate-first" else of_gate, mask=mask)
-
-
-@triton.jit
-def _gate(gate, up, limit, scale, beta, FORMULA: tl.constexpr, CLAMP: tl.constexpr, OFFSET: tl.constexpr):
-    """The activated gate and its slope; what it is multiplied by, and whether a gradient of that passes to up.
-
-    As in torch a limit itself is still inside, and NaN stays NaN, of which a clamp lets no gradient through.
-    """
-    x = gate * scale
-    if CLAMP == "before":
-        activated, slope = activate(tl.where(x > limit, limit, x), beta, FORMULA)
-        slope = tl.where(x <= limit, slope, 0.0)
-    else:
-        activated, slope = activate(x, beta, FORMULA)
-    if CLAMP == "after":
-        slope = tl.where(activated <= limit, slope, 0.0 * slope)
-        activated = tl.where(activated > limit, limit, activated)
-    passes = tl.full(up.shape, True, tl.int1)
-    if CLAMP is not None:
-        passes = (up >= -limit) & (up <= limit)
-        up = tl.where(up < -limit, -limit, up)
-        up = tl.where(up > limit, limit, up)
-    if OFFSET:
-        up += 1.0
-    return activated, slope * scale, up, passes

@@ -16,14 +16,14 @@ from torch import nn
 from fuseplug.reading import names, remembered
 
 
-def words_of(value: object) -> Iterable[str]:
+def names_in(value: object) -> Iterable[str]:
     """The names that tell what an activation is: a module without tensors, or a function, which an attribute holds."""
     if isinstance(value, nn.Module):
         for held in vars(value).values():
-            yield from words_of(held) if not isinstance(held, nn.Module) else ()
+            yield from names_in(held) if not isinstance(held, nn.Module) else ()
         yield from names(type(value).forward, type(value))
     elif isinstance(value, functools.partial):
-        yield from words_of(value.func)
+        yield from names_in(value.func)
     elif isinstance(value, types.MethodType | types.FunctionType | types.BuiltinFunctionType):
         yield value.__name__
         yield from names(getattr(value, "__func__", value))

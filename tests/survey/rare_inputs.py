@@ -8,73 +8,73 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .part import LENGTH, Part, noise
+from .submodule import LENGTH, Submodule, noise
 from .text import counted
 
 
-def _series(part: Part) -> list[Any]:
-    length = 4 * part.number("patch_length", default=16)
+def _series(submodule: Submodule) -> list[Any]:
+    length = 4 * submodule.number("patch_length", default=16)
     return [noise(2, length), list(noise(2, length))]
 
 
-def _rotation(part: Part) -> list[Any]:
+def _rotation(submodule: Submodule) -> list[Any]:
     """Cosines and sines for as many vectors as there are."""
-    width = part.number("head_dim", default=16)
+    width = submodule.number("head_dim", default=16)
     angles = noise(LENGTH, width // 2)
     cos, sin = (torch.cat([f(angles)] * 2, -1) for f in (torch.cos, torch.sin))
     return [(cos.expand(2, -1, -1), sin.expand(2, -1, -1)), (cos, sin)]
 
 
-def _seen(part: Part) -> list[Any]:
+def _seen(submodule: Submodule) -> list[Any]:
     """What is seen in two frames, place by place."""
-    return [noise(_places(part, "position_ids"), 2, part.width)]
+    return [noise(_places(submodule, "position_ids"), 2, submodule.width)]
 
 
-def _remembered(part: Part) -> list[Any]:
-    """What was seen in frames before, as wide as the part's attention takes it."""
-    keys = [m for name, m in part.module.named_modules() if name.endswith("k_proj") and isinstance(m, nn.Linear)]
-    places = _places(part, "position_ids_k", "position_ids")
+def _remembered(submodule: Submodule) -> list[Any]:
+    """What was seen in frames before, as wide as the attention of the submodule takes it."""
+    keys = [m for name, m in submodule.module.named_modules() if name.endswith("k_proj") and isinstance(m, nn.Linear)]
+    places = _places(submodule, "position_ids_k", "position_ids")
     return [noise(places, 2, width) for width in dict.fromkeys(k.in_features for k in reversed(keys))]
 
 
-def _places(part: Part, *names: str) -> int:
-    """As many as *part* has positions for."""
-    return next((max(getattr(part.module, name).shape) for name in names if hasattr(part.module, name)), 16)
+def _places(submodule: Submodule, *names: str) -> int:
+    """As many as *submodule* has positions for."""
+    return next((max(getattr(submodule.module, name).shape) for name in names if hasattr(submodule.module, name)), 16)
 
 
-def _as_wide_as(name: str, *shape: int) -> Callable[[Part], list[Any]]:
+def _as_wide_as(name: str, *shape: int) -> Callable[[Submodule], list[Any]]:
     """Vectors for the first weight of the modules called *name*."""
 
-    def make(part: Part) -> list[Any]:
-        found = [m for path, m in part.module.named_modules() if name in path.split(".")]
+    def make(submodule: Submodule) -> list[Any]:
+        found = [m for path, m in submodule.module.named_modules() if name in path.split(".")]
         layers = [m for m in found if isinstance(m, nn.Linear)]
         return [noise(*shape, layer.in_features) for layer in layers[:1]]
 
     return make
 
 
-def _numbered(*names: str, default: int) -> Callable[[Part], list[Any]]:
-    return lambda part: [noise(2, part.number(*names, default=default))]
+def _numbered(*names: str, default: int) -> Callable[[Submodule], list[Any]]:
+    return lambda submodule: [noise(2, submodule.number(*names, default=default))]
 
 
-def _zeros(*shape: int) -> Callable[[Part], list[Any]]:
+def _zeros(*shape: int) -> Callable[[Submodule], list[Any]]:
     return lambda _: [torch.zeros(shape, dtype=torch.long)]
 
 
-def _whole(*numbers: Any) -> Callable[[Part], list[Any]]:
+def _whole(*numbers: Any) -> Callable[[Submodule], list[Any]]:
     return lambda _: [torch.tensor(numbers)]
 
 
 _PATCHES = "patch_embedding_projection"
 
 
-def _audio_tokens(part: Part) -> list[Tensor]:
-    return [counted(2, LENGTH, part.number("n_mel_bins", "num_mel_bins", "num_codebooks", default=8)) % 9]
+def _audio_tokens(submodule: Submodule) -> list[Tensor]:
+    return [counted(2, LENGTH, submodule.number("n_mel_bins", "num_mel_bins", "num_codebooks", default=8)) % 9]
 
 
-MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
+MAKERS: Mapping[str, Callable[[Submodule], list[Any]]] = {
     "past_values": _series,
-    "past_values_padding": lambda part: [torch.zeros_like(_series(part)[0], dtype=torch.long)],
+    "past_values_padding": lambda submodule: [torch.zeros_like(_series(submodule)[0], dtype=torch.long)],
     "freq": _zeros(2, 1),
     "position_embeddings": _rotation,
     "rotary_pos_emb": _rotation,
@@ -84,9 +84,9 @@ MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
     "memory_posision_embeddings": _remembered,
     "num_spatial_memory_tokens": lambda _: [1],
     "state": _numbered("max_state_dim", default=32),
-    "noise_embeds": lambda part: [noise(2, 4, part.width)],
+    "noise_embeds": lambda submodule: [noise(2, 4, submodule.width)],
     "context_hidden_states": _as_wide_as("encoder", 2, LENGTH),
-    "image_features": lambda part: [noise(2, 16, part.width)],
+    "image_features": lambda submodule: [noise(2, 16, submodule.width)],
     "pooled_patches_idx": lambda _: [counted(8, 4)],
     "marks": _whole([2, 5]),
     "num_options": _whole([2, 2]),
@@ -94,12 +94,15 @@ MAKERS: Mapping[str, Callable[[Part], list[Any]]] = {
     "audio_input_ids": _audio_tokens,
     "use_cache": lambda _: [False],
     "num_delay_tokens": lambda _: [2],
-    "t_cond": lambda part: [noise(1, part.number("hidden_size", default=64))],
+    "t_cond": lambda submodule: [noise(1, submodule.number("hidden_size", default=64))],
     "num_patches": lambda _: [LENGTH // 2],
     "patch_ids": lambda _: [counted(2, LENGTH) % LENGTH // 2],
-    "patch_embeds": lambda part: [noise(2, LENGTH // 2, part.width), *_as_wide_as(_PATCHES, 2, LENGTH // 2)(part)],
-    "condition_vector": lambda part: [noise(2, LENGTH, part.number("mel_dim", default=80))],
-    "speaker_embedding": lambda part: [noise(2, LENGTH, part.number("enc_emb_dim", default=64))],
+    "patch_embeds": lambda submodule: [
+        noise(2, LENGTH // 2, submodule.width),
+        *_as_wide_as(_PATCHES, 2, LENGTH // 2)(submodule),
+    ],
+    "condition_vector": lambda submodule: [noise(2, LENGTH, submodule.number("mel_dim", default=80))],
+    "speaker_embedding": lambda submodule: [noise(2, LENGTH, submodule.number("enc_emb_dim", default=64))],
     "time_step": lambda _: [noise(2).abs()],
     "quantized_code": lambda _: [counted(2, LENGTH // 2)],
 }

@@ -9,8 +9,8 @@ from torch import nn
 
 from fuseplug import KernelManager
 
-from .alone import Called, Class, check, classes
 from .census import Census
+from .single_class import Called, Class, check, classes
 
 MANAGER = KernelManager(environ={})
 

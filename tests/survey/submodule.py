@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ LENGTH = 12
 
 
 @dataclass(eq=False)
-class Part:
+class Submodule:
     """The module of *model* at *path*, the model itself at ``""``."""
 
     model: nn.Module
@@ -60,6 +60,11 @@ class Part:
     def first(self, *kinds: type[nn.Module]) -> nn.Module | None:
         """The first module in it of one of *kinds*."""
         return next((m for m in self.module.modules() if isinstance(m, kinds)), None)
+
+    def named(self, names: Collection[str]) -> list[nn.Module]:
+        """The modules in it that have one of *names*; itself if none has."""
+        found = [m for path, m in self.module.named_modules() if path.rpartition(".")[2] in names]
+        return found or [self.module]
 
     @property
     def width(self) -> int:

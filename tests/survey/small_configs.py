@@ -62,7 +62,7 @@ _MOST_KINDS = 4
 """A list with more different entries says something else of each layer than its kind."""
 
 
-def small(config_class: type[PretrainedConfig]) -> PretrainedConfig:
+def small_config(config_class: type[PretrainedConfig]) -> PretrainedConfig:
     """An instance of *config_class* with few layers, narrow, and with all kinds of layers that it has by default."""
     return config_class(**_arguments(config_class, {}))
 
@@ -98,7 +98,7 @@ def _arguments(config_class: type[PretrainedConfig], overrides: Mapping[str, Any
 def _part(default: PretrainedConfig, overrides: Mapping[str, Any]) -> dict[str, Any] | PretrainedConfig:
     """A config in a config, of another model type where *overrides* name one."""
     if "model_type" in overrides:
-        return small(CONFIG_MAPPING[overrides["model_type"]])
+        return small_config(CONFIG_MAPPING[overrides["model_type"]])
     return {"model_type": default.model_type} | _arguments(type(default), overrides)
 
 

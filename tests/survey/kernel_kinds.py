@@ -30,19 +30,19 @@ def _interpreted(_: KernelManager) -> AbstractContextManager[object]:
 
 
 @dataclass(frozen=True)
-class Way:
+class KernelKind:
     """One kind of kernels.
 
     Attributes:
         kernels: What their ids begin with; ``""`` for all, of which those that run on the device take part.
         device: Where the models are.
-        said: What they are and how they are run, for a person.
+        description: What they are and how they are run, for a person.
         ready: Makes this process one that can run them, until it ends.
     """
 
     kernels: str
     device: str
-    said: str
+    description: str
     ready: Callable[[KernelManager], AbstractContextManager[object]]
 
     def manager(self) -> KernelManager:
@@ -55,8 +55,8 @@ class Way:
 
 
 COMPILED = "inductor"
-WAYS = {
-    COMPILED: Way("", "cpu", "Inductor's, on the CPU, all compiled", _compiled),
-    "npu": Way("npu_", "npu", "those for Ascend NPUs, on the stand-in in host memory", _on_a_stand_in),
-    "triton": Way("triton_", "cpu", "Triton's in its interpreter", _interpreted),
+KERNEL_KINDS = {
+    COMPILED: KernelKind("", "cpu", "Inductor's, on the CPU, all compiled", _compiled),
+    "npu": KernelKind("npu_", "npu", "those for Ascend NPUs, on the stand-in in host memory", _on_a_stand_in),
+    "triton": KernelKind("triton_", "cpu", "Triton's in its interpreter", _interpreted),
 }

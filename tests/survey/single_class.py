@@ -24,7 +24,7 @@ from .build import give_values
 from .census import Census
 from .checking import compared, planned, said
 from .feeding import Call, outputs
-from .small import number, small
+from .small_configs import number, small_config
 
 _HIDDEN, _INNER, _EXPERTS, _CHOSEN = 64, 96, 4, 2
 _BATCH, _TOKENS = 2, 6
@@ -51,7 +51,7 @@ _ARGUMENTS: tuple[tuple[str, Any], ...] = (
 
 
 CALL = Call("", {})
-"""What is called alone holds its inputs."""
+"""A `Called` holds its inputs."""
 
 
 class Class(NamedTuple):
@@ -98,14 +98,14 @@ def _checked(manager: KernelManager, each: Class) -> dict[str, Any]:
         module = instance(each)
     except Exception as error:
         return record | {"status": "not built", "why": said(error)}
-    alone = Called(module)
+    called = Called(module)
     if each.op == "rope":
-        return record | planned(manager, alone) | {"status": "planned"}
+        return record | planned(manager, called) | {"status": "planned"}
     try:
-        alone.give_inputs()
+        called.give_inputs()
     except RuntimeError as error:
-        return record | planned(manager, alone) | {"status": "not run", "why": str(error)}
-    return record | compared(manager, alone, [CALL])
+        return record | planned(manager, called) | {"status": "not run", "why": str(error)}
+    return record | compared(manager, called, [CALL])
 
 
 def _holders(each: Class) -> Iterator[str]:
@@ -241,7 +241,7 @@ def _configs(cls: type[nn.Module], folder: str) -> Iterator[PretrainedConfig | N
     }
     asked = str([p.annotation for p in _parameters(cls)])
     for name in sorted(found, key=lambda name: (name not in re.findall(r"\w+", asked), -_alike(name, cls.__name__))):
-        for make in (small, _shrunk):
+        for make in (small_config, _shrunk):
             try:
                 yield _filled(make(found[name]))
             except Exception:  # those that cannot be made small are the models' concern

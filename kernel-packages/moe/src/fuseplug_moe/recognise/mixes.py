@@ -1,0 +1,42 @@
+"""The combinations of dtypes in which experts are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes that experts may have."""
+
+
+class ExpertsMix(NamedTuple):
+    """One combination to check.
+
+    Attributes:
+        x: The dtype of the rows.
+        experts: That of the experts' weights.
+        router: That of the routing weights, and of the router's own where the site has it.
+        elsewhere: Whether some rows go to an expert that is not there, the number after the last: with expert
+            parallelism, one of another rank.
+    """
+
+    x: torch.dtype
+    experts: torch.dtype
+    router: torch.dtype
+    elsewhere: bool = False
+
+
+def mixes(dtype: torch.dtype) -> Iterator[ExpertsMix]:
+    """All of them, first those of *dtype*, which the module has; routers give float32 or the dtype of the rows."""
+    for each in sorted(DTYPES, key=lambda other: other is not dtype):
+        yield ExpertsMix(each, each, each)
+        if each is not torch.float32:
+            yield ExpertsMix(each, each, torch.float32)
+            yield ExpertsMix(each, torch.float32, each)
+
+
+def mixes_of_modules(dtype: torch.dtype) -> Iterator[ExpertsMix]:
+    """Those of experts that are linear layers, which take rows of their own dtype alone."""
+    return (mix for mix in mixes(dtype) if mix.experts is mix.x)
