@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.thorough import first_quick, thorough
 
 from fuseplug_testing.checks import CHECKS
 
@@ -48,6 +49,7 @@ def test_a_fault_is_said_in_a_line_without_a_traceback(run_pytest):
     assert "1 failed" in done.stdout
 
 
+@thorough
 def test_a_path_on_the_command_line_is_run_too(run_pytest, tmp_path):
     (tmp_path / "test_other.py").write_text("def test_other(): pass")
     done = run_pytest(
@@ -64,10 +66,15 @@ def test_what_cannot_be_checked_here_is_skipped_with_the_reason(run_pytest):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("no_such_kernel", "--fuseplug-kernel no_such_kernel: it is not installed; these are: "),
-        ("conformance.zoo.kernels:Nobody", "it cannot be imported: module 'conformance.zoo.kernels' has no attribute"),
-    ],
+    first_quick(
+        [
+            ("no_such_kernel", "--fuseplug-kernel no_such_kernel: it is not installed; these are: "),
+            (
+                "conformance.zoo.kernels:Nobody",
+                "it cannot be imported: module 'conformance.zoo.kernels' has no attribute",
+            ),
+        ]
+    ),
 )
 def test_an_unknown_kernel_is_an_error_of_usage(run_pytest, name, message):
     done = run_pytest("--fuseplug-kernel", name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conformance.zoo import adapters, imports_torch, kernels, prints, starts_thread, writes_environ
-from support.thorough import first_quick
+from support.thorough import covering, thorough
 
 from fuseplug.importing.fresh_python import ask
 from fuseplug_testing import ConformanceError, check_kernel
@@ -188,12 +188,18 @@ def test_what_computes_wrong_is_caught_and_named(function, check, why):
     assert_named(faults_of(kernel, checks=alone(check)), check, why)
 
 
-@pytest.mark.parametrize(("kernel", "check", "why"), CLASSES, ids=lambda value: getattr(value, "__name__", None))
+# Each import is one of a Python of its own.
+@pytest.mark.parametrize(
+    ("kernel", "check", "why"),
+    covering(CLASSES, by=lambda kernel, check, why: [check if check == "import" else (kernel, why)]),
+    ids=lambda value: getattr(value, "__name__", None),
+)
 def test_what_has_no_manners_is_caught_and_named(kernel, check, why):
     assert_named(faults_of(kernel, checks=alone(check)), check, why)
 
 
-@pytest.mark.parametrize("kernel", first_quick(RIGHT, 2), ids=lambda kernel: kernel.__name__)
+@thorough  # in the first half a person runs it on one of these: test_plugin.py
+@pytest.mark.parametrize("kernel", RIGHT, ids=lambda kernel: kernel.__name__)
 def test_a_right_kernel_has_no_fault(kernel):
     result = check_kernel(kernel)
     assert not result.faults

@@ -1,6 +1,7 @@
 """What becomes of a fused model: moved, hooked, compiled, wrapped, kernelized by others; and taken apart again."""
 
 import copy
+import itertools
 import types
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from support.kernels import NormKernel, RotaryKernel, ran, variant_of
 from support.models import Norm, Toy, inputs, tiny_llama, tiny_moe, tokens
 from support.states import differing, equal, state_of
+from support.thorough import covering
 from torch import nn
 
 from fuseplug import UndoError
@@ -90,8 +92,7 @@ HOOKED = [
 ]
 
 
-@pytest.mark.parametrize("target", ["norm", "layers.0.attention"])
-@pytest.mark.parametrize("order", HOOKED)
+@pytest.mark.parametrize(("order", "target"), covering(itertools.product(HOOKED, ["norm", "layers.0.attention"])))
 def test_hooks_added_and_removed_in_any_order(fusing, model, order, target):
     part = model.get_submodule(target)
     before, want = state_of(model), model(inputs())
@@ -393,8 +394,7 @@ def compiled(model, backend):
     return torch.compile(model, backend=backend, dynamic=False)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize(("backend", "train"), covering(itertools.product(["eager", "aot_eager"], [False, True])))
 def test_a_fused_model_compiles_and_is_right_forward_and_backward(quiet, model, backend, train):
     model.train(train)
     quiet.apply_all(model)
@@ -425,18 +425,16 @@ def bits(model, state, quiet):
     return fresh(inputs())
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["torch.compile", "module.compile"])
-@pytest.mark.parametrize(
-    "states",
-    [
-        ("none", "all", "none", "all"),
-        ("all", "none", "all"),
-        ("half", "all", "none", "half"),
-        ("all", "other", "all", "none"),
-        ("norms", "none", "norms", "all"),
-    ],
-    ids=" ".join,
-)
+ORDERS = [
+    ("none", "all", "none", "all"),
+    ("all", "none", "all"),
+    ("half", "all", "none", "half"),
+    ("all", "other", "all", "none"),
+    ("norms", "none", "norms", "all"),
+]
+
+
+@pytest.mark.parametrize(("states", "whole"), covering(itertools.product(ORDERS, [True, False])), ids=str)
 def test_a_compiled_model_follows_what_is_applied_and_undone(quiet, model, states, whole):
     if whole:
         call = compiled(model, "eager")

@@ -1,7 +1,10 @@
 """Results lie in memory as those of elementwise operations do."""
 
+import itertools
+
 import pytest
 import torch
+from support.thorough import covering
 
 from fuseplug.inductor.layout import keeping_order
 from fuseplug_rmsnorm import reference as norm_reference
@@ -34,11 +37,13 @@ def test_a_result_keeps_the_order_of_what_it_is_computed_from(layout):
     assert y.stride() == (x * 2).stride() or y.is_contiguous() == (x * 2).is_contiguous()
 
 
-@in_every_layout
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("layout", "size", "dtype"),
+    covering(itertools.product(LAYOUTS, SIZES, [torch.float32, torch.bfloat16])),
+    ids=str,
+)
 def test_norms_keep_it_forward_and_backward(layout, size, dtype):
-    x = layout(*SIZES[size]).to(dtype)
+    x = LAYOUTS[layout](*SIZES[size]).to(dtype)
     weight = torch.rand(x.shape[-1]).to(dtype)
     xs = [x.detach().requires_grad_(), x.detach().requires_grad_()]
     want, found = (c.rms_norm(x, weight) for c, x in zip((norm_reference, norms), xs, strict=True))
@@ -57,11 +62,10 @@ def test_heads_that_were_normed_can_be_merged_by_a_view(size):
     assert y.transpose(1, 2).view(batch, length, heads * width).shape == x.shape
 
 
-@in_every_layout
-@pytest.mark.parametrize("halves", [1, 2])
+@pytest.mark.parametrize(("layout", "halves"), covering(itertools.product(LAYOUTS, [1, 2])))
 def test_gates_keep_it(layout, halves):
-    gate = layout(2, 64, 16, 256).to(torch.bfloat16)
-    up = layout(2, 64, 16, 256).to(torch.bfloat16) if halves == 2 else None
+    gate = LAYOUTS[layout](2, 64, 16, 256).to(torch.bfloat16)
+    up = LAYOUTS[layout](2, 64, 16, 256).to(torch.bfloat16) if halves == 2 else None
     want = gate_reference.swiglu(gate, up, activation="relu2")
     found = gates.swiglu(gate, up, activation="relu2")
     torch.testing.assert_close(found, want, rtol=2e-2, atol=2e-2)

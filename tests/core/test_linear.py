@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
+from support.thorough import covering
 
 from fuseplug.inductor import CompiledLinear
 
@@ -25,8 +27,16 @@ def some(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 1, 0, 3), (1, 2, 0, 3)])
-@pytest.mark.parametrize("table", [(7,), (4, 7), (3, 1, 7), (2, 1, 1, 7), (2, 3, 4, 7)], ids=str)
+@pytest.mark.parametrize(
+    ("order", "table"),
+    covering(
+        itertools.product(
+            [(0, 1, 2, 3), (0, 2, 1, 3), (2, 1, 0, 3), (1, 2, 0, 3)],
+            [(7,), (4, 7), (3, 1, 7), (2, 1, 1, 7), (2, 3, 4, 7)],
+        )
+    ),
+    ids=str,
+)
 def test_every_order_of_memory_and_every_way_to_broadcast(compiled, order, table):
     place = [order.index(dim) for dim in range(4)]
     x = some(*(((2, 3, 4, 7)[dim]) for dim in order)).permute(place).requires_grad_()

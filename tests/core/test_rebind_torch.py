@@ -12,6 +12,7 @@ import sys
 import types
 
 import pytest
+from support.thorough import covering
 
 torch = pytest.importorskip("torch")
 
@@ -206,21 +207,21 @@ AMOUNT_2, AMOUNT_5 = closing_over(2), closing_over(5)
 MIXES["closures"] = [AMOUNT_2, None, AMOUNT_5, AMOUNT_2]
 
 granularity = pytest.mark.parametrize("compiled", [whole, per_layer])
-kinds = pytest.mark.parametrize("kind", ["Layer", "Decorated", "Lambda"])
+KINDS = ("Layer", "Decorated", "Lambda")
+kinds = pytest.mark.parametrize("kind", KINDS)
+every_way = pytest.mark.parametrize(
+    ("mix", "compiled", "kind"), covering(itertools.product(MIXES, [whole, per_layer], KINDS))
+)
 
 
 class TestCompile:
-    @kinds
-    @granularity
-    @pytest.mark.parametrize("mix", MIXES)
+    @every_way
     def test_patched_before(self, toy, compiled, kind, mix):
         model = toy.Model(getattr(toy, kind), 4)
         patch_all(model, MIXES[mix])
         assert torch.equal(compiled(model)(X), expected(MIXES[mix]))
 
-    @kinds
-    @granularity
-    @pytest.mark.parametrize("mix", MIXES)
+    @every_way
     def test_apply_undo_and_reapply_after(self, toy, compiled, kind, mix):
         model = toy.Model(getattr(toy, kind), 4)
         run = compiled(model)
@@ -229,8 +230,7 @@ class TestCompile:
             patch_all(model, functions)
             assert torch.equal(run(X), expected(functions))
 
-    @kinds
-    @pytest.mark.parametrize("mix", MIXES)
+    @pytest.mark.parametrize(("mix", "kind"), covering(itertools.product(MIXES, KINDS)))
     def test_patched_and_unpatched_in_one_graph(self, toy, kind, mix):
         layer = getattr(toy, kind)
         patched, plain, other = toy.Model(layer, 4), toy.Model(layer, 4), toy.Model(layer, 4)

@@ -11,7 +11,10 @@ from torch import distributed, nn
 
 from fuseplug import KernelManager
 
-pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed")
+pytestmark = [
+    pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed"),
+    pytest.mark.xdist_group("sharded"),  # all that is asked is of one run
+]
 
 
 def manager():

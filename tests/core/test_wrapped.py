@@ -9,6 +9,7 @@ import torch
 from support.kernels import ran
 from support.models import Norm, Toy, inputs
 from support.states import differing, state_of
+from support.thorough import first_quick
 from torch import nn
 
 from fuseplug import UndoError
@@ -228,7 +229,7 @@ def test_wrapped_before_it_goes_underneath_and_away_again_exactly(fusing, model,
     assert torch.equal(norms_run(model)[0], want)
 
 
-@wrapped_in
+@pytest.mark.parametrize("wrap", first_quick(WRAPPERS, 4), ids=[each.__name__ for each in WRAPPERS])
 def test_taken_off_and_put_on_again_under_the_same_wrapper(fusing, model, wrap):
     fusing.apply_all(model)
     wrap(model.norm)

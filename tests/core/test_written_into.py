@@ -1,7 +1,10 @@
 """What a caller writes into between forward and backward: allowed or refused as with the original."""
 
+import itertools
+
 import pytest
 import torch
+from support.thorough import covering
 
 from fuseplug_moe import reference as mixture_reference
 from fuseplug_moe.backends import inductor as mixtures
@@ -32,10 +35,11 @@ def compare(fused, reference, tensors, written):
         torch.testing.assert_close(found, want, rtol=5e-2, atol=5e-1)
 
 
-@pytest.mark.parametrize("written", [0, 1, 2], ids=["x", "weight", "y"])
-@pytest.mark.parametrize("rows", [4, 512])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("variant", ["llama", "gemma"])
+@pytest.mark.parametrize(
+    ("variant", "dtype", "rows", "written"),
+    covering(itertools.product(["llama", "gemma"], [torch.float32, torch.bfloat16], [4, 512], range(3))),
+    ids=str,
+)
 def test_norms(variant, dtype, rows, written):
     tensors = torch.randn(rows, 256).to(dtype), torch.rand(256).to(dtype)
     compare(
@@ -46,8 +50,7 @@ def test_norms(variant, dtype, rows, written):
     )
 
 
-@pytest.mark.parametrize("written", [0, 1, 2], ids=["gate", "up", "y"])
-@pytest.mark.parametrize("rows", [4, 2048])
+@pytest.mark.parametrize(("rows", "written"), covering(itertools.product([4, 2048], range(3))))
 def test_gates(rows, written):
     tensors = torch.randn(rows, 256).bfloat16(), torch.randn(rows, 256).bfloat16()
     compare(

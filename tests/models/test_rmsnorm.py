@@ -82,7 +82,7 @@ def step(model):
     return {"output": output.detach()} | {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("model_type", "config", "variants"), first_quick(MODELS, 2), ids=[row[0] for row in MODELS])
+@pytest.mark.parametrize(("model_type", "config", "variants"), first_quick(MODELS), ids=[row[0] for row in MODELS])
 def test_a_model_is_fused_completely_computes_the_same_and_comes_back(manager, model_type, config, variants):
     model = build(model_type, config).eval()
     before = step(model)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from support.mixtures import HALF, WAYS, arguments, assert_close, run
+from support.thorough import covering
 from torch.nn import functional
 
 from fuseplug_moe import reference
@@ -56,8 +57,7 @@ def test_an_expert_elsewhere_adds_nothing_even_with_an_infinite_weight(function)
     assert torch.equal(function(**named), plain)
 
 
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "dtype"), covering(itertools.product(WAYS, HALF)), ids=str)
 def test_the_kernel_computes_what_the_reference_does(way, dtype):
     named = arguments(dtype=dtype, **WAYS[way])
     wide = {

@@ -60,7 +60,7 @@ def routed(module, tokens=9, experts=4, hidden=12):
 
 
 @pytest.mark.parametrize(
-    "number", quick_if(range(len(MADE)), range(0, len(MADE), 4)), ids=lambda i: f"{i}-{type(MADE[i]).__name__}"
+    "number", quick_if(range(len(MADE)), range(0, len(MADE), 8)), ids=lambda i: f"{i}-{type(MADE[i]).__name__}"
 )
 def test_every_specimen_is_fused(manager, number):
     report = manager.plan(MADE[number]).report
@@ -133,7 +133,7 @@ def test_what_is_built_like_one_and_behaves_otherwise_is_left_alone(manager, mod
 def test_whether_weights_are_renormalised_is_read_at_each_call(manager, renormalise, variant):
     module = filled(specimens.SparseBlock(4, 12, 7, 2, renormalise=renormalise))
     x = torch.randn(2, 6, 12)
-    with manager.apply_all(module) as applied:
+    with manager.apply_all(module, verify=False) as applied:
         assert [entry.variant for entry in applied.report.fused] == [variant]
         module.norm_topk_prob = not renormalise
         found = module(x)[0]
@@ -300,7 +300,7 @@ def compared(manager, module, call, change=lambda _: None):
     """What *call* gives of *module*, changed, unfused and fused: results and gradients."""
     plain = copy.deepcopy(module)
     change(plain)
-    manager.apply_all(module)
+    manager.apply_all(module, verify=False)
     change(module)
     results = []
     for each in (plain, module):
@@ -440,7 +440,7 @@ def test_without_a_token_no_expert_has_a_gradient_as_before(manager, shape):
 def test_hooks_on_the_router_and_the_shared_expert_are_called(manager):
     called = []
     module = block()
-    manager.apply_all(module)
+    manager.apply_all(module, verify=False)
     module.gate.register_forward_hook(lambda *_: called.append("router"))
     module.shared_expert.register_forward_hook(lambda *_: called.append("shared"))
     module(X)
@@ -502,7 +502,7 @@ def test_jitter_is_the_original_s_in_training_and_absent_in_inference(manager):
     module = Jittering(4, 12, 7, 2)
     module.jitter_noise = 0.1
     filled(module)
-    manager.apply_all(module)
+    manager.apply_all(module, verify=False)
     results = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -515,21 +515,21 @@ def test_autocast_is_felt_by_listed_experts_as_before(manager):
     module = block()
     with torch.autocast("cpu", torch.bfloat16):
         before = module(X)[0]
-        manager.apply_all(module)
+        manager.apply_all(module, verify=False)
         assert torch.equal(module(X)[0], before)
 
 
 def test_compiled_listed_experts_are_as_before(manager):
     module = block().eval()
     before = module(X)[0]
-    manager.apply_all(module)
+    manager.apply_all(module, verify=False)
     torch.testing.assert_close(torch.compile(module, backend="eager")(X)[0], before, rtol=1e-4, atol=1e-5)
 
 
 def test_state_dict_and_pickle_know_nothing_of_it(manager):
     module = block()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    manager.apply_all(module)
+    manager.apply_all(module, verify=False)
     assert list(module.state_dict()) == list(before)
     assert all(torch.equal(module.state_dict()[name], value) for name, value in before.items())
     back = pickle.loads(pickle.dumps(module))
@@ -539,7 +539,7 @@ def test_state_dict_and_pickle_know_nothing_of_it(manager):
 def test_undone_it_is_what_it_was(manager):
     module = block()
     before = module(X)[0]
-    manager.apply_all(module).undo()
+    manager.apply_all(module, verify=False).undo()
     assert torch.equal(module(X)[0], before)
 
 
@@ -558,7 +558,7 @@ def test_experts_that_compute_all_in_eval_are_left_to_it_where_gradients_are_wan
     weights = torch.zeros(6, 4).scatter(1, index, torch.rand(6, 2)).requires_grad_()
     expected = module(x, index, weights)
     (gradient,) = torch.autograd.grad(expected.sum(), weights)
-    (entry,) = manager.apply_all(module).report.fused
+    (entry,) = manager.apply_all(module, verify=False).report.fused
     assert entry.kernel_id == "inductor_fused_moe"
     calls, compute = [], inductor._compute
     monkeypatch.setattr(inductor, "_compute", lambda *args: calls.append(args) or compute(*args))

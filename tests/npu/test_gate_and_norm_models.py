@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import itertools
 
 import pytest
 import torch
-from support.thorough import first_quick
+from support.thorough import covering
 from support.tiny import BASE, HEAD
 from transformers import AutoConfig
 
@@ -85,8 +86,17 @@ def outcome(module, given):
     return Outcome({"output": y.detach(), **gradients})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("model_type", "name", "variant", "arguments"), NORMS)
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "variant", "arguments", "dtype"),
+    covering(
+        ((*norm, dtype) for norm, dtype in itertools.product(NORMS, DTYPES)),
+        by=lambda model_type, name, variant, arguments, dtype: [variant, dtype],
+    ),
+    ids=str,
+)
 def test_a_norm_of_transformers(host_npu, model_type, name, variant, arguments, dtype):
     torch.manual_seed(0)
     cls = found(model_type, name)
@@ -95,8 +105,17 @@ def test_a_norm_of_transformers(host_npu, model_type, name, variant, arguments, 
     assert_fused_is_what_it_was(host_npu, module, arguments, dtype, "npu_fused_rmsnorm", variant, "npu_rms_norm")
 
 
-@pytest.mark.parametrize("dtype", first_quick([torch.bfloat16, torch.float32]), ids=str)
-@pytest.mark.parametrize(("model_type", "name", "arguments", "variant", "operation"), MLPS)
+@pytest.mark.parametrize(
+    ("model_type", "name", "arguments", "variant", "operation", "dtype"),
+    covering(
+        ((*mlp, dtype) for mlp, dtype in itertools.product(MLPS, DTYPES)),
+        by=lambda model_type, name, arguments, variant, operation, dtype: [
+            variant.partition(" ")[2],
+            (operation, dtype),
+        ],
+    ),
+    ids=lambda value: str(value) if isinstance(value, (str, torch.dtype)) else None,
+)
 def test_a_gated_mlp_of_transformers(host_npu, model_type, name, arguments, variant, operation, dtype):
     torch.manual_seed(0)
     cls = found(model_type, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.thorough import first_quick
 from support.tiny import build, step
 
 from fuseplug import manager
@@ -44,7 +45,7 @@ def test_one_kernel(host_npu, model):
 DENSE = {"npu_fused_rmsnorm", "npu_fused_rope", "npu_fused_swiglu"}
 
 
-@pytest.mark.parametrize("include", ["auto", True, ",".join(sorted(DENSE))])
+@pytest.mark.parametrize("include", first_quick(["auto", True, ",".join(sorted(DENSE))]))
 def test_the_default_kernels(model, include):
     from fuseplug.interface import apply_default_kernels
 

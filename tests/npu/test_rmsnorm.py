@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from support.judging import assert_right, outcome
+from support.thorough import covering
 
 from fuseplug import KernelManager
 from fuseplug.verification import Tolerance
@@ -43,8 +44,10 @@ def both(variant="llama", **options):
     return called(npu.rms_norm), called(reference.rms_norm)
 
 
-@pytest.mark.parametrize("dtypes", PAIRS, ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+in_every_mix = pytest.mark.parametrize(("variant", "dtypes"), covering(itertools.product(VARIANTS, PAIRS)), ids=str)
+
+
+@in_every_mix
 def test_every_variant_in_every_mix_of_dtypes(host_npu, variant, dtypes):
     gates = (False, True) if VARIANTS[variant].gate else (False,)
     for gate, group_size in itertools.product(gates, (None, 16, WIDTH)):
@@ -158,8 +161,7 @@ def test_under_autocast_dtypes_are_those_of_the_reference(host_npu, variant, wei
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("dtypes", PAIRS, ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@in_every_mix
 def test_fake_tensors_have_the_shapes_and_dtypes_of_the_reference(fake_npu, variant, dtypes):
     gate = VARIANTS[variant].gate is not None
     for group_size in (None, 16):

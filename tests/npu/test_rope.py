@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 
 import pytest
 import torch
 from support import rotations
 from support.rotations import DIM, DTYPES, HALF, PAIRS, as_attention, heads_first, on, seen, tensors
+from support.thorough import covering
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug_rope.backends import npu
@@ -18,8 +20,7 @@ from fuseplug_rope.reference import rope as reference
 assert_right = functools.partial(rotations.assert_right, npu.rope, "npu")
 
 
-@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "dtypes"), covering(itertools.product(VARIANTS, DTYPES)), ids=str)
 def test_every_variant_in_every_mix_of_dtypes(host_npu, variant, dtypes):
     assert_right(tensors(variant, *dtypes), variant=variant)
     assert (host_npu.calls["npu_rotary_mul"], host_npu.calls["npu_rotary_mul_backward"]) == (4, 0)
@@ -67,9 +68,9 @@ LAYOUTS = {
 WAYS = [HALF, PAIRS, "half-partial", "interleaved-partial", "interleaved-trailing", "mla"]
 
 
-@pytest.mark.parametrize("tables_need", [False, True])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("variant", WAYS)
+@pytest.mark.parametrize(
+    ("variant", "layout", "tables_need"), covering(itertools.product(WAYS, LAYOUTS, [False, True]))
+)
 def test_any_layout(host_npu, variant, layout, tables_need):
     of_x, of_table, sizes = LAYOUTS[layout]
     leaves = tensors(variant, **sizes)

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from support.judging import assert_right, outcome
-from support.thorough import first_quick
+from support.thorough import covering
 from torch import nn
 
 from fuseplug import KernelManager
@@ -65,9 +65,14 @@ def operation(activation, variant):
 BACKWARD = {"npu_swiglu": "npu_swiglu_backward", "npu_geglu": "npu_geglu_grad", "npu_clipped_swiglu": None}
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", [None, *LAYOUTS])
-@pytest.mark.parametrize(("activation", "variant"), SERVED)
+@pytest.mark.parametrize(
+    ("activation", "variant", "layout", "dtype"),
+    covering(
+        ((*pair, layout, dtype) for pair, layout, dtype in itertools.product(SERVED, [None, *LAYOUTS], DTYPES)),
+        by=lambda activation, variant, layout, dtype: [(activation, variant), layout, dtype],
+    ),
+    ids=str,
+)
 def test_every_activation_variant_and_layout_in_every_dtype(host_npu, activation, variant, layout, dtype):
     assert npu.unsupported(activation, variant) is None
     assert_right(*both(activation, variant, layout), tensors(layout, dtype), TOLERANCE)
@@ -206,8 +211,13 @@ def test_autocast_makes_of_a_power_what_it_makes_of_the_references(host_npu):
             assert ours(gate=gate_up).dtype is theirs(gate=gate_up).dtype
 
 
-@pytest.mark.parametrize("layout", [None, *LAYOUTS])
-@pytest.mark.parametrize(("activation", "variant"), SERVED)
+@pytest.mark.parametrize(
+    ("activation", "variant", "layout"),
+    covering(
+        ((*pair, layout) for pair, layout in itertools.product(SERVED, [None, *LAYOUTS])),
+        by=lambda activation, variant, layout: [(activation, variant), layout],
+    ),
+)
 def test_fake_tensors_have_the_shapes_and_dtypes_of_the_reference(fake_npu, activation, variant, layout):
     ours, theirs = both(activation, variant, layout)
     for dtype in DTYPES:
@@ -265,19 +275,24 @@ def manager():
     return KernelManager(environ={"FUSEPLUG_KERNELS": "npu_fused_swiglu"})
 
 
-@pytest.mark.parametrize("dtype", first_quick([BF16, SINGLE]), ids=str)
+MODULES = [
+    (lambda: Separate(nn.SiLU()), "silu", "npu_swiglu"),
+    (lambda: Separate(nn.GELU("tanh")), "gelu_tanh", "npu_geglu"),
+    (lambda: Separate(GELUErf()), "gelu_erf", "npu_geglu"),
+    (lambda: InOne(nn.SiLU(), "gate-first"), "silu gate-first", "npu_swiglu"),
+    (lambda: InOne(nn.SiLU(), "gate-second"), "silu gate-second", "npu_swiglu"),
+    (lambda: InOne(nn.SiLU(), "interleaved"), "silu interleaved", "npu_swiglu"),
+    (lambda: Sparse(nn.GELU("tanh"), 0.9), "gelu_tanh sparse", "npu_geglu"),
+    (Offset, "swish clamp-before-offset gate-first", "npu_clipped_swiglu"),
+]
+
+
 @pytest.mark.parametrize(
-    ("make", "variant", "name"),
-    [
-        (lambda: Separate(nn.SiLU()), "silu", "npu_swiglu"),
-        (lambda: Separate(nn.GELU("tanh")), "gelu_tanh", "npu_geglu"),
-        (lambda: Separate(GELUErf()), "gelu_erf", "npu_geglu"),
-        (lambda: InOne(nn.SiLU(), "gate-first"), "silu gate-first", "npu_swiglu"),
-        (lambda: InOne(nn.SiLU(), "gate-second"), "silu gate-second", "npu_swiglu"),
-        (lambda: InOne(nn.SiLU(), "interleaved"), "silu interleaved", "npu_swiglu"),
-        (lambda: Sparse(nn.GELU("tanh"), 0.9), "gelu_tanh sparse", "npu_geglu"),
-        (Offset, "swish clamp-before-offset gate-first", "npu_clipped_swiglu"),
-    ],
+    ("make", "variant", "name", "dtype"),
+    covering(
+        ((*module, dtype) for module, dtype in itertools.product(MODULES, [BF16, SINGLE])),
+        by=lambda make, variant, name, dtype: [name, dtype],
+    ),
 )
 def test_it_is_what_apply_all_uses_on_an_npu(host_npu, manager, make, variant, name, dtype):
     model = nn.Sequential(make()).to("npu", dtype)

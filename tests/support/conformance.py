@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from fuseplug import KernelManager
 from fuseplug.hookspecs import resolve
 from fuseplug_testing import Conformance, check_kernel
 from fuseplug_testing.kit import CHECKS
 
+from .thorough import thorough
 
-def check_some(kernel_id: str, every: int = 8) -> Conformance:
+OPS = ("moe", "swiglu", "rope", "rmsnorm")
+
+
+def some(quick: set[str], every: int) -> list[Any]:
+    """An op, and how many of its specimens make one that is checked, for ``parametrize``; ``None`` checks the first.
+
+    Args:
+        quick: The ops whose first specimen is checked in the first half of the tests.
+        every: The step from one specimen to the next in the thorough half, for each op.
+    """
+    first = [pytest.param(op, None, id=f"{op}-one specimen") for op in OPS if op in quick]
+    return [*first, *(pytest.param(op, every, id=f"{op}-some", marks=thorough) for op in OPS)]
+
+
+def check_some(kernel_id: str, every: int | None) -> Conformance:
     """Check an installed kernel on some of its specimens: each takes seconds, and every variant has tests of its own.
 
+    If *every* is ``None``, the first specimen alone, and without the sizes: for these the most is compiled.
     ``nox -s conformance`` checks all kernels on all of them.
     """
     (kernel,) = (record.kernel for record in KernelManager(environ={}).kernels() if record.kernel_id == kernel_id)
-    specimens = resolve(kernel.specimens)()[::every]
-    checks = [check.name for check in CHECKS if check.name != "variants"]  # which wants every one of them
+    specimens = resolve(kernel.specimens)()
+    specimens = specimens[:1] if every is None else specimens[::every]
+    left_out = {"variants"} if every else {"variants", "sizes"}  # the first wants every one of them
+    checks = [check.name for check in CHECKS if check.name not in left_out]
     result = check_kernel(kernel, specimens, checks=checks)
     declined = {skip.where for skip in result.skipped if skip.why.startswith("declined")}
     assert result.passed["specimens"] == len(specimens) - len(declined)

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from support.thorough import first_quick, thorough
+from support.thorough import covering, first_quick, thorough
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -83,7 +83,7 @@ def test_values_and_gradients_are_right_small(activation, variant, layout, dtype
     assert_right(tensors(layout, dtype), options(activation, variant, layout))
 
 
-@pytest.mark.parametrize(("activation", "variant", "layout", "dtype"), first_quick(COMBINATIONS, 3))
+@pytest.mark.parametrize(("activation", "variant", "layout", "dtype"), first_quick(COMBINATIONS, 2))
 def test_values_and_gradients_are_right_compiled(ran, activation, variant, layout, dtype):
     assert_right(tensors(layout, dtype), options(activation, variant, layout))
     assert len(ran) == 2, "the forward and the backward run compiled"
@@ -114,14 +114,16 @@ def test_edges_of_shape(ran, layout, shape):
 
 @pytest.mark.parametrize(
     ("lay", "layout"),
-    [
-        (lambda t: t.transpose(0, 1), "separate"),
-        (lambda t: t[:1].expand(4, -1, -1), "separate"),
-        (lambda t: t[..., ::2], "separate"),
-        (lambda t: t[:, ::2], "gate-first"),
-        (lambda t: t[..., 24:72], "gate-first"),
-    ],
-    ids=["transposed", "expanded", "strided", "every other row", "part of wider rows"],
+    covering(
+        [
+            pytest.param(lambda t: t.transpose(0, 1), "separate", id="transposed"),
+            pytest.param(lambda t: t[:1].expand(4, -1, -1), "separate", id="expanded"),
+            pytest.param(lambda t: t[..., ::2], "separate", id="strided"),
+            pytest.param(lambda t: t[:, ::2], "gate-first", id="every other row"),
+            pytest.param(lambda t: t[..., 24:72], "gate-first", id="part of wider rows"),
+        ],
+        by=lambda lay, layout: [layout],
+    ),
 )
 def test_any_layout_in_memory(ran, lay, layout):
     whole = tensors(layout)
@@ -290,6 +292,7 @@ def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_s
     assert not counters["graph_break"]
 
 
+@pytest.mark.xdist_group("fused gates")  # what is compiled for one serves the next
 class TestModules:
     @pytest.fixture
     def fused(self, alone, ran):

@@ -57,6 +57,7 @@ def test_its_check_of_itself_finds_everybody_right_and_writes_no_times():
     assert {path: path.stat().st_mtime for path in RESULTS.iterdir()} == before
 
 
+@thorough  # the check of itself has them all called, too
 @pytest.mark.parametrize("op", command.OPS.values(), ids=lambda op: op.name)
 def test_what_a_model_calls_is_right(op):
     op = replace(op, contenders=[contender for contender in op.contenders if contender.name == EAGER])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.mixtures import EVERY_WAY, FEW, HALF, Scaled, arguments, assert_right, on, run, wide
 from support.sparse import build
+from support.thorough import first_quick
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -443,7 +444,7 @@ def manager():
 MODULES = {type(module).__name__: module for module in specimens.specimens()}
 
 
-@pytest.mark.parametrize("name", ["StackedExperts", "InterleavedExperts", "SparseBlock"])
+@pytest.mark.parametrize("name", first_quick(["StackedExperts", "InterleavedExperts", "SparseBlock"], 2))
 def test_a_module_computes_the_same_and_comes_back(device, manager, launched, name, monkeypatch):
     monkeypatch.setattr(TritonMoEKernel, "check_sizes", (1 << 7,))
     module = MODULES[name].to(device)
@@ -465,7 +466,7 @@ def test_a_module_computes_the_same_and_comes_back(device, manager, launched, na
     )
 
 
-@pytest.mark.parametrize(("model_type", "config"), [("mixtral", {}), ("gpt_oss", {"head_dim": 8})])
+@pytest.mark.parametrize(("model_type", "config"), first_quick([("gpt_oss", {"head_dim": 8}), ("mixtral", {})]))
 def test_a_model_of_transformers_computes_the_same(device, manager, launched, model_type, config, monkeypatch):
     monkeypatch.setattr(TritonMoEKernel, "check_sizes", (1 << 7,))
     model = build(model_type, config | {"num_hidden_layers": 1}).to(device)

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from support.judging import outcome
+from support.thorough import covering
 from torch._subclasses import FakeTensorMode
 
 import fuseplug_rmsnorm
@@ -92,9 +93,11 @@ def on(device, given, **changes):
     return {name: t.to(device) for name, t in {**given, **changes}.items()}
 
 
+in_every_mix = pytest.mark.parametrize(("variant", "dtypes"), covering(itertools.product(VARIANTS, PAIRS)), ids=str)
+
+
 class TestValuesAndGradients:
-    @pytest.mark.parametrize("dtypes", PAIRS, ids=str)
-    @pytest.mark.parametrize("variant", VARIANTS)
+    @in_every_mix
     def test_of_every_variant_in_every_mix_of_dtypes(self, assert_right, launched, variant, dtypes):
         gates = (False, True) if VARIANTS[variant].gate else (False,)
         for gate, group_size in itertools.product(gates, (None, 16)):
@@ -431,8 +434,7 @@ class TestCompilersAndExporters:
         torch.testing.assert_close(program.module()(x, given[1]), reference.rms_norm(x, given[1]))
         assert launched == Counter(forward=1)
 
-    @pytest.mark.parametrize("dtypes", PAIRS, ids=str)
-    @pytest.mark.parametrize("variant", VARIANTS)
+    @in_every_mix
     def test_fake_tensors_have_the_shapes_and_dtypes_of_the_reference(self, device, launched, variant, dtypes):
         with FakeTensorMode(allow_non_fake_inputs=True):
             for group_size in (None, 16):

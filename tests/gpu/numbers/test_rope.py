@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
 import transformers
 from support import rotations
 from support.rotations import DIM, DTYPES, HALF, PAIRS, as_attention, heads_first, on, outcome, seen, tensors
+from support.thorough import covering
 from support.tiny import BASE, step
 from torch import nn
 from torch._subclasses import FakeTensorMode
@@ -53,8 +55,7 @@ def small_blocks(monkeypatch):
     cutting.cut.cache_clear()
 
 
-@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "dtypes"), covering(itertools.product(VARIANTS, DTYPES)), ids=str)
 def test_every_variant_in_every_mix_of_dtypes(device, poisoned, launched, variant, dtypes):
     assert_right(device, tensors(variant, *dtypes), variant=variant)
     assert launched == [FORWARD, BACKWARD]
@@ -66,18 +67,16 @@ def test_gradients_of_the_tables_too(device, launched, variant):
     assert launched == [FORWARD, BACKWARD]
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {"batch": 3, "length": 3},
-        {"batch": 1, "length": 3, "heads": (1, 1)},
-        {"length": 2, "heads": (2, 5), "tables": 2},
-        {"batch": 1, "length": 3, "dim": 12},
-        {"length": 1, "dim": 40, "rest": 22},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("variant", WAYS)
+SIZES = [
+    {"batch": 3, "length": 3},
+    {"batch": 1, "length": 3, "heads": (1, 1)},
+    {"length": 2, "heads": (2, 5), "tables": 2},
+    {"batch": 1, "length": 3, "dim": 12},
+    {"length": 1, "dim": 40, "rest": 22},
+]
+
+
+@pytest.mark.parametrize(("variant", "sizes"), covering(itertools.product(WAYS, SIZES)), ids=str)
 def test_several_programs_and_odd_sizes(device, poisoned, launched, small_blocks, variant, sizes):
     assert_right(device, tensors(variant, **sizes), variant=variant)
     assert launched == [FORWARD, BACKWARD]

@@ -10,7 +10,7 @@ import re
 import pytest
 import torch
 from support.judging import outcome
-from support.thorough import first_quick, thorough
+from support.thorough import covering, thorough
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
@@ -91,9 +91,9 @@ def test_the_formulas_that_are_served_are_those_of_the_program():
     assert set(re.findall(r'FORMULA == "(\w+)"', inspect.getsource(activate.fn))) == FORMULAS
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("activation", SERVED)
+@pytest.mark.parametrize(
+    ("activation", "variant", "dtype"), covering(itertools.product(SERVED, VARIANTS, DTYPES)), ids=str
+)
 def test_every_activation_and_variant_in_every_dtype(device, poisoned, launched, activation, variant, dtype):
     assert_right(*both(**options(activation, variant)), tensors(dtype=dtype), device)
     assert launched == BOTH
@@ -142,8 +142,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+@pytest.mark.parametrize(("layout", "view"), covering(itertools.product([None, *LAYOUTS], VIEWS)))
 def test_inputs_need_not_be_contiguous(device, poisoned, launched, layout, view):
     given = {name: t.reshape(2, 4, -1) for name, t in tensors(layout, shape=(8, 12)).items()}
     before = {name: t.clone() for name, t in given.items()}
@@ -480,21 +479,20 @@ class TestModules:
     def manager(self):
         return KernelManager(environ={"FUSEPLUG_KERNELS": "triton_fused_swiglu"})
 
+    @thorough  # one takes half a minute in the interpreter; the benchmark's check of itself applies one, too
     @pytest.mark.parametrize(
         ("make", "variant"),
-        first_quick(
-            [
-                (lambda: Separate(nn.SiLU()), "silu"),
-                (lambda: Separate(ReLU2(), hidden=7, inner=13, bias=True), "relu2"),
-                (lambda: InOne(nn.GELU(), "gate-second"), "gelu gate-second"),
-                (lambda: InOne(nn.SiLU(), "interleaved"), "silu interleaved"),
-                (lambda: Sparse(nn.GELU("tanh"), 0.9), "gelu_tanh sparse"),
-                (lambda: Clamped("after", 1.0), "silu clamp-after"),
-                (Offset, "swish clamp-before-offset gate-first"),
-                (Multiplied, "silu scaled"),
-                (Wide, "silu wide"),
-            ]
-        ),
+        [
+            (lambda: Separate(nn.SiLU()), "silu"),
+            (lambda: Separate(ReLU2(), hidden=7, inner=13, bias=True), "relu2"),
+            (lambda: InOne(nn.GELU(), "gate-second"), "gelu gate-second"),
+            (lambda: InOne(nn.SiLU(), "interleaved"), "silu interleaved"),
+            (lambda: Sparse(nn.GELU("tanh"), 0.9), "gelu_tanh sparse"),
+            (lambda: Clamped("after", 1.0), "silu clamp-after"),
+            (Offset, "swish clamp-before-offset gate-first"),
+            (Multiplied, "silu scaled"),
+            (Wide, "silu wide"),
+        ],
     )
     def test_it_is_what_apply_all_uses(self, device, manager, launched, make, variant):
         model = nn.Sequential(make()).to(device, BF16)
