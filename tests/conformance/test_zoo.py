@@ -194,7 +194,8 @@ def test_what_computes_wrong_is_caught_and_named(function, check, why):
     covering(CLASSES, by=lambda kernel, check, why: [check if check == "import" else (kernel, why)]),
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_what_has_no_manners_is_caught_and_named(kernel, check, why):
+def test_what_has_no_manners_is_caught_and_named(kernel, check, why, monkeypatch):
+    monkeypatch.setattr("fuseplug.importing.fresh_python.LONGEST", 60.0)  # torch takes seconds
     assert_named(faults_of(kernel, checks=alone(check)), check, why)
 
 
