@@ -1,12 +1,12 @@
 """The private names of torch that Fuseplug and its kernels need: no other module of theirs has one.
 
-Each is here because torch documents nothing that says or does the same. All are in torch 2.6, the oldest that the
+Each is here because torch documents nothing that says or does the same. All are in torch 2.7, the oldest that the
 metadata admit; `tests/core/test_torch_private.py` asks each whether it does what is said here, and ``nox -s oldest``
 asks it on that release.
 
-What is asked at each call of a kernel is torch's own C function under a public name: a function around it would double
-its cost, and `torch.compile` knows torch's functions by identity. Importing this imports torch, but neither Dynamo nor
-Inductor, which take a second.
+What is asked at each call of a kernel is torch's own C function under a public name: a function around it would take
+a third longer, and `torch.compile` knows torch's functions by identity. Importing this imports torch, but neither
+Dynamo nor Inductor, which take a second.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ PYTREE_NODES = SUPPORTED_NODES
 """The kinds of node that pytree knows. Dynamo guards on how many there are; pytree can register, but not count them."""
 
 get_tracing_state = torch._C._get_tracing_state
-"""The state of `torch.jit.trace`; ``None`` outside of one. `torch.jit.is_tracing` says it in three times the time."""
+"""The state of `torch.jit.trace`; ``None`` outside of one. `torch.jit.is_tracing` takes almost twice as long."""
 
 peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
 """The innermost transform of `torch.func` that is at work here; ``None`` if there is none."""
@@ -84,7 +84,7 @@ is_batchedtensor = torch._C._functorch.is_batchedtensor
 """Whether a tensor is one that `torch.func.vmap` made around another."""
 
 get_unwrapped = torch._C._functorch.get_unwrapped
-"""The tensor inside one that `is_functorch_wrapped_tensor`. `torch.func.debug_unwrap` came after torch 2.6."""
+"""The tensor inside one that `is_functorch_wrapped_tensor`. `torch.func.debug_unwrap` is for debugging alone."""
 
 is_legacy_batchedtensor = torch._C._functorch.is_legacy_batchedtensor
 """Whether a tensor is a batch of gradients, which ``torch.autograd.grad(is_grads_batched=True)`` makes."""
@@ -106,7 +106,7 @@ unsafe_view = torch.ops.aten._unsafe_view.default
 
 DYNAMO_SETTINGS, INDUCTOR_SETTINGS = "torch._dynamo.config", "torch._inductor.config"
 """The modules with the settings of torch's compilers, to be looked up where somebody has imported them.
-`torch.compiler.config` has few of them, and not in torch 2.6."""
+`torch.compiler.config` has few of them."""
 
 DYNAMO_WRAPPERS = ("torch._dynamo", "torch._compile")
 """The modules in which the decorators of `torch.compiler` are written, and those around torch's own functions."""

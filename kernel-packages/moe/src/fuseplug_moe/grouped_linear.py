@@ -68,7 +68,9 @@ def _each_by_its_own(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 def _groups(ends: Tensor) -> Iterator[tuple[int, int, int]]:
     start = 0
-    for group, end in enumerate(ends.tolist()):
+    # torch.func.grad wraps without making a batch, and torch 2.7 has no tolist() for what is wrapped.
+    numbers = [each.item() for each in ends] if is_functorch_wrapped_tensor(ends) else ends.tolist()
+    for group, end in enumerate(numbers):
         yield group, start, end
         start = end
 

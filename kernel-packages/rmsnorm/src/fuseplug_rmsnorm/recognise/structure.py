@@ -38,9 +38,6 @@ _MOST_ELEMENTS_CHECKED = 1 << 19
 _UNKNOWN_WIDTH = 64
 """The width a norm is tried with that has no weight and does not say how wide it is."""
 
-_NARROW_EPS = torch.__version__ < "2.7"
-"""Whether torch takes the epsilon of a half dtype, not that of the float32 in which it computes."""
-
 
 class NormMix(NamedTuple):
     """One combination to check: the dtypes of x (and of the gate) and of the weight, and whether a gate is given."""
@@ -150,9 +147,8 @@ class NormAdapter(Adapter):
 
 
 def _machine_epsilon(hidden_states: Tensor) -> float:
-    """What ``nn.RMSNorm`` takes for an eps of ``None``."""
-    dtype = hidden_states.dtype
-    return torch.finfo(dtype if _NARROW_EPS else torch.promote_types(dtype, torch.float32)).eps
+    """What ``nn.RMSNorm`` takes for an eps of ``None``: that of the dtype it computes in."""
+    return torch.finfo(torch.promote_types(hidden_states.dtype, torch.float32)).eps
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
