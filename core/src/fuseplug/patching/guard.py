@@ -14,8 +14,7 @@ from ..contract import Target
 from ..reading import MISSING
 from ..safe_access import said_by
 from ..torch_private import GLOBAL_HOOKS
-from ..verification import ById, Call, Frozen, Route, Watch
-from .accepts import Accepts
+from ..verification import Accepts, ById, Call, Frozen, Route, Watch
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Types that kernels were run on. What is derived from them (a FakeTensor, a DTensor) brings operations of its own."""

@@ -9,8 +9,8 @@ from torch import nn
 
 from ..contract import Compute, Rejection
 from ..verification import Ran, Semantics, Subject
-from .accepts import Accepts, Mark
 from .journal import Patch
+from .mark import Mark
 from .replacement import replacement, replacement_of
 
 
@@ -40,14 +40,15 @@ def patch_of(
     Returns:
         The patch; or a rejection, if the adapter raises or the replacement could never run the kernel.
     """
+    found = semantics.accepts
     watch = replace(
-        semantics.watch,
+        found.watch,
         contiguous=ran.contiguous,
-        no_autocast=semantics.watch.no_autocast or ran.no_autocast,
+        no_autocast=found.watch.no_autocast or ran.no_autocast,
         no_grad=not differentiable,
     )
-    calls = tuple(call.limited(semantics.main, ran.ranks) for call in semantics.calls)
-    accepts = Accepts(calls, semantics.main, semantics.typed, ran.dtypes, watch, semantics.extra, subject.space)
+    calls = tuple(call.limited(found.main, ran.ranks) for call in found.calls)
+    accepts = replace(found, calls=calls, dtypes=ran.dtypes, watch=watch, space=subject.space)
     try:
         function = replacement(subject.original, semantics.adapter, compute, mark, accepts)
     except KeyboardInterrupt:

@@ -13,8 +13,9 @@ import torch
 
 from ..contract import Adapter, Compute, Target
 from ..rebind import rebound
-from .accepts import Accepts, Mark
+from ..verification import Accepts
 from .guard import Guard
+from .mark import Mark
 from .placing import Placing
 from .tally import Tally
 

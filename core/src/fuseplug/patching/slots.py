@@ -11,7 +11,7 @@ from torch import nn
 
 from ..contract import Target
 from ..safe_access import attributes_of
-from .accepts import Mark
+from .mark import Mark
 from .replacement import mark_of, replacements_in
 from .wrappers import Held, reached
 

@@ -193,9 +193,9 @@ class Decider:
         if not _runs_elsewhere(record) and (why := _load_failure(kernel)):
             return Rejection(why, kind="error")
         if place.device is None:
-            return semantics, Ran(semantics.dtypes), "pending"
+            return semantics, Ran(semantics.accepts.dtypes), "pending"
         if not self._rules.check:
-            return semantics, Ran(semantics.dtypes), "skipped"
+            return semantics, Ran(semantics.accepts.dtypes), "skipped"
         ran = self._verifier.kernel_check(kernel, proposal, semantics, subject, place.device)
         return ran if isinstance(ran, Rejection) else (semantics, ran, "passed")
 

@@ -1,8 +1,9 @@
 """Decides whether a kernel may replace a module's code: by what both compute, never by their names."""
 
+from .accepts import Accepts, Dtypes
 from .comparing import Tolerance, difference, excess
 from .copying import UncopyableError
-from .examining import Dtypes, Semantics
+from .examining import Semantics
 from .examples import SEMANTICS_SIZE, example_of
 from .kernel_check import Ran
 from .memory import dense
@@ -17,6 +18,7 @@ from .watch import NOTHING, Bare, ById, Call, Equal, Extra, Frozen, Global, Meth
 __all__ = [
     "NOTHING",
     "SEMANTICS_SIZE",
+    "Accepts",
     "Bare",
     "ById",
     "Call",

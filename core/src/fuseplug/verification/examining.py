@@ -15,19 +15,17 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..contract import Adapter, Example, Proposal, Rejection
 from ..reading import Finding, Path, Reading, attribute, read
+from .accepts import Accepts, Dtypes
 from .branches import Branches
 from .changing import Change, another_number, other_values
 from .comparing import Tolerance, departure, difference
 from .outcome import Outcome, Subject, run
 from .varying import Variation, main_argument, variations
-from .watch import NOTHING, Call, Extra, Route, Watch, kind_of
+from .watch import Call, Extra, Route, Watch, kind_of
 from .watching import Dependence, dependence, route_to
 
 Candidate = tuple[Adapter, Callable[..., Any]]
 """A variant that the original may be, and its adapter bound to the reference."""
-
-Dtypes = tuple[torch.dtype | None, ...]
-"""The dtypes that occur together in one call."""
 
 Likeness = Literal["same", "differs", "unanswered"]
 
@@ -84,22 +82,12 @@ class Semantics:
 
     Attributes:
         adapter: The adapter of its variant.
-        calls: The ways of calling it that were verified.
-        main: Which argument is the main input, the module counted.
-        typed: The tensors whose dtypes are compared: arguments by number, others by their path below the module.
-        dtypes: Their dtypes, in each combination that was verified.
-        watch: What must not change.
-        extra: What becomes of keyword arguments that the original has no parameters for.
+        accepts: The calls for which that was found.
         draws: Whether it may draw random numbers.
     """
 
     adapter: Adapter
-    calls: tuple[Call, ...]
-    main: int
-    typed: tuple[int | Route, ...]
-    dtypes: tuple[Dtypes, ...]
-    watch: Watch = NOTHING
-    extra: Extra = "original"
+    accepts: Accepts
     draws: bool = True
 
 
@@ -286,9 +274,8 @@ class Examination:
         typed = named or (*self._typed(bound, main), *self._typed_parameter())
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
         calls = tuple(_calls(self.answered, bound, tried))
-        return Semantics(
-            adapter, calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra(), self.subject.draws
-        )
+        accepts = Accepts(calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra())
+        return Semantics(adapter, accepts, self.subject.draws)
 
     def _typed(self, bound: bool, main: int) -> tuple[int, ...]:
         """The main input, and every argument whose dtype differs from the main input's in some example."""
@@ -384,7 +371,7 @@ def _eps(dtype: torch.dtype) -> float:
 
 
 def dtypes_in(typed: Sequence[int | Route], example: Example, subject: Subject) -> Dtypes:
-    """The dtypes that the tensors *typed*, as in `Semantics`, have in *example*; ``None`` for one that is not given."""
+    """The dtypes that the tensors *typed*, as in `Accepts`, have in *example*; ``None`` for one that is not given."""
     given = [*([None] if subject.module is not None else []), *example.args, *example.kwargs.values()]
     held = [given[each] if isinstance(each, int) else _held(each, example, subject) for each in typed]
     return tuple(getattr(each, "dtype", None) for each in held)

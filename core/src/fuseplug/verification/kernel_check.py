@@ -11,8 +11,9 @@ import torch
 
 from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
+from .accepts import Dtypes
 from .comparing import Tolerance, departure, excess
-from .examining import Dtypes, Semantics, dtypes_in
+from .examining import Semantics, dtypes_in
 from .examples import example_of, raised
 from .outcome import AS_USUAL, Handing, Outcome, Subject, run
 from .varying import main_argument, transposed, variations
@@ -23,7 +24,7 @@ class Ran:
     """What a kernel was found to compute on its device.
 
     Attributes:
-        dtypes: As `Semantics.dtypes`: those in which it was run.
+        dtypes: As `Accepts.dtypes`: those in which it was run.
         contiguous: Whether it computes what the original does only if the input is contiguous.
         no_autocast: Whether it computes what the original does only without autocast.
         ranks: The numbers of dimensions of the main input with which it was right; empty if all were.
@@ -67,7 +68,8 @@ class KernelCheck:
             if isinstance(ranks, Rejection):
                 return ranks
             rows = [
-                dtypes_in(self._semantics.typed, example_of(self._proposal, each, 1), self._subject) for each in mixes
+                dtypes_in(self._semantics.accepts.typed, example_of(self._proposal, each, 1), self._subject)
+                for each in mixes
             ]
             return Ran(tuple(dict.fromkeys(rows)), self._needs_order(mix), self._fails_under_autocast(mix), ranks)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
@@ -153,7 +155,7 @@ class KernelCheck:
         return bool(excess(found, expected, self._truth(example), self._tolerance))
 
     def _fails_under_autocast(self, mix: Any) -> bool:
-        if self._semantics.watch.no_autocast:
+        if self._semantics.accepts.watch.no_autocast:
             return True
         coarse = torch.get_autocast_dtype(self._device.type)
         tolerance = replace(self._tolerance, coarsest=coarse)

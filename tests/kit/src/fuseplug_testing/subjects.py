@@ -284,7 +284,7 @@ class Case:
     def patch(self) -> Patch:
         """The replacement as it is put on, guard included."""
         kernel = self.examined.sound
-        ran, place = Ran(self.semantics.dtypes), self.place
+        ran, place = Ran(self.semantics.accepts.dtypes), self.place
         mark = Mark(kernel.kernel_id, self.semantics.adapter.variant, self.proposal.target, place.device_type)
         patch = patch_of(
             *(place.module, place.paths[0], mark, kernel.load(), self.semantics, ran, self.subject),
