@@ -278,9 +278,10 @@ class TestCommand:
 
     def test_torch_npu_without_cann(self, package, site, fresh_python):
         package("x-a", "a")
-        info = site / "torch_npu-2.13.0.dist-info"
+        release = torch.__version__.partition("+")[0]
+        info = site / f"torch_npu-{release}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch-npu\nVersion: {release}\n")
         (info / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
         (site / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')")
         done = self.run(fresh_python)
