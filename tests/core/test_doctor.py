@@ -199,6 +199,15 @@ class TestChips:
         assert f"not for {chip}" in said.found
         assert said.found.count(chip) == 1
 
+    def test_where_it_runs_on_another_device_its_chips_are_not_asked_for(self):
+        class Kernel(NpuKernel):
+            device_types = ("npu", "cpu")
+
+            def match(self, site): ...
+
+        said = row(examine(machine(), [KernelRecord("k", "x", "1", kernel=Kernel())]), "k")
+        assert (said.state, said.found) == ("ok", "ready on cpu (x 1)")
+
     def test_of_a_new_chip_nothing_is_said(self):
         assert self.said("Ascend1000X", "npu_rms_norm").state == "ok"
 

@@ -36,7 +36,8 @@ class NpuKernel(BaseKernel):
 
     def caveat(self, device_type: str) -> str | None:
         """Each of `ops` should be documented for the chips that are here."""
-        del device_type
+        if device_type != "npu":
+            return None
         import torch
 
         npu: Any = torch.npu  # type: ignore[attr-defined]

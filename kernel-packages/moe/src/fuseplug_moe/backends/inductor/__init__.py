@@ -47,8 +47,11 @@ moe = computed_by(compute, reference.moe)
 
 
 def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    # Compiling is asked first: Dynamo of torch 2.7 cannot unpack what a property of a named tuple gives.
-    if torch.compiler.is_compiling() or not len(x) or not plain(x, index, weights, *(stacked := experts.stacked)):
+    # `plain` asks this as well, but Dynamo of torch 2.7 cannot unpack what a property of a named tuple gives.
+    if torch.compiler.is_compiling():
+        return reference.compute(experts, x, index, weights)
+    stacked = experts.stacked
+    if not len(x) or not plain(x, index, weights, *stacked):
         return reference.compute(experts, x, index, weights)
     if len(x) == 1 and x.device.type == "cpu" and not torch.is_grad_enabled():
         return _one_token(experts, x, index, weights)
