@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from support import kernels
+from support.managers import manager_of
 from support.models import Toy
-
-from fuseplug import KernelManager
 
 KERNEL = """
 from fuseplug import BaseKernel
@@ -104,18 +103,15 @@ torch.set_num_threads(1)  # small tensors, and several runs at once on few cores
 
 
 @pytest.fixture
-def manager(monkeypatch):
+def manager():
     """A manager of its own, which sees nothing of what happens to be installed."""
-    monkeypatch.setattr("fuseplug.discovery._installed", lambda: iter(()))
-    return KernelManager(environ={})
+    return manager_of()
 
 
 @pytest.fixture
-def fusing(manager):
+def fusing():
     """A manager with the right kernels."""
-    for kernel in (kernels.NormKernel, kernels.RotaryKernel):
-        manager.register(kernel)
-    return manager
+    return manager_of(kernels.NormKernel, kernels.RotaryKernel)
 
 
 @pytest.fixture

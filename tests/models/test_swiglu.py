@@ -7,12 +7,12 @@ import types
 
 import pytest
 import torch
+from support.managers import manager_of
 from support.thorough import covering, first_quick
 from support.tiny import BASE as SMALL
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from fuseplug import KernelManager
 from fuseplug_swiglu.kernels import SwiGLUKernel
 
 T5 = {"vocab_size": 64, "d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4}
@@ -111,11 +111,8 @@ class Referring(SwiGLUKernel):
 
 
 @pytest.fixture
-def manager(monkeypatch):
-    monkeypatch.setattr("fuseplug.discovery._installed", lambda: iter(()))
-    manager = KernelManager(environ={})
-    manager.register(Referring)
-    return manager
+def manager():
+    return manager_of(Referring)
 
 
 def build(model_type, config):

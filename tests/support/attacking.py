@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuseplug import KernelManager
+from support.managers import manager_of
 
 Outcome = list[Any]
 
@@ -42,12 +42,7 @@ class Met:
 
 def fused(module: nn.Module, kernels: Sequence[Any], **options: Any) -> Any:
     """Put *kernels* on *module*, and no other that happens to be installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fuseplug.discovery._installed", lambda: iter(()))
-        manager = KernelManager(environ={})
-        for kernel in kernels:
-            manager.register(kernel)
-        return manager.apply_all(module, **options)
+    return manager_of(*kernels).apply_all(module, **options)
 
 
 def outcome(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None, seed: int = 0) -> Outcome:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.managers import manager_of
 
-from fuseplug import KernelManager
 from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel, SwiGLUKernel
 
@@ -18,14 +18,11 @@ class Referring(SwiGLUKernel):
 
 
 @pytest.fixture
-def alone(monkeypatch):
+def alone():
     """Makes a manager with one kernel and nothing of what happens to be installed."""
-    monkeypatch.setattr("fuseplug.discovery._installed", lambda: iter(()))
 
     def make(kernel=Referring):
-        manager = KernelManager(environ={})
-        manager.register(kernel)
-        return manager
+        return manager_of(kernel)
 
     return make
 
