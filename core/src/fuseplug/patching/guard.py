@@ -26,10 +26,14 @@ _OWN_TYPES = {"cpu": "is_cpu", "cuda": "is_cuda"}
 Holds = Callable[[Sequence[Any]], bool]
 """``holds(args)``, the module first: whether a call is as it was verified."""
 
+_STORES = ("_modules", "_parameters", "_buffers")
+"""Dictionaries in a module's own, each a local variable of the guard: looking one up costs as much as a comparison."""
+
 _HOLDS = """\
 def holds(a):
     try:
         m = a[0]
+        {}
         return {}
     except GONE:
         return False
@@ -37,7 +41,13 @@ def holds(a):
 
 
 class _Term(NamedTuple):
-    """One comparison: an expression in ``a``, the arguments, and ``m``, the first of them; and the reason."""
+    """One comparison, and the reason.
+
+    Attributes:
+        code: An expression in ``a``, the arguments; ``m``, the first of them; and, if that is a module, ``d``, its
+            dictionary, and those in it that `_STORES` names.
+        meaning: What is said where it is false.
+    """
 
     code: str
     meaning: str
@@ -81,7 +91,9 @@ class Guard:
     def _compiled(self, terms: Sequence[_Term]) -> Holds:
         test = " and ".join(term.code for term in terms) or "True"
         names = {**self._names, "GONE": (AttributeError, KeyError, IndexError, TypeError)}
-        exec(compile(_HOLDS.format(test), "<guard of a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name
+        used = [f"{store} = d['{store}']" for store in _STORES if store in test]
+        first = "; ".join(["d = m.__dict__", *used] if used else ["pass"])
+        exec(compile(_HOLDS.format(first, test), "<guard of a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name
         holds: Holds = names["holds"]
         return holds
 
@@ -125,7 +137,7 @@ class Guard:
         for number, ranks in enumerate(call.ranks):
             if ranks:
                 sizes = " or ".join(map(str, sorted(ranks)))
-                code = f"a[{number}].dim() in {tuple(sorted(ranks))}"
+                code = f"a[{number}].ndim {f'== {sizes}' if len(ranks) == 1 else f'in {tuple(sorted(ranks))}'}"
                 if any(kind is not Tensor for kind in call.kinds[number]):
                     code = f"(type(a[{number}]) not in P or {code})"
                 yield _Term(code, f"argument {number} has not {sizes} dimensions, with which it was tried")
@@ -143,9 +155,9 @@ class Guard:
     def _module(self, watch: Watch) -> Iterator[_Term]:
         meanings = iter(watch.described())
         for route, cls in watch.bare:
-            hooks = " or ".join(f"c.{name}" for name in _HOOKS)
+            hooks = " or ".join(f"o[{name!r}]" for name in _HOOKS)
             held, forward = self._constant(cls), self._constant(getattr(cls, "forward", None))
-            own = f"not ({hooks} or 'forward' in c.__dict__)"
+            own = f"'forward' not in (o := c.__dict__) and not ({hooks})"
             call = self._constant(cls.__call__)
             test = f"type(c := {{}}) is {held} and {held}.forward is {forward} and {held}.__call__ is {call} and {own}"
             if route[-1].name != "*":
@@ -158,7 +170,7 @@ class Guard:
         for route, one in watch.same:
             yield _Term(_each(route, f"{{}} is {self._constant(one.held)}"), _unlike(next(meanings)))
         for (route,) in watch.missing:
-            yield _Term(_each(route[:-1], _lacks(route[-1])), _unlike(next(meanings)))
+            yield _Term(_lacks(route), _unlike(next(meanings)))
         for route, name, function in watch.methods:
             same = self._is_function(f"type(c).{name}", function.held)
             test = f"(c := {{}}) is not None and {same} and {name!r} not in c.__dict__"
@@ -229,7 +241,7 @@ def _path(root: str, route: Sequence[Any]) -> str:
         elif store == "object":
             root = f"read({root}, {name!r})"
         else:
-            root = f"{root}.{store}[{name!r}]"
+            root = f"{store}[{name!r}]" if root == "m" else f"{root}.{store}[{name!r}]"
     return root
 
 
@@ -238,12 +250,15 @@ def _tensor(route: Sequence[Any]) -> str:
     owner, (name, store) = _path("m", route[:-1]), route[-1]
     if store not in ("_parameters", "_buffers"):
         return _path("m", route)
-    return f"(t if (t := {owner}.{store}.get({name!r})) is not None else {owner}.{name})"
+    tensors = store if owner == "m" else f"{owner}.{store}"
+    return f"(t if (t := {tensors}.get({name!r})) is not None else {owner}.{name})"
 
 
-def _lacks(step: Any) -> str:
-    if step.store == "object":
-        return f"{step.name!r} not in {{}}.__dict__"
-    # A module's dictionary holds the three others; each is an attribute less to look up.
-    stores = " and ".join(f"{step.name!r} not in d['{store}']" for store in ("_modules", "_parameters", "_buffers"))
-    return f"{step.name!r} not in (d := {{}}.__dict__) and {stores}"
+def _lacks(route: Route) -> str:
+    above, (name, store) = route[:-1], route[-1]
+    if store == "object":
+        return _each(above, f"{name!r} not in {{}}.__dict__")
+    if not above:
+        return " and ".join(f"{name!r} not in {names}" for names in ("d", *_STORES))
+    stores = " and ".join(f"{name!r} not in o['{each}']" for each in _STORES)
+    return _each(above, f"{name!r} not in (o := {{}}.__dict__) and {stores}")
