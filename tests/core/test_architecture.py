@@ -38,6 +38,8 @@ LAYERS = (
     {"discovery"},
     {"gc_paused", "devices", "fsdp1", "report", "rebind", "by_class_name"},
     {"reading"},
+    {"watch"},
+    {"accepts"},
     {"verification"},
     {"patching"},
     {"proposing", "strict", "walking"},

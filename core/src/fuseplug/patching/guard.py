@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..accepts import Accepts
 from ..contract import Target
 from ..reading import MISSING
 from ..safe_access import said_by
 from ..torch_private import GLOBAL_HOOKS
-from ..verification import Accepts, ById, Call, Frozen, Route, Watch
+from ..watch import ById, Call, Frozen, Route, Watch
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Types that kernels were run on. What is derived from them (a FakeTensor, a DTensor) brings operations of its own."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..verification import Call, Extra
+from ..watch import Call, Extra
 
 
 class Placed(NamedTuple):

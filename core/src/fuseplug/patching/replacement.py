@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import torch
 
+from ..accepts import Accepts
 from ..contract import Adapter, Compute, Target
 from ..rebind import rebound
-from ..verification import Accepts
 from .guard import Guard
 from .mark import Mark
 from .placing import Placing

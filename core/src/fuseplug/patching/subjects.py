@@ -9,7 +9,8 @@ from ..contract import Rejection, Target
 from ..errors import PatchError
 from ..rebind import calls, lookup, space_of
 from ..safe_access import all_below, class_name
-from ..verification import ById, Subject, dense, own_tensors
+from ..verification import Subject, dense, own_tensors
+from ..watch import ById
 from .slots import class_method, describe, is_original, our_replacements
 
 

@@ -1,6 +1,5 @@
 """Decides whether a kernel may replace a module's code: by what both compute, never by their names."""
 
-from .accepts import Accepts, Dtypes
 from .comparing import Tolerance, difference, excess
 from .copying import UncopyableError
 from .examining import Semantics
@@ -13,37 +12,20 @@ from .signature import Signatures
 from .snapshot import Snapshot
 from .twin import StandIns, own_tensors, twin
 from .verifier import Verifier
-from .watch import NOTHING, Bare, ById, Call, Equal, Extra, Frozen, Global, Method, Missing, Route, Same, Step, Watch
 
 __all__ = [
-    "NOTHING",
     "SEMANTICS_SIZE",
-    "Accepts",
-    "Bare",
-    "ById",
-    "Call",
-    "Dtypes",
-    "Equal",
-    "Extra",
-    "Frozen",
-    "Global",
     "Handing",
-    "Method",
-    "Missing",
     "Outcome",
     "Ran",
-    "Route",
-    "Same",
     "Semantics",
     "Signatures",
     "Snapshot",
     "StandIns",
-    "Step",
     "Subject",
     "Tolerance",
     "UncopyableError",
     "Verifier",
-    "Watch",
     "dense",
     "difference",
     "example_of",

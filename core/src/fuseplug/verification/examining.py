@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from ..accepts import Accepts, Dtypes
 from ..contract import Adapter, Example, Proposal, Rejection
 from ..reading import Finding, Path, Reading, attribute, read
-from .accepts import Accepts, Dtypes
+from ..watch import Call, Extra, Route, Watch, kind_of
 from .branches import Branches
 from .changing import Change, another_number, other_values
 from .comparing import Tolerance, departure, difference
 from .outcome import Outcome, Subject, run
 from .varying import Variation, main_argument, variations
-from .watch import Call, Extra, Route, Watch, kind_of
 from .watching import Dependence, dependence, route_to
 
 Candidate = tuple[Adapter, Callable[..., Any]]

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from ..accepts import Dtypes
 from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
-from .accepts import Dtypes
 from .comparing import Tolerance, departure, excess
 from .examining import Semantics, dtypes_in
 from .examples import example_of, raised

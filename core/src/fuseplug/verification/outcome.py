@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ..contract import Example
+from ..watch import ById
 from .nested import leaves, mapped, tensors
 from .neutral import same_random_numbers
 from .twin import twin
-from .watch import ById
 
 
 @dataclass(frozen=True)

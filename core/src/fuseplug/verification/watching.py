@@ -20,7 +20,7 @@ from torch import nn
 from ..reading import MISSING, Path, Reading, attribute, is_library
 from ..reading.lookup import is_a, namespace
 from ..safe_access import attributes_of, children_of
-from .watch import NOTHING, SCALARS, Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Term, Watch, freeze
+from ..watch import NOTHING, SCALARS, Bare, ById, Equal, Global, Method, Missing, Route, Same, Step, Term, Watch, freeze
 
 _BY_IDENTITY = (
     property,

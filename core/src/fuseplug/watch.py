@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ..reading import MISSING
+from .reading import MISSING
 
 Kind = Any
 """What an argument was in an example: ``Tensor`` or another type, or the very value of a flag, a number or ``None``."""
