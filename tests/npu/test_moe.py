@@ -100,6 +100,11 @@ class TestElsewhere:
         assert host_npu.calls["npu_grouped_matmul"]
         assert_right(found, named, torch.float32)
 
+    def test_a_negative_index_is_an_expert_elsewhere(self, host_npu):
+        named, elsewhere = arguments(), arguments()
+        named["top_k_index"][2, 0], elsewhere["top_k_index"][2, 0] = -1, 5
+        assert_close(on_npu(named), on_npu(elsewhere), 0.0)
+
     @pytest.mark.parametrize("where", ["post", "activation"])
     def test_experts_add_nothing_to_the_gradients_of_a_function_of_rows(self, host_npu, where):
         assert_parameters_right(where)

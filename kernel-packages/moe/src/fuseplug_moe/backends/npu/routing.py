@@ -3,8 +3,9 @@
 What it takes is in op-plugin's ``torch_npu-npu_moe_token_permute.md`` and ``torch_npu-npu_moe_token_unpermute.md``, for
 Atlas A2 and A3.
 
-An index that is not below the number of experts stands for an expert elsewhere. Its rows are sorted to the end, after
-the last group, where the grouped matmul computes nothing and leaves memory as it was. No such number gets out again:
+An index that is negative, or not below the number of experts, stands for an expert elsewhere. Its rows are sorted to
+the end, after the last group, where the grouped matmul computes nothing and leaves memory as it was. No such number
+gets out again:
 
 - going back, their weight is zero, and the operation does not read a row of weight zero (CANN's
   ``moe_token_unpermute.h``), which `masked_fill` also gives to the gradient of the weight;
@@ -64,8 +65,9 @@ def dispatch(x: Tensor, index: Tensor, experts: int) -> tuple[Tensor, Route]:
     """
     if index.dtype not in (torch.int32, torch.int64):
         index = index.to(torch.int64)
-    elsewhere = index >= experts
-    index = index.clamp(max=experts)
+    elsewhere = (index < 0) | (index >= experts)
+    # A negative one would be sorted to the front, uncounted, and move the rows of all other experts.
+    index = index.masked_fill(elsewhere, experts)
     # Of the ways to count this one is exact and waits for nobody: CANN counts integers as int32. bincount asks the
     # device how long its result is, a comparison with each expert writes tokens · k · experts bytes, and additions into
     # few addresses queue up. One bin more than experts, for those elsewhere: then none has an upper and a lower end
