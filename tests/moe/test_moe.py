@@ -112,6 +112,14 @@ def test_a_negative_index_is_refused(tokens):
         inductor.moe(**named)
 
 
+def test_a_negative_index_is_an_expert_elsewhere_where_the_host_does_not_look():
+    named = arguments()
+    index = named["top_k_index"]
+    elsewhere = reference.moe(**named | {"top_k_index": index.masked_fill(index == 1, len(named["down"]))})
+    assert torch.equal(reference.moe(**named | {"top_k_index": index.masked_fill(index == 1, -1)}), elsewhere)
+    assert not torch.equal(reference.moe(**named), elsewhere)
+
+
 @pytest.mark.parametrize("frozen", ["x", "top_k_weights", "gate_up", "down"])
 def test_what_is_frozen_gets_no_gradient_and_the_others_theirs(frozen):
     named = arguments()

@@ -126,8 +126,8 @@ def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Ten
     Returns:
         ``(tokens, hidden)`` in the dtype of *x*.
     """
+    elsewhere = (top_k_index < 0) | (top_k_index >= experts.number)
     order = sort(top_k_index, experts.number)
-    elsewhere = top_k_index >= experts.number
     rows = x.to(experts.dtype)[order.slots // top_k_index.shape[1]]
     up = None if experts.up is None else linear(rows, experts.up, order, experts)
     inner = gated(experts, linear(rows, experts.gate_up, order, experts, experts.gate_up_bias), up)
@@ -139,9 +139,9 @@ def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Ten
 
 
 def sort(top_k_index: Tensor, number: int) -> Order:
-    """Sort the slots of ``(tokens, k)`` by expert, those of one expert as the tokens come."""
-    flat = top_k_index.reshape(-1)
-    experts, slots = torch.sort(flat, stable=True)
+    """Sort the slots of ``(tokens, k)`` by expert, those of one expert as the tokens come, those elsewhere last."""
+    flat = top_k_index.reshape(-1).long()
+    experts, slots = torch.sort(flat.masked_fill(flat < 0, number), stable=True)
     ends = torch.searchsorted(experts, torch.arange(number, device=flat.device, dtype=experts.dtype), right=True)
     return Order(slots, torch.argsort(slots), ends, experts.clamp(max=number - 1))
 
@@ -241,8 +241,9 @@ def moe(
 
     Args:
         x: ``(tokens, hidden)``, floating.
-        top_k_index: ``(tokens, k)``, integers from 0. One that is not below the number of experts stands for an expert
-            that is elsewhere, and adds nothing.
+        top_k_index: ``(tokens, k)``, integers from 0. One that is negative, or not below the number of experts,
+            stands for an expert that is elsewhere, and adds nothing. Where the indices are read on the host (CPU), a
+            negative one raises `IndexError`.
         top_k_weights: ``(tokens, k)``, floating.
         gate_up: ``(experts, 2 · inner, hidden)``; for ``layout="ungated"``, or beside *up*, ``(experts, inner,
             hidden)``.
