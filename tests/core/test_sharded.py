@@ -159,6 +159,11 @@ def failed():
     return failures(check, CASES)
 
 
+def test_one_process_asks_everything(request):
+    if hasattr(request.config, "workerinput"):
+        assert request.node.nodeid.endswith("@sharded"), "this pytest-xdist does not keep groups together"
+
+
 @pytest.mark.parametrize("wrap", first_quick(WRAPS))
 def test_fused_before_it_is_sharded_it_is_right_and_undone(failed, wrap):
     assert ("before", wrap) not in failed, failed["before", wrap]
