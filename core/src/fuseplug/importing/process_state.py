@@ -13,8 +13,6 @@ import torch
 from ..torch_private import DYNAMO_SETTINGS, INDUCTOR_SETTINGS, import_dynamo
 from .settings import of_python, of_torch
 
-import_dynamo()  # or the first kernel that does would be told that it replaces torch.manual_seed
-
 _LASTING = (
     "os.environ",
     "torch.get_num_threads()",
@@ -42,6 +40,7 @@ class ProcessState:
     """
 
     def __init__(self, owners: Iterable[type | types.ModuleType] = ()) -> None:
+        import_dynamo()  # or the first kernel that does would be told that it replaces torch.manual_seed
         self._owners = (torch, torch.nn, torch.nn.functional, torch.Tensor, torch.nn.Module, *owners)
         self._environ = tuple(os.environ)
         self._settings = _settings()
