@@ -363,6 +363,7 @@ LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])
         "import fuseplug_testing.plugin, fuseplug_host_npu.plugin",
         "from fuseplug_host_npu import ContractError, FakeNPU, HostNPU, limit, load, reference, require",
         "import fuseplug.interface",
+        "import fuseplug_moe.kernels, fuseplug_rmsnorm.kernels, fuseplug_rope.kernels, fuseplug_swiglu.kernels",
         "from fuseplug.interface import Kernel; assert Kernel.kernel_id == 'good'",
     ],
 )

@@ -7,7 +7,6 @@ import functools
 import itertools
 import math
 import pickle
-import subprocess
 import sys
 import types
 
@@ -579,10 +578,3 @@ def test_a_third_party_names_only_what_differs():
     answer = Chip().propose(site=site(Separate(nn.SiLU())))
     assert answer.kernel_id == "chip_fused_swiglu"
     assert answer.proposals[0].adapters[0].variant == "silu"
-
-
-def test_importing_the_package_and_its_kernels_imports_no_torch():
-    code = "import sys, fuseplug_swiglu, fuseplug_swiglu.kernels; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-    code = "import fuseplug_swiglu, sys; fuseplug_swiglu.swiglu; sys.exit('torch' not in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
