@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.ambient import default_device
 
 from fuseplug_moe import reference as mixture_reference
 from fuseplug_moe.backends import inductor as mixtures
@@ -40,10 +41,8 @@ def test_every_tensor_that_is_made_says_where(path):
 
 @pytest.fixture
 def _meta():
-    before = torch.get_default_device()
-    torch.set_default_device("meta")
-    yield
-    torch.set_default_device(before)
+    with default_device("meta"):
+        yield
 
 
 def made(*shape):
@@ -62,14 +61,10 @@ def test_mixtures_are_right_whatever_the_default_device(tokens, dtype, biased, t
     biases = {"gate_up_bias": made(4, 32).to(dtype), "down_bias": made(4, 16).to(dtype)} if biased else {}
     x.requires_grad_(train)
     want = mixture_reference.moe(x, index, weights, gate_up, down, **biases)
-    before = torch.get_default_device()
-    torch.set_default_device("meta")
-    try:
+    with default_device("meta"):
         found = mixtures.moe(x, index, weights, gate_up, down, **biases)
         if train:
             found.sum().backward()
-    finally:
-        torch.set_default_device(before)
     torch.testing.assert_close(found, want, rtol=5e-2, atol=5e-1 if dtype is torch.bfloat16 else 1e-3)
 
 

@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 from support import kernels
+from support.ambient import default_device
 from support.kernels import NormKernel, ran, variant_of
 from support.models import MLP, CastLastNorm, Norm, Toy, gelu_mlp, inputs
 from support.states import differing, state_of
@@ -36,7 +37,7 @@ AMBIENT = {
     "float64 by default": lambda: default(torch.set_default_dtype, torch.float64, torch.float32),
     "bfloat16 by default": lambda: default(torch.set_default_dtype, torch.bfloat16, torch.float32),
     "meta context": lambda: torch.device("meta"),
-    "meta by default": lambda: default(torch.set_default_device, "meta", None),
+    "meta by default": lambda: default_device("meta"),
     "fake tensors": FakeTensorMode,
     "deterministic": lambda: default(torch.use_deterministic_algorithms, True, False),
 }

@@ -68,7 +68,7 @@ def of_torch(torch: types.ModuleType) -> dict[str, Any]:
     backends = torch.backends
     found = {
         "the default dtype": torch.get_default_dtype(),
-        "the default device": str(torch.get_default_device()),
+        "the default device": _default_device(torch),
         "torch.is_grad_enabled()": torch.is_grad_enabled(),
         "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled(),
         "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled(),
@@ -102,3 +102,10 @@ def of_torch(torch: types.ModuleType) -> dict[str, Any]:
         if name in sys.modules:
             found |= {f"{name}.{each}": value for each, value in sys.modules[name].get_config_copy().items()}
     return found
+
+
+def _default_device(torch: types.ModuleType) -> str:
+    try:
+        return str(torch.get_default_device())
+    except AttributeError:  # torch 2.7, once set_default_device(None) was called
+        return "cpu"
