@@ -542,3 +542,17 @@ def test_a_scripted_rotary_function_is_left_alone_with_a_reason(monkeypatch):
     said = match(Site("attention", module, "cpu"))
     assert isinstance(said, Rejection)
     assert "TorchScript" in said.reason
+
+
+@pytest.mark.parametrize(
+    ("specimen", "dtype", "likely"),
+    [
+        (specimens.Half, torch.float32, {torch.bfloat16}),
+        (specimens.Half, torch.bfloat16, set()),  # its q would come out in float32, beside a v in bfloat16
+        (specimens.Promoting, torch.float32, {torch.bfloat16}),
+        (specimens.Promoting, torch.bfloat16, {torch.bfloat16}),
+    ],
+)
+def test_tables_in_float32_are_likely_where_the_results_can_be_used(specimen, dtype, likely):
+    (proposal,) = match(Site("module", specimen().to(dtype), "cpu"))
+    assert {mix.x for mix in proposal.likely if mix.table is torch.float32} == likely

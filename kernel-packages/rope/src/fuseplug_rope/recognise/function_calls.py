@@ -190,6 +190,15 @@ def accepted(
     return forms, "", bare
 
 
+def widens(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int = SMALL_HEAD) -> bool:
+    """Whether *function*, which takes *form*, gives q in float32 if q is in bfloat16 and the tables are in float32."""
+    try:
+        found = _call(function, form, roles, head_dim, torch.bfloat16)
+    except Exception:  # noqa: BLE001 - a third party's function may raise anything, and be right in other dtypes
+        return False
+    return bool((found[0] if isinstance(found, tuple | list) else found).dtype is torch.float32)
+
+
 def _plain_forms(roles: Roles, plain: Sequence[Width]) -> Iterator[Form]:
     layouts: Sequence[CallLayout] = WITHOUT_PARAMETER if roles.unsqueeze is None else WITH_PARAMETER
     asked: list[Positions | None] = [None, "ids", "table"] if roles.positions is not None else [None]
@@ -233,18 +242,18 @@ def _error(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int
     return "" if shapes == expected else f"it gives {shapes} for {expected}"
 
 
-def _call(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int) -> Any:
+def _call(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int, x: torch.dtype = torch.float32) -> Any:
     with torch.no_grad():
-        return function(*_arguments_of_zeros(form, roles, head_dim))
+        return function(*_arguments_of_zeros(form, roles, head_dim, x))
 
 
-def _arguments_of_zeros(form: Form, roles: Roles, head_dim: int) -> list[Any]:
+def _arguments_of_zeros(form: Form, roles: Roles, head_dim: int, x: torch.dtype = torch.float32) -> list[Any]:
     table = torch.float32 if roles.frequencies is None else torch.complex64
 
     def zeros(shape: list[int], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device="cpu")
 
-    mix = CallMix(form, torch.float32, torch.float32, table)
+    mix = CallMix(form, x, x, table)
     return arguments(form, roles, mix, zeros, _SIZES["s"], head_dim)
 
 

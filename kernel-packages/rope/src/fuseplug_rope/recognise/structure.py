@@ -76,19 +76,24 @@ def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Re
     understood = _understand(function)
     if isinstance(understood, Rejection):
         return understood
-    roles, forms, adapters = understood
+    roles, forms, adapters, widens = understood
     return Proposal(
         target=target,
         adapters=adapters,
         example=functools.partial(_example, roles, function_calls.SMALL_HEAD, _head_dim(module)),
-        **_checked(function_calls.mixes(list(forms), roles, _dtype(module))),
+        **_checked(function_calls.mixes(list(forms), roles, _dtype(module)), widens=widens),
     )
 
 
-def _checked(mixes: list[CallMix]) -> dict[str, Any]:
-    """The mixes of a proposal, and how exact kernels are in them."""
+def _checked(mixes: list[CallMix], *, widens: bool) -> dict[str, Any]:
+    """The mixes of a proposal, and how exact kernels are in them.
+
+    If what is rotated *widens* to the dtype of the tables, a module in half precision is not called with tables in
+    float32: q and k would then meet a v in half precision, with which no attention takes them.
+    """
     # Some models keep their tables in float32; and all do under autocast, which gives q and k in bfloat16.
     wide = [mix for mix in mixes if mix.table is torch.float32 and mix.form is mixes[0].form]
+    wide = [] if widens and mixes[0].x is not torch.float32 else wide
     likely = [mix for mix in wide if mix.x is mix.others and mix.x in (mixes[0].x, torch.bfloat16)]
     return {
         "mixes": tuple(mixes),
@@ -98,8 +103,10 @@ def _checked(mixes: list[CallMix]) -> dict[str, Any]:
 
 
 @remembered
-def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], tuple[Adapter, ...]] | Rejection:
-    """The roles of a rotary function, the forms it takes and what it may be; or why it is left alone."""
+def _understand(
+    function: Callable[..., Any],
+) -> tuple[Roles, tuple[Form, ...], tuple[Adapter, ...], bool] | Rejection:
+    """The roles of a rotary function, the forms it takes, what it may be, and whether it widens; or why it is left."""
     plain = plain_function(function)
     if plain is None:
         return Rejection("its rotary function is TorchScript, which cannot be read: apply before scripting")
@@ -114,7 +121,7 @@ def _understand(function: Callable[..., Any]) -> tuple[Roles, tuple[Form, ...], 
     adapters = tuple(_adapters(roles, forms, bare))
     if not adapters:
         return Rejection(f"{plain.__name__} takes its tables in {len(forms)} forms, which no variant does together")
-    return roles, tuple(forms), adapters
+    return roles, tuple(forms), adapters, function_calls.widens(function, forms[0], roles)
 
 
 def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAdapter]:
@@ -205,7 +212,10 @@ def _proposal_of_method_like_a_function(
         target=target,
         adapters=adapters,
         example=functools.partial(_example, roles, head_dim, head_dim),
-        **_checked(function_calls.mixes(forms, roles, _dtype(module))),
+        **_checked(
+            function_calls.mixes(forms, roles, _dtype(module)),
+            widens=function_calls.widens(bound, forms[0], roles, head_dim),
+        ),
     )
 
 
