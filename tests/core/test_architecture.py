@@ -373,6 +373,15 @@ def test_importing_does_nothing(package, fresh_python, code):
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
 
 
+def test_a_public_function_of_a_package_imports_torch_when_it_is_asked_for(fresh_python):
+    code = (
+        "import fuseplug_moe, fuseplug_rmsnorm, fuseplug_rope, fuseplug_swiglu\n"
+        "fuseplug_moe.moe, fuseplug_rmsnorm.rms_norm, fuseplug_rope.rope, fuseplug_swiglu.swiglu\n"
+    )
+    done = fresh_python(f"{code}{LOADED}")
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["torch"], "")
+
+
 def test_importing_does_nothing_can_fail(package, fresh_python):
     package("x-good", "good", source="import torch\nKernel = None")
     done = fresh_python(f"from fuseplug import manager\nmanager.kernels()\n{LOADED}")

@@ -3,13 +3,12 @@
 import pytest
 import torch
 from support import kernels
+from support.managers import manager_of
 from support.models import MLP, Block, Norm, Toy, inputs
 from support.ranks import failures, same_on_all
 from support.states import differing, state_of
 from support.thorough import first_quick
 from torch import distributed, nn
-
-from fuseplug import KernelManager
 
 pytestmark = [
     pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed"),
@@ -18,10 +17,7 @@ pytestmark = [
 
 
 def manager():
-    found = KernelManager(environ={}, find=lambda _, registered: list(registered))
-    for kernel in (kernels.NormKernel, kernels.RotaryKernel):
-        found.register(kernel)
-    return found
+    return manager_of(kernels.NormKernel, kernels.RotaryKernel)
 
 
 def fsdp(use_orig_params):

@@ -93,8 +93,8 @@ def _checked(mixes: list[CallMix], *, widens: bool) -> dict[str, Any]:
     """
     # Some models keep their tables in float32; and all do under autocast, which gives q and k in bfloat16.
     wide = [mix for mix in mixes if mix.table is torch.float32 and mix.form is mixes[0].form]
-    wide = [] if widens and mixes[0].x is not torch.float32 else wide
-    likely = [mix for mix in wide if mix.x is mix.others and mix.x in (mixes[0].x, torch.bfloat16)]
+    usable = not widens or mixes[0].x is torch.float32
+    likely = [mix for mix in wide if usable and mix.x is mix.others and mix.x in (mixes[0].x, torch.bfloat16)]
     return {
         "mixes": tuple(mixes),
         "likely": tuple(mix for mix in likely if mix is not mixes[0]),
