@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -92,7 +93,8 @@ class Guard:
     def _compiled(self, terms: Sequence[_Term]) -> Holds:
         test = " and ".join(term.code for term in terms) or "True"
         names = {**self._names, "GONE": (AttributeError, KeyError, IndexError, TypeError)}
-        used = [f"{store} = d['{store}']" for store in _STORES if store in test]
+        # As a name alone: it may also be an attribute, a key, or a part of the name of a function.
+        used = [f"{store} = d['{store}']" for store in _STORES if re.search(rf"(?<![\w.'\"]){store}\b", test)]
         first = "; ".join(["d = m.__dict__", *used] if used else ["pass"])
         exec(compile(_HOLDS.format(first, test), "<guard of a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name
         holds: Holds = names["holds"]
@@ -230,8 +232,13 @@ def _each(route: Route, test: str) -> str:
     if len(before) == len(route):
         return f"({test.format(_path('m', route))})" if ":=" in test else test.format(_path("m", route))
     count, rest = route[len(before)].store, route[len(before) + 1 :]
-    items = f"{_path('m', before)}._modules"
+    items = _store(_path("m", before), "_modules")
     return f"len({items}) == {count} and all([{test.format(_path('e', rest))} for e in {items}.values()])"
+
+
+def _store(owner: str, store: str) -> str:
+    """The expression for one of the dictionaries of the module *owner*."""
+    return store if owner == "m" else f"{owner}.{store}"
 
 
 def _path(root: str, route: Sequence[Any]) -> str:
@@ -242,7 +249,7 @@ def _path(root: str, route: Sequence[Any]) -> str:
         elif store == "object":
             root = f"read({root}, {name!r})"
         else:
-            root = f"{store}[{name!r}]" if root == "m" else f"{root}.{store}[{name!r}]"
+            root = f"{_store(root, store)}[{name!r}]"
     return root
 
 
@@ -251,8 +258,7 @@ def _tensor(route: Sequence[Any]) -> str:
     owner, (name, store) = _path("m", route[:-1]), route[-1]
     if store not in ("_parameters", "_buffers"):
         return _path("m", route)
-    tensors = store if owner == "m" else f"{owner}.{store}"
-    return f"(t if (t := {tensors}.get({name!r})) is not None else {owner}.{name})"
+    return f"(t if (t := {_store(owner, store)}.get({name!r})) is not None else {owner}.{name})"
 
 
 def _lacks(route: Route) -> str:
