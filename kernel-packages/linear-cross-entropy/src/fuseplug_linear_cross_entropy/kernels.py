@@ -1,0 +1,50 @@
+"""Which kernels of the linear cross-entropy there are. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from fuseplug import BaseKernel, Proposal, Rejection, Site
+from fuseplug.inductor import InductorKernel
+from fuseplug.npu import NpuKernel
+from fuseplug.triton import TritonKernel
+
+
+class LinearCrossEntropyKernel(BaseKernel):
+    """The base of every kernel of the linear cross-entropy: a subclass names its id, function and device types.
+
+    The function has the signature of `fuseplug_linear_cross_entropy.reference.linear_cross_entropy`.
+    """
+
+    op: ClassVar[str] = "linear_cross_entropy"
+    reference: ClassVar[str] = "fuseplug_linear_cross_entropy.reference:linear_cross_entropy"
+    specimens: ClassVar[str] = "fuseplug_linear_cross_entropy.specimens:specimens"
+
+    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
+        """Recognise a model that has a head and takes labels."""
+        from .recognise import match
+
+        return match(site)
+
+
+class NpuLinearCrossEntropyKernel(NpuKernel, LinearCrossEntropyKernel):
+    """The loss in chunks of tokens by operations of torch and torch_npu, for Ascend NPUs."""
+
+    kernel_id: ClassVar[str] = "npu_fused_linear_cross_entropy"
+    function: ClassVar[str] = "fuseplug_linear_cross_entropy.backends.npu:linear_cross_entropy"
+
+
+class TritonLinearCrossEntropyKernel(TritonKernel, LinearCrossEntropyKernel):
+    """The loss in chunks of tokens, matmuls by cuBLAS and the rest by Triton, for GPUs."""
+
+    kernel_id: ClassVar[str] = "triton_fused_linear_cross_entropy"
+    function: ClassVar[str] = "fuseplug_linear_cross_entropy.backends.triton:linear_cross_entropy"
+
+
+class InductorLinearCrossEntropyKernel(InductorKernel, LinearCrossEntropyKernel):
+    """The loss in chunks of tokens, the steps between the matmuls as Inductor compiles them, for the CPU."""
+
+    kernel_id: ClassVar[str] = "inductor_fused_linear_cross_entropy"
+    function: ClassVar[str] = "fuseplug_linear_cross_entropy.backends.inductor:linear_cross_entropy"
+    device_types: ClassVar[tuple[str, ...]] = ("cpu",)
