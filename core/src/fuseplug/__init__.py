@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .contract import Adapter, Compute, Example, Proposal, Rejection, Site, Target
+from .contract import Adapter, Compute, Consent, Example, Proposal, Rejection, Scope, Site, Target
 from .errors import (
     DiscoveryError,
     FuseplugError,
@@ -39,6 +39,7 @@ __all__ = [
     "Applied",
     "BaseKernel",
     "Compute",
+    "Consent",
     "DiscoveryError",
     "Entry",
     "Example",
@@ -53,6 +54,7 @@ __all__ = [
     "RejectedError",
     "Rejection",
     "Report",
+    "Scope",
     "Site",
     "Target",
     "UndoError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ class Accepts:
         watch: What else must be as it was.
         extra: What becomes of keyword arguments that the original has no parameters for.
         space: For a function target, where the name is looked up, if it is known.
+        scope: What must be entered, as in `fuseplug.patching.scoping`; ``None``: nothing.
     """
 
     calls: tuple[Call, ...]
@@ -33,3 +35,4 @@ class Accepts:
     watch: Watch = NOTHING
     extra: Extra = "original"
     space: ById | None = None
+    scope: Hashable | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .contract import Adapter, Proposal, Rejection, Target
+from .contract import Adapter, Consent, Proposal, Rejection, Scope, Target
 
 
 def faults_of_answer(answer: Any) -> list[str]:
@@ -40,10 +40,26 @@ def _faults_of_proposal(answer: Proposal) -> list[str]:
         for name in ("roundings", "working_roundings")
         if not isinstance(getattr(answer, name), int | float)
     ]
+    found += _faults_of_company(answer)
     if not isinstance(answer.exact, bool):
         found.append(f"exact must be True or False, not {answer.exact!r}")
     try:
         hash((tuple(answer.adapters), tuple(answer.mixes)))
     except TypeError as error:
         found.append(f"adapters and mixes must be hashable (adapters: frozen dataclasses): {error}")
+    return found
+
+
+def _faults_of_company(answer: Proposal) -> list[str]:
+    """What is wrong with what goes with the target: other targets, a scope, a consent."""
+    found = []
+    for name, kind in (("scope", Scope), ("consent", Consent), ("lazy", type)):
+        given = getattr(answer, name)
+        if given is not None and not isinstance(given, kind):
+            found.append(f"{name} must be a {kind.__name__} or None, not {given!r}")
+    for each in answer.beside:
+        if not isinstance(each, Proposal) or each.beside or each.scope or each.consent:
+            found.append(f"beside must be Proposals without beside, scope and consent of their own, not {each!r:.80}")
+        else:
+            found += _faults_of_proposal(each)
     return found

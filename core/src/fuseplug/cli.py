@@ -100,6 +100,9 @@ def plan(
     exclude: Annotated[list[str] | None, typer.Option(help="Leave out this kernel or op; may be repeated.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only modules whose path fits this glob; repeatable.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="No modules whose path fits this glob; repeatable.")] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="What you agree to give up, such as lazy_logits; may be repeated.")
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
     ] = False,
@@ -125,6 +128,7 @@ def plan(
             exclude=exclude or (),
             only=only or (),
             skip=skip or (),
+            allow=allow or (),
         )
     if explain is not None:
         typer.echo(some_lines(planned.explain(explain)))

@@ -42,13 +42,48 @@ class Target:
         method: The method of the module that is replaced.
         function: If given, *method* itself stays. Instead, the function of this name which it looks up as a global of
             its Python module (``apply_rotary_pos_emb``) is replaced, for this one instance only.
+        path: The module below the site whose method it is (``"lm_head"``); by default the site itself.
+        around: For Fuseplug's own use: the kernel whose `Scope` goes around the method. The method itself stays.
     """
 
     method: str = "forward"
     function: str | None = None
+    path: str = ""
+    around: str = ""
 
     def __str__(self) -> str:
-        return self.method if self.function is None else f"{self.method}:{self.function}"
+        method = f"{self.path}.{self.method}" if self.path else self.method
+        return method if self.function is None else f"{method}:{self.function}"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The calls of a method of the site during which the targets of a proposal are replaced.
+
+    Outside such calls the originals compute. Fuseplug puts itself around the method. The method gets every call as it
+    was made, and its result is returned as it is, so a scope cannot change what the method computes.
+
+    Attributes:
+        holds: ``holds(module, arguments)``: whether the targets are replaced during this call. *arguments* are those of
+            the call by name, defaults and further keywords included.
+        method: The method of the site.
+    """
+
+    holds: Callable[[torch.nn.Module, Mapping[str, Any]], bool]
+    method: str = "forward"
+
+
+@dataclass(frozen=True)
+class Consent:
+    """What a user gives up with a kernel, and the word with which they agree: ``apply_all(model, allow=[word])``.
+
+    Attributes:
+        word: A short name that other kernels may share: ``"lazy_logits"``.
+        gives_up: What is no longer as it was, in one sentence. The report begins with it.
+    """
+
+    word: str
+    gives_up: str
 
 
 class Adapter(abc.ABC):
@@ -110,6 +145,9 @@ class Example:
             tried small; numbers, so that a number which happens to be 1 or infinite is seen to be used.
         kwargs: The arguments that the bound function of the adapter takes by keyword. Callers may write the call in any
             way.
+        after: What the model goes on to do with the result: ``after(result)``. What that returns is compared instead of
+            the result, with its gradients. So a small module stands for a large model. It must work for results of any
+            length, dtype and device, and give the same each time.
     """
 
     args: Sequence[Any]
@@ -117,11 +155,12 @@ class Example:
     children: Mapping[str, torch.nn.Module] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    after: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A kernel's offer for one target of a site.
+    """A kernel's offer for one target of a site, and for the targets that must be replaced together with it.
 
     Attributes:
         target: What the kernel would replace.
@@ -147,6 +186,11 @@ class Proposal:
         dtypes_of: Names of the tensors whose dtypes the guard compares: parameters of the target, or of the module. By
             default the main input, every other argument whose dtype differs from that of the main input in one of
             *mixes*, and the first of the module's own tensors whose dtype differs between mixes.
+        beside: Proposals for further targets. Each is verified on its own. All are applied, or none.
+        scope: The calls during which the targets are replaced; ``None``: always.
+        lazy: The subclass of `fuseplug.lazy_tensor.LazyTensor` that stands for the result. Fuseplug also checks that
+            it becomes the original's result bit for bit.
+        consent: What the user must agree to first.
     """
 
     target: Target
@@ -160,6 +204,15 @@ class Proposal:
     dtypes_of: Sequence[str] = ()
     likely: Sequence[Any] = ()
     impossible: Sequence[str] = ()
+    beside: Sequence[Proposal] = ()
+    scope: Scope | None = None
+    lazy: type[Any] | None = None
+    consent: Consent | None = None
+
+    @property
+    def all_targets(self) -> tuple[Proposal, ...]:
+        """This, and those beside it."""
+        return (self, *self.beside)
 
 
 @dataclass(frozen=True)
@@ -170,12 +223,12 @@ class Rejection:
         reason: What prevents it, and what to do about it, for a person to read.
         kind: Kernels give ``"unsupported"``. Fuseplug itself adds ``"unlike"`` (its behaviour matches no
             variant), ``"failed"`` (the kernel's numbers are wrong here), ``"error"`` (the kernel raised or broke the
-            contract), ``"foreign"`` (somebody else's replacement is in place) and ``"unavailable"`` (the machine lacks
-            something the kernel needs).
+            contract), ``"foreign"`` (somebody else's replacement is in place), ``"unavailable"`` (the machine lacks
+            something the kernel needs) and ``"consent"`` (the user has not agreed to what it gives up).
     """
 
     reason: str
-    kind: Literal["unsupported", "unlike", "failed", "error", "foreign", "unavailable"] = "unsupported"
+    kind: Literal["unsupported", "unlike", "failed", "error", "foreign", "unavailable", "consent"] = "unsupported"
 
 
 @dataclass(frozen=True)

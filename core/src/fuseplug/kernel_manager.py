@@ -44,6 +44,7 @@ class Options(TypedDict, total=False):
     mode: Literal["auto", "training", "inference"]
     verify: bool
     strict: bool
+    allow: Sequence[str] | str
 
 
 class AllOptions(Options, total=False):
@@ -75,6 +76,8 @@ class KernelManager:
       be needed.
     * ``verify``: ``False`` does not run each kernel on its device. Modules are always run to find what they compute.
     * ``strict``: raise an error if a site for which a kernel answered had to be left alone.
+    * ``allow``: what you agree to give up. A kernel that changes more than speed and memory names a word
+      (``"lazy_logits"``) and is used only if it is here. The report says which kernel asks for what.
 
     Args:
         environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
@@ -141,6 +144,7 @@ class KernelManager:
         mode: Literal["auto", "training", "inference"] = "auto",
         verify: bool = True,
         strict: bool = False,
+        allow: Sequence[str] | str = (),
     ) -> Plan:
         """Decide and check what would be done to *model*, and change nothing. The class says what the arguments mean.
 
@@ -160,7 +164,7 @@ class KernelManager:
         purpose = _mode(mode)
         there, records, plugins = self._destination(device)
         taking_part = _select(records, include, exclude, purpose)
-        rules = Rules(taking_part, _names(include or ()), purpose, verify, records)
+        rules = Rules(taking_part, _names(include or ()), purpose, verify, records, _names(allow))
         with plain_torch():
             places = walk(model, only=_names(only), skip=_names(skip), device=there)
             plan = make_plan(model, places, rules, Questioner(plugins).ask)

@@ -37,6 +37,7 @@ class Entry:
         rejections: By kernel, why the others (or all) were not chosen.
         outranked: Kernels that fit as well, but were not preferred.
         covered_by: Path of the site whose replacement no longer calls this one.
+        gives_up: What the user agreed to give up with it.
     """
 
     paths: tuple[str, ...]
@@ -51,6 +52,7 @@ class Entry:
     rejections: tuple[tuple[str, Rejection], ...] = ()
     outranked: tuple[str, ...] = ()
     covered_by: str = ""
+    gives_up: str = ""
 
     @property
     def fused(self) -> bool:
@@ -81,6 +83,7 @@ class Entry:
             "rejections": [{"kernel": k, "kind": r.kind, "reason": r.reason} for k, r in self.rejections],
             "outranked": list(self.outranked),
             "covered_by": self.covered_by,
+            "gives_up": self.gives_up,
         }
 
 
@@ -118,11 +121,17 @@ class Report:
         """The targets no kernel was chosen for; `Entry.why_not` says why."""
         return [entry for entry in self.entries if not entry.fused]
 
+    @property
+    def gives_up(self) -> list[str]:
+        """What is given up with the kernels that were chosen, each sentence once."""
+        return list(dict.fromkeys(entry.gives_up for entry in self.fused if entry.gives_up))
+
     def to_dict(self) -> dict[str, Any]:
         """As plain data that `json` can write."""
         return {
             "model": self.model_class,
             "mode": self.mode,
+            "gives_up": self.gives_up,
             "fused": len(self.fused),
             "left_alone": len(self.left_alone),
             "seconds": self.seconds,
@@ -154,6 +163,7 @@ class Report:
         from rich.text import Text
 
         narrow = options.max_width < _WIDE
+        yield from (Text(f"as you allowed: {one_line(sentence)}") for sentence in self.gives_up)
         yield Text(one_line(self.summary()))
         fused: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.fused:

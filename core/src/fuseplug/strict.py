@@ -19,7 +19,9 @@ def refuse_left_alone(report: Report) -> None:
         RejectedError: If there is such; `VerificationError` if a kernel's numbers were the reason.
     """
     hindered = [
-        entry for entry in report.left_alone if any(rejection.kind != "unlike" for _, rejection in entry.rejections)
+        entry
+        for entry in report.left_alone
+        if any(rejection.kind not in ("unlike", "consent") for _, rejection in entry.rejections)
     ]
     if hindered:
         named = "; ".join(f"{_site(entry)}: {entry.why_not}" for entry in hindered[:MOST_NAMED])

@@ -30,6 +30,7 @@ __all__ = [
     "INDUCTOR_SETTINGS",
     "JIT_INTERNALS",
     "PYTREE_NODES",
+    "DisableTorchFunctionSubclass",
     "FakeTensor",
     "OpOverload",
     "OpOverloadPacket",
@@ -46,6 +47,7 @@ __all__ = [
     "is_legacy_batchedtensor",
     "len_torch_dispatch_stack",
     "len_torch_function_stack",
+    "make_wrapper_subclass",
     "mark_dynamic",
     "onednn_linear",
     "peek_interpreter_stack",
@@ -97,6 +99,12 @@ pop_torch_function_stack = torch._C._pop_torch_function_stack
 push_on_torch_function_stack = torch._C._push_on_torch_function_stack
 """The modes that see each function, as ``with torch.device("meta"):`` enters one. What torch has to switch them off,
 `torch._C.DisableTorchFunction`, sets a flag that Dynamo guards on."""
+
+DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+"""While it is entered, ``__torch_function__`` of subclasses is not called, so a subclass can ask what it is itself."""
+
+make_wrapper_subclass = Tensor._make_wrapper_subclass
+"""Makes a tensor of a subclass that has a shape, strides, a dtype and a device, but no memory."""
 
 disable_current_modes = _disable_current_modes
 """Takes the modes that see each operation off inside; the public context managers only enter one."""

@@ -171,6 +171,7 @@ class Watch:
         contiguous: Whether it must lie in memory without gaps and in order.
         no_autocast: Whether autocast must be off.
         no_grad: Whether gradients must be off.
+        unhooked: Whether the module must have no hooks that see its result or the gradient of it.
     """
 
     bare: tuple[Bare, ...] = ()
@@ -183,6 +184,7 @@ class Watch:
     contiguous: bool = False
     no_autocast: bool = False
     no_grad: bool = False
+    unhooked: bool = False
 
     def and_(self, *terms: Term) -> Watch:
         """This, and these."""
@@ -203,6 +205,7 @@ class Watch:
         found += ["the input is contiguous"] if self.contiguous else []
         found += ["autocast is off"] if self.no_autocast else []
         found += ["gradients are off"] if self.no_grad else []
+        found += ["it has no hooks that see its result"] if self.unhooked else []
         return found
 
 

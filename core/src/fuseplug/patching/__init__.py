@@ -2,7 +2,7 @@
 
 from .applied import Applied, complain
 from .journal import Change, Patch, put_on, strip, take_off
-from .making import patch_of
+from .making import patch_around, patch_of
 from .mark import Mark
 from .replacement import replacement, replacement_of
 from .slots import class_method, our_marks, our_replacements
@@ -17,6 +17,7 @@ __all__ = [
     "complain",
     "our_marks",
     "our_replacements",
+    "patch_around",
     "patch_of",
     "put_on",
     "replacement",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..contract import Target
@@ -22,6 +22,8 @@ class Calls:
         kernel_id: By which kernel.
         fused: How many calls the kernel computed.
         original: How many the original did.
+        made_real: Of those that the kernel computed, how many lazy results were computed after all, by what needed
+            their values.
         reasons: Why the original computed them. Only `Applied.try_` collects the reasons.
     """
 
@@ -30,6 +32,7 @@ class Calls:
     kernel_id: str
     fused: int
     original: int
+    made_real: Mapping[str, int] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -38,7 +41,9 @@ class Calls:
         if not (self.fused or self.original):
             return f"{where}{more}: not called"
         why = f": {'; '.join(self.reasons)}" if self.reasons else ""
-        return f"{where}{more}: {self.fused} by {self.kernel_id}, {self.original} by the original{why}"
+        real = ", ".join(f"{count} for {name}" for name, count in self.made_real.items())
+        by_kernel = f"{self.fused} by {self.kernel_id}" + (f" (made real: {real})" if real else "")
+        return f"{where}{more}: {by_kernel}, {self.original} by the original{why}"
 
 
 class Tried(list[Calls]):
@@ -54,8 +59,8 @@ class Tried(list[Calls]):
 
     @property
     def not_reached(self) -> list[Calls]:
-        """The targets that were not called, and those with calls that did not reach the kernel."""
-        return [calls for calls in self if calls.original or not calls.fused]
+        """The targets that were not called, and those with calls that the kernel did not compute to the end."""
+        return [calls for calls in self if calls.original or calls.made_real or not calls.fused]
 
     def __str__(self) -> str:
         reached = len(self) - len(self.not_reached)
@@ -66,12 +71,12 @@ class Tried(list[Calls]):
 
 def calls_of(patches: Iterable[Patch]) -> list[Calls]:
     """The calls of *patches* so far."""
-    return [_calls(alike, count.fused, count.original) for alike, count in _counted(patches)]
+    return [_calls(alike, count, Count()) for alike, count in _counted(patches)]
 
 
 def tried(patches: Sequence[Patch], run: Callable[[], Any]) -> Tried:
     """The calls of *patches* while *run* runs."""
-    before = [(count.fused, count.original) for _, count in _counted(patches)]
+    before = [replace(count, made_real=dict(count.made_real)) for _, count in _counted(patches)]
     reasons: dict[int, dict[str, None]] = {}
 
     def heard(count: Count, why: str) -> None:
@@ -80,16 +85,19 @@ def tried(patches: Sequence[Patch], run: Callable[[], Any]) -> Tried:
     with listening(heard):
         result = run()
     found = [
-        _calls(alike, count.fused - fused, count.original - original, tuple(reasons.get(id(count), ())))
-        for (alike, count), (fused, original) in zip(_counted(patches), before, strict=True)
+        _calls(alike, count, then, tuple(reasons.get(id(count), ())))
+        for (alike, count), then in zip(_counted(patches), before, strict=True)
     ]
     return Tried(found, result)
 
 
-def _calls(alike: Sequence[Patch], fused: int, original: int, reasons: tuple[str, ...] = ()) -> Calls:
-    """The calls of patches that are counted together."""
+def _calls(alike: Sequence[Patch], now: Count, before: Count, reasons: tuple[str, ...] = ()) -> Calls:
+    """The calls of patches that are counted together, since *before*."""
     paths = tuple(patch.path for patch in alike)
-    return Calls(paths, alike[0].target, alike[0].kernel_id, fused, original, reasons)
+    real = {why: count - before.made_real.get(why, 0) for why, count in now.made_real.items()}
+    real = {why: count for why, count in real.items() if count}
+    fused, original = now.fused - before.fused, now.original - before.original
+    return Calls(paths, alike[0].target, alike[0].kernel_id, fused, original, real, reasons)
 
 
 def _counted(patches: Iterable[Patch]) -> list[tuple[list[Patch], Count]]:
@@ -97,7 +105,7 @@ def _counted(patches: Iterable[Patch]) -> list[tuple[list[Patch], Count]]:
     groups: dict[tuple[int, int], tuple[list[Patch], Count]] = {}
     for patch in patches:
         module = patch.module_ref()
-        if module is None:
+        if module is None or patch.target.around:
             continue
         of = module if patch.target.function is None else None
         count = replacement_of(patch.function).tally.of(of)

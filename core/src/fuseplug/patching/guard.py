@@ -17,11 +17,13 @@ from ..reading import MISSING
 from ..safe_access import said_by
 from ..torch_private import GLOBAL_HOOKS
 from ..watch import ById, Call, Frozen, Route, Watch
+from .scoping import entered
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Types that kernels were run on. What is derived from them (a FakeTensor, a DTensor) brings operations of its own."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_SEE_RESULTS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN_TYPES = {"cpu": "is_cpu", "cuda": "is_cuda"}
 """Properties that say in a twentieth of a microsecond what ``device.type`` says in half of one."""
 
@@ -74,7 +76,12 @@ class Guard:
     ) -> None:
         self._names: dict[str, Any] = {"read": object.__getattribute__, "P": PLAIN}
         main, watch = accepts.main, accepts.watch
-        of_call = [*self._main(main, device_type), *self._dtypes(accepts), *self._arguments(call, main)]
+        of_call = [
+            *self._scope(accepts),
+            *self._main(main, device_type),
+            *self._dtypes(accepts),
+            *self._arguments(call, main),
+        ]
         self._of_module = [*self._place(original, target, accepts), *self._module(watch)]
         self._terms = [*of_call, *self._of_module, *self._surroundings(watch, main, device_type)]
         self.holds: Holds = self._compiled(self._terms)
@@ -95,7 +102,8 @@ class Guard:
         names = {**self._names, "GONE": (AttributeError, KeyError, IndexError, TypeError)}
         # As a name alone: it may also be an attribute, a key, or a part of the name of a function.
         used = [f"{store} = d['{store}']" for store in _STORES if re.search(rf"(?<![\w.'\"]){store}\b", test)]
-        first = "; ".join(["d = m.__dict__", *used] if used else ["pass"])
+        needed = used or re.search(r"(?<![\w.'\"])d\[", test)
+        first = "; ".join(["d = m.__dict__", *used] if needed else ["pass"])
         exec(compile(_HOLDS.format(first, test), "<guard of a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name
         holds: Holds = names["holds"]
         return holds
@@ -104,6 +112,13 @@ class Guard:
         name = f"k{len(self._names)}"
         self._names[name] = value
         return name
+
+    def _scope(self, accepts: Accepts) -> Iterator[_Term]:
+        if accepts.scope is not None:
+            # First: for the compiler it is a constant, and no more of the guard is traced.
+            yield _Term(f"not {self._constant(torch.compiler.is_compiling)}()", "it is being compiled")
+            inside = f"{self._constant(accepts.scope)} in {self._constant(entered)}()"
+            yield _Term(inside, "it is called outside the calls for which the kernel was made")
 
     def _main(self, main: int, device_type: str) -> Iterator[_Term]:
         x = f"a[{main}]"
@@ -218,6 +233,10 @@ class Guard:
         if watch.bare:
             hooks = " or ".join(self._constant(each) for each in GLOBAL_HOOKS)
             yield _Term(f"not ({hooks})", "there are hooks on all modules, which a fused child would not call")
+        if watch.unhooked:
+            own = " or ".join(f"d[{name!r}]" for name in _SEE_RESULTS)
+            hooks = " or ".join(self._constant(each) for each in GLOBAL_HOOKS)
+            yield _Term(f"not ({own} or {hooks})", "there are hooks that see its result")
         if watch.no_autocast:
             yield _Term(f"not {self._constant(torch.is_autocast_enabled)}({device_type!r})", "autocast is on")
 

@@ -23,7 +23,7 @@ class Patch:
 
     Attributes:
         path: Where the module is.
-        target: What of it is replaced.
+        target: What of it is replaced, or gone around.
         kernel_id: By which kernel.
         variant: In which variant.
         function: The replacement itself.
@@ -133,10 +133,10 @@ def _put_on(module: nn.Module, path: str, method: str, functions: Mapping[Target
             f"found {describe(module, method)}; it was changed since the plan was made, so make a new plan",
             module=module,
         )
-    if any(target.function is None for target in (*functions, *ours)):
-        ours = {}
-    before = function_of(module, method)
-    after = compose(own, ours | dict(functions))
+    if any(target.function is None and not target.around for target in (*functions, *ours)):
+        ours = {target: part for target, part in ours.items() if target.around}
+    before, wanted = function_of(module, method), ours | dict(functions)
+    after = before if before is not None and already == wanted else compose(own, wanted)
     if not bind(module, method, after):
         raise PatchError(
             f"cannot replace {method} of {path or 'the model'} ({type(module).__name__}): "
@@ -145,6 +145,6 @@ def _put_on(module: nn.Module, path: str, method: str, functions: Mapping[Target
         )
     make_replicable(module)
     for target, part in functions.items():
-        if already.get(target) is not part:
+        if already.get(target) is not part and not target.around:
             replacement_of(part).tally.forget(module)
     return None if after is before else Change(path, method, before, after, weakref.ref(module))

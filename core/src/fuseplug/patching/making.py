@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..contract import Compute, Rejection
+from ..contract import Compute, Rejection, Scope, Target
 from ..verification import Ran, Semantics, Subject
 from .journal import Patch
 from .mark import Mark
 from .replacement import replacement, replacement_of
+from .scoping import Around, key_of
+from .slots import class_method, describe, is_original, our_replacements
 
 
 def patch_of(
@@ -24,6 +26,8 @@ def patch_of(
     subject: Subject,
     *,
     differentiable: bool,
+    scope: Scope | None = None,
+    lazy: bool = False,
 ) -> Patch | Rejection:
     """Make the replacement of a target without putting it in place.
 
@@ -36,6 +40,8 @@ def patch_of(
         ran: What the kernel was found to compute on its device.
         subject: What is replaced.
         differentiable: Whether gradients flow through the kernel.
+        scope: The calls during which it replaces the target; ``None``: always.
+        lazy: Whether its results may be lazy.
 
     Returns:
         The patch; or a rejection, if the adapter raises or the replacement could never run the kernel.
@@ -46,9 +52,11 @@ def patch_of(
         contiguous=ran.contiguous,
         no_autocast=found.watch.no_autocast or ran.no_autocast,
         no_grad=not differentiable,
+        unhooked=lazy,
     )
     calls = tuple(call.limited(found.main, ran.ranks) for call in found.calls)
-    accepts = replace(found, calls=calls, dtypes=ran.dtypes, watch=watch, space=subject.space)
+    key = None if scope is None else key_of(mark.kernel_id, scope)
+    accepts = replace(found, calls=calls, dtypes=ran.dtypes, watch=watch, space=subject.space, scope=key)
     try:
         function = replacement(subject.original, semantics.adapter, compute, mark, accepts)
     except KeyboardInterrupt:
@@ -58,3 +66,32 @@ def patch_of(
     if why := replacement_of(function).why_never(module if mark.target.function is None else None):
         return Rejection(f"{why}; without that it can be fused", kind="unlike")
     return Patch(path, mark.target, mark.kernel_id, mark.variant, function, weakref.ref(module))
+
+
+def patch_around(module: nn.Module, path: str, mark: Mark, scope: Scope) -> Patch | Rejection:
+    """Make what goes around the method of *scope*, without putting it in place.
+
+    Args:
+        module: The site.
+        path: Where it is in its model.
+        mark: Which kernel the scope is of; its target is replaced by that of the scope.
+        scope: The calls that are entered.
+
+    Returns:
+        The patch; or a rejection, if nothing can be put around the method.
+    """
+    if class_method(module, scope.method) is None:
+        return Rejection(f"its {scope.method} is not a plain method, so nothing can be put around it")
+    if not (is_original(module, scope.method) or our_replacements(module, scope.method)):
+        who = describe(module, scope.method)
+        return Rejection(
+            f"its {scope.method} was replaced on this instance by {who}: apply before that is put on, or take it off "
+            "first",
+            kind="foreign",
+        )
+    target = Target(scope.method, around=mark.kernel_id)
+    around = Around(replace(mark, target=target), scope)
+    present = our_replacements(module, scope.method).get(target)
+    if isinstance(present, Around) and (present.mark, present.scope) == (around.mark, around.scope):
+        around = present
+    return Patch(path, target, mark.kernel_id, mark.variant, around, weakref.ref(module))

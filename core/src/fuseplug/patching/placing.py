@@ -34,7 +34,7 @@ class Placing:
 
     def __init__(self, original: Callable[..., Any], calls: Sequence[Call], extra: Extra) -> None:
         parameters = [*inspect.signature(original).parameters.values()]
-        self._bind = _binding(parameters)
+        self._bind = binding(original)
         self._calls = calls
         self._extra = extra
         self._defaults = {p.name: p.default for p in parameters}
@@ -57,11 +57,12 @@ class Placing:
         return None
 
 
-def _binding(parameters: Sequence[inspect.Parameter]) -> Callable[..., Any]:
-    """A function with these parameters that returns what it was given: by name, by position, by other names.
+def binding(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with the parameters of *function* that returns what it is given: by name, by position, by other names.
 
     It is generated as Python code, because ``torch.compile`` does not follow `inspect.Signature.bind`.
     """
+    parameters = [*inspect.signature(function).parameters.values()]
     constants = {f"d{number}": p.default for number, p in enumerate(parameters) if p.default is not p.empty}
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
     further = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)

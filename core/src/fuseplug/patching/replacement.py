@@ -13,10 +13,12 @@ import torch
 
 from ..accepts import Accepts
 from ..contract import Adapter, Compute, Target
+from ..lazy_tensor import LazyTensor
 from ..rebind import rebound
 from .guard import Guard
 from .mark import Mark
 from .placing import Placing
+from .scoping import Around, put_around
 from .tally import Tally
 
 # By identity, not as attributes: functools.wraps copies those onto what somebody else puts around ours.
@@ -77,7 +79,18 @@ def replacement(
 
 
 def compose(method: types.FunctionType, parts: Mapping[Target, Callable[..., Any]]) -> types.FunctionType:
-    """What goes into the slot of *method*: its replacement, or its copy with functions replaced."""
+    """What goes into the slot of *method*: its replacement, or its copy with functions replaced; and what is around."""
+    arounds = [part for part in parts.values() if isinstance(part, Around)]
+    within = {target: part for target, part in parts.items() if not isinstance(part, Around)}
+    inner = _composed_within(method, within) if within else method
+    if not arounds:
+        return inner
+    outer = put_around(inner, method, next(iter(parts)).method, arounds)
+    _composed[outer] = dict(parts)
+    return outer
+
+
+def _composed_within(method: types.FunctionType, parts: Mapping[Target, Callable[..., Any]]) -> types.FunctionType:
     for target, part in parts.items():
         if target.function is None:
             part.__name__ = target.method
@@ -104,8 +117,8 @@ def replacement_of(part: Callable[..., Any]) -> Replacement:
 
 
 def mark_of(part: Callable[..., Any]) -> Mark:
-    """The mark of a replacement."""
-    return _replacements[part].mark
+    """The mark of a replacement, or of what goes around a method."""
+    return part.mark if isinstance(part, Around) else _replacements[part].mark
 
 
 def _guarded(
@@ -118,6 +131,7 @@ def _guarded(
     bound = about.mark.target.function is None
     method, name = about.mark.target.method, about.mark.target.function
     space = None if accepts.space is None else accepts.space.held
+    lazy = accepts.watch.unhooked
 
     @functools.wraps(original)
     def replaced(*args: Any, **kwargs: Any) -> Any:
@@ -132,6 +146,8 @@ def _guarded(
         if result is not NotImplemented:
             if not compiling():
                 tally.fused(args[0] if bound else None)
+                if lazy and isinstance(result, LazyTensor):
+                    result.counted_by(tally.of(args[0] if bound else None))
             return result
         if not compiling():
             tally.original(args[0] if bound else None, lambda: about.why_not(args, kwargs) or DECLINED)

@@ -15,10 +15,16 @@ class Count:
     Attributes:
         fused: Those that the kernel computed.
         original: Those that the original did.
+        made_real: Of those that the kernel computed, by what needed the values of a lazy result, how many.
     """
 
     fused: int = 0
     original: int = 0
+    made_real: dict[str, int] = field(default_factory=dict)
+
+    def real(self, why: str) -> None:
+        """Count a lazy result that *why* needed the values of."""
+        self.made_real[why] = self.made_real.get(why, 0) + 1
 
 
 Listener = Callable[[Count, str], None]

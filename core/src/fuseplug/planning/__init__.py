@@ -56,15 +56,15 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
     report = Report(
         model_class=class_name(model),
         mode=rules.mode,
-        entries=[entry for entry, _ in decisions],
+        entries=[decision.entry for decision in decisions],
         records=[record for record in rules.installed if _concerns(record, places)],
         idle=_idle(rules, places, decider.answered),
-        notes=_notes(model, decisions, rules.installed),
+        notes=[*_notes(model, decisions, rules.installed), *_unasked(rules.allow, decider.consents)],
         seconds=time.perf_counter() - start - decider.compile_seconds,
         compile_seconds=decider.compile_seconds,
     )
     classes = {path: class_name(place.module) for place in places for path in place.paths}
-    return Plan(report, [patch for _, patch in decisions if patch is not None], classes)
+    return Plan(report, [patch for decision in decisions for patch in decision.patches], classes)
 
 
 def _concerns(record: KernelRecord, places: Sequence[Place]) -> bool:
@@ -94,15 +94,22 @@ def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> 
     return idle
 
 
+def _unasked(allow: Sequence[str], consents: AbstractSet[str]) -> list[str]:
+    """A note on each consent that no kernel asked for."""
+    known = f"; asked for: {', '.join(sorted(consents))}" if consents else ""
+    return [f"allow={word!r}: no kernel asked for that{known}" for word in allow if word not in consents]
+
+
 def _notes(model: nn.Module, decisions: Sequence[Decision], records: Sequence[KernelRecord]) -> list[str]:
     """What a user should know beyond the answers for each site."""
     found = []
-    used = {entry.kernel_id for entry, _ in decisions}
+    entries = [decision.entry for decision in decisions]
+    used = {entry.kernel_id for entry in entries}
     if lacking := sorted(
         {f'"{record.requires}"' for record in records if record.requires and record.kernel_id in used}
     ):
         found.append(f"the machine that this is planned for needs: pip install {' '.join(lacking)}")
-    if any(entry.check == "pending" for entry, _ in decisions):
+    if any(entry.check == "pending" for entry in entries):
         found.append("kernel check pending: call apply_all again once the model is on its device")
     if attributes_of(model).get("_use_kernels") is True:
         found.append(

@@ -7,15 +7,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ..contract import Answer, Compute, Proposal, Rejection, Site, Target
+from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
 from ..hookspecs import BaseKernel, resolve
-from ..patching import Mark, Patch, patch_of, replacement_of, subject_of
+from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
 from ..proposing import Question
 from ..report import CheckStatus, Entry
 from ..safe_access import class_name, said_by
@@ -26,7 +26,20 @@ from .rules import Rules, kernel_of
 Ask = Callable[[Sequence[Question]], Sequence[Sequence[Answer]]]
 """Puts questions to kernels, and gives their answers."""
 
-Decision = tuple[Entry, "Patch | None"]
+
+class Decision(NamedTuple):
+    """An answer, and the patches that it leads to: of its target, and of what goes around a method for it."""
+
+    entry: Entry
+    patches: Sequence[Patch] = ()
+
+
+class _Part(NamedTuple):
+    """A target: the module that has it, the target on that module, and what is replaced there."""
+
+    place: Place
+    target: Target
+    subject: Subject
 
 
 @dataclass(frozen=True)
@@ -45,8 +58,11 @@ class Decider:
         self._ask = ask
         self._by_id = {record.kernel_id: record for record in rules.records}
         self._verifier = Verifier()
+        self._places: dict[str, Place] = {}
+        self._taken: dict[tuple[int, str], str] = {}
         self._covered: dict[str, str] = {}
         self._answered: set[str] = set()
+        self._consents: set[str] = set()
         self._unavailable: dict[tuple[str, str], str | None] = {}
         self._offered: dict[tuple[int, str], _Offered] = {}
 
@@ -58,18 +74,18 @@ class Decider:
             why = Rejection(
                 f"it cannot be planned: {said_by(error)}. Mend its class, or leave it out with skip=", kind="error"
             )
-            return [(replace(_blank(place), rejections=(("fuseplug", why),)), None)]
+            return [Decision(replace(_blank(place), rejections=(("fuseplug", why),)))]
 
     def _answers(self, place: Place) -> Iterator[Decision]:
         if _scripted(place.module):
             why = Rejection("it is TorchScript, whose methods cannot be replaced: apply before scripting")
-            yield replace(_blank(place), rejections=(("fuseplug", why),)), None
+            yield Decision(replace(_blank(place), rejections=(("fuseplug", why),)))
             return
         if place.fault is not None:
             if covering := self._covering(place):
-                yield replace(_blank(place), covered_by=covering), None
+                yield Decision(replace(_blank(place), covered_by=covering))
             else:
-                yield replace(_blank(place), rejections=(("fuseplug", place.fault),)), None
+                yield Decision(replace(_blank(place), rejections=(("fuseplug", place.fault),)))
             return
         offered = self._offered[_likeness(place)]
         if offered.proposals:
@@ -78,12 +94,13 @@ class Decider:
         elif offered.rejections:
             blank = replace(_blank(place), op=kernel_of(self._by_id[offered.rejections[0][0]]).op)
             if covering := self._covering(place):
-                yield replace(blank, covered_by=covering), None
+                yield Decision(replace(blank, covered_by=covering))
             else:
-                yield replace(blank, rejections=offered.rejections), None
+                yield Decision(replace(blank, rejections=offered.rejections))
 
     def ask(self, places: Sequence[Place]) -> None:
         """Ask about *places*, once for all places that are alike."""
+        self._places = {path: place for place in places for path in place.paths}
         first: dict[tuple[int, str], Place] = {}
         for place in places:
             if place.fault is None and not _scripted(place.module):
@@ -107,6 +124,7 @@ class Decider:
             if answer.rejection is not None:
                 rejections.append((answer.kernel_id, _blaming(record, answer.rejection)))
             for proposal in answer.proposals:
+                self._consents |= {proposal.consent.word} if proposal.consent is not None else set()
                 proposals[proposal.target].append((record, proposal))
         return _Offered(proposals, tuple(rejections))
 
@@ -119,19 +137,17 @@ class Decider:
             ranked = sorted(offers[target], key=lambda offer: self._rules.rank(offer[0], place.device_type))
             entry = replace(blank, target=target, op=kernel_of(ranked[0][0]).op)
             if target.function is not None and target.method in fused_methods:
-                yield replace(entry, covered_by=place.paths[0] or "the model"), None
+                yield Decision(replace(entry, covered_by=place.paths[0] or "the model"))
             elif covering := self._covering(place):
-                yield replace(entry, covered_by=covering), None
+                yield Decision(replace(entry, covered_by=covering))
             else:
-                entry, patch, proposal = self._decide(place, entry, target, ranked)
+                decisions, proposal = self._decide(place, entry, target, ranked)
                 if proposal is not None:
-                    fused_methods |= {target.method} if target.function is None else set()
+                    fused_methods |= {target.method} if target.function is None and not target.path else set()
                     self._covered |= {
-                        f"{above}.{path}" if above else path: above or "the model"
-                        for above in place.paths
-                        for path in proposal.covers
+                        _joined(above, path): above or "the model" for above in place.paths for path in proposal.covers
                     }
-                yield entry, patch
+                yield from decisions
 
     def _covering(self, place: Place) -> str:
         """Whose replacement no longer calls *place*, or what it is part of; ``""`` if any path still does."""
@@ -143,41 +159,108 @@ class Decider:
 
     def _decide(
         self, place: Place, entry: Entry, target: Target, ranked: Sequence[tuple[KernelRecord, Proposal]]
-    ) -> tuple[Entry, Patch | None, Proposal | None]:
+    ) -> tuple[list[Decision], Proposal | None]:
         rejections = list(entry.rejections)
-        subject = subject_of(place.module, place.alike, target)
-        if isinstance(subject, Rejection):
-            return replace(entry, rejections=(*rejections, ("fuseplug", subject))), None, None
+        part = self._part(place, target)
+        if isinstance(part, Rejection):
+            return [Decision(replace(entry, rejections=(*rejections, ("fuseplug", part))))], None
         for number, (record, proposal) in enumerate(ranked):
             try:
-                verdict = self._verify(place, record, proposal, subject)
+                made = self._made(place, record, proposal, entry)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001 - a kernel that calls sys.exit() ends no program
-                verdict = Rejection(f"{said_by(error)} while it was verified", kind="error")
-            if isinstance(verdict, Rejection):
-                rejections.append((record.kernel_id, _blaming(record, verdict)))
+                made = Rejection(f"{said_by(error)} while it was verified", kind="error")
+            if isinstance(made, Rejection):
+                rejections.append((record.kernel_id, _blaming(record, made)))
                 continue
-            semantics, ran, check = verdict
-            mark = Mark(record.kernel_id, semantics.adapter.variant, target, place.device_type)
-            patch = patch_of(
-                *(place.module, place.paths[0], mark, _compute_of(record), semantics, ran, subject),
-                differentiable=kernel_of(record).differentiable,
+            first, *others = made
+            outranked = tuple(other.kernel_id for other, _ in ranked[number + 1 :])
+            won = replace(first.entry, rejections=tuple(rejections), outranked=outranked)
+            return [Decision(won, first.patches), *others], proposal
+        return [Decision(replace(entry, rejections=tuple(rejections)))], None
+
+    def _made(self, place: Place, record: KernelRecord, proposal: Proposal, entry: Entry) -> list[Decision] | Rejection:
+        """The decisions for all targets of *proposal*; or why it is rejected. *entry* is that of the first target."""
+        consent = proposal.consent
+        if consent is not None and consent.word not in self._rules.allow:
+            return Rejection(
+                f'it needs your consent, allow=["{consent.word}"], because {consent.gives_up}', kind="consent"
             )
-            if isinstance(patch, Rejection):
-                rejections.append((record.kernel_id, _blaming(record, patch)))
-                continue
-            entry = replace(
-                entry,
-                kernel_id=record.kernel_id,
-                variant=semantics.adapter.variant,
-                check=check,
-                watched=tuple(replacement_of(patch.function).watch.described()),
-                rejections=tuple(rejections),
-                outranked=tuple(other.kernel_id for other, _ in ranked[number + 1 :]),
-            )
-            return entry, patch, proposal
-        return replace(entry, rejections=tuple(rejections)), None, None
+        decisions: list[Decision] = []
+        for each in proposal.all_targets:
+            part = self._part(place, each.target)
+            made = part if isinstance(part, Rejection) else self._replaced(part, record, each, proposal.scope)
+            if isinstance(made, Rejection):
+                if each is proposal:
+                    return made
+                return replace(made, reason=f"its {each.target}, which goes with it: {made.reason}")
+            decisions.append(made)
+        first = decisions[0]
+        patches = [*first.patches]
+        if proposal.scope is not None:
+            mark = Mark(record.kernel_id, first.entry.variant, Target(), place.device_type)
+            around = patch_around(place.module, place.paths[0], mark, proposal.scope)
+            if isinstance(around, Rejection):
+                return around
+            patches.append(around)
+        found = replace(
+            first.entry,
+            paths=place.paths,
+            class_name=entry.class_name,
+            target=proposal.target,
+            gives_up=consent.gives_up if consent is not None else "",
+        )
+        decisions[0] = Decision(found, patches)
+        for each in proposal.all_targets:
+            if (each.target.path or each is not proposal) and each.target.function is None:
+                module = self._places[_joined(place.paths[0], each.target.path)].module
+                self._taken[id(module), each.target.method] = place.paths[0] or "the model"
+        return [Decision(replace(each.entry, op=entry.op), each.patches) for each in decisions]
+
+    def _replaced(
+        self, part: _Part, record: KernelRecord, proposal: Proposal, scope: Scope | None
+    ) -> Decision | Rejection:
+        """The decision for one target, whatever goes with it."""
+        place, target, subject = part
+        verdict = self._verify(place, record, proposal, subject)
+        if isinstance(verdict, Rejection):
+            return verdict
+        semantics, ran, check = verdict
+        mark = Mark(record.kernel_id, semantics.adapter.variant, target, place.device_type)
+        patch = patch_of(
+            *(place.module, place.paths[0], mark, _compute_of(record), semantics, ran, subject),
+            differentiable=kernel_of(record).differentiable,
+            scope=scope,
+            lazy=proposal.lazy is not None,
+        )
+        if isinstance(patch, Rejection):
+            return patch
+        entry = replace(
+            _blank(place),
+            target=target,
+            kernel_id=record.kernel_id,
+            variant=semantics.adapter.variant,
+            check=check,
+            watched=tuple(replacement_of(patch.function).watch.described()),
+        )
+        return Decision(entry, (patch,))
+
+    def _part(self, place: Place, target: Target) -> _Part | Rejection:
+        """What *target* of the site *place* is; or why it cannot be replaced."""
+        own = replace(target, path="")
+        there = place if not target.path else self._places.get(_joined(place.paths[0], target.path))
+        if there is None:
+            return Rejection(f"its {target.path} is no module that is planned: it is not there, or left out")
+        if there.fault is not None:
+            return there.fault
+        taken = self._taken.get((id(there.module), target.method))
+        if taken is not None and target.function is None:
+            return Rejection(f"its {target} is fused already, together with {taken}")
+        if target.path and (covering := self._covering(there)):
+            return Rejection(f"its {target} is no longer called: {covering} is fused")
+        subject = subject_of(there.module, there.alike, own)
+        return subject if isinstance(subject, Rejection) else _Part(there, own, subject)
 
     def _verify(
         self, place: Place, record: KernelRecord, proposal: Proposal, subject: Subject
@@ -209,6 +292,11 @@ class Decider:
         """The kernels that answered for at least one site."""
         return self._answered
 
+    @property
+    def consents(self) -> AbstractSet[str]:
+        """What kernels asked the user to agree to."""
+        return self._consents
+
     def _lacks(self, record: KernelRecord, device_type: str) -> str | None:
         key = (record.kernel_id, device_type)
         if key not in self._unavailable:
@@ -222,6 +310,10 @@ def _likeness(place: Place) -> tuple[int, str]:
 
 def _blank(place: Place) -> Entry:
     return Entry(place.paths, class_name(place.module), place.device_type)
+
+
+def _joined(path: str, below: str) -> str:
+    return f"{path}.{below}" if path and below else path or below
 
 
 def _scripted(module: nn.Module) -> bool:

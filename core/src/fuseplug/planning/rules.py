@@ -21,6 +21,7 @@ class Rules:
         mode: What the model is for.
         check: Whether kernels are run on their device before they are chosen.
         installed: Every kernel there is, for the report.
+        allow: What the caller has agreed to give up, as `Consent.word`.
     """
 
     records: Sequence[KernelRecord]
@@ -28,6 +29,7 @@ class Rules:
     mode: Mode
     check: bool
     installed: Sequence[KernelRecord]
+    allow: Sequence[str] = ()
 
     def rank(self, record: KernelRecord, device_type: str) -> tuple[int, bool, int, str]:
         """Sort key: the caller's order, then kernels that name this device type, then priority, then id."""

@@ -12,7 +12,7 @@ import torch
 from ..accepts import Dtypes
 from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
-from .comparing import Tolerance, departure, excess
+from .comparing import Tolerance, departure, difference, excess
 from .examining import Semantics, dtypes_in
 from .examples import example_of, raised
 from .outcome import AS_USUAL, Handing, Outcome, Subject, run
@@ -61,7 +61,7 @@ class KernelCheck:
             self._fused = adapter.standing_for(original, self._kernel.load())
             self._reference = adapter.standing_for(original, self._kernel.load_reference())
             mix = self._proposal.mixes[0]
-            if (wrong := self._wrong_in(mix, first=True)) is not None:
+            if (wrong := self._wrong_in(mix, first=True) or self._wrong_when_real(mix)) is not None:
                 return wrong
             mixes = [mix, *filter(self._is_right_in, self._proposal.likely)]
             ranks = self._ranks(mix)
@@ -100,6 +100,21 @@ class KernelCheck:
         if first:
             example = example_of(self._proposal, mix, 3 * max(sizes) // 2)
             return self._judged(example, self._run(self._fused, example))
+        return None
+
+    def _wrong_when_real(self, mix: Any) -> Rejection | None:
+        """What is wrong with the tensors that lazy results become: they must be the original's bit for bit."""
+        if self._subject.lazy is None:
+            return None
+        example = replace(example_of(self._proposal, mix, min(self._kernel.check_sizes)), after=None)
+        for autocast in (False, True):
+            found = self._run(self._fused, example, autocast=autocast)
+            if why := difference(found, self._run(self._subject.original, example, autocast=autocast)):
+                under = " under autocast" if autocast else ""
+                return Rejection(
+                    f"its lazy result becomes something else than the original's on {self._device}{under}: {why}",
+                    kind="failed",
+                )
         return None
 
     def _ranks(self, mix: Any) -> frozenset[int] | Rejection:

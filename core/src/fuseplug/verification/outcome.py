@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..contract import Example
+from ..lazy_tensor import LazyTensor
 from ..watch import ById
 from .nested import leaves, mapped, tensors
 from .neutral import same_random_numbers
 from .twin import twin
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Subject:
         space: For a function, the globals in which the method looks it up.
         draws: Whether it may draw random numbers. Each run then draws the same ones as any other, and the process's
             generators are put back; if not, they are left alone.
+        lazy: The class of lazy tensors that may stand for its results, as `Proposal.lazy`.
     """
 
     original: Callable[..., Any]
@@ -35,10 +40,11 @@ class Subject:
     alike: int | None = None
     space: ById | None = None
     draws: bool = True
+    lazy: type[LazyTensor] | None = None
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
+def _as_it_is(value: T) -> T:
+    return value
 
 
 def _every(_name: str) -> bool:
@@ -152,7 +158,8 @@ def run(
         # Nothing else around a call with gradients: it would put back what a kernel leaves turned off, and that must be
         # seen.
         with _surroundings(device.type, gradients=gradients, autocast=autocast, watching=watching):
-            result = function(*call, **kwargs)
+            result = (example.after or _as_it_is)(function(*call, **kwargs))
+        result = mapped(functools.partial(_computed, subject.lazy), result)
         outputs = tensors(result)
         values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
         if gradients:
@@ -165,6 +172,11 @@ def run(
     steps = {f"output[{i}]": _steps(output) for i, output in enumerate(outputs)}
     detached = {name: value if value is None else value.detach() for name, value in values.items()}
     return Outcome(detached, structure, steps)
+
+
+def _computed(lazy: type[LazyTensor] | None, value: Any) -> Any:
+    """The tensor for which *value* stands, if it is of the class *lazy*."""
+    return value.computed() if lazy is not None and isinstance(value, lazy) else value
 
 
 def _steps(tensor: Tensor) -> tuple[int, ...] | None:

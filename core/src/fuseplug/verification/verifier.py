@@ -38,6 +38,7 @@ class Verifier:
 
         They must be equal bit for bit, or within the tolerance if the proposal says ``exact=False``.
         """
+        subject = replace(subject, lazy=proposal.lazy)
         key = (kernel.reference, *_question(proposal, subject))
         if key not in self._semantics:
             with neutral():
@@ -48,6 +49,7 @@ class Verifier:
         self, kernel: BaseKernel, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
     ) -> Ran | Rejection:
         """Run the kernel on *device* against the original there and the reference in float64; say what is wrong."""
+        subject = replace(subject, lazy=proposal.lazy)
         key = (kernel.kernel_id, device, semantics.adapter, *_question(proposal, subject))
         if key not in self._checks:
             with neutral(device.type):
@@ -61,7 +63,7 @@ def _question(proposal: Proposal, subject: Subject) -> tuple[Hashable, ...]:
     offered = tuple(
         tuple(value) if isinstance(value := getattr(proposal, each.name), Sequence) else value
         for each in fields(proposal)
-        if each.name not in ("example", "covers")
+        if each.name not in ("example", "covers", "beside")
     )
     return (*offered, subject.original, subject.alike)
 

@@ -1,11 +1,187 @@
-"""Finds the head of a model that takes labels."""
+"""Finds the head of a model that takes labels, and makes the examples on which it is tried."""
 
 from __future__ import annotations
 
-from fuseplug import Proposal, Rejection, Site
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fuseplug import Adapter, Compute, Consent, Example, Proposal, Rejection, Scope, Site, Target
+
+from .lazy_logits import LazyLogits, lazy_linear
+
+LABELS = ("labels", "shift_labels")
+CONSENT = Consent(
+    "lazy_logits",
+    "the logits of training calls are computed only when something uses their values: type(outputs.logits) is then a "
+    "subclass of Tensor, and after optimizer.step() they can no longer be computed",
+)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_WIDTH, _VOCABULARY = 32, 67
+
+
+@dataclass(frozen=True)
+class HeadAdapter(Adapter):
+    """Calls a linear cross-entropy in the place of a head and of the loss of its logits.
+
+    Attributes:
+        variant: ``"linear"``, or ``"linear-bias"``.
+        bias: Whether the head has a bias.
+    """
+
+    variant: str
+    bias: bool
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The weight, and the bias if there is one."""
+        return ("weight", "bias") if self.bias else ("weight",)
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return ``forward(module, input)``: `LazyLogits`, ``(..., vocabulary)``, for *input* ``(..., hidden)``."""
+
+        def forward(module: Any, input: Tensor) -> Any:  # noqa: A002 - nn.Linear's own name
+            return lazy_linear(compute, input, module.weight, module.bias)
+
+        return forward
+
+
+class Mix(NamedTuple):
+    """One combination to check.
+
+    Attributes:
+        dtype: Of input and weight.
+        after: What the model does with the logits: a key of `AFTER`.
+    """
+
+    dtype: torch.dtype
+    after: str
 
 
 def match(site: Site) -> list[Proposal] | Rejection | None:
-    """Say whether *site* is a model with a head."""
-    del site
-    return None
+    """Say whether *site* is a model whose forward takes labels, and which module its head is."""
+    model = site.module
+    if not _takes_labels(type(model)):
+        return None
+    path = _head_of(model)
+    if path is None:
+        return None
+    if isinstance(path, Rejection):
+        return path
+    head = model.get_submodule(path)
+    if type(head).forward is not nn.Linear.forward:
+        return Rejection(f"its head, {path}, is a {type(head).__name__}; an nn.Linear is expected")
+    weight = head.weight
+    if not isinstance(weight, Tensor) or weight.dtype not in _DTYPES:
+        return Rejection(f"the weight of its head is {getattr(weight, 'dtype', weight)}; expected float32 or half")
+    if weight.dim() == 2 and weight.shape[1] != getattr(head, "in_features", weight.shape[1]):
+        return Rejection(f"the weight of its head, {path}, is sharded or packed: {list(weight.shape)}")
+    bias = head.bias is not None
+    dtypes = sorted(_DTYPES, key=lambda dtype: dtype is not weight.dtype)
+    # All that is done with the logits in the dtype of the module; the usual in the others.
+    mixes = [Mix(dtypes[0], after) for after in AFTER] + [Mix(dtype, "shifted") for dtype in dtypes[1:]]
+    return [
+        Proposal(
+            target=Target(path=path),
+            adapters=(HeadAdapter("linear-bias" if bias else "linear", bias),),
+            example=functools.partial(_example, bias),
+            mixes=tuple(mixes),
+            # The logits, the product with each number of a softcap, the gradient of each, and the sum of a gradient.
+            roundings=8.0,
+            working_roundings=64.0,
+            exact=False,
+            likely=tuple(mixes[1 : len(AFTER)]),
+            scope=Scope(in_training),
+            lazy=LazyLogits,
+            consent=CONSENT,
+        )
+    ]
+
+
+def in_training(module: nn.Module, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call is one of training: it has labels, or the model is in training mode."""
+    return module.training or any(arguments.get(name) is not None for name in LABELS)
+
+
+def _takes_labels(cls: type[nn.Module]) -> bool:
+    try:
+        parameters = inspect.signature(cls.forward).parameters
+    except (TypeError, ValueError):
+        return False
+    return any(name in parameters for name in LABELS)
+
+
+def _head_of(model: nn.Module) -> str | Rejection | None:
+    """The path of the head; why there is none to use; or ``None`` if the model has no head."""
+    ask = getattr(type(model), "get_output_embeddings", None)
+    if ask is None:
+        return None
+    try:
+        head = ask(model)
+    except Exception as error:  # noqa: BLE001 - a third party's method may raise anything
+        return Rejection(f"its get_output_embeddings() raises {type(error).__name__}: {error}")
+    if head is None:
+        return None
+    paths = [path for path, module in model.named_modules() if module is head]
+    return paths[0] if paths else Rejection(f"its head, a {type(head).__name__}, is not one of its modules")
+
+
+def _example(bias: bool, mix: Mix, size: int, generator: torch.Generator) -> Example:
+    """Hidden states ``(2, tokens, width)`` whose logits have several magnitudes, and a weight.
+
+    For large sizes the vocabulary is larger, so that more than one block of it is used.
+    """
+    width = _WIDTH if size < 1 << 12 else 4 * _WIDTH
+    vocabulary = _VOCABULARY if size < 1 << 12 else 61 * _VOCABULARY
+    tokens = max(3, math.ceil(size / width / 2))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
+
+    scale = torch.tensor([1.0, 0.25, 4.0]).repeat(math.ceil(tokens / 3))[:tokens]
+    hidden = normal(2, tokens, width) * scale.view(1, tokens, 1)
+    parameters = {"weight": (normal(vocabulary, width) / math.sqrt(width)).to(mix.dtype)}
+    if bias:
+        parameters["bias"] = normal(vocabulary).to(mix.dtype)
+    return Example((hidden.to(mix.dtype),), parameters, after=AFTER[mix.after])
+
+
+def _labels(logits: Tensor) -> Tensor:
+    """A label for each row, one in five to be ignored."""
+    count = logits.shape[:-1].numel()
+    labels = (torch.arange(count, device=logits.device) * 7919 + 3) % logits.shape[-1]
+    labels[::5] = -100
+    return labels
+
+
+def _shifted(logits: Tensor) -> Tensor:
+    """The usual loss of a causal model."""
+    logits = logits.float()
+    return functional.cross_entropy(logits.view(-1, logits.shape[-1]), _labels(logits))
+
+
+def _summed(logits: Tensor) -> Tensor:
+    """Scaled, without the last token, summed and divided by a number of items, as a trainer has it."""
+    logits = (logits * 0.25).float()
+    cut = logits[..., :-1, :].contiguous() if logits.dim() > 1 else logits
+    flat = cut.reshape(-1, logits.shape[-1])
+    return functional.cross_entropy(flat, _labels(flat), reduction="sum") / 7
+
+
+def _capped(logits: Tensor) -> Tensor:
+    """Capped, and used twice: for the loss, and for a mean of the values."""
+    logits = torch.tanh(logits / 3.0) * 3.0
+    flat = logits.float().view(-1, logits.shape[-1])
+    loss = functional.cross_entropy(flat, _labels(flat), label_smoothing=0.1)
+    return torch.stack((loss, logits.float().mean()))
+
+
+AFTER: dict[str, Callable[[Tensor], Tensor]] = {"shifted": _shifted, "summed": _summed, "capped": _capped}
+"""What models do with logits, as far as it makes a difference for a kernel."""

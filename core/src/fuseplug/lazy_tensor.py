@@ -1,0 +1,399 @@
+"""A tensor that is computed when something needs its values, and need not be computed if nothing does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from .torch_private import (
+    DisableTorchFunctionSubclass,
+    are_functorch_transforms_active,
+    get_tracing_state,
+    in_forward_mode,
+    len_torch_dispatch_stack,
+    make_wrapper_subclass,
+    tree_leaves,
+    tree_map,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Make = Callable[..., Tensor]
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+
+_ABOUT = frozenset(
+    {
+        *(
+            getattr(Tensor, name).__get__
+            for name in (
+                "shape",
+                "dtype",
+                "device",
+                "layout",
+                "ndim",
+                "requires_grad",
+                "is_leaf",
+                "is_cpu",
+                "is_cuda",
+                "is_meta",
+                "is_mps",
+                "is_nested",
+                "is_quantized",
+                "is_sparse",
+                "is_xla",
+                "itemsize",
+                "nbytes",
+            )
+        ),
+        *(
+            getattr(Tensor, name)
+            for name in (
+                "size",
+                "stride",
+                "dim",
+                "ndimension",
+                "numel",
+                "nelement",
+                "element_size",
+                "is_contiguous",
+                "is_complex",
+                "is_floating_point",
+                "get_device",
+                "storage_offset",
+                "__len__",
+            )
+        ),
+        torch.is_floating_point,
+        torch.is_complex,
+        torch.numel,
+    }
+)
+"""What is asked about a tensor and needs none of its values."""
+
+_HOOKS = frozenset({Tensor.register_hook, Tensor.retain_grad, torch.autograd.grad})
+"""What asks for the gradient of the tensor itself."""
+
+
+class Realised(Protocol):
+    """What is told that a lazy tensor was computed after all."""
+
+    def real(self, why: str) -> None:
+        """Take note of it; *why* is the name of what needed the values."""
+
+
+class LazyTensor(Tensor):
+    """The result of a method, computed when something needs its values.
+
+    It has the shape, strides, dtype and device of the result, and its gradient function. A subclass says in `foreseen`
+    what it answers without the values. At every other use it becomes the real tensor: the original's code is run then,
+    once, on the inputs of the call and under the autocast of the call. So the values and gradients are those of the
+    original, bit for bit.
+
+    Two uses raise a `RuntimeError`, because no right answer exists any more: a use of the values after an input of the
+    call was changed in place, and a request for the gradient of the tensor itself after `foreseen` answered without it.
+    """
+
+    _make: Make
+    _replay: Callable[[Tensor], Tensor]
+    _inputs: tuple[Tensor | None, ...]
+    _versions: tuple[int, ...]
+    _layout: Tensor
+    _autocast: tuple[bool, torch.dtype]
+    _parent: LazyTensor | None
+    _real: Tensor | None
+    _real_version: int
+    _answered: bool
+    _told: Realised | None
+    facts: Mapping[str, Any]
+    """What the subclass keeps, as given to `standing_for` and `then`."""
+
+    @classmethod
+    def standing_for(cls, make: Make, *inputs: Tensor | None, **facts: Any) -> Self:
+        """Make one in the place of ``make(*inputs)``.
+
+        Args:
+            make: The original's code. It must give the same for the same inputs, have no side effects, and compute the
+                shape, strides and dtype of the result on meta. It is run under the autocast of now.
+            *inputs: All tensors that it reads, dense and plain. ``None`` is passed on.
+            **facts: What the subclass wants to know later.
+
+        Returns:
+            The lazy tensor; ``NotImplemented`` if a result cannot be lazy here: no gradient is recorded, an input is no
+            plain tensor, or the call is traced, compiled or transformed.
+        """
+        given = [each for each in inputs if each is not None]
+        if (
+            torch.compiler.is_compiling()
+            or not torch.is_grad_enabled()
+            or not all(
+                type(each) in _PLAIN and not each.is_inference() and each.device.type != "meta" for each in given
+            )
+            or not any(each.requires_grad for each in given)
+            or get_tracing_state() is not None
+            or are_functorch_transforms_active()
+            or in_forward_mode()
+            or len_torch_dispatch_stack()
+        ):
+            return cast("Self", NotImplemented)
+        with torch.no_grad():
+            layout = make(*(None if each is None else each.detach().to("meta") for each in inputs))
+        return cls._new(make, inputs, layout, None, facts)
+
+    @classmethod
+    def _new(
+        cls,
+        make: Make,
+        inputs: Sequence[Tensor | None],
+        layout: Tensor,
+        parent: LazyTensor | None,
+        facts: Mapping[str, Any],
+    ) -> Self:
+        given = [each for each in inputs if each is not None]
+        kind = given[0].device.type
+        autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        new = cast("Self", _Standing.apply(cls, make, layout, autocast, *inputs))  # type: ignore[no-untyped-call]
+        new._make, new._inputs, new._layout, new._autocast = make, tuple(inputs), layout, autocast
+        new._versions = tuple(each._version for each in given)
+        new._parent, new._real, new._real_version, new._answered, new._told = parent, None, 0, False, None
+        new.facts = facts
+        return new
+
+    def foreseen(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Answer a call of a torch function with this among its arguments, without the values. For subclasses.
+
+        Args:
+            function: As in ``__torch_function__``: ``torch.Tensor.float``, ``torch.nn.functional.cross_entropy``, …
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The result: what `then` makes, or anything computed from the inputs in another way; or ``NotImplemented``,
+            for the real tensor to be used.
+        """
+        del function, args, kwargs
+        return NotImplemented
+
+    def then(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], **facts: Any
+    ) -> LazyTensor:
+        """The lazy result of ``function(*args, **kwargs)``, which is run when something needs the values.
+
+        Args:
+            function: A torch function without side effects that gives one tensor.
+            args: Its arguments. This is the only tensor among them.
+            kwargs: Its keyword arguments.
+            **facts: What is otherwise known of the result than of this.
+
+        Raises:
+            Exception: What *function* raises on a tensor of this shape.
+        """
+
+        def replay(tensor: Tensor) -> Tensor:
+            def put(value: Any) -> Any:
+                return tensor if value is self else value
+
+            result: Tensor = function(*tree_map(put, tuple(args)), **tree_map(put, dict(kwargs)))
+            return result
+
+        with torch.no_grad():
+            layout = replay(self._layout)
+        make, inner = self._make, self._under
+
+        def whole(*tensors: Tensor | None) -> Tensor:
+            with inner():
+                made = make(*tensors)
+            return replay(made)
+
+        new = type(self)._new(whole, self._inputs, layout, self, {**self.facts, **facts})
+        new._replay, new._versions = replay, self._versions
+        return new
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the values were needed, here or in a tensor that this was made from."""
+        with DisableTorchFunctionSubclass():
+            return self._real is not None or (self._parent is not None and self._parent.is_real)
+
+    def computed(self, why: str = "computed()") -> Tensor:
+        """The tensor itself, with its gradient function. It is computed once.
+
+        Raises:
+            RuntimeError: If an input was changed since, in place or by freeing its memory; or if the tensor that this
+                was made from was written into since.
+        """
+        with DisableTorchFunctionSubclass():
+            if self._real is None:
+                self._real = self._computed(why)
+                self._real_version = self._real._version
+            return self._real
+
+    def _computed(self, why: str) -> Tensor:
+        with _as_in_training(), self._under():
+            if self._parent is not None:
+                made = self._parent.computed(why)
+                result = self._replay(made)
+                if made._version != self._parent._real_version and not _shares_memory(result, made):
+                    raise RuntimeError(
+                        f"{why} needs the values of a lazy {_shape(self)}, and they are gone: the tensor that it was "
+                        "made from was written into since. Use it before that, or call .computed() on it there"
+                    )
+                return result
+            self.check_inputs(why)
+            self._tell(why)
+            return self._make(*self._inputs)
+
+    def check_inputs(self, why: str) -> None:
+        """Raise a `RuntimeError` if an input is no longer what it was in the call."""
+        given = [each for each in self._inputs if each is not None]
+        for each, version in zip(given, self._versions, strict=True):
+            gone = each.numel() and each.untyped_storage().size() == 0
+            if each._version != version or gone:
+                raise RuntimeError(
+                    f"{why} needs the values of a lazy {_shape(self)}, which were not computed in the forward, and now "
+                    f"one of its inputs, {_shape(each)}, {'was freed' if gone else 'was changed in place'}: use it "
+                    "before optimizer.step() and before parameters are sharded again, call .computed() on it there, or "
+                    "undo the kernel"
+                )
+
+    def counted_by(self, told: Realised) -> None:
+        """Have *told* know when this, or anything made from it, is computed after all."""
+        self._told = told
+
+    def _tell(self, why: str) -> None:
+        if self._told is not None:
+            self._told.real(why)
+
+    @contextlib.contextmanager
+    def _under(self) -> Iterator[None]:
+        """The autocast of the call."""
+        enabled, dtype = self._autocast
+        with DisableTorchFunctionSubclass():
+            kind = self.device.type
+        with torch.autocast(kind, dtype=dtype if enabled else None, enabled=enabled):
+            yield
+
+    def _note_answer(self) -> None:
+        self._answered = True
+        if self._parent is not None:
+            self._parent._note_answer()
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Answer what is about the tensor, ask `foreseen`, or use the real tensor."""
+        kwargs = kwargs or {}
+        if function in _ABOUT:
+            with DisableTorchFunctionSubclass():
+                return function(*args, **kwargs)
+        lazies = [each for each in tree_leaves((tuple(args), dict(kwargs))) if isinstance(each, LazyTensor)]
+        name = str(getattr(function, "__name__", function))
+        if name == "__get__":
+            name = str(getattr(getattr(function, "__self__", None), "__name__", name))
+        if function in _HOOKS and any(each._answered for each in lazies):
+            raise RuntimeError(
+                f"{name} asks for the gradient of a lazy {_shape(lazies[0])}, from which a result was computed without "
+                "it: ask before that, call .computed() on it before that, or undo the kernel"
+            )
+        if torch.is_grad_enabled() and not lazies[0].is_real:
+            with DisableTorchFunctionSubclass():
+                answer = lazies[0].foreseen(function, args, kwargs)
+            if answer is not NotImplemented:
+                if not isinstance(answer, LazyTensor):
+                    lazies[0]._note_answer()
+                return answer
+
+        def made_real(value: Any) -> Any:
+            return value.computed(name) if isinstance(value, LazyTensor) else value
+
+        return function(*tree_map(made_real, tuple(args)), **tree_map(made_real, dict(kwargs)))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[Any, Any]
+    ) -> Any:
+        """Use the values, where an operation is called below autograd: from C++, or in an `autograd.Function`."""
+
+        def value_of(value: Any) -> Any:
+            return value._value(str(func)) if isinstance(value, LazyTensor) else value
+
+        return func(*tree_map(value_of, args), **tree_map(value_of, kwargs))
+
+    def _value(self, why: str) -> Tensor:
+        """The values alone: the gradient goes through this tensor's own gradient function."""
+        if self._real is None:
+            with torch.no_grad(), self._under():
+                self.check_inputs(why)
+                self._tell(why)
+                return self._make(*self._inputs)
+        if self._real._version != self._real_version:
+            raise RuntimeError(
+                f"{why} needs a lazy {_shape(self)} that was written into, below autograd, where the write has no "
+                "gradient: call .computed() on it first"
+            )
+        return self._real.detach()
+
+
+class _Standing(torch.autograd.Function):
+    """Gives the lazy tensor a gradient function, for code that uses it below ``__torch_function__``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cls: type[LazyTensor],
+        make: Make,
+        layout: Tensor,
+        autocast: tuple[bool, torch.dtype],
+        *inputs: Tensor | None,
+    ) -> Tensor:
+        given = [each for each in inputs if each is not None]
+        ctx.make, ctx.autocast, ctx.present = make, autocast, [each is not None for each in inputs]
+        ctx.save_for_backward(*given)
+        return make_wrapper_subclass(
+            cls, layout.size(), strides=layout.stride(), dtype=layout.dtype, device=given[0].device
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        saved = iter(ctx.saved_tensors)
+        inputs = [next(saved).detach() if there else None for there in ctx.present]
+        needs = ctx.needs_input_grad[4:]
+        wanted = [each.requires_grad_() for each, need in zip(inputs, needs, strict=True) if need and each is not None]
+        enabled, dtype = ctx.autocast
+        kind = gradient.device.type
+        with torch.enable_grad(), torch.autocast(kind, dtype=dtype if enabled else None, enabled=enabled):
+            result = ctx.make(*inputs)
+        found = iter(torch.autograd.grad(result, wanted, gradient, allow_unused=True))
+        return None, None, None, None, *(next(found) if need else None for need in needs)
+
+
+@contextlib.contextmanager
+def _as_in_training() -> Iterator[None]:
+    """Gradients are recorded as in the call, whatever surrounds the use.
+
+    What is saved for the backward is kept as it is: checkpointing counts what is saved inside it, and would not find
+    it again when it runs the same code with a tensor that has been computed by then.
+    """
+
+    def same(tensor: Tensor) -> Tensor:
+        return tensor
+
+    with torch.inference_mode(False), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(same, same):
+        yield
+
+
+def _shares_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _shape(tensor: Tensor) -> str:
+    with DisableTorchFunctionSubclass():
+        return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

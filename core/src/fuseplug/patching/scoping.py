@@ -1,0 +1,93 @@
+"""The calls during which a replacement is in force: `Scope`, put around a method."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import types
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ..contract import Scope
+from .mark import Mark
+from .placing import binding
+
+_entered: contextvars.ContextVar[frozenset[Hashable]] = contextvars.ContextVar("fuseplug_scopes", default=frozenset())
+
+entered: Callable[[], frozenset[Hashable]] = _entered.get
+"""The scopes in which this runs, by their keys. Each thread has its own."""
+
+
+class Around:
+    """What goes around a method for one scope.
+
+    Attributes:
+        mark: Whose it is.
+        scope: When it is entered.
+        key: What is in `entered` inside.
+    """
+
+    def __init__(self, mark: Mark, scope: Scope) -> None:
+        self.mark = mark
+        self.scope = scope
+        self.key = key_of(mark.kernel_id, scope)
+
+    @contextlib.contextmanager
+    def __call__(self, module: nn.Module, arguments: Mapping[str, Any]) -> Iterator[None]:
+        """Enter the scope if it holds for a call; leave it if it does not, for the call may be inside another."""
+        # DataParallel makes replicas for one call; their parameters are no leaves.
+        holds = not getattr(module, "_is_replica", False) and self._holds(module, arguments)
+        now = _entered.get()
+        token = _entered.set(now | {self.key} if holds else now - {self.key})
+        try:
+            yield
+        finally:
+            _entered.reset(token)
+
+    def _holds(self, module: nn.Module, arguments: Mapping[str, Any]) -> bool:
+        try:
+            return bool(self.scope.holds(module, arguments))
+        except Exception:  # noqa: BLE001 - a third party's; the model's own call goes on
+            return False
+
+
+def key_of(kernel_id: str, scope: Scope) -> Hashable:
+    """What is in `entered` while *scope* is."""
+    return kernel_id, scope
+
+
+def put_around(
+    method: types.FunctionType, own: types.FunctionType, name: str, arounds: Sequence[Around]
+) -> types.FunctionType:
+    """Make *method*, with *arounds* entered during its calls.
+
+    Args:
+        method: What is called.
+        own: The class's own, with the signature of the calls. If *method* is the same, what the class has when it is
+            called is called.
+        name: Of the method.
+        arounds: At least one.
+    """
+    bind = binding(own)
+
+    @functools.wraps(own)
+    def scoped(*args: Any, **kwargs: Any) -> Any:
+        now = getattr(type(args[0]), name, own) if method is own else method
+        if torch.compiler.is_compiling():
+            return now(*args, **kwargs)
+        try:
+            given, _, further = bind(*args, **kwargs)
+        except TypeError:  # The method says better what is wrong.
+            return now(*args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            for around in arounds:
+                stack.enter_context(around(args[0], {**given, **further}))
+            return now(*args, **kwargs)
+
+    # A pickle finds a bound method by this name, and some decorators leave another.
+    scoped.__name__ = name
+    return cast("types.FunctionType", scoped)
