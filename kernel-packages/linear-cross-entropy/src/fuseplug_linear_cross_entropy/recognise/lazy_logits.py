@@ -84,7 +84,9 @@ class LazyLogits(LazyTensor):
             return self._cross_entropy(logits, *args[1:], **kwargs)
         found = _step(self, function, args, kwargs)
         if found is not None:
-            return self.then(function, args, kwargs, logits=replace(logits, steps=(*logits.steps, *found)))
+            # What follows a .contiguous() may be a view that the rows of before do not allow.
+            rows = logits.rows.contiguous() if function in _NOTHING else logits.rows
+            return self.then(function, args, kwargs, logits=replace(logits, rows=rows, steps=(*logits.steps, *found)))
         rows = _moved(logits.rows, self.shape[-1], function, args[1:], kwargs)
         if rows is not None:
             return self.then(function, args, kwargs, logits=replace(logits, rows=rows))
