@@ -11,14 +11,14 @@ scaled, and by how much is in the gradient of the loss.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fuseplug.functional import computed_by
-from fuseplug.triton import recording, transparent
+from fuseplug.triton import differentiated_again, recording, transparent, vjp
 
 from ... import reference
 from ...reference import LogProbs, Loss
@@ -31,29 +31,25 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
     """`fuseplug_linear_cross_entropy.reference.linear_cross_entropy` on a GPU: the same arguments, result and errors.
 
-    The result is the reference's up to rounding: all between the matmuls is computed in float32. A gradient cannot be
-    differentiated again. A label outside of the vocabulary makes the loss NaN, because an error would be waited for.
+    The result is the reference's up to rounding: all between the matmuls is computed in float32. A label outside of
+    the vocabulary makes the loss NaN, because an error would be waited for.
 
     For that call it is the reference: of other dtypes than float16, bfloat16 and float32; of empty tensors; of two tanh
-    one after the other; to tracers, functorch transforms and subclasses.
+    one after the other; to tracers, functorch transforms and subclasses. So is a backward that is to be differentiated
+    again.
     """
-    smoothing = loss.label_smoothing
-    terms = _terms(loss, smoothing - 1.0, -smoothing)
-    if terms is None or not _serves(hidden, weight, labels, bias):
+    how = _how(loss, hidden, None)
+    if how is None or not _serves(hidden, weight, labels, bias):
         return reference.compute(loss, hidden, weight, labels, bias)
-    dtype = _result_dtype(loss, hidden)
     if loss.reduction == "none":
-        return _measured(terms, False, hidden, weight, labels, bias)[0].to(dtype)
-    count = (labels != loss.ignore_index).sum() if loss.reduction == "mean" else None
+        return _measured(how, hidden, weight, labels, bias)[0]
     if hidden.dtype is not torch.float16 and recording(hidden, weight, bias):
-        upstream = hidden.new_ones((), dtype=torch.float32) if count is None else count.float().reciprocal()
         wanted = [t is not None and t.requires_grad for t in (hidden, weight, bias)]
-        total: Tensor = _Reduced.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, bias, labels, upstream.expand(len(labels)), count, terms, wanted
-        )
-        return total.to(dtype)
-    total = _measured(terms, False, hidden, weight, labels, bias)[0].sum()
-    return (total if count is None else total / count).to(dtype)
+        result: Tensor = _Reduced.apply(hidden, weight, bias, labels, how, wanted)  # type: ignore[no-untyped-call]
+        return result
+    wide = how._replace(dtype=torch.float32)
+    total = _measured(wide, hidden, weight, labels, bias)[0].sum()
+    return _reduced(how, total, _count(how, labels))
 
 
 def compute_logprob(
@@ -63,10 +59,10 @@ def compute_logprob(
 
     All else is as for `linear_cross_entropy`.
     """
-    terms = _terms(loss, 1.0, 0.0)
-    if terms is None or not _serves(hidden, weight, labels, bias):
+    how = _how(loss, hidden, entropy)
+    if how is None or not _serves(hidden, weight, labels, bias):
         return reference.compute_logprob(loss, hidden, weight, labels, bias, entropy=entropy)
-    found = [each.to(_result_dtype(loss, hidden)) for each in _measured(terms, entropy, hidden, weight, labels, bias)]
+    found = _measured(how, hidden, weight, labels, bias)
     return LogProbs(found[0], found[1] if entropy else None)
 
 
@@ -74,9 +70,31 @@ linear_cross_entropy = computed_by(compute, reference.linear_cross_entropy)
 linear_logprob = computed_by(compute_logprob, reference.linear_logprob)
 
 
-def _terms(loss: Loss, picked: float, spread: float) -> Terms | None:
-    how = folded(loss.steps)
-    return None if how is None else Terms(loss.ignore_index, picked, spread, *how)
+class _How(NamedTuple):
+    """What is not a tensor.
+
+    Attributes:
+        loss: As the reference has it.
+        terms: As the programs have it.
+        dtype: Of the result.
+        entropy: For log-probabilities, whether there is an entropy too; ``None`` for a loss.
+    """
+
+    loss: Loss
+    terms: Terms
+    dtype: torch.dtype
+    entropy: bool | None
+
+
+def _how(loss: Loss, hidden: Tensor, entropy: bool | None) -> _How | None:
+    """``None`` for steps that the programs do not have."""
+    steps = folded(loss.steps)
+    if steps is None:
+        return None
+    of_label, of_all = (loss.label_smoothing - 1.0, -loss.label_smoothing) if entropy is None else (1.0, 0.0)
+    wide = reference.FLOAT.kind in [step.kind for step in loss.steps]
+    dtype = torch.float32 if wide else hidden.dtype
+    return _How(loss, Terms(loss.ignore_index, of_label, of_all, *steps), dtype, entropy)
 
 
 def _serves(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> bool:
@@ -88,21 +106,22 @@ def _serves(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None)
     )
 
 
-def _result_dtype(loss: Loss, hidden: Tensor) -> torch.dtype:
-    return torch.float32 if reference.FLOAT.kind in [step.kind for step in loss.steps] else hidden.dtype
+def _count(how: _How, labels: Tensor) -> Tensor | None:
+    """What the sum over tokens is divided by."""
+    return (labels != how.loss.ignore_index).sum() if how.loss.reduction == "mean" else None
 
 
-def _measured(
-    terms: Terms, entropy: bool, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None
-) -> tuple[Tensor, ...]:
-    """The value of each token, and its entropy if that is asked for."""
+def _reduced(how: _How, total: Tensor, count: Tensor | None) -> Tensor:
+    return (total if count is None else total / count).to(how.dtype)
+
+
+def _measured(how: _How, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    """The loss of each token, or its log-probability, and its entropy if that is asked for."""
     if recording(hidden, weight, bias):
-        found: tuple[Tensor, ...] = _Measured.apply(  # type: ignore[no-untyped-call]
-            hidden, weight, bias, labels, terms, entropy
-        )
-        return found
-    value, _, *entropies = measure(hidden, weight, labels, bias, *terms, entropy)
-    return value, *entropies
+        recorded: tuple[Tensor, ...] = _Measured.apply(hidden, weight, bias, labels, how)  # type: ignore[no-untyped-call]
+        return recorded
+    value, _, *entropies = measure(hidden, weight, labels, bias, *how.terms, bool(how.entropy))
+    return tuple([each.to(how.dtype) for each in (value, *entropies)])
 
 
 class _Measured(torch.autograd.Function):
@@ -110,52 +129,66 @@ class _Measured(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, terms: Terms, entropy: bool
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How
     ) -> tuple[Tensor, ...]:
-        value, lse, *entropies = measure(hidden, weight, labels, bias, *terms, entropy)
-        ctx.terms = terms
+        value, lse, *entropies = measure(hidden, weight, labels, bias, *how.terms, bool(how.entropy))
+        ctx.how = how
         ctx.save_for_backward(hidden, weight, bias, labels, lse, *entropies)
-        return value, *entropies
+        return tuple([each.to(how.dtype) for each in (value, *entropies)])
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, of_entropy: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, lse, *entropies = ctx.saved_tensors
-        wanted = list(ctx.needs_input_grad[:3])
-        found = differentiate(
-            hidden, weight, labels, bias, upstream, lse, of_entropy, next(iter(entropies), None), *ctx.terms, wanted
-        )
-        return *_spread(wanted, found), None, None, None
+        how, wanted = ctx.how, list(ctx.needs_input_grad[:3])
+        if differentiated_again() or not transparent(*upstream, hidden):
+            needs = [*wanted, False, False]
+            return tuple(vjp(_formula, (hidden, weight, bias, labels, how), needs, upstream))
+        of_value, *of_entropy = [each.float() for each in upstream]
+        rest = (next(iter(of_entropy), None), next(iter(entropies), None), *how.terms, wanted)
+        found = differentiate(hidden, weight, labels, bias, of_value, lse, *rest)
+        return *_spread(wanted, found), None, None
+
+
+def _formula(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How) -> tuple[Tensor, ...]:
+    """What `_Measured` computes, in operations that can be differentiated again."""
+    if how.entropy is None:
+        return (reference.compute(how.loss._replace(reduction="none"), hidden, weight, labels, bias).to(how.dtype),)
+    found = reference.compute_logprob(how.loss, hidden, weight, labels, bias, entropy=how.entropy)
+    return tuple([each for each in found if each is not None])
 
 
 class _Reduced(torch.autograd.Function):
-    """The gradients are those of the forward, scaled."""
+    """The gradients are made in the forward; the backward scales them."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        upstream: Tensor,
-        count: Tensor | None,
-        terms: Terms,
-        wanted: list[bool],
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How, wanted: Sequence[bool]
     ) -> Tensor:
-        value, *gradients = measure_and_differentiate(hidden, weight, labels, bias, upstream, *terms, wanted)
-        ctx.wanted = wanted
-        ctx.save_for_backward(*gradients)
-        total: Tensor = value.sum()
-        return total if count is None else total / count
+        count = _count(how, labels)
+        upstream = hidden.new_ones((), dtype=torch.float32) if count is None else count.float().reciprocal()
+        value, *gradients = measure_and_differentiate(
+            hidden, weight, labels, bias, upstream.expand(len(labels)), *how.terms, wanted
+        )
+        ctx.how, ctx.wanted = how, wanted
+        ctx.save_for_backward(hidden, weight, bias, labels, *gradients)
+        return _reduced(how, value.sum(), count)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        found = [scale(gradient, upstream) for gradient in ctx.saved_tensors]
-        return *_spread(ctx.wanted, found), None, None, None, None, None
+        hidden, weight, bias, labels, *gradients = ctx.saved_tensors
+        if differentiated_again() or not transparent(upstream, hidden):
+            needs = [*ctx.wanted, False, False]
+            return *vjp(_reduced_formula, (hidden, weight, bias, labels, ctx.how), needs, (upstream,)), None
+        # New memory each time: the graph may be kept, and what is returned is the caller's.
+        found = [scale(gradient, upstream) for gradient in gradients]
+        return *_spread(ctx.wanted, found), None, None, None
 
 
-def _spread(wanted: list[bool], found: list[Tensor]) -> list[Tensor | None]:
+def _reduced_formula(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How) -> Tensor:
+    """What `_Reduced` computes, in operations that can be differentiated again."""
+    return reference.compute(how.loss, hidden, weight, labels, bias)
+
+
+def _spread(wanted: Sequence[bool], found: Sequence[Tensor]) -> list[Tensor | None]:
     rest = iter(found)
     return [next(rest) if need else None for need in wanted]
