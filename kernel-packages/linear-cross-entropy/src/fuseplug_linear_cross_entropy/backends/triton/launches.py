@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,18 +33,6 @@ At most two such programs fit a multiprocessor, or one beyond 32 registers. So o
 """
 
 _LOAD = 16
-
-
-class Terms(NamedTuple):
-    """What `programs` are told, besides tensors; in the order of the schemas."""
-
-    ignore_index: int
-    picked: float
-    spread: float
-    inner: float
-    outer: float
-    capped: bool
-
 
 _INPUTS = "Tensor hidden, Tensor weight, Tensor labels, Tensor? bias"
 _TERMS = "int ignore_index, float picked, float spread, float inner, float outer, bool capped"
@@ -95,15 +82,14 @@ def measure(
     capped: bool,
     entropy: bool,
 ) -> None:
-    """Value and lse of each token, then its entropy if that is asked for, each ``(tokens,)`` in float32."""
-    labels = labels.contiguous()
+    """Value of each token, its entropy if that is asked for, and lse, each ``(tokens,)`` in float32."""
     for at, logits, sizes, constants in _chunks(hidden, weight, bias):
         programs.measure[(len(logits),)](
             logits,
             labels[at],
             results[0][at],
-            results[1][at],
-            results[2][at] if entropy else None,
+            results[-1][at],
+            results[1][at] if entropy else None,
             *sizes,
             ignore_index,
             picked,
@@ -123,8 +109,8 @@ def _differentiate_results(
 
 
 @operation(
-    f"fuseplug_linear_cross_entropy::differentiate({_INPUTS}, Tensor upstream, Tensor lse, Tensor? of_entropy, "
-    f"Tensor? entropy, {_TERMS}, bool[3] wanted) -> Tensor[]",
+    f"fuseplug_linear_cross_entropy::differentiate({_INPUTS}, Tensor upstream, Tensor? of_entropy, "
+    f"Tensor? entropy, Tensor lse, {_TERMS}, bool[3] wanted) -> Tensor[]",
     _differentiate_results,
 )
 def differentiate(
@@ -134,9 +120,9 @@ def differentiate(
     labels: Tensor,
     bias: Tensor | None,
     upstream: Tensor,
-    lse: Tensor,
     of_entropy: Tensor | None,
     entropy: Tensor | None,
+    lse: Tensor,
     ignore_index: int,
     picked: float,
     spread: float,
@@ -146,7 +132,6 @@ def differentiate(
     wanted: Sequence[bool],
 ) -> None:
     """Of the gradients of hidden, weight and bias those that are *wanted*; what else there is, is from `measure`."""
-    labels = labels.contiguous()
     gradients = _filling(results, hidden, weight, wanted)
     for at, logits, sizes, constants in _chunks(hidden, weight, bias):
         programs.differentiate[(len(logits),)](
@@ -198,7 +183,6 @@ def measure_and_differentiate(
     wanted: Sequence[bool],
 ) -> None:
     """The value of each token, then the gradients that are *wanted*, for an *upstream* that is known beforehand."""
-    labels = labels.contiguous()
     gradients = _filling(results[1:], hidden, weight, wanted)
     for at, logits, sizes, constants in _chunks(hidden, weight, bias):
         programs.measure_and_differentiate[(len(logits),)](
@@ -238,23 +222,18 @@ def _chunks(
     """What `chunks` yields, then width and stride of the rows, and what is compiled in."""
     width = len(weight)
     stride = -(-width // _ROW) * _ROW
-    for at, logits in chunks(hidden, _multiplied(weight), bias, _rows(hidden, weight), stride):
+    for at, logits in chunks(hidden, weight, bias, _rows(hidden, weight), stride):
         yield at, logits, (width, stride), _constants(stride * hidden.element_size(), hidden.element_size())
 
 
 def _filling(results: Sequence[Tensor], hidden: Tensor, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
     found = iter(results)
     of_hidden, of_weight, of_bias = (next(found, None) if need else None for need in wanted)
-    return Gradients(of_hidden, of_weight, of_bias, hidden, _multiplied(weight), _rows(hidden, weight))
+    return Gradients(of_hidden, of_weight, of_bias, hidden, weight, _rows(hidden, weight))
 
 
 def _rows(hidden: Tensor, weight: Tensor) -> int:
     return rows_of_chunk(len(hidden), -(-len(weight) // _ROW) * _ROW * hidden.element_size(), BUDGET)
-
-
-def _multiplied(weight: Tensor) -> Tensor:
-    """*weight* as a matmul takes it; otherwise each would copy it."""
-    return weight if 1 in weight.stride() else weight.contiguous()
 
 
 @functools.lru_cache(maxsize=64)
