@@ -1,4 +1,4 @@
-"""The language models of transformers: their losses are computed without the logits, wherever nothing else needs them."""
+"""The language models of transformers: their losses are computed without logits, wherever nothing needs those."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from fuseplug import BaseKernel, KernelManager
+from fuseplug import KernelManager
 
 from . import pool
 from .build import of_class
@@ -41,7 +40,6 @@ LOSS, GRADIENT = 1e-5, 1e-4
 """How far, as a share of its size, the loss may be from the unfused one, and a gradient: the order of a sum differs."""
 
 _TRIES = 120
-_CALLS = "calls of the kernel"
 
 
 class Class(NamedTuple):
@@ -100,7 +98,7 @@ def compared(manager: KernelManager, model: nn.Module, inputs: Inputs) -> dict[s
     finally:
         applied.undo()
     wrong = differences(before, found)
-    if {name: value for name, value in vars(model).items() if name == "forward"}:
+    if any("forward" in vars(module) for module in model.modules()):
         wrong.append("undo leaves a forward")
     if not differences(before, again, loss=0.0, gradient=0.0):
         wrong += [f"after undo: {each}" for each in differences(before, step(model, inputs), loss=0.0, gradient=0.0)]
@@ -109,8 +107,7 @@ def compared(manager: KernelManager, model: nn.Module, inputs: Inputs) -> dict[s
         return {"status": "mismatch", "why": "; ".join(wrong)}
     if not calls.fused:
         return {"status": "not fused", "why": str(calls)}
-    real = {why: count for why, count in calls.made_real.items()}
-    return {"status": "made real" if real else "fused", "why": ", ".join(real)}
+    return {"status": "made real" if calls.made_real else "fused", "why": ", ".join(calls.made_real)}
 
 
 class Step(NamedTuple):
