@@ -158,7 +158,9 @@ def run(
         # Nothing else around a call with gradients: it would put back what a kernel leaves turned off, and that must be
         # seen.
         with _surroundings(device.type, gradients=gradients, autocast=autocast, watching=watching):
-            result = (example.after or _as_it_is)(function(*call, **kwargs))
+            result = function(*call, **kwargs)
+            _refuse_undeclared(subject.lazy, result)
+            result = (example.after or _as_it_is)(result)
         result = mapped(functools.partial(_computed, subject.lazy), result)
         outputs = tensors(result)
         values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
@@ -172,6 +174,13 @@ def run(
     steps = {f"output[{i}]": _steps(output) for i, output in enumerate(outputs)}
     detached = {name: value if value is None else value.detach() for name, value in values.items()}
     return Outcome(detached, structure, steps)
+
+
+def _refuse_undeclared(lazy: type[LazyTensor] | None, result: Any) -> None:
+    """Raise a `TypeError` if *result* holds a lazy tensor of another class than was declared."""
+    for each in tensors(result):
+        if isinstance(each, LazyTensor) and not (lazy is not None and isinstance(each, lazy)):
+            raise TypeError(f"it returns a {type(each).__name__}, which is lazy, and the proposal does not declare it")
 
 
 def _computed(lazy: type[LazyTensor] | None, value: Any) -> Any:

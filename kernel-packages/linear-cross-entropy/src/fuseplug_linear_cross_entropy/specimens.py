@@ -1,0 +1,186 @@
+"""Small models with a head and a loss in plain PyTorch, as models write them: what the kernels here are checked on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+HIDDEN, VOCABULARY, TOKENS = 24, 37, 9
+
+
+def specimens() -> list[nn.Module]:
+    """At least one model for each head, and for each thing that models do between head and loss; some of odd widths."""
+    return [
+        Causal(),
+        Causal(hidden=7, vocabulary=13, bias=True),
+        Causal().to(torch.bfloat16),
+        Tied(),
+        FromHiddenStates(),
+        ShiftedLogits(),
+        Scaled(),
+        Divided(),
+        Softcapped(),
+        InHalf().to(torch.bfloat16),
+        Summed(),
+        Smoothed(),
+        PerToken(),
+        SlicedVocabulary(),
+    ]
+
+
+class Causal(nn.Module):
+    """As Llama's: float32 logits, and labels that are shifted."""
+
+    def __init__(self, hidden: int = HIDDEN, vocabulary: int = VOCABULARY, bias: bool = False) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocabulary, hidden)
+        self.lm_head = nn.Linear(hidden, vocabulary, bias=bias)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head, as transformers asks for it."""
+        return self.lm_head
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """A call with labels, some of which do not count."""
+        ids = (torch.arange(2 * TOKENS, device="cpu") * 7 + 3).view(2, TOKENS) % self.lm_head.out_features
+        labels = ids.clone()
+        labels[:, ::4] = -100
+        return {"input_ids": ids, "labels": labels}
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
+        """The loss, ``None`` without *labels*, and the logits."""
+        return self.after(torch.tanh(self.embed_tokens(input_ids)), labels)
+
+    def after(self, hidden: Tensor, labels: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """The loss and the logits of the last hidden states."""
+        logits = self.logits(hidden)
+        return None if labels is None else self.loss(logits, labels), logits
+
+    def logits(self, hidden: Tensor) -> Any:
+        """The logits that the model returns."""
+        return self.lm_head(hidden)
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the next token."""
+        following = functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+        return functional.cross_entropy(logits.float().view(-1, logits.shape[-1]), following.view(-1))
+
+
+class Tied(Causal):
+    """As Gemma's: the head has the weight of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm_head.weight = self.embed_tokens.weight
+
+
+class FromHiddenStates(Causal):
+    """A head alone, as at the end of a pipeline."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.embed_tokens
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """Hidden states and labels."""
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(2, TOKENS, self.lm_head.in_features, generator=generator, device="cpu")
+        return {"hidden_states": hidden, "labels": super().dummy_inputs["labels"]}
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, labels: Tensor | None = None
+    ) -> tuple[Tensor | None, Tensor]:
+        """The loss and the logits."""
+        return self.after(hidden_states, labels)
+
+
+class ShiftedLogits(Causal):
+    """As remote code has it: the logits are shifted, not the labels."""
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the next token."""
+        logits = logits.float()
+        before = logits[..., :-1, :].contiguous().view(-1, logits.shape[-1])
+        return nn.CrossEntropyLoss()(before, labels[..., 1:].contiguous().view(-1))
+
+
+class Scaled(Causal):
+    """As Cohere's."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits, each multiplied."""
+        return super().logits(hidden) * 0.0625
+
+
+class Divided(Causal):
+    """As Granite's."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits, each divided."""
+        return super().logits(hidden) / 8.0
+
+
+class Softcapped(Causal):
+    """As Gemma 2's."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits, none above a cap."""
+        logits = super().logits(hidden)
+        logits = logits / 3.0
+        logits = torch.tanh(logits)
+        return logits * 3.0
+
+
+class InHalf(Causal):
+    """As older models have it: the loss of logits that are not widened."""
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the same token."""
+        return functional.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
+
+
+class Summed(Causal):
+    """As with gradient accumulation: a sum, divided by the number of items of all batches."""
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the same token."""
+        flat = logits.float().reshape(-1, logits.size(-1))
+        return functional.cross_entropy(flat, labels.reshape(-1), ignore_index=-100, reduction="sum") / 29
+
+
+class Smoothed(Causal):
+    """With label smoothing."""
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the same token."""
+        flat = logits.flatten(0, 1).to(torch.float32)
+        return functional.cross_entropy(flat, labels.flatten(), label_smoothing=0.1)
+
+
+class PerToken(Causal):
+    """With a weight for each token."""
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the same token."""
+        flat = logits.float().view(-1, logits.shape[-1])
+        each = functional.cross_entropy(flat, labels.view(-1), reduction="none")
+        return (each * torch.linspace(0.5, 1.5, len(each), dtype=each.dtype, device=each.device)).sum()
+
+
+class SlicedVocabulary(Causal):
+    """As with a padded vocabulary: the logits that are cut off have to be computed."""
+
+    def logits(self, hidden: Tensor) -> Any:
+        """The logits but the last."""
+        return super().logits(hidden)[..., : VOCABULARY - 5]
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """Labels that are below the cut."""
+        given = super().dummy_inputs
+        return given | {"labels": given["labels"].clamp(max=VOCABULARY - 6)}
