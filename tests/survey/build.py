@@ -39,7 +39,18 @@ def build(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     model_class = next(model_classes(model_type, config_class), None)
     if model_class is None:
         raise NoModel(f"no model is built from {config_class.__name__} by itself")
-    config = small_config(config_class)
+    return of_class(model_class, small_config(config_class), dtype)
+
+
+def of_class(
+    model_class: type[PreTrainedModel], config: PretrainedConfig | None = None, dtype: torch.dtype = torch.float32
+) -> nn.Module:
+    """A *model_class* in eval mode, from *config*, or else from its own class's made small.
+
+    Raises:
+        Exception: Whatever config and model raise.
+    """
+    config = small_config(model_class.config_class) if config is None else config
     size = _size(model_class, config)
     if size > LARGEST:
         raise ValueError(f"{size / 1e6:.0f} million parameters, though small: overrides.py can make it smaller")

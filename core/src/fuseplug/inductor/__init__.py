@@ -8,20 +8,30 @@ from ..lazy import lazy
 from .kernel import InductorKernel
 
 if TYPE_CHECKING:
-    from ..differentiating import recording
-    from .compiled import Compiled, plain
+    from ..differentiating import differentiated_again, recording, vjp
+    from .compiled import Compiled, named, plain, standard_state
     from .layout import keeping_order
     from .linear import CompiledLinear
 
-__all__ = ["Compiled", "CompiledLinear", "InductorKernel", "keeping_order", "plain", "recording"]
+__all__ = [
+    "Compiled",
+    "CompiledLinear",
+    "InductorKernel",
+    "differentiated_again",
+    "keeping_order",
+    "named",
+    "plain",
+    "recording",
+    "standard_state",
+    "vjp",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Compiled": ".compiled",
+        **dict.fromkeys(("Compiled", "named", "plain", "standard_state"), ".compiled"),
+        **dict.fromkeys(("differentiated_again", "recording", "vjp"), "..differentiating"),
         "CompiledLinear": ".linear",
         "keeping_order": ".layout",
-        "plain": ".compiled",
-        "recording": "..differentiating",
     },
 )

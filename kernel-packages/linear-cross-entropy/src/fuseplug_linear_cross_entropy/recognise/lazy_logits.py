@@ -29,6 +29,7 @@ class Logits:
         rows: Which token each row of logits is of, int64, of the shape of the logits without the last dimension; on the
             CPU.
         steps: What was done to each logit since.
+        capped: Whether the kernel was checked on logits that went through a tanh.
     """
 
     compute: Compute
@@ -37,6 +38,7 @@ class Logits:
     bias: Tensor | None
     rows: Tensor
     steps: tuple[Step, ...] = ()
+    capped: bool = True
 
     @property
     def of_rows(self) -> Tensor:
@@ -48,7 +50,7 @@ class Logits:
         return self.hidden[self.rows.to(self.hidden.device)]
 
 
-def lazy_linear(compute: Compute, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+def lazy_linear(compute: Compute, hidden: Tensor, weight: Tensor, bias: Tensor | None, *, capped: bool) -> Any:
     """``F.linear(hidden, weight, bias)`` as `LazyLogits`; ``NotImplemented`` where it cannot be lazy.
 
     Args:
@@ -56,6 +58,7 @@ def lazy_linear(compute: Compute, hidden: Tensor, weight: Tensor, bias: Tensor |
         hidden: ``(..., hidden)``, floating.
         weight: ``(vocabulary, hidden)``.
         bias: ``(vocabulary,)``, or ``None``.
+        capped: As in `Logits`.
     """
     x, w, b = hidden, weight, bias
     if torch.is_autocast_enabled(x.device.type):
@@ -65,7 +68,7 @@ def lazy_linear(compute: Compute, hidden: Tensor, weight: Tensor, bias: Tensor |
         return NotImplemented
     shape = x.shape[:-1]
     rows = torch.arange(shape.numel(), device="cpu").view(shape)
-    logits = Logits(compute, x.reshape(-1, x.shape[-1]), w, b, rows)
+    logits = Logits(compute, x.reshape(-1, x.shape[-1]), w, b, rows, capped=capped)
     return LazyLogits.standing_for(functional.linear, x, w, b, logits=logits)
 
 
@@ -84,13 +87,13 @@ class LazyLogits(LazyTensor):
             return self._cross_entropy(logits, *args[1:], **kwargs)
         found = _step(self, function, args, kwargs)
         if found is not None:
-            # What follows a .contiguous() may be a view that the rows of before do not allow.
-            rows = logits.rows.contiguous() if function in _NOTHING else logits.rows
-            return self.then(function, args, kwargs, logits=replace(logits, rows=rows, steps=(*logits.steps, *found)))
-        rows = _moved(logits.rows, self.shape[-1], function, args[1:], kwargs)
-        if rows is not None:
-            return self.then(function, args, kwargs, logits=replace(logits, rows=rows))
-        return NotImplemented
+            return self.then(function, args, kwargs, logits=replace(logits, steps=(*logits.steps, *found)))
+        # A view of the logits may be none of rows that lie otherwise: .float() and .contiguous() close gaps.
+        before = logits.rows.contiguous() if self.is_contiguous() else logits.rows
+        moved = _moved(before, self.shape[-1], function, args[1:], kwargs)
+        if moved is None:
+            return NotImplemented
+        return self.then(function, args, kwargs, logits=replace(logits, rows=moved))
 
     def _cross_entropy(
         self,
@@ -171,7 +174,7 @@ def _step(tensor: LazyLogits, function: Any, args: Sequence[Any], kwargs: Mappin
         # A number on the left of a division is not a step: x / y goes to y's __rtruediv__.
         return (Step(kind, float(number)),) if args[0] is tensor or kind == "mul" else None
     if function in _TANH and not rest and not kwargs:
-        return (Step("tanh"),)
+        return (Step("tanh"),) if tensor.facts["logits"].capped else None
     if function in _NOTHING and not rest and not kwargs:
         return ()
     if function is Tensor.float and not rest and not kwargs:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fuseplug import Adapter, Compute, Consent, Example, Proposal, Rejection, Scope, Site, Target
+from fuseplug.reading import names
 
 from .lazy_logits import LazyLogits, lazy_linear
 
@@ -24,7 +25,8 @@ CONSENT = Consent(
     "subclass of Tensor, and after optimizer.step() they can no longer be computed",
 )
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_WIDTH, _VOCABULARY = 32, 67
+_TANH = {"tanh"}
+_WIDTH = 32
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,14 @@ class HeadAdapter(Adapter):
     """Calls a linear cross-entropy in the place of a head and of the loss of its logits.
 
     Attributes:
-        variant: ``"linear"``, or ``"linear-bias"``.
+        variant: ``"linear"``; with a bias ``"linear-bias"``; and with ``"-capped"`` where logits may be capped.
         bias: Whether the head has a bias.
+        capped: Whether the loss of logits that went through a tanh is computed by the kernel, too.
     """
 
     variant: str
     bias: bool
+    capped: bool
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -46,9 +50,10 @@ class HeadAdapter(Adapter):
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, input)``: `LazyLogits`, ``(..., vocabulary)``, for *input* ``(..., hidden)``."""
+        capped = self.capped
 
         def forward(module: Any, input: Tensor) -> Any:  # noqa: A002 - nn.Linear's own name
-            return lazy_linear(compute, input, module.weight, module.bias)
+            return lazy_linear(compute, input, module.weight, module.bias, capped=capped)
 
         return forward
 
@@ -85,19 +90,22 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return Rejection(f"the weight of its head, {path}, is sharded or packed: {list(weight.shape)}")
     bias = head.bias is not None
     dtypes = sorted(_DTYPES, key=lambda dtype: dtype is not weight.dtype)
+    capped = not _TANH.isdisjoint(names(type(model).forward, type(model)))
+    afters = [after for after in AFTER if capped or after != "capped"]
     # All that is done with the logits in the dtype of the module; the usual in the others.
-    mixes = [Mix(dtypes[0], after) for after in AFTER] + [Mix(dtype, "shifted") for dtype in dtypes[1:]]
+    mixes = [Mix(dtypes[0], after) for after in afters] + [Mix(dtype, "shifted") for dtype in dtypes[1:]]
+    variant = "-".join(["linear", *(["bias"] if bias else []), *(["capped"] if capped else [])])
     return [
         Proposal(
             target=Target(path=path),
-            adapters=(HeadAdapter("linear-bias" if bias else "linear", bias),),
+            adapters=(HeadAdapter(variant, bias, capped),),
             example=functools.partial(_example, bias),
             mixes=tuple(mixes),
             # The logits, the product with each number of a softcap, the gradient of each, and the sum of a gradient.
             roundings=8.0,
             working_roundings=64.0,
             exact=False,
-            likely=tuple(mixes[1 : len(AFTER)]),
+            likely=tuple(mixes[1 : len(afters)]),
             scope=Scope(in_training),
             lazy=LazyLogits,
             consent=CONSENT,
@@ -136,16 +144,15 @@ def _head_of(model: nn.Module) -> str | Rejection | None:
 def _example(bias: bool, mix: Mix, size: int, generator: torch.Generator) -> Example:
     """Hidden states ``(2, tokens, width)`` whose logits have several magnitudes, and a weight.
 
-    For large sizes the vocabulary is larger, so that more than one block of it is used.
+    A few rows of a small vocabulary; some of one that no kernel takes in one piece; many of one in between.
     """
-    width = _WIDTH if size < 1 << 12 else 4 * _WIDTH
-    vocabulary = _VOCABULARY if size < 1 << 12 else 61 * _VOCABULARY
-    tokens = max(3, math.ceil(size / width / 2))
+    vocabulary = 67 if size < 1 << 12 else 8209 if size < 1 << 14 else 521
+    width, tokens = _WIDTH, max(3, math.ceil(size / _WIDTH / 2))
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
 
-    scale = torch.tensor([1.0, 0.25, 4.0]).repeat(math.ceil(tokens / 3))[:tokens]
+    scale = torch.tensor([1.0, 0.25, 4.0], device="cpu").repeat(math.ceil(tokens / 3))[:tokens]
     hidden = normal(2, tokens, width) * scale.view(1, tokens, 1)
     parameters = {"weight": (normal(vocabulary, width) / math.sqrt(width)).to(mix.dtype)}
     if bias:

@@ -1,0 +1,97 @@
+"""The loss of a head around Inductor: matrices by torch's own matmul, what is between them compiled.
+
+The logits of a block of tokens lie in one buffer, in the dtype of the hidden states, and become their gradient there.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fuseplug.functional import computed_by
+from fuseplug.inductor import plain
+
+from ... import reference
+from ...reference import LogProbs, Loss
+from .chunks import Head
+from .differentiable import per_token, weighted_sum
+
+_LARGE = 1 << 18
+"""Logits from which this is worth the fixed cost of compiled calls."""
+
+_DTYPES = (torch.float32, torch.bfloat16)
+"""Not float16: matmuls of it are not what CPUs are made for, and gradients underflow if they are made before what they
+are scaled by is known."""
+
+
+def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
+    """`fuseplug_linear_cross_entropy.reference.linear_cross_entropy`, fused: the same arguments, result and errors.
+
+    The result is the reference's up to rounding: everything between the matmuls is computed in float32, so it is as a
+    rule nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference.
+    """
+    if torch.compiler.is_compiling() or not _serves(hidden, weight, labels, bias):
+        return reference.compute(loss, hidden, weight, labels, bias)
+    ignored = labels == loss.ignore_index
+    head = Head(hidden, weight, bias, _columns(labels, ignored, len(weight)), loss.steps)
+    smoothing, dtype = loss.label_smoothing, _dtype_of(loss, hidden)
+    if loss.reduction == "none":
+        logprob, mean, _ = per_token(head)
+        losses = -(1 - smoothing) * logprob - smoothing * mean if smoothing else -logprob
+        return losses.masked_fill(ignored, 0).to(dtype)
+    counted = (~ignored).to(torch.float32)
+    number = int(counted.sum()) if loss.reduction == "mean" else 1
+    coefficient = counted / -max(number, 1)
+    total = weighted_sum(head, (1 - smoothing) * coefficient, smoothing * coefficient)
+    # As the mean of nothing in torch: NaN, and gradients of 0.
+    return (total if number else total + math.nan).to(dtype)
+
+
+def compute_logprob(
+    loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *, entropy: bool
+) -> LogProbs:
+    """`fuseplug_linear_cross_entropy.reference.linear_logprob`, fused: the same arguments, results and errors.
+
+    What is said of `compute` holds here, too.
+    """
+    if torch.compiler.is_compiling() or not _serves(hidden, weight, labels, bias):
+        return reference.compute_logprob(loss, hidden, weight, labels, bias, entropy=entropy)
+    ignored = labels == loss.ignore_index
+    head = Head(hidden, weight, bias, _columns(labels, ignored, len(weight)), loss.steps)
+    logprob, _, entropies = (each.masked_fill(ignored, 0).to(_dtype_of(loss, hidden)) for each in per_token(head))
+    return LogProbs(logprob, entropies if entropy else None)
+
+
+linear_cross_entropy = computed_by(compute, reference.linear_cross_entropy)
+linear_logprob = computed_by(compute_logprob, reference.linear_logprob)
+
+
+def _serves(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> bool:
+    return (
+        hidden.device.type == "cpu"
+        and hidden.dtype in _DTYPES
+        and len(hidden) * len(weight) >= _LARGE
+        # One row, and rows of one element, are sizes that Dynamo would compile once more for.
+        and len(hidden) > 1
+        and len(weight) > 1
+        and plain(hidden, weight, labels, bias)
+    )
+
+
+def _columns(labels: Tensor, ignored: Tensor, words: int) -> Tensor:
+    """*labels* with 0 for those that are ignored."""
+    columns = labels.masked_fill(ignored, 0)
+    outside = (columns < 0) | (columns >= words)
+    if outside.any():
+        # The first sentence is torch's.
+        raise IndexError(
+            f"Target {int(columns[outside][0])} is out of bounds. Expected a row of weight, 0 to {words - 1}, or "
+            "ignore_index"
+        )
+    return columns
+
+
+def _dtype_of(loss: Loss, hidden: Tensor) -> torch.dtype:
+    return torch.float32 if any(step.kind == "float" for step in loss.steps) else hidden.dtype

@@ -1,0 +1,138 @@
+"""From hidden states to values and gradients, with the logits of a block of tokens at a time, in one buffer."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fuseplug.inductor import standard_state
+
+from ...reference import Step
+from .programs import Coefficients, Values, factors_of, into_gradient, statistics
+
+_BYTES = 160 << 20
+_BYTES_FOR_WEIGHT = 640 << 20
+"""Of logits in memory at a time; the second where the gradient of the weight is wanted.
+
+That gradient is then usually one matmul, as for 2048 tokens of 151,936 words in bfloat16. The sum of several needs
+float32, four bytes for each element of the weight.
+"""
+
+_WORDS = 1 << 14
+"""Rows of the weight whose gradients are added at a time, so that what is added is small."""
+
+
+class Head(NamedTuple):
+    """A linear layer, what goes into it, and what is done to what comes out; see `reference.compute`."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    labels: Tensor
+    steps: tuple[Step, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Those that may have a gradient."""
+        return self[:3]
+
+
+class Needs(NamedTuple):
+    """Which gradients are wanted."""
+
+    hidden: bool
+    weight: bool
+    bias: bool
+
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Those of hidden, weight and bias; ``None`` for one that is not wanted."""
+
+
+def values_of(head: Head) -> Values:
+    """The `Values` of each token. There are at least two tokens and two words, and each label is one of these."""
+    return _sweep(head, None, None, Needs(False, False, False))[0]
+
+
+def differentiated(
+    head: Head, coefficients: Coefficients, needs: Needs, values: Values | None = None
+) -> tuple[Values, Gradients]:
+    """The `Values` of each token, and the gradients of a sum of them.
+
+    Args:
+        head: As for `values_of`.
+        coefficients: What they are multiplied by in the sum.
+        needs: Which gradients are wanted: at least one.
+        values: The values, if they are known.
+    """
+    return _sweep(head, coefficients, values, needs)
+
+
+def _sweep(
+    head: Head, coefficients: Coefficients | None, known: Values | None, needs: Needs
+) -> tuple[Values, Gradients]:
+    hidden, weight = head.hidden.detach(), head.weight.detach()
+    bias = None if head.bias is None else head.bias.detach()
+    factors = factors_of(head.steps)
+    of_hidden = torch.empty_like(hidden) if needs.hidden else None
+    of_bias = weight.new_zeros(len(weight), dtype=torch.float32) if needs.bias else None
+    found: list[Values] = []
+    with standard_state("cpu"):
+        blocks = _blocks(len(hidden), len(weight) * hidden.element_size(), needs)
+        buffer = hidden.new_empty(blocks[0].stop, len(weight))
+        of_weight = _WeightGradient(weight, len(blocks)) if needs.weight else None
+        for block in blocks:
+            x, labels, z = hidden[block], head.labels[block], buffer[: block.stop - block.start]
+            torch.mm(x, weight.t(), out=z) if bias is None else torch.addmm(bias, x, weight.t(), out=z)
+            values = statistics(z, labels, factors) if known is None else Values(*(each[block] for each in known))
+            found.append(values)
+            if coefficients is None:
+                continue
+            into_gradient(z, labels, values, Coefficients(*(each[block] for each in coefficients)), factors)
+            if of_hidden is not None:
+                torch.mm(z, weight, out=of_hidden[block])
+            if of_weight is not None:
+                of_weight.add(z, x)
+            if of_bias is not None:
+                of_bias += z.sum(0, dtype=torch.float32)
+        del buffer, z
+        return known or Values(*map(torch.cat, zip(*found, strict=True))), (
+            of_hidden,
+            None if of_weight is None else of_weight.rounded(),
+            None if of_bias is None else of_bias.to(weight.dtype),
+        )
+
+
+def _blocks(tokens: int, bytes_each: int, needs: Needs) -> list[slice]:
+    """Rows whose logits fit into the budget, in blocks that differ by one at most and have two or more each."""
+    most = max(2, (_BYTES_FOR_WEIGHT if needs.weight else _BYTES) // bytes_each)
+    number = min(-(-tokens // most), tokens // 2)
+    size, larger = divmod(tokens, number)
+    ends = [size * at + min(at, larger) for at in range(number + 1)]
+    return [slice(start, end) for start, end in itertools.pairwise(ends)]
+
+
+class _WeightGradient:
+    """The gradient of the weight as the sum over all blocks: in float32, if there are several."""
+
+    def __init__(self, weight: Tensor, blocks: int) -> None:
+        self.dtype = weight.dtype
+        self.wide = blocks > 1 and weight.dtype is not torch.float32
+        self.total = torch.empty_like(weight, dtype=torch.float32 if self.wide else None)
+        self.started = False
+
+    def add(self, z: Tensor, x: Tensor) -> None:
+        if not self.wide:
+            self.total.addmm_(z.t(), x, beta=int(self.started))
+        else:
+            for start in range(0, len(self.total), _WORDS):
+                words = slice(start, start + _WORDS)
+                product = torch.mm(z[:, words].t(), x)
+                self.total[words].add_(product) if self.started else self.total[words].copy_(product)
+        self.started = True
+
+    def rounded(self) -> Tensor:
+        return self.total.to(self.dtype)

@@ -1,0 +1,149 @@
+"""What is between the matmuls, compiled: statistics of each token's logits, and the gradient in the logits' place.
+
+There are two programs, because one that used ``exp`` both in the sum and after it would write it to memory, in
+float32. They take any number of rows, any vocabulary and any numbers in the steps, so a model needs no more than these
+two. For that, entropy and mean are computed where nobody asks for them, too: of the 140 ms that 512 tokens of 32,000
+words take forward and backward (bfloat16, hidden 512, two x86 cores), that is 2.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fuseplug.inductor import named
+from fuseplug.torch_private import mark_dynamic, without_duck_shapes
+
+from ...reference import Step
+
+_NO_PROBABILITY = -200.0
+"""A log-probability whose exponential is 0 in float32: in the place of -inf, which times that 0 would be NaN."""
+
+
+class Values(NamedTuple):
+    """What is known of each token once its logits were seen; ``(tokens,)``, float32.
+
+    Attributes:
+        lse: The logarithm of the sum of the exponentials of the logits.
+        logprob: The log-probability of the label.
+        mean: The mean of the log-probabilities of all words.
+        entropy: The entropy of the distribution.
+    """
+
+    lse: Tensor
+    logprob: Tensor
+    mean: Tensor
+    entropy: Tensor
+
+
+class Coefficients(NamedTuple):
+    """The derivative of a result by `Values.logprob`, `Values.mean` and `Values.entropy`; ``(tokens,)``, float32."""
+
+    logprob: Tensor
+    mean: Tensor
+    entropy: Tensor
+
+
+def factors_of(steps: Sequence[Step]) -> Tensor:
+    """What a logit is multiplied by before the first ``tanh`` of *steps*, between each two, and after the last.
+
+    Returns:
+        ``(number of tanhs + 1,)``, float32, on the CPU.
+    """
+    factors = [1.0]
+    for kind, number in steps:
+        if kind == "tanh":
+            factors.append(1.0)
+        elif kind == "mul":
+            factors[-1] *= number
+        elif kind == "div":
+            factors[-1] /= number
+    return torch.tensor(factors, dtype=torch.float32, device="cpu")
+
+
+def statistics(z: Tensor, labels: Tensor, factors: Tensor) -> Values:
+    """The `Values` of some tokens.
+
+    Args:
+        z: ``(rows, vocabulary)``, what the linear layer gave: at least two of both.
+        labels: ``(rows,)``, int64, each a column of *z*.
+        factors: Of `factors_of`.
+    """
+    return Values(*_run(_statistics, z, (labels.unsqueeze(1),), factors))
+
+
+def into_gradient(z: Tensor, labels: Tensor, values: Values, coefficients: Coefficients, factors: Tensor) -> None:
+    """Overwrite *z* with its gradient, computed in float32 and rounded once.
+
+    Args:
+        z: As for `statistics`.
+        labels: As there.
+        values: What `statistics` gave for *z*.
+        coefficients: The derivative of the result.
+        factors: As there.
+    """
+    of_label, of_mean, of_entropy = coefficients
+    # With p for the probability of word j, the derivative of logprob is [j is the label] - p, that of mean is
+    # 1 / words - p, and that of entropy is -p (log p + entropy).
+    of_p = of_label + of_mean + of_entropy * values.entropy
+    by_row = torch.stack((values.lse, of_label, of_mean / z.shape[1], of_p, of_entropy), 1)
+    _run(_into_gradient, z, (labels.unsqueeze(1), by_row), factors)
+
+
+def _after_steps(z: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits after the steps, and their derivative by *z*."""
+    first, *others = factors.unbind()
+    y, slope = z.float() * first, first.expand_as(z)
+    for factor in others:
+        y = torch.tanh(y)
+        slope = slope * (1 - y * y) * factor
+        y = y * factor
+    return y, slope
+
+
+def _statistics(z: Tensor, labels: Tensor, factors: Tensor) -> tuple[Tensor, ...]:
+    y, _ = _after_steps(z, factors)
+    label, _ = _after_steps(z.gather(1, labels), factors)
+    top = y.amax(1, keepdim=True)
+    below = y - top
+    exp = torch.exp(below)
+    total = exp.sum(1)
+    log_total, top = total.log(), top.squeeze(1)
+    return (
+        top + log_total,
+        label.squeeze(1) - top - log_total,
+        below.sum(1) / z.shape[1] - log_total,
+        log_total - (exp * below.clamp(min=_NO_PROBABILITY)).sum(1) / total,
+    )
+
+
+def _into_gradient(z: Tensor, labels: Tensor, by_row: Tensor, factors: Tensor) -> None:
+    lse, of_label, of_each, of_p, of_entropy = by_row.split(1, 1)  # type: ignore[no-untyped-call]
+    y, slope = _after_steps(z, factors)
+    logprob = (y - lse).clamp(min=_NO_PROBABILITY)
+    is_label = torch.arange(z.shape[1], dtype=torch.int32, device=z.device) == labels.to(torch.int32)
+    gradient = torch.where(is_label, of_label, 0.0) + of_each - torch.exp(logprob) * (of_p + of_entropy * logprob)
+    z.copy_((gradient * slope).to(z.dtype))
+
+
+_programs: dict[Hashable, Callable[..., Any]] = {}
+
+
+def _run(function: Callable[..., Any], z: Tensor, by_row: Sequence[Tensor], factors: Tensor) -> Any:
+    """Call *function* compiled: one program for each number of tanhs, dtype, and number of threads."""
+    key = (function, len(factors), z.dtype, torch.get_num_threads())
+    program = _programs.get(key)
+    if program is not None:
+        return program(z, *by_row, factors)
+    program = torch.compile(named(function, function), fullgraph=True)
+    mark_dynamic(z, 1)
+    for tensor in (z, *by_row):
+        mark_dynamic(tensor, 0)
+    # Sizes that happen to be equal now need not be so at the next call.
+    with without_duck_shapes():
+        found = program(z, *by_row, factors)
+    _programs[key] = program
+    return found
