@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent
 KERNELS = tuple(sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")))
 DISTRIBUTIONS = ("core", "tests/kit", "tests/host-npu", *KERNELS)
 TRANSFORMERS = ("5.23.0", "4.57.6")
-OPS = ("rmsnorm", "swiglu", "rope", "moe")
+OPS = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
 OLDEST_TORCH = re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text())[0]
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
 QUICK, THOROUGH = ("-m", "not thorough"), ("-m", "thorough")

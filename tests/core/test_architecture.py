@@ -365,6 +365,7 @@ LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])
         "from fuseplug_host_npu import ContractError, FakeNPU, HostNPU, limit, load, reference, require",
         "import fuseplug.interface",
         "import fuseplug_moe.kernels, fuseplug_rmsnorm.kernels, fuseplug_rope.kernels, fuseplug_swiglu.kernels",
+        "import fuseplug_linear_cross_entropy.kernels",
         "from fuseplug.interface import Kernel; assert Kernel.kernel_id == 'good'",
     ],
 )
@@ -376,7 +377,8 @@ def test_importing_does_nothing(package, fresh_python, code):
 
 def test_a_public_function_of_a_package_imports_torch_when_it_is_asked_for(fresh_python):
     code = (
-        "import fuseplug_moe, fuseplug_rmsnorm, fuseplug_rope, fuseplug_swiglu\n"
+        "import fuseplug_linear_cross_entropy, fuseplug_moe, fuseplug_rmsnorm, fuseplug_rope, fuseplug_swiglu\n"
+        "fuseplug_linear_cross_entropy.linear_logprob\n"
         "fuseplug_moe.moe, fuseplug_rmsnorm.rms_norm, fuseplug_rope.rope, fuseplug_swiglu.swiglu\n"
     )
     done = fresh_python(f"{code}{LOADED}")

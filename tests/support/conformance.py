@@ -13,7 +13,7 @@ from fuseplug_testing.kit import CHECKS
 
 from .thorough import thorough
 
-OPS = ("moe", "swiglu", "rope", "rmsnorm")
+OPS = ("moe", "swiglu", "rope", "rmsnorm", "linear_cross_entropy")
 
 
 def some(quick: set[str], every: int) -> list[Any]:

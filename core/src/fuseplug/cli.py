@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NOTHING_INSTALLED = """No kernels are installed. To begin with:
 
-  pip install fuseplug-rmsnorm fuseplug-swiglu fuseplug-rope fuseplug-moe"""
+  pip install fuseplug-rmsnorm fuseplug-swiglu fuseplug-rope fuseplug-moe fuseplug-linear-cross-entropy"""
 STYLES = {"ready": "green", "ok": "green", "broken": "red", "conflict": "red", "fail": "red"}
 
 app = typer.Typer(

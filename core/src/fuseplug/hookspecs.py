@@ -33,7 +33,8 @@ class BaseKernel(abc.ABC):
         reference: ``"package.module:function"`` in plain PyTorch with the same signature: the definition of right. It
             must compute in ``promote(x.dtype, float32)``, so that float64 inputs give the truth.
         specimens: ``"package.module:function"`` that returns small modules which the kernel fuses, at least one for
-            each variant that it claims: what `fuseplug_testing` checks it on. Optional, and inherited.
+            each variant that it claims: what `fuseplug_testing` checks it on. If the kernel has a scope, each has a
+            property ``dummy_inputs``: the arguments of a call within it, by name. Optional, and inherited.
         device_types: Where it runs; empty for every device.
         differentiable: Whether gradients flow through it. If not, it is used only for ``mode="inference"``.
         compilable: Whether ``torch.compile`` can trace through it.

@@ -9,7 +9,7 @@ import torch
 
 from fuseplug import functional
 
-PACKAGES = ("rmsnorm", "swiglu", "rope", "moe")
+PACKAGES = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,7 @@ CALLS = {
     "moe": lambda f, x: f(
         x, x.new_zeros(len(x), 1).long(), x[:, :1].sigmoid(), x.new_ones(2, 8, 4), x.new_ones(2, 4, 4)
     ),
+    "linear_cross_entropy": lambda f, x: f(x, x.new_ones(5, 4).cumsum(0), torch.arange(len(x), device=x.device)),
 }
 
 
