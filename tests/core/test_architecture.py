@@ -61,6 +61,7 @@ PUBLIC = {
     "fuseplug.activations": ("ACTIVATIONS", "Activation"),
     "fuseplug.functional": ("by_device", "computed_by"),
     "fuseplug.lazy": ("lazy",),
+    "fuseplug.lazy_tensor": ("LazyTensor",),
     "fuseplug.inductor": fuseplug.inductor.__all__,
     "fuseplug.npu": fuseplug.npu.__all__,
     "fuseplug.reading": fuseplug.reading.__all__,

@@ -309,6 +309,36 @@ def test_functions_of_the_jit_are_written_there():
     assert torch.jit.ignore.__module__ == torch.jit.export.__module__ == private.JIT_INTERNALS
 
 
+class Watched(torch.Tensor):
+    asked = 0
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.asked += 1
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@of("DisableTorchFunctionSubclass")
+def test_a_subclass_can_be_asked_without_its_own_function():
+    tensor = X.as_subclass(Watched)
+    Watched.asked = 0
+    with private.DisableTorchFunctionSubclass():
+        assert tensor.shape == X.shape
+    assert Watched.asked == 0
+    assert tensor.shape == X.shape
+    assert Watched.asked == 1
+
+
+@of("without_memory")
+def test_a_tensor_without_memory_is_like_its_layout():
+    layout = torch.empty(3, 4, dtype=torch.bfloat16, device="meta").t()
+    made = private.without_memory(Watched, layout, torch.device("cpu"))
+    assert type(made) is Watched
+    with private.DisableTorchFunctionSubclass():
+        assert (made.shape, made.stride(), made.dtype, made.device.type) == ((4, 3), (1, 4), torch.bfloat16, "cpu")
+        assert made.untyped_storage().data_ptr() == 0
+
+
 PER_CALL = ("get_tracing_state", "are_functorch_transforms_active", "len_torch_function_stack")
 
 

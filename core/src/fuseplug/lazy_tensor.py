@@ -16,9 +16,9 @@ from .torch_private import (
     get_tracing_state,
     in_forward_mode,
     len_torch_dispatch_stack,
-    make_wrapper_subclass,
     tree_leaves,
     tree_map,
+    without_memory,
 )
 
 if TYPE_CHECKING:
@@ -369,9 +369,7 @@ class _Standing(torch.autograd.Function):
         given = [each for each in inputs if each is not None]
         ctx.make, ctx.autocast, ctx.present = make, autocast, [each is not None for each in inputs]
         ctx.save_for_backward(*given)
-        return make_wrapper_subclass(
-            cls, layout.size(), strides=layout.stride(), dtype=layout.dtype, device=given[0].device
-        )
+        return without_memory(cls, layout, given[0].device)
 
     @staticmethod
     @once_differentiable

@@ -47,7 +47,6 @@ __all__ = [
     "is_legacy_batchedtensor",
     "len_torch_dispatch_stack",
     "len_torch_function_stack",
-    "make_wrapper_subclass",
     "mark_dynamic",
     "onednn_linear",
     "peek_interpreter_stack",
@@ -61,6 +60,7 @@ __all__ = [
     "tree_unflatten",
     "unsafe_view",
     "without_duck_shapes",
+    "without_memory",
 ]
 
 # Imported above, because nothing public names them: the types of operations (torch.ops has only instances); FakeTensor,
@@ -103,9 +103,6 @@ push_on_torch_function_stack = torch._C._push_on_torch_function_stack
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 """While it is entered, ``__torch_function__`` of subclasses is not called, so a subclass can ask what it is itself."""
 
-make_wrapper_subclass = Tensor._make_wrapper_subclass
-"""Makes a tensor of a subclass that has a shape, strides, a dtype and a device, but no memory."""
-
 disable_current_modes = _disable_current_modes
 """Takes the modes that see each operation off inside; the public context managers only enter one."""
 
@@ -141,6 +138,12 @@ def schemas_of(op: OpOverload | OpOverloadPacket) -> list[torch._C.FunctionSchem
     if isinstance(op, OpOverload):
         return [op._schema]
     return list(torch._C._jit_get_schemas_for_operator(op._qualified_op_name))
+
+
+def without_memory(cls: type[Tensor], layout: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the subclass *cls* on *device*, with shape, strides and dtype of *layout*, that has no memory."""
+    size, strides = layout.size(), layout.stride()
+    return Tensor._make_wrapper_subclass(cls, size, strides=strides, dtype=layout.dtype, device=device)
 
 
 def storage_id(tensor: Tensor) -> int:

@@ -103,10 +103,11 @@ def compute_logprob(
 ) -> LogProbs:
     """`linear_logprob` for arguments that were checked, as those of `compute`. Both results are ``(tokens,)``."""
     logprobs = functional.log_softmax(logits_of(hidden, weight, bias, loss.steps), -1)
+    # Not `gather`, whose error for a label that is no word is another one on the CPU.
+    losses = functional.nll_loss(logprobs, labels, ignore_index=loss.ignore_index, reduction="none")
     ignored = labels == loss.ignore_index
-    picked = logprobs.gather(-1, labels.masked_fill(ignored, 0).unsqueeze(-1)).squeeze(-1)
     entropies = -(logprobs.exp() * logprobs.masked_fill(logprobs == -math.inf, 0)).sum(-1) if entropy else None
-    return LogProbs(picked.masked_fill(ignored, 0), None if entropies is None else entropies.masked_fill(ignored, 0))
+    return LogProbs((-losses).masked_fill(ignored, 0), None if entropies is None else entropies.masked_fill(ignored, 0))
 
 
 def linear_cross_entropy(

@@ -167,7 +167,7 @@ def _example(bias: bool, mix: Mix, size: int, generator: torch.Generator) -> Exa
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
 
-    scale = torch.tensor([1.0, 0.25, 4.0]).repeat(math.ceil(tokens / 3))[:tokens]
+    scale = torch.tensor([1.0, 0.25, 4.0], device="cpu").repeat(math.ceil(tokens / 3))[:tokens]
     hidden = normal(2, tokens, width) * scale.view(1, tokens, 1)
     parameters = {"weight": (normal(vocabulary, width) / math.sqrt(width)).to(mix.dtype)}
     if bias:

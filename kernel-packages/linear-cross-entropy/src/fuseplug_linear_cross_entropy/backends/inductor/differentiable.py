@@ -64,8 +64,8 @@ class _PerToken(torch.autograd.Function):
             return _with_labels((None, None, None))
         if differentiated_again() or not plain(*given):
 
-            def formula(*tensors: Any) -> list[Tensor]:
-                found = _formula(Head(*tensors, labels, ctx.steps))
+            def formula(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+                found = _formula(Head(hidden, weight, bias, labels, ctx.steps))
                 return [value for value, grad in zip(found, grads, strict=True) if grad is not None]
 
             return _with_labels(vjp(formula, head.tensors, needs, given))
@@ -90,8 +90,8 @@ class _WeightedSum(torch.autograd.Function):
         if differentiated_again() or not plain(upstream):
             hidden, weight, bias, labels, of_label, of_mean = ctx.saved_tensors
 
-            def formula(*tensors: Any) -> Tensor:
-                return _sum(_formula(Head(*tensors, labels, ctx.steps)), of_label, of_mean)
+            def formula(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+                return _sum(_formula(Head(hidden, weight, bias, labels, ctx.steps)), of_label, of_mean)
 
             return *_with_labels(vjp(formula, (hidden, weight, bias), needs, (upstream,))), None, None
         # Handed over at the first backward, so that they are multiplied in place and become somebody's .grad without a

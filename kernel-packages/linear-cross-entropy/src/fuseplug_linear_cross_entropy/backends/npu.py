@@ -1,0 +1,246 @@
+"""The loss on Ascend NPUs, by operations of torch: matmuls for a chunk of tokens, all between them for a piece of it.
+
+Nothing here imports torch_npu: tensors on an NPU mean that it is loaded. Nothing waits for the device.
+
+What is launched, in half precision, for a mean or sum with its gradients; a piece is a part of a chunk in float32:
+
+=============  =====================================================================================================
+once           10 for the labels and what the sum is divided by, and 3 for each result and 16,384 words of it that the
+               backward scales
+each chunk     2: the logits, and the gradient of hidden. For that of the weight 1, or with several chunks 2 for each
+               16,384 words: the product in half precision, and its sum in float32
+each piece     7: the cast, log-softmax, the label's, exp, the product, the label's, the cast. A factor of the logits is
+               1 more, a cap 5, smoothing 3, an entropy 5
+=============  =====================================================================================================
+
+torch_npu's own ``npu_cross_entropy_loss`` is not used. Its log-probabilities, of which its gradient is made, have the
+dtype of the logits, so these would have to be widened all the same; it has no entropy; and by its page a negative
+``ignore_index``, such as -100, ignores no label, labels are within the vocabulary, and where gradients are wanted there
+is no smoothing. `torch.logsumexp` is not used because no page says that it cannot overflow on an NPU; log-softmax is
+what ``F.cross_entropy`` calls there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplug.functional import computed_by
+from fuseplug.inductor import plain
+
+from .. import reference
+from ..reference import LogProbs, Loss
+from . import recorded
+from .chunks import Gradients, chunks, rows_of_chunk
+from .recorded import Terms
+
+BUDGET = 1 << 29
+"""Bytes of the logits of a chunk: 1536 tokens of 151,936 words in half precision.
+
+With several chunks 12 bytes are moved for each element of the weight's gradient, and ``2 · rows`` operations are its
+product: by 376 TFLOP/s and 1.6 TB/s, those of an Atlas A2, that takes 1410 / rows of the product's own time.
+"""
+
+WORKING = 1 << 27
+"""Bytes of each of the tensors in float32, of which there are two at a time, and up to two more with a cap or entropy.
+
+For 151,936 words they have 220 tokens, whose launches take the host less than moving them takes the device.
+"""
+
+_WORDS = 1 << 14
+"""Rows of a gradient that are scaled at a time, in float32."""
+
+_LOWEST = torch.finfo(torch.float32).min
+
+
+def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
+    """`fuseplug_linear_cross_entropy.reference.linear_cross_entropy` on an NPU: the same arguments, result and errors.
+
+    The result is the reference's up to rounding: all between the matmuls is computed in float32. A label outside of
+    the vocabulary makes the loss NaN, because an error would be waited for.
+
+    For that call it is the reference: of other dtypes than float16, bfloat16 and float32; of empty tensors; of two tanh
+    one after the other; inside ``torch.compile``; to tracers, functorch transforms and subclasses. So is a backward
+    that is to be differentiated again.
+    """
+    return recorded.compute(_OPERATIONS, loss, hidden, weight, labels, bias)
+
+
+def compute_logprob(
+    loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *, entropy: bool
+) -> LogProbs:
+    """`fuseplug_linear_cross_entropy.reference.linear_logprob` on an NPU: the same arguments, result and errors.
+
+    All else is as for `linear_cross_entropy`.
+    """
+    return recorded.compute_logprob(_OPERATIONS, loss, hidden, weight, labels, bias, entropy=entropy)
+
+
+linear_cross_entropy = computed_by(compute, reference.linear_cross_entropy)
+linear_logprob = computed_by(compute_logprob, reference.linear_logprob)
+
+
+def _measure(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *arguments: Any) -> list[Tensor]:
+    *numbers, entropy = arguments
+    tokens = _Tokens(labels, Terms(*numbers), len(weight))
+    values, entropies = [], []
+    for at, logits in _chunks(hidden, weight, bias):
+        for piece, part in tokens.pieces(at, logits):
+            logp, _ = tokens.log_probabilities(part)
+            values.append(tokens.value(logp, piece))
+            if entropy:
+                # 0 times infinity is none.
+                entropies.append(logp.clamp_(min=_LOWEST).mul_(logp.exp()).sum(-1).neg_())
+    return [tokens.counted(torch.cat(each)) for each in ((values, entropies) if entropy else (values,))]
+
+
+def _differentiate(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    upstream: Tensor,
+    of_entropy: Tensor | None,
+    entropy: Tensor | None,
+    _kept: None,
+    *arguments: Any,
+) -> list[Tensor]:
+    *numbers, wanted = arguments
+    tokens = _Tokens(labels, Terms(*numbers), len(weight))
+    results, gradients = _gradients(hidden, weight, bias, wanted)
+    upstream = tokens.counted(upstream)
+    of_entropy = None if of_entropy is None else tokens.counted(of_entropy)
+    for at, logits in _chunks(hidden, weight, bias):
+        for piece, part in tokens.pieces(at, logits):
+            logp, tanh = tokens.log_probabilities(part)
+            both = None if of_entropy is None or entropy is None else (of_entropy[piece], entropy[piece])
+            part.copy_(tokens.gradient(logp, tanh, piece, upstream[piece], both))
+        gradients.add(at, logits)
+    gradients.finish()
+    return results
+
+
+def _measure_and_differentiate(
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, upstream: Tensor, *arguments: Any
+) -> list[Tensor]:
+    *numbers, wanted = arguments
+    tokens = _Tokens(labels, Terms(*numbers), len(weight))
+    results, gradients = _gradients(hidden, weight, bias, wanted)
+    upstream = tokens.counted(upstream)
+    values = []
+    for at, logits in _chunks(hidden, weight, bias):
+        for piece, part in tokens.pieces(at, logits):
+            logp, tanh = tokens.log_probabilities(part)
+            values.append(tokens.value(logp, piece))
+            part.copy_(tokens.gradient(logp, tanh, piece, upstream[piece], None))
+        gradients.add(at, logits)
+    gradients.finish()
+    return [tokens.counted(torch.cat(values)), *results]
+
+
+def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
+    result = torch.empty_like(gradient)
+    for first in range(0, len(gradient), _WORDS):
+        some = slice(first, first + _WORDS)
+        result[some].copy_(gradient[some].float() * factor)
+    return result
+
+
+_OPERATIONS = recorded.Operations(_measure, _differentiate, _measure_and_differentiate, _scale, plain)
+
+
+def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+    return chunks(hidden, weight, bias, _rows(hidden, weight), len(weight))
+
+
+def _gradients(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]
+) -> tuple[list[Tensor], Gradients]:
+    """Memory for the gradients that are wanted, and what fills it."""
+    of_hidden, of_weight, of_bias = (
+        torch.empty_like(t, memory_format=torch.contiguous_format) if need and t is not None else None
+        for t, need in zip((hidden, weight, bias), wanted, strict=True)
+    )
+    found = Gradients(of_hidden, of_weight, of_bias, hidden, weight, _rows(hidden, weight))
+    return [t for t in (of_hidden, of_weight, of_bias) if t is not None], found
+
+
+def _rows(hidden: Tensor, weight: Tensor) -> int:
+    return rows_of_chunk(len(hidden), len(weight) * hidden.element_size(), BUDGET)
+
+
+class _Tokens:
+    """The formulas, with p the probabilities of a token, l its label, H its entropy and V the vocabulary.
+
+        y = outer · z, or outer · tanh(inner · z)
+        value = picked · log p_l + spread · mean(log p),  H = −Σ p · log p
+
+        dz_j = (u · (picked · (1[j = l] − p_j) + spread · (1/V − p_j)) − e · p_j · (log p_j + H)) · dy/dz
+
+    where u is the gradient of the value, and e that of H.
+    """
+
+    def __init__(self, labels: Tensor, terms: Terms, width: int) -> None:
+        self._terms, self._width = terms, width
+        self._ignored = labels == terms.ignore_index
+        self._labels = labels.clamp(0, width - 1).unsqueeze(-1)
+        self._unknown = self._labels.squeeze(-1) != labels
+
+    def counted(self, numbers: Tensor) -> Tensor:
+        """One number of each token: 0 where it is ignored, NaN where its label is outside of the vocabulary."""
+        return numbers.masked_fill(self._unknown, math.nan).masked_fill_(self._ignored, 0.0)
+
+    def pieces(self, at: slice, logits: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The *logits* of the tokens *at*, a few tokens at a time, with which these are."""
+        rows = max(1, WORKING // (4 * self._width))
+        for first in range(0, len(logits), rows):
+            part = logits[first : first + rows]
+            yield slice(at.start + first, at.start + first + len(part)), part
+
+    def log_probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The log of p in new memory, and tanh(inner · z) if there is one. *logits* in float32 are written over."""
+        terms, y = self._terms, logits.float()
+        if terms.capped:
+            tanh = y.mul_(terms.inner).tanh_()
+            return torch.log_softmax(tanh * terms.outer, -1), tanh
+        if terms.outer != 1.0:
+            y.mul_(terms.outer)
+        return torch.log_softmax(y, -1), None
+
+    def value(self, logp: Tensor, piece: slice) -> Tensor:
+        """The value of the tokens of *piece*."""
+        terms = self._terms
+        value = logp.gather(-1, self._labels[piece]).squeeze(-1)
+        if terms.picked != 1.0:
+            value.mul_(terms.picked)
+        return value.add_(logp.mean(-1), alpha=terms.spread) if terms.spread else value
+
+    def gradient(
+        self,
+        logp: Tensor,
+        tanh: Tensor | None,
+        piece: slice,
+        upstream: Tensor,
+        entropy: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """The gradient dz of the tokens of *piece*, in the memory of *logp*; *entropy* is its gradient and itself."""
+        terms = self._terms
+        slope = terms.outer * terms.inner
+        a, s = upstream.unsqueeze(-1) * (terms.picked * slope), upstream.unsqueeze(-1) * (terms.spread * slope)
+        if entropy is None:
+            grad = logp.exp_().mul_(-(a + s))
+        else:
+            e, known = (each.unsqueeze(-1) for each in entropy)
+            e = e * slope
+            factor = torch.addcmul(a + s + e * known, logp.clamp_(min=_LOWEST), e)
+            grad = logp.exp_().mul_(factor).neg_()
+        if terms.spread:
+            grad.add_(s / self._width)
+        grad.scatter_add_(-1, self._labels[piece], a)
+        if tanh is not None:
+            grad.addcmul_(grad * tanh, tanh, value=-1.0)
+        return grad

@@ -1,0 +1,243 @@
+"""The operations of torch: each cuts the tokens into chunks, multiplies by torch's matmul, and launches one program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fuseplug.triton import operation
+
+from ..chunks import Gradients, chunks, rows_of_chunk
+from . import programs
+
+BUDGET = 1 << 29
+"""Bytes of the logits of a chunk: 1536 tokens of 151,936 words, or 8192 of 32,000, in half precision.
+
+The logits of 8192 tokens of 151,936 words are 2.5 GB so, and eager has them in float32 more than twice as well. A chunk
+costs a pass over the weight's gradient in float32, read and written: 8 bytes for ``2 · rows`` operations on each of its
+elements. By the 990 TFLOP/s and 3.35 TB/s of an H100 that is 1182 / rows of the product's own time, which overlaps with
+it in part; twice the budget would halve that, at another 0.5 GB.
+"""
+
+_ROW = 64
+"""Elements of which rows are multiples: 128 bytes of a half type, so that each begins where a load may."""
+
+_TILE = 1 << 14
+"""Bytes of a tile of logits: one load of 16 bytes for each of 1024 threads.
+
+At most two such programs fit a multiprocessor, or one beyond 32 registers. So on an H100 the rows at work at once are
+40 or 80 MB for 151,936 words in half precision, of which its L2 of 50 MB still has a part when they are read again.
+"""
+
+_LOAD = 16
+
+_INPUTS = "Tensor hidden, Tensor weight, Tensor labels, Tensor? bias"
+_TERMS = "int ignore_index, float picked, float spread, float inner, float outer, bool capped"
+
+
+def _numbers(hidden: Tensor) -> Tensor:
+    """Memory for a number of each token."""
+    return hidden.new_empty(hidden.shape[:1], dtype=torch.float32)
+
+
+def _gradients(hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]) -> list[Tensor]:
+    every = zip((hidden, weight, bias), wanted, strict=True)
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, need in every if need and t is not None]
+
+
+def _measure_results(
+    hidden: Tensor,
+    _weight: Tensor,
+    _labels: Tensor,
+    _bias: Tensor | None,
+    _ignore_index: int,
+    _picked: float,
+    _spread: float,
+    _inner: float,
+    _outer: float,
+    _capped: bool,
+    entropy: bool,
+) -> list[Tensor]:
+    return [_numbers(hidden) for _ in range(3 if entropy else 2)]
+
+
+@operation(
+    f"fuseplug_linear_cross_entropy::measure({_INPUTS}, {_TERMS}, bool entropy) -> Tensor[]",
+    _measure_results,
+)
+def measure(
+    results: list[Tensor],
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    picked: float,
+    spread: float,
+    inner: float,
+    outer: float,
+    capped: bool,
+    entropy: bool,
+) -> None:
+    """Value of each token, its entropy if that is asked for, and lse, each ``(tokens,)`` in float32."""
+    for at, logits, sizes, constants in _chunks(hidden, weight, bias):
+        programs.measure[(len(logits),)](
+            logits,
+            labels[at],
+            results[0][at],
+            results[-1][at],
+            results[1][at] if entropy else None,
+            *sizes,
+            ignore_index,
+            picked,
+            spread,
+            inner,
+            outer,
+            capped,
+            spread != 0.0,
+            **constants,
+        )
+
+
+def _differentiate_results(
+    hidden: Tensor, weight: Tensor, _labels: Tensor, bias: Tensor | None, *arguments: Sequence[bool]
+) -> list[Tensor]:
+    return _gradients(hidden, weight, bias, arguments[-1])
+
+
+@operation(
+    f"fuseplug_linear_cross_entropy::differentiate({_INPUTS}, Tensor upstream, Tensor? of_entropy, "
+    f"Tensor? entropy, Tensor lse, {_TERMS}, bool[3] wanted) -> Tensor[]",
+    _differentiate_results,
+)
+def differentiate(
+    results: list[Tensor],
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    upstream: Tensor,
+    of_entropy: Tensor | None,
+    entropy: Tensor | None,
+    lse: Tensor,
+    ignore_index: int,
+    picked: float,
+    spread: float,
+    inner: float,
+    outer: float,
+    capped: bool,
+    wanted: Sequence[bool],
+) -> None:
+    """Of the gradients of hidden, weight and bias those that are *wanted*; what else there is, is from `measure`."""
+    gradients = _filling(results, hidden, weight, wanted)
+    for at, logits, sizes, constants in _chunks(hidden, weight, bias):
+        programs.differentiate[(len(logits),)](
+            logits,
+            labels[at],
+            lse[at],
+            None if entropy is None else entropy[at],
+            upstream[at],
+            None if of_entropy is None else of_entropy[at],
+            upstream.stride(0),
+            0 if of_entropy is None else of_entropy.stride(0),
+            *sizes,
+            ignore_index,
+            picked,
+            spread,
+            inner,
+            outer,
+            capped,
+            **constants,
+        )
+        gradients.add(at, logits)
+    gradients.finish()
+
+
+def _both_results(
+    hidden: Tensor, weight: Tensor, _labels: Tensor, bias: Tensor | None, *arguments: Sequence[bool]
+) -> list[Tensor]:
+    return [_numbers(hidden), *_gradients(hidden, weight, bias, arguments[-1])]
+
+
+@operation(
+    f"fuseplug_linear_cross_entropy::measure_and_differentiate({_INPUTS}, Tensor upstream, {_TERMS}, bool[3] wanted) "
+    "-> Tensor[]",
+    _both_results,
+)
+def measure_and_differentiate(
+    results: list[Tensor],
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None,
+    upstream: Tensor,
+    ignore_index: int,
+    picked: float,
+    spread: float,
+    inner: float,
+    outer: float,
+    capped: bool,
+    wanted: Sequence[bool],
+) -> None:
+    """The value of each token, then the gradients that are *wanted*, for an *upstream* that is known beforehand."""
+    gradients = _filling(results[1:], hidden, weight, wanted)
+    for at, logits, sizes, constants in _chunks(hidden, weight, bias):
+        programs.measure_and_differentiate[(len(logits),)](
+            logits,
+            labels[at],
+            results[0][at],
+            upstream[at],
+            upstream.stride(0),
+            *sizes,
+            ignore_index,
+            picked,
+            spread,
+            inner,
+            outer,
+            capped,
+            spread != 0.0,
+            **constants,
+        )
+        gradients.add(at, logits)
+    gradients.finish()
+
+
+def _like(gradient: Tensor, _factor: Tensor) -> Tensor:
+    return torch.empty_like(gradient)
+
+
+@operation("fuseplug_linear_cross_entropy::scale(Tensor gradient, Tensor factor) -> Tensor", _like)
+def scale(result: Tensor, gradient: Tensor, factor: Tensor) -> None:
+    """*gradient* times *factor*, one number of float32, on the device; rounded once."""
+    # With a dimension the factor counts for the dtype of the product; without one it would be rounded first.
+    torch.mul(gradient, factor.reshape((1,) * gradient.dim()), out=result)
+
+
+def _chunks(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None
+) -> Iterator[tuple[slice, Tensor, tuple[int, int], dict[str, int]]]:
+    """What `chunks` yields, then width and stride of the rows, and what is compiled in."""
+    width = len(weight)
+    stride = -(-width // _ROW) * _ROW
+    for at, logits in chunks(hidden, weight, bias, _rows(hidden, weight), stride):
+        yield at, logits, (width, stride), _constants(stride * hidden.element_size(), hidden.element_size())
+
+
+def _filling(results: Sequence[Tensor], hidden: Tensor, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
+    found = iter(results)
+    of_hidden, of_weight, of_bias = (next(found, None) if need else None for need in wanted)
+    return Gradients(of_hidden, of_weight, of_bias, hidden, weight, _rows(hidden, weight))
+
+
+def _rows(hidden: Tensor, weight: Tensor) -> int:
+    return rows_of_chunk(len(hidden), -(-len(weight) // _ROW) * _ROW * hidden.element_size(), BUDGET)
+
+
+@functools.lru_cache(maxsize=64)
+def _constants(row_bytes: int, itemsize: int) -> dict[str, int]:
+    """What is compiled in: the tile, and its warps."""
+    tile = min(_TILE, 1 << (row_bytes - 1).bit_length())
+    return {"BLOCK": tile // itemsize, "num_warps": max(1, tile // (32 * _LOAD))}

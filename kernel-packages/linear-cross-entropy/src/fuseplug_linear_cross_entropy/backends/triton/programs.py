@@ -1,0 +1,252 @@
+"""The programs on the GPU: each has the logits of one token, in rows of adjacent memory.
+
+Of a logit *z*, in float32, with the steps folded (see `folded`), ``V`` the vocabulary and ``l`` the label:
+
+    y = outer · z, or outer · tanh(inner · z)
+    lse = log Σ exp y,  log p = y − lse,  H = −Σ p · log p
+    value = picked · log p_l + spread · mean(log p)
+
+    dz_j = (u · (picked · (1[j = l] − p_j) + spread · (1/V − p_j)) − e · p_j · (log p_j + H)) · dy/dz
+
+where u is the gradient of the value, and e that of H. One pass reads the logits for lse, value and H: each lane keeps
+the largest of its own logits, and sums relative to it. A second one puts dz in their place, last tile first, because
+that was read last and is in the cache.
+
+Tokens with the label *ignore_index* have the value and entropy 0 and no gradient; their logits are not read. A label
+outside of the vocabulary makes all of its token NaN.
+
+Rows lie *stride* apart, of which *width* are logits. The rest is read and written to, so that memory is moved by 16
+bytes for any vocabulary, but counts for nothing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LOWEST = tl.constexpr(-3.4028234e38)
+"""Below every logit, and finite: differences from it are numbers."""
+
+
+@triton.jit(do_not_specialize=["width", "ignore_index"])
+def measure(
+    logits,
+    labels,
+    value,
+    lse,
+    entropy,
+    width,
+    stride,
+    ignore_index,
+    picked,
+    spread,
+    inner,
+    outer,
+    CAPPED: tl.constexpr,
+    SPREAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write *value*, *lse*, and *entropy* unless it is None."""
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels + row)
+    if label == ignore_index:
+        tl.store(value + row, 0.0)
+        tl.store(lse + row, 0.0)
+        if entropy is not None:
+            tl.store(entropy + row, 0.0)
+    else:
+        found, found_lse, found_entropy = _measured(
+            logits + row * stride, label, width, stride, picked, spread, inner, outer, CAPPED, SPREAD,
+            entropy is not None, BLOCK,
+        )  # fmt: skip
+        tl.store(value + row, found)
+        tl.store(lse + row, found_lse)
+        if entropy is not None:
+            tl.store(entropy + row, found_entropy)
+
+
+@triton.jit(do_not_specialize=["width", "ignore_index", "upstream_stride", "of_entropy_stride"])
+def differentiate(
+    logits,
+    labels,
+    lse,
+    entropy,
+    upstream,
+    of_entropy,
+    upstream_stride,
+    of_entropy_stride,
+    width,
+    stride,
+    ignore_index,
+    picked,
+    spread,
+    inner,
+    outer,
+    CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Put their gradient in the place of *logits*: for *upstream*, and for *of_entropy* unless it is None."""
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels + row)
+    logits += row * stride
+    if label == ignore_index:
+        _clear(logits, stride, BLOCK)
+    else:
+        u = tl.load(upstream + row * upstream_stride)
+        e, known_entropy = 0.0, 0.0
+        if of_entropy is not None:
+            e = tl.load(of_entropy + row * of_entropy_stride)
+            known_entropy = tl.load(entropy + row)
+        _differentiate(
+            logits, label, tl.load(lse + row), known_entropy, u * picked, u * spread, e, width, stride, inner, outer,
+            CAPPED, of_entropy is not None, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["width", "ignore_index", "upstream_stride"])
+def measure_and_differentiate(
+    logits,
+    labels,
+    value,
+    upstream,
+    upstream_stride,
+    width,
+    stride,
+    ignore_index,
+    picked,
+    spread,
+    inner,
+    outer,
+    CAPPED: tl.constexpr,
+    SPREAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write *value*, and put the gradient for *upstream* in the place of *logits*."""
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels + row)
+    logits += row * stride
+    if label == ignore_index:
+        tl.store(value + row, 0.0)
+        _clear(logits, stride, BLOCK)
+    else:
+        found, lse, _ = _measured(
+            logits, label, width, stride, picked, spread, inner, outer, CAPPED, SPREAD, False, BLOCK
+        )
+        tl.store(value + row, found)
+        u = tl.load(upstream + row * upstream_stride)
+        _differentiate(
+            logits, label, lse, 0.0, u * picked, u * spread, 0.0, width, stride, inner, outer, CAPPED, False, BLOCK
+        )
+
+
+@triton.jit
+def _measured(
+    logits,
+    label,
+    width,
+    stride,
+    picked,
+    spread,
+    inner,
+    outer,
+    CAPPED: tl.constexpr,
+    SPREAD: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Value, lse and entropy of one token."""
+    # Before the sums, which all threads wait for: what comes after them may write over the logits.
+    known = (label >= 0) & (label < width)
+    of_label = _stepped(tl.load(logits + label, mask=known, other=float("nan")), inner, outer, CAPPED)[0]
+    lane = tl.arange(0, BLOCK)
+    top = tl.full((BLOCK,), _LOWEST, tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)  # of exp(y - top)
+    moment = tl.zeros((BLOCK,), tl.float32)  # of exp(y - top) (y - top), which does not cancel as lse - Σ p y does
+    plain = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, stride, BLOCK):
+        at = first + lane
+        y = _stepped(tl.load(logits + at, mask=at < stride, other=0.0), inner, outer, CAPPED)[0]
+        if SPREAD:
+            plain += tl.where(at < width, y, 0.0)
+        y = tl.where(at < width, y, -float("inf"))
+        above = y - top
+        factor = tl.exp(-tl.abs(above))
+        if ENTROPY:
+            kept = moment + factor * tl.maximum(above, _LOWEST)  # 0 times infinity is none
+            moment = tl.where(above > 0, factor * (moment - above * total), kept)
+        total = tl.where(above > 0, total * factor + 1.0, total + factor)
+        top = tl.maximum(top, y)
+    most = tl.max(top, 0)
+    below = tl.maximum(top - most, _LOWEST)
+    factor = tl.exp(below)
+    entropy = 0.0
+    if ENTROPY:
+        moment = tl.sum(factor * (moment + below * total), 0)
+    total = tl.sum(factor * total, 0)
+    if ENTROPY:
+        entropy = tl.log(total) - moment / total
+    lse = tl.where(known, most + tl.log(total), float("nan"))
+    value = picked * (of_label - lse)
+    if SPREAD:
+        value += spread * (tl.sum(plain, 0) / width - lse)
+    return value, lse, entropy
+
+
+@triton.jit
+def _differentiate(
+    logits,
+    label,
+    lse,
+    entropy,
+    a,
+    s,
+    e,
+    width,
+    stride,
+    inner,
+    outer,
+    CAPPED: tl.constexpr,
+    ENTROPY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Put the gradient of one token's logits in their place; *a* is u · picked, and *s* u · spread."""
+    lane = tl.arange(0, BLOCK)
+    tiles = tl.cdiv(stride, BLOCK)
+    even = s / width
+    for tile in range(tiles):
+        at = (tiles - 1 - tile) * BLOCK + lane
+        y, slope = _stepped(tl.load(logits + at, mask=at < stride, other=0.0), inner, outer, CAPPED)
+        logp = y - lse
+        p = tl.exp(logp)
+        grad = tl.where(at == label, a, 0.0) - a * p + even - s * p
+        if ENTROPY:
+            grad -= e * p * (tl.maximum(logp, _LOWEST) + entropy)
+        tl.store(logits + at, grad * slope, mask=at < stride)
+
+
+@triton.jit
+def _clear(logits, stride, BLOCK: tl.constexpr):
+    for first in range(0, stride, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        tl.store(logits + at, tl.zeros((BLOCK,), tl.float32), mask=at < stride)
+
+
+@triton.jit
+def _stepped(z, inner, outer, CAPPED: tl.constexpr):
+    """What the steps make of logits, and the derivative by them."""
+    z = z.to(tl.float32)
+    if CAPPED:
+        x = inner * z
+        # Of 1 − 2 / (e²ˣ + 1) little is left near 0, where the series is exact to float32.
+        square = x * x
+        series = 1.0 + square * (
+            -0.3333333333333333
+            + square * (0.13333333333333333 + square * (-0.05396825396825397 + square * 0.021869488536155203))
+        )
+        tanh = tl.where(tl.abs(x) < 0.3, x * series, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))
+        y = outer * tanh
+        slope = inner * outer * (1.0 - tanh * tanh)
+    else:
+        y = outer * z
+        slope = outer
+    return y, slope

@@ -1,0 +1,165 @@
+"""The loss of a language model's head on this machine, forward and backward: fused, eager, compiled, and torch's own.
+
+Every contender does the same work on the same inputs and is first checked for being right; they are timed by turns, so
+that a busy moment meets them all. Memory is the peak of what is resident above hidden states, weight and gradients.
+
+    python tests/benchmarks/linear_cross_entropy.py [--repeats N] [--large]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from record import Table, spread, write
+from torch import Tensor
+from torch.nn import functional
+
+from fuseplug_linear_cross_entropy import linear_cross_entropy
+
+EAGER = "eager"
+IGNORED = -100
+LIMIT = 32
+"""Roundings to the dtype of the inputs by which a contender may be off, as a share of the largest true magnitude."""
+
+Contender = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Size(NamedTuple):
+    """Of the inputs."""
+
+    tokens: int
+    hidden: int
+    words: int
+
+    def __str__(self) -> str:
+        return f"{self.tokens} × {self.hidden} × {self.words}"
+
+
+SIZES = (Size(512, 512, 32000), Size(2048, 512, 32000), Size(512, 1024, 151936))
+LARGE = (Size(2048, 1024, 151936),)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5, help="at least 2")
+    parser.add_argument("--large", action="store_true", help=f"also {LARGE[0]}, which takes eager 50 s in float32")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    sizes = (*SIZES, *(LARGE if options.large else ()))
+    tables = [measure(dtype, sizes, options.repeats) for dtype in (torch.bfloat16, torch.float32)]
+    write("linear_cross_entropy", tables, {"load at the start": load})
+
+
+def measure(dtype: torch.dtype, sizes: tuple[Size, ...], repeats: int) -> Table:
+    """The milliseconds and the memory of every contender at every size."""
+    title = f"Linear cross-entropy, {str(dtype).removeprefix('torch.')}, forward and backward"
+    columns = ("tokens × hidden × words", "contender", "ms", f"× {EAGER}, turn by turn", "peak, MB")
+    table = Table(title, columns)
+    for size in sizes:
+        hidden, weight, labels = inputs(size, dtype)
+        truth = exact(hidden, weight, labels)
+        contenders = make_contenders()
+        for name, function in contenders.items():
+            assert_right(name, step(function, hidden, weight, labels), truth)
+        del truth
+        samples: dict[str, list[float]] = {name: [] for name in contenders}
+        peaks: dict[str, list[float]] = {name: [] for name in contenders}
+        for _ in range(repeats):
+            for name, function in contenders.items():
+                hidden.grad = weight.grad = None
+                before = reset_peak()
+                start = time.perf_counter()
+                step(function, hidden, weight, labels)
+                samples[name].append((time.perf_counter() - start) * 1e3)
+                peaks[name].append((peak() - before - hidden.nbytes - weight.nbytes) / 1e6)
+        for name, times in samples.items():
+            ratios = [e / m for e, m in zip(samples[EAGER], times, strict=True)]
+            table.add(str(size), name, spread(times), statistics.median(ratios), statistics.median(peaks[name]))
+    return table
+
+
+def inputs(size: Size, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, weight and labels, a seventh of these ignored."""
+    torch.manual_seed(0)
+    hidden = torch.randn(size.tokens, size.hidden).to(dtype).requires_grad_()
+    weight = (torch.randn(size.words, size.hidden) * size.hidden**-0.5).to(dtype).requires_grad_()
+    labels = torch.randint(0, size.words, (size.tokens,))
+    labels[::7] = IGNORED
+    return hidden, weight, labels
+
+
+def make_contenders() -> dict[str, Contender]:
+    def eager(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(functional.linear(hidden, weight).float(), labels)
+
+    torch.compiler.reset()
+    contenders: dict[str, Contender] = {"fuseplug": linear_cross_entropy, EAGER: eager}
+    contenders["torch.compile"] = torch.compile(lambda *tensors: eager(*tensors))
+    if hasattr(functional, "linear_cross_entropy"):  # since torch 2.13
+        chunked = torch.nn.LinearCrossEntropyOptions()
+        contenders["F.linear_cross_entropy"] = functional.linear_cross_entropy
+        contenders["F.linear_cross_entropy, chunked"] = lambda *tensors: functional.linear_cross_entropy(
+            *tensors, options=chunked
+        )
+    return contenders
+
+
+def step(function: Contender, hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss and the gradients."""
+    hidden.grad = weight.grad = None
+    loss = function(hidden, weight, labels)
+    loss.backward()
+    return loss.detach(), hidden.grad, weight.grad
+
+
+def exact(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in float64, a few tokens at a time."""
+    wide = weight.detach().double().requires_grad_()
+    rows = hidden.detach().double().requires_grad_()
+    counted, total = int((labels != IGNORED).sum()), torch.zeros((), dtype=torch.float64)
+    for x, y in zip(rows.split(128), labels.split(128), strict=True):
+        loss = functional.cross_entropy(functional.linear(x, wide), y, reduction="sum") / counted
+        loss.backward(inputs=[rows, wide])
+        total += loss.detach()
+    return total, rows.grad, wide.grad
+
+
+def assert_right(name: str, found: tuple[Tensor, ...], truth: tuple[Tensor, ...]) -> None:
+    eps = torch.finfo(found[1].dtype).eps
+    for what, ours, theirs in zip(("loss", "gradient of hidden", "gradient of weight"), found, truth, strict=True):
+        # By parts, since in float64 the difference of the largest weights takes as much memory as all the rest.
+        parts = zip(ours.reshape(-1).split(1 << 24), theirs.reshape(-1).split(1 << 24), strict=True)
+        error = max(float((a.double() - b).abs().amax()) for a, b in parts) / float(theirs.abs().amax())
+        assert error <= LIMIT * eps, f"{what} of {name} is {error:.1e} off, allowed {LIMIT * eps:.1e}"
+
+
+def reset_peak() -> float:
+    """What is resident now, in bytes; `peak` counts from here."""
+    clear = Path("/proc/self/clear_refs")
+    if clear.exists():
+        clear.write_text("5")
+    return _status("VmRSS")
+
+
+def peak() -> float:
+    """The most that was resident since `reset_peak`, in bytes; NaN where the system does not say."""
+    return _status("VmHWM")
+
+
+def _status(name: str) -> float:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return float("nan")
+    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith(name)), float("nan"))
+
+
+if __name__ == "__main__":
+    main()

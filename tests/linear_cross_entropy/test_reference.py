@@ -1,0 +1,186 @@
+"""The reference is what torch's own functions say, and names what does not fit."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.distributions import Categorical
+from torch.nn import functional
+
+from fuseplug_linear_cross_entropy import FLOAT, Step, scaled, softcapped
+from fuseplug_linear_cross_entropy.backends import inductor
+from fuseplug_linear_cross_entropy.reference import linear_cross_entropy, linear_logprob
+
+WORDS = 13
+STEPS = {
+    "none": ((), lambda y: y),
+    "float": ((FLOAT,), lambda y: y.float() if y.dtype != torch.float64 else y),
+    "scaled": (scaled(0.25), lambda y: (y * 0.25).to(torch.promote_types(y.dtype, torch.float32))),
+    "softcapped": (
+        softcapped(3),
+        lambda y: (torch.tanh(y / 3.0) * 3.0).to(torch.promote_types(y.dtype, torch.float32)),
+    ),
+    "float first": ((FLOAT, Step("div", 0.7)), lambda y: y.to(torch.promote_types(y.dtype, torch.float32)) / 0.7),
+}
+
+
+def tensors(dtype=torch.float64, shape=(2, 5), bias=True):
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, offset = (
+        torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for size in ((*shape, 4), (WORDS, 4), (WORDS,))
+    )
+    labels = torch.randint(0, WORDS, shape, generator=generator)
+    labels.view(-1)[::3] = -100
+    return hidden, weight, labels, offset if bias else None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    ("reduction", "label_smoothing"), [("mean", 0.0), ("mean", 0.1), ("sum", 0.0), ("none", 0.0), ("none", 0.2)]
+)
+def test_it_is_the_cross_entropy_of_the_linear_layer_bit_for_bit(dtype, name, reduction, label_smoothing):
+    hidden, weight, labels, bias = tensors(dtype)
+    steps, by_hand = STEPS[name]
+    how = {"reduction": reduction, "label_smoothing": label_smoothing}
+    found = linear_cross_entropy(hidden, weight, labels, bias, steps=steps, **how)
+    logits = by_hand(functional.linear(hidden, weight, bias)).flatten(0, -2)
+    expected = functional.cross_entropy(logits, labels.flatten(), **how)
+    assert found.dtype is expected.dtype
+    assert torch.equal(found, expected.view_as(found))
+    leaves = (hidden, weight, bias)
+    pairs = zip(*(torch.autograd.grad(loss.sum(), leaves) for loss in (found, expected)), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_label_that_is_ignored_is_the_one_that_is_named(reduction):
+    hidden, weight, labels, _ = tensors()
+    labels = labels.clamp(min=0)
+    found = linear_cross_entropy(hidden, weight, labels, ignore_index=0, reduction=reduction)
+    losses = functional.cross_entropy((hidden @ weight.T).flatten(0, 1), labels.flatten(), reduction="none")
+    kept = losses.view_as(labels) * (labels != 0)
+    expected = {"none": kept, "sum": kept.sum(), "mean": kept.sum() / (labels != 0).sum()}[reduction]
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected)
+
+
+def test_where_all_labels_are_ignored_the_mean_is_nan_and_the_gradients_are_zero():
+    hidden, weight, labels, bias = tensors()
+    loss = linear_cross_entropy(hidden, weight, torch.full_like(labels, -100), bias)
+    assert loss.isnan()
+    assert not any(gradient.any() for gradient in torch.autograd.grad(loss, (hidden, weight, bias)))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_log_probability_and_entropy_are_those_of_a_categorical_distribution(name):
+    hidden, weight, labels, bias = tensors()
+    steps, by_hand = STEPS[name]
+    found = linear_logprob(hidden, weight, labels, bias, steps=steps, entropy=True)
+    distribution = Categorical(logits=by_hand(functional.linear(hidden, weight, bias)))
+    counts = labels != -100
+    torch.testing.assert_close(found.logprob, distribution.log_prob(labels.clamp(min=0)) * counts)
+    torch.testing.assert_close(found.entropy, distribution.entropy() * counts)
+    assert linear_logprob(hidden, weight, labels, bias, steps=steps).entropy is None
+
+
+def test_the_loss_is_minus_the_log_probability():
+    hidden, weight, labels, bias = tensors()
+    losses = linear_cross_entropy(hidden, weight, labels, bias, reduction="none")
+    assert torch.equal(losses, -linear_logprob(hidden, weight, labels, bias).logprob)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_gradients_of_log_probability_and_entropy_are_those_of_the_functions(entropy):
+    hidden, weight, labels, bias = tensors(shape=(4,))
+
+    def results(hidden, weight, bias):
+        found = linear_logprob(hidden, weight, labels, bias, steps=softcapped(2), entropy=entropy)
+        return tuple(each for each in found if each is not None)
+
+    assert torch.autograd.gradcheck(results, (hidden, weight, bias))
+
+
+def test_a_word_that_cannot_be_adds_nothing_to_the_entropy_and_its_gradient_is_finite():
+    hidden, weight, labels, bias = tensors()
+    bias = bias.detach().clone()
+    labels = labels.clamp(0, WORDS - 2)
+    found = linear_logprob(hidden, weight[:-1], labels, bias[:-1], entropy=True)
+    bias[-1] = -torch.inf
+    masked = linear_logprob(hidden, weight, labels, bias, entropy=True)
+    torch.testing.assert_close(masked, found)
+    gradients = (torch.autograd.grad(sum(each.sum() for each in way), hidden)[0] for way in (masked, found))
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("steps", [(), (FLOAT,), scaled(0.5)], ids=str)
+def test_under_autocast_it_is_what_the_functions_of_torch_are_there(steps):
+    hidden, weight, labels, bias = tensors(torch.float32)
+    factor = steps[0].number if steps and steps[0].kind == "mul" else 1
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linear_cross_entropy(hidden, weight, labels, bias, steps=steps)
+        logits = (functional.linear(hidden, weight, bias) * factor).flatten(0, 1)
+        expected = functional.cross_entropy(logits.float() if FLOAT in steps else logits, labels.flatten())
+    assert found.dtype is expected.dtype is torch.float32
+    assert torch.equal(found, expected)
+    pairs = zip(*(torch.autograd.grad(loss, (hidden, weight, bias)) for loss in (found, expected)), strict=True)
+    for ours, theirs in pairs:
+        assert ours.dtype is torch.float32
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 0), (2, 1, 3)])
+def test_any_number_of_tokens_in_any_rank(shape):
+    hidden, weight, _, _ = tensors(shape=shape)
+    labels = torch.zeros(shape, dtype=torch.int64)
+    assert linear_cross_entropy(hidden, weight, labels, reduction="none").shape == shape
+    found = linear_logprob(hidden, weight, labels, entropy=True)
+    assert found.logprob.shape == found.entropy.shape == shape
+    assert bool(linear_cross_entropy(hidden, weight, labels).isnan()) == (0 in shape)
+    assert linear_cross_entropy(hidden, weight, labels, reduction="sum").shape == ()
+
+
+LOSS_ONLY = [
+    ({"reduction": "max"}, "reduction is 'max'; expected 'mean', 'sum' or 'none'"),
+    ({"label_smoothing": 1.5}, "label_smoothing is 1.5; expected a number from 0 to 1"),
+]
+BOTH = [
+    ({"steps": (("tan", 1.0),)}, "unknown step 'tan'; known: float, mul, div, tanh"),
+    ({"steps": (("div", 0.0),)}, "step 'div' has the number 0.0; expected a finite one"),
+    ({"steps": (("mul", torch.inf),)}, "step 'mul' has the number inf; expected a finite one"),
+    ({"weight": torch.ones(4)}, r"hidden is \[2, 4\] and weight \[4\]; expected"),
+    ({"weight": torch.ones(7, 5)}, r"hidden is \[2, 4\] and weight \[7, 5\]; expected"),
+    ({"labels": torch.ones(3, dtype=torch.int64)}, r"labels are \[3\]; expected one for each row of hidden \[2, 4\]"),
+    ({"labels": torch.ones(2, dtype=torch.int32)}, r"labels are torch.int32; expected torch.int64: labels.long\(\)"),
+    ({"bias": torch.ones(6)}, r"bias is \[6\]; expected \[7\]"),
+    ({"weight": torch.ones(7, 4).half()}, "weight is torch.float16; expected torch.float32, the dtype of hidden"),
+    ({"bias": torch.ones(7).double()}, "bias is torch.float64; expected torch.float32, the dtype of hidden"),
+]
+FUNCTIONS = {
+    "reference": (linear_cross_entropy, linear_logprob),
+    "inductor": (inductor.linear_cross_entropy, inductor.linear_logprob),
+}
+
+
+@pytest.mark.parametrize("door", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("which", "arguments", "message"),
+    [(0, *row) for row in LOSS_ONLY] + [(which, *row) for which, row in itertools.product((0, 1), BOTH)],
+)
+def test_what_does_not_fit_is_named(door, which, arguments, message):
+    usual = {"hidden": torch.ones(2, 4), "weight": torch.ones(7, 4), "labels": torch.ones(2, dtype=torch.int64)}
+    with pytest.raises(ValueError, match=message):
+        FUNCTIONS[door][which](**{**usual, **arguments})
+
+
+@pytest.mark.parametrize("label", [-1, WORDS])
+def test_a_label_that_is_no_word_is_an_error(label):
+    hidden, weight, labels, _ = tensors()
+    labels[0, 0] = label
+    with pytest.raises(IndexError, match=rf"Target {label} is out of bounds\."):
+        linear_cross_entropy(hidden, weight, labels)
+    with pytest.raises(IndexError, match=str(label)):
+        linear_logprob(hidden, weight, labels)
