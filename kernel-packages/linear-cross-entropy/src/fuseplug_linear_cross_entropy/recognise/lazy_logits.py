@@ -116,8 +116,8 @@ class LazyLogits(LazyTensor):
             return NotImplemented
         if any(type(each) is Tensor for each in keys):
             # Rows are chosen where they are kept. A mask is looked at anyway, to know how many it chooses.
-            places = _places(keys)
-            if places is None or sum(each is not None for each in places) > logits.rows.dim():
+            places = _places(keys, logits.rows.dim())
+            if places is None:
                 return NotImplemented
             chosen = replace(logits, rows=logits.rows[places])
             return self.then(Tensor.__getitem__, (self, places), {}, logits=chosen)
@@ -289,12 +289,13 @@ def _added(tensor: LazyLogits, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return replace(logits, bias=vector if logits.bias is None else logits.bias + vector)
 
 
-def _places(keys: Sequence[Any]) -> tuple[Any, ...] | None:
-    """*keys* on the CPU, where the rows are, what a mask chooses by number; ``None`` if there is another kind."""
+def _places(keys: Sequence[Any], dimensions: int) -> tuple[Any, ...] | None:
+    """*keys* for the rows, on the CPU, where those are; ``None`` if they are of another kind, or choose words as well.
+
+    A mask becomes the numbers of what it chooses.
+    """
     found: list[Any] = []
     for key in keys:
-        if key is Ellipsis:
-            return None
         if type(key) is not Tensor:
             found.append(key)
         elif key.dtype == torch.bool and key.dim():
@@ -303,7 +304,12 @@ def _places(keys: Sequence[Any]) -> tuple[Any, ...] | None:
             found.append(key.cpu())
         else:
             return None
-    return tuple(found)
+    count = sum(key is not None for key in found)
+    if any(key is Ellipsis for key in found):
+        return None
+    if count == dimensions + 1 and type(found[-1]) is slice and found[-1] == slice(None):
+        return tuple(found[:-1])
+    return tuple(found) if count <= dimensions else None
 
 
 def _columns(keys: Sequence[Any], tensor: Tensor) -> slice | None:
