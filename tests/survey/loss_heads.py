@@ -84,8 +84,11 @@ def check(manager: KernelManager, each: Class) -> dict[str, Any]:
 
 def compared(manager: KernelManager, model: nn.Module, inputs: Inputs) -> dict[str, Any]:
     """The record of *model*, called with *inputs*."""
-    before = step(model, inputs)
-    again = step(model, inputs)
+    try:
+        before = step(model, inputs)
+        again = step(model, inputs)
+    except Exception as error:
+        return {"status": "not run", "why": f"{said(error)}, when called again"}
     # What a kernel computes is judged elsewhere, at sizes that take seconds.
     applied = manager.apply_all(model, allow="lazy_logits", verify=False)
     try:
