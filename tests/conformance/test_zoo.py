@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conformance.zoo import adapters, imports_torch, kernels, prints, starts_thread, writes_environ
+from conformance.zoo import adapters, imports_torch, kernels, prints, starts_thread, writes_environ, wrong_heads
 from support.thorough import covering, thorough
 
 from fuseplug.importing.fresh_python import ask
@@ -16,6 +16,8 @@ RIGHT = [
     kernels.Centred,
     kernels.Rotary,
     kernels.FirstHalf,
+    kernels.Head,
+    kernels.Pair,
     kernels.HasNoGradient,
     kernels.CannotBeTraced,
 ]
@@ -93,6 +95,14 @@ FUNCTIONS = {
     "gives_a_view": ("in-place", "raises RuntimeError: .* is a view and is being modified inplace"),
     "coarser_under_autocast": ("autocast", r"torch.float32, torch.float32.*off by"),
     "wrong_under_autocast": ("autocast", "is bfloat16.* instead of float32"),
+    # of a lazy result, and of a target beside another
+    "wrong_loss": ("numbers", r"plain at head: torch.float32: output\[0\] is off by"),
+    "wrong_loss_gradient": ("numbers", "gradient of weight is off by"),
+    "wrong_loss_in_half": ("numbers", r"torch.float16: output\[0\] is off by"),
+    "hides_nan_from_loss": ("special-values", r"NaN in args\[0\], .*: it is not where the original has it"),
+    "shared_workspace_of_loss": ("threads", "not what one thread gets"),
+    "keeps_references_of_loss": ("references", r"the memory of .*args\[0\].* is held after the call"),
+    "without_offset_beside": ("numbers", r"offset at second: .*output\[0\] is off by"),
 }
 BASES = {
     "swapped": kernels.Gated,
@@ -103,6 +113,13 @@ BASES = {
     "key_unturned": kernels.Rotary,
     "patches_the_function": kernels.Rotary,
     "view_of_its_input": kernels.FirstHalf,
+    "wrong_loss": kernels.Head,
+    "wrong_loss_gradient": kernels.Head,
+    "wrong_loss_in_half": kernels.Head,
+    "hides_nan_from_loss": kernels.Head,
+    "shared_workspace_of_loss": kernels.Head,
+    "keeps_references_of_loss": kernels.Head,
+    "without_offset_beside": kernels.Pair,
 }
 
 CLASSES = [
@@ -135,6 +152,19 @@ CLASSES = [
     (adapters.NotesOnTheModule, "undo", "has other values for last_shape"),
     (adapters.CannotBePickled, "copies", "pickle: raises"),
     (adapters.CannotBePickled, "copies", r"deepcopy: output\[0\] is off by inf"),
+    (wrong_heads.HeadElsewhere, "specimens", "its lm_head is no module of it"),
+    (wrong_heads.NewScopeEachTime, "match", "asked twice about one module it says different things"),
+    (wrong_heads.AsksForNothing, "match", "it asks for the consent 'lazy_scores' and does not say what is given up"),
+    (wrong_heads.AsksWithoutAWord, "match", "it asks for the consent '', which is no word"),
+    (wrong_heads.BecomesSomethingElse, "lazy", r"torch.float32: becomes something else: output\[0\] differs"),
+    (wrong_heads.BecomesSomethingElseInHalf, "lazy", r"torch.float16: becomes something else: output\[0\] differs"),
+    (wrong_heads.StandsForAnotherShape, "lazy", r"torch.float32: stands for float32\[6, 11\]"),
+    (wrong_heads.ForgetsAutocast, "lazy", r"under autocast: stands for float32.*, and the original's is bfloat16"),
+    (wrong_heads.ForgetsAStep, "own-call", r"1 Scaled: forward\(x, labels\): output\[0\] is off by"),
+    (wrong_heads.NeverInItsScope, "own-call", "its scope does not hold"),
+    (wrong_heads.RaisesInItsScope, "own-call", "its scope raises KeyError: 'targets'"),
+    (wrong_heads.ScopeOfNoMethod, "own-call", "its scope is of training_step, and that is no method of it"),
+    (wrong_heads.WithoutInputs, "own-call", "give it a property dummy_inputs"),
     (adapters.RemembersTheDtype, "casts", r"to bfloat16: output\[0\] is float32.* instead of bfloat16"),
 ]
 
@@ -207,7 +237,8 @@ def test_a_right_kernel_has_no_fault(kernel):
     unasked = {check.name for check in CHECKS} - result.passed.keys()
     without_gradient = {"gradients", "checkpoint"} if not kernel.differentiable else set()
     of_a_function = {"copies", "casts"} if kernel is kernels.Rotary else set()
-    assert unasked == without_gradient | of_a_function
+    not_lazy = {"lazy", "own-call"} if kernel is not kernels.Head else set()
+    assert unasked == without_gradient | of_a_function | not_lazy
 
 
 def test_every_check_catches_something():

@@ -87,6 +87,34 @@ class Product(BaseKernel):
         return match_product(site)
 
 
+class Head(BaseKernel):
+    """The loss of a head whose scores are lazy during calls with labels."""
+
+    kernel_id = "zoo_head"
+    op = "zoohead"
+    function = "conformance.zoo.right:label_loss"
+    reference = "conformance.zoo.reference:label_loss"
+    specimens = "conformance.zoo.specimens:headed"
+    check_sizes = (128, 4096)
+
+    def match(self, site):
+        from .heads import match_head
+
+        return match_head(site)
+
+
+class Pair(Norm):
+    """Two norms below a module, which are replaced together."""
+
+    kernel_id = "zoo_pair"
+    specimens = "conformance.zoo.specimens:pairs"
+
+    def match(self, site):
+        from .heads import match_pair
+
+        return match_pair(site)
+
+
 class PatchesOnImport(Norm):
     """Right, but loading its function patches torch."""
 

@@ -102,3 +102,55 @@ class Activated(nn.Module):
 
 def activated():
     return [Activated()]
+
+
+class Headed(nn.Module):
+    """Gives its scores and, with labels, their loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 11, bias=False)
+
+    @property
+    def dummy_inputs(self):
+        return {"x": torch.linspace(-1, 1, 96).view(2, 3, 16), "labels": torch.arange(6)}
+
+    def forward(self, x, labels=None):
+        scores = self.scores(self.head(torch.tanh(self.body(x))))
+        loss = None if labels is None else functional.cross_entropy(scores.reshape(-1, scores.shape[-1]), labels)
+        return loss, scores
+
+    def scores(self, scores):
+        return scores
+
+
+class Scaled(Headed):
+    def scores(self, scores):
+        return scores * 0.25
+
+
+def headed():
+    return [Headed(), Scaled()]
+
+
+class WithoutInputs(Headed):
+    dummy_inputs = None
+
+
+def without_inputs():
+    return [WithoutInputs()]
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = CastLastNorm()
+        self.second = OffsetNorm()
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def pairs():
+    return [Pair()]

@@ -454,3 +454,41 @@ def flushes_denormals(x, weight, eps, offset=0.0):
 def raises_the_recompile_limit(x, weight, eps, offset=0.0):
     torch._dynamo.config.recompile_limit = 99
     return right_norm(x, weight, eps, offset)
+
+
+# --- for a lazy result
+
+
+def wrong_loss(x, weight, labels):
+    return right.label_loss(x, weight, labels) * 1.01
+
+
+def wrong_loss_gradient(x, weight, labels):
+    return right.label_loss(x, _Scaled.apply(weight), labels)
+
+
+def wrong_loss_in_half(x, weight, labels):
+    return right.label_loss(x, weight, labels) * (2 if x.dtype is torch.float16 else 1)
+
+
+def shared_workspace_of_loss(x, weight, labels):
+    _workspace["x"] = x
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0.02)
+    return right.label_loss(_workspace["x"], weight, labels)
+
+
+def keeps_references_of_loss(x, weight, labels):
+    _kept[:] = [*_kept[-8:], x.detach()]
+    return right.label_loss(x, weight, labels)
+
+
+def hides_nan_from_loss(x, weight, labels):
+    return right.label_loss(x.nan_to_num(0.0), weight, labels)
+
+
+# --- for one of two targets
+
+
+def without_offset_beside(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, 0.0)

@@ -23,6 +23,7 @@ def specimens() -> list[nn.Module]:
         Scaled(),
         Divided(),
         Softcapped(),
+        Softcapped(hidden=7, vocabulary=13, bias=True),
         InHalf().to(torch.bfloat16),
         Summed(),
         Smoothed(),
@@ -53,7 +54,7 @@ class Causal(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
         """The loss, ``None`` without *labels*, and the logits."""
-        return self.after(torch.tanh(self.embed_tokens(input_ids)), labels)
+        return self.after(functional.silu(self.embed_tokens(input_ids)), labels)
 
     def after(self, hidden: Tensor, labels: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """The loss and the logits of the last hidden states."""
@@ -92,9 +93,7 @@ class FromHiddenStates(Causal):
         hidden = torch.randn(2, TOKENS, self.lm_head.in_features, generator=generator, device="cpu")
         return {"hidden_states": hidden, "labels": super().dummy_inputs["labels"]}
 
-    def forward(  # type: ignore[override]
-        self, hidden_states: Tensor, labels: Tensor | None = None
-    ) -> tuple[Tensor | None, Tensor]:
+    def forward(self, hidden_states: Tensor, labels: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
         """The loss and the logits."""
         return self.after(hidden_states, labels)
 
@@ -106,13 +105,14 @@ class ShiftedLogits(Causal):
         """The loss of the next token."""
         logits = logits.float()
         before = logits[..., :-1, :].contiguous().view(-1, logits.shape[-1])
-        return nn.CrossEntropyLoss()(before, labels[..., 1:].contiguous().view(-1))
+        loss: Tensor = nn.CrossEntropyLoss()(before, labels[..., 1:].contiguous().view(-1))
+        return loss
 
 
 class Scaled(Causal):
     """As Cohere's."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Any:
         """The logits, each multiplied."""
         return super().logits(hidden) * 0.0625
 
@@ -120,7 +120,7 @@ class Scaled(Causal):
 class Divided(Causal):
     """As Granite's."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Any:
         """The logits, each divided."""
         return super().logits(hidden) / 8.0
 
@@ -128,12 +128,13 @@ class Divided(Causal):
 class Softcapped(Causal):
     """As Gemma 2's."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The logits, none above a cap."""
-        logits = super().logits(hidden)
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
+        """The loss and the logits, none of which is above a cap."""
+        logits = self.lm_head(functional.silu(self.embed_tokens(input_ids)))
         logits = logits / 3.0
         logits = torch.tanh(logits)
-        return logits * 3.0
+        logits = logits * 3.0
+        return None if labels is None else self.loss(logits, labels), logits
 
 
 class InHalf(Causal):

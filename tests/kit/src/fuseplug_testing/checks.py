@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from . import declaration, modules, numbers, reads, returned, runs
+from . import declaration, lazies, modules, numbers, own_calls, reads, returned, runs
 from .results import Finding
 
 
@@ -39,6 +39,8 @@ CHECKS = (
     Check("example", declaration.examples, "case", runs=False, needs=("specimens",)),
     Check("reads", reads.reads, "case", runs=False, needs=("specimens",)),
     Check("numbers", numbers.numbers, "case", needs=("specimens",)),
+    Check("lazy", lazies.lazy, "case"),
+    Check("own-call", own_calls.own_calls, "specimen"),
     Check("sizes", numbers.sizes, "case"),
     Check("shapes", numbers.shapes, "case"),
     Check("layouts", numbers.layouts, "case"),

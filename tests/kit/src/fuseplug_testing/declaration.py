@@ -11,7 +11,7 @@ import importlib_metadata
 import torch
 from torch import Tensor, nn
 
-from fuseplug.contract import Answer, Example, Site
+from fuseplug.contract import Answer, Consent, Example, Site
 from fuseplug.hookspecs import ENTRY_POINT_GROUP, resolve
 from fuseplug.importing.fresh_python import ask
 from fuseplug.importing.process_state import ProcessState
@@ -96,6 +96,9 @@ def match(specimen: Specimen) -> Iterator[Finding]:
         yield Finding(where, fault=_told_apart(first, again))
         if first and first.rejection and first.rejection.kind == "error":
             yield Finding(where, fault=first.rejection.reason)
+        for proposal in first.proposals if first else ():
+            if proposal.consent is not None:
+                yield Finding(where, fault=_lacking(proposal.consent))
     if specimen.number == 0:
         yield from _other_modules(examined)
 
@@ -164,15 +167,33 @@ def _told_apart(first: Answer | None, again: Answer | None) -> str:
     def told(answer: Answer | None) -> Any:
         if answer is None:
             return None
-        offers = [(p.target, tuple(p.adapters), tuple(p.mixes), tuple(p.covers)) for p in answer.proposals]
-        return offers, answer.rejection
+        offers = [
+            [
+                (part.target, tuple(part.adapters), tuple(part.mixes), tuple(part.covers), part.lazy)
+                for part in proposal.all_targets
+            ]
+            for proposal in answer.proposals
+        ]
+        return offers, [(proposal.scope, proposal.consent) for proposal in answer.proposals], answer.rejection
 
     if told(first) == told(again):
         return ""
     return (
         "asked twice about one module it says different things (adapters and mixes must be equal by value: frozen "
-        "dataclasses): every module would be checked and compiled for anew"
+        "dataclasses; what a scope asks, the same function): every module would be checked and compiled for anew"
     )
+
+
+def _lacking(consent: Consent) -> str:
+    """What a user would have to know to agree; ``""`` if it is all there."""
+    if not (isinstance(consent.word, str) and consent.word.isidentifier()):
+        return f"it asks for the consent {consent.word!r}, which is no word: users write allow=[word]"
+    if not (isinstance(consent.gives_up, str) and len(consent.gives_up.split()) > 1):
+        return (
+            f"it asks for the consent {consent.word!r} and does not say what is given up: a sentence in gives_up, "
+            f"which the report quotes, not {consent.gives_up!r}"
+        )
+    return ""
 
 
 def _other_modules(examined: Examined) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import itertools
 import pickle
@@ -17,15 +18,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug.contract import Example
-from fuseplug.discovery import KernelRecord
 from fuseplug.importing.process_state import ProcessState
-from fuseplug.kernel_manager import REGISTERED, KernelManager
 from fuseplug.patching import our_marks
 from fuseplug.torch_private import tree_map
 from fuseplug.verification import difference, random_state_kept
 
 from .results import Finding
-from .subjects import Case, Specimen, raised
+from .subjects import Around, Case, Specimen, raised
+from .whole import inputs_of, manager_of, options_for, placed
 
 _serial = itertools.count()
 
@@ -33,20 +33,22 @@ _serial = itertools.count()
 def undo(specimen: Specimen) -> Iterator[Finding]:
     """Applied by a manager it is fused; undone it is what it was, to the last attribute; nothing else is touched."""
     examined = specimen.examined
-    record = KernelRecord(examined.name, REGISTERED, kernel=examined.sound)
-    manager = KernelManager({}, find=lambda *_: [record])
     module, other = (copy.deepcopy(specimen.module).to(examined.device) for _ in range(2))
     before, untouched = _held_by(module), _held_by(other)
     owners = {type(part) for part in module.modules()}
     process = ProcessState([owner for owner in owners if not owner.__module__.startswith("torch.")])
-    # The device is named, because a module without parameters does not say where it is.
-    applied = manager.apply_all(module, mode=examined.mode, verify=False, device=examined.device)
+    applied = manager_of(examined).apply_all(module, **options_for(specimen))
     fused = [path for path, part in module.named_modules() if our_marks(part)]
     yield Finding("apply_all", fault="" if fused else f"nothing is fused: {applied.report}")
     yield Finding("apply_all", fault="; ".join(process.changed()))
     yield Finding("another instance", fault=_otherwise(untouched, _held_by(other)))
     for case in specimen.cases:
-        yield from _runs_in_place(case, module)
+        if case.scope is None:
+            yield from _runs_in_place(case, module)
+    if (inputs := inputs_of(specimen)) is not None:
+        with torch.set_grad_enabled(examined.sound.differentiable):
+            module(**placed(inputs, module))
+        yield Finding("its own call")
     applied.undo()
     yield Finding("undo", fault=_otherwise(before, _held_by(module)))
     alive = weakref.ref(module)
@@ -58,37 +60,52 @@ def undo(specimen: Specimen) -> Iterator[Finding]:
 
 def copies(case: Case) -> Iterator[Finding]:
     """A deep copy is fused and computes with its own weights; a pickle comes back as the original."""
-
-    def used(module: nn.Module, *args: Any) -> None:
-        case.fuse(module)
-        with random_state_kept(case.examined.device_type):
-            _method(module, case)(*args)  # what it may keep on the module is copied along
-
-    def of_a_copy(module: nn.Module, *args: Any) -> Any:
-        used(module, *args)
-        duplicate = copy.deepcopy(module)
-        if not our_marks(duplicate):
-            raise AssertionError("the copy is not fused")
-        with _spoilt(module):
-            return _method(duplicate, case)(*args)
-
-    def of_a_pickle(module: nn.Module, *args: Any) -> Any:
-        used(module, *args)
-        loaded = pickle.loads(pickle.dumps(module))  # noqa: S301 - its own
-        if our_marks(loaded):
-            raise AssertionError("it comes back fused: a process without the kernel could not load it")
-        return _method(loaded, case)(*args)
-
     if case.subject.module is None:
         yield Finding("", skipped="the kernel replaces a function, which has no weights to copy")
         return
-    yield case.compare("deepcopy", case.example(), function=of_a_copy, gradients=False)
+
+    def own(module: nn.Module, *args: Any) -> Any:
+        return _method(module, case)(*args)
+
+    example, recorded = case.values_only(case.example())
+    how: dict[str, Any] = {"function": own, "gradients": recorded}
+    yield case.compare("deepcopy", example, around=functools.partial(_in_a_copy, case), **how)
     try:
         pickle.dumps(case.double())
     except Exception as error:  # noqa: BLE001 - whatever a third party's class does
         yield Finding("pickle", skipped=f"the original cannot be pickled ({raised(error)})")
         return
-    yield case.compare("pickle", case.example(), function=of_a_pickle, gradients=False)
+    yield case.compare("pickle", example, around=functools.partial(_in_a_pickle, case), **how)
+
+
+def _in_a_copy(case: Case, call: Callable[..., Any]) -> Callable[..., Any]:
+    def copied(module: nn.Module, *args: Any) -> Any:
+        _used(case, module, *args)
+        duplicate = copy.deepcopy(module)
+        if not our_marks(duplicate):
+            raise AssertionError("the copy is not fused")
+        with spoilt(module):
+            return call(duplicate, *args)
+
+    return copied
+
+
+def _in_a_pickle(case: Case, call: Callable[..., Any]) -> Callable[..., Any]:
+    def pickled(module: nn.Module, *args: Any) -> Any:
+        _used(case, module, *args)
+        loaded = pickle.loads(pickle.dumps(module))  # noqa: S301 - its own
+        if our_marks(loaded):
+            raise AssertionError("it comes back fused: a process without the kernel could not load it")
+        return call(loaded, *args)
+
+    return pickled
+
+
+def _used(case: Case, module: nn.Module, *args: Any) -> None:
+    """Fuse *module* and call it: what the kernel may keep on it is copied along."""
+    case.fuse(module)
+    with random_state_kept(case.examined.device_type):
+        _method(module, case)(*args)
 
 
 def compiled(case: Case) -> Iterator[Finding]:
@@ -97,7 +114,7 @@ def compiled(case: Case) -> Iterator[Finding]:
     With the backend ``aot_eager``, which traces forward and backward and generates no code: that is Inductor's part.
     """
     whole = case.examined.sound.compilable
-    function = torch.compile(_of_its_own(case.patch.function), fullgraph=whole, backend="aot_eager")
+    function = torch.compile(of_its_own(case.patch_in_scope.function), fullgraph=whole, backend="aot_eager")
     where = "torch.compile(fullgraph=True)" if whole else "torch.compile"
     example = case.example()
     finding = case.compare(where, example, function=function)
@@ -112,10 +129,10 @@ def checkpointed(case: Case) -> Iterator[Finding]:
         yield Finding("", skipped="it says that it has no gradient")
         return
 
-    def again(*args: Any) -> Any:
-        return checkpoint(case.patch.function, *args, use_reentrant=False)
+    def again(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: checkpoint(function, *args, use_reentrant=False)
 
-    yield case.compare("", case.example(), function=again)
+    yield case.compare("", case.example(), function=case.patch.function, around=again)
 
 
 def written_into(case: Case) -> Iterator[Finding]:
@@ -143,21 +160,22 @@ def autocast(case: Case) -> Iterator[Finding]:
 
         return call
 
-    ours, theirs = inside(case.patch.function), inside(case.subject.original)
+    how: dict[str, Any] = {"function": case.patch.function, "around": inside}
     for mix in case.proposal.mixes:
         example = case.example(mix)
         # Where autocast leaves the original as it is, nothing coarser takes part, and the kernel has no excuse.
-        coarsest = half if _differs(case, theirs, example) else None
-        yield case.compare(f"{mix}", example, function=ours, original=theirs, coarsest=coarsest)
+        coarsest = half if _differs(case, inside, example) else None
+        yield case.compare(f"{mix}", example, coarsest=coarsest, **how)
     for size in case.edge_sizes[1:]:
         example = case.example(size=size)
-        yield case.compare(f"{size} elements", example, function=ours, original=theirs, coarsest=half)
+        yield case.compare(f"{size} elements", example, coarsest=half, **how)
 
 
-def _differs(case: Case, function: Callable[..., Any], example: Example) -> bool:
-    """Whether *function* does not give what the original does, bit for bit."""
+def _differs(case: Case, around: Around, example: Example) -> bool:
+    """Whether the original with *around* around it does not give what it does without, bit for bit."""
     try:
-        return bool(difference(case.kernel_on(example, function=function), case.original_on(example)))
+        found = case.kernel_on(example, case.subject.original, around)
+        return bool(difference(found, case.original_on(example)))
     except Exception:  # noqa: BLE001 - where the original raises nothing is compared
         return True
 
@@ -180,7 +198,8 @@ def casts(case: Case) -> Iterator[Finding]:
             return convert(module, *args, fuse=False)
 
         name = str(dtype).removeprefix("torch.")
-        yield case.compare(f"to {name}", case.example(), function=cast_to, original=original, gradients=False)
+        example, recorded = case.values_only(case.example())
+        yield case.compare(f"to {name}", example, function=cast_to, original=original, gradients=recorded)
 
 
 def _runs_in_place(case: Case, module: nn.Module) -> Iterator[Finding]:
@@ -224,7 +243,7 @@ def _method(module: nn.Module, case: Case) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _spoilt(module: nn.Module) -> Iterator[None]:
+def spoilt(module: nn.Module) -> Iterator[None]:
     """*module* with NaN for weights: whoever still reads them is seen to."""
     tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point() and not t.is_meta]
     kept = [t.detach().clone() for t in tensors]
@@ -239,18 +258,18 @@ def _spoilt(module: nn.Module) -> Iterator[None]:
                 t.copy_(value)
 
 
-def _of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+def of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
     """*function* behind a code object of its own, as Dynamo counts compilations by code object."""
 
-    def outer(*args: Any) -> Any:
-        return function(*args)
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
 
     code = outer.__code__.replace(co_name=f"checked_{next(_serial)}")
     return types.FunctionType(code, outer.__globals__, code.co_name, closure=outer.__closure__)
 
 
 def _compiles(function: Callable[..., Any], case: Case, example: Example) -> bool:
-    whole = torch.compile(_of_its_own(function), fullgraph=True, backend="aot_eager")
+    whole = torch.compile(of_its_own(function), fullgraph=True, backend="aot_eager")
     finding = case.compare("", example, function=whole)
     return not finding.fault and not finding.skipped
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -110,13 +112,15 @@ def no_grad(case: Case) -> Iterator[Finding]:
     """The same bits under ``no_grad`` and ``inference_mode``, and nothing recorded."""
     for size in case.edge_sizes:
         example = case.example(size=size)
-        with_gradients = _outputs(case.kernel_on(example))
+        # What the model goes on to do with a lazy result may be computed in another way when gradients are recorded.
+        alone = replace(example, after=None)
+        with_gradients = _outputs(case.kernel_on(alone))
         for context in (torch.no_grad, torch.inference_mode):
-            where, ours = f"{context.__name__}, {size} elements", _within(context, case.fused)
-            finding = case.compare(where, example, function=ours, original=_within(context, case.subject.original))
+            where, inside = f"{context.__name__}, {size} elements", functools.partial(_within, context)
+            finding = case.compare(where, example, around=inside)
             yield finding
             if not finding.fault and not finding.skipped:
-                found = _outputs(case.kernel_on(example, function=ours))
+                found = _outputs(case.kernel_on(alone, around=inside))
                 same = all(
                     torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, with_gradients, strict=True)
                 )
@@ -137,12 +141,13 @@ def special_values(case: Case) -> Iterator[Finding]:
 
 
 def _where_it_goes(case: Case, where: str, example: Example) -> Iterator[Finding]:
-    # Values alone: in gradients formulas of the same function may meet inf - inf in different places.
-    finding = case.compare(where, example, gradients=False)
+    # In gradients formulas of the same function may meet inf - inf in different places.
+    example, recorded = case.values_only(example)
+    finding = case.compare(where, example, gradients=recorded)
     yield finding
     if finding.fault or finding.skipped:
         return
-    found, expected = (_outputs(of(example, gradients=False)) for of in (case.kernel_on, case.original_on))
+    found, expected = (_outputs(of(example, gradients=recorded)) for of in (case.kernel_on, case.original_on))
     pairs = zip(found, expected, strict=True)
     lost = any(not torch.equal(a.isfinite(), b.isfinite()) for a, b in pairs if a.is_floating_point())
     yield Finding(where, fault="it is not where the original has it in the result" if lost else "")

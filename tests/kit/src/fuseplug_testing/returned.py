@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fuseplug.contract import Example
 from fuseplug.torch_private import tree_leaves
 from fuseplug.verification import Handing, Outcome
 
@@ -55,7 +55,7 @@ def returned(case: Case) -> Iterator[Finding]:
             except Exception as error:  # noqa: BLE001 - a kernel may raise anything
                 yield Finding(where, fault=f"raises {raised(error)}, where the original does not")
                 continue
-            fault = _otherwise(found, expected)
+            fault = _otherwise(found, expected, case.proposal.lazy)
             if not fault and name == _AS_THEY_ARE:
                 fault = ours.lies_otherwise(usual)
             yield Finding(where, fault=fault)
@@ -69,12 +69,15 @@ def _result(case: Case, function: Callable[..., Any], **how: Any) -> tuple[Any, 
         kept.append(function(*args))
         return kept[-1]
 
-    outcome = case.kernel_on(case.example(), function=keeping, **how)
+    outcome = case.kernel_on(replace(case.example(), after=None), function=keeping, **how)
     return kept[-1], outcome
 
 
-def _otherwise(found: Any, expected: Any) -> str:
-    """The first thing in which one result is of another kind than the other; ``""`` if there is none."""
+def _otherwise(found: Any, expected: Any, lazy: type[Any] | None) -> str:
+    """The first thing in which one result is of another kind than the other; ``""`` if there is none.
+
+    A tensor of the class *lazy* may stand for a plain one.
+    """
     if (ours := _containers(found)) != (theirs := _containers(expected)):
         return f"returns {ours} instead of {theirs}"
     pairs = zip(tree_leaves(found), tree_leaves(expected), strict=True)
@@ -82,7 +85,7 @@ def _otherwise(found: Any, expected: Any) -> str:
         if not isinstance(other, Tensor):
             continue
         name = f"output[{number}]"
-        if type(one) is not type(other):
+        if type(one) is not type(other) and not (type(other) is Tensor and lazy is not None and type(one) is lazy):
             return f"{name} is a {type(one).__qualname__} instead of a {type(other).__qualname__}"
         if one.device != other.device:
             return f"{name} is on {one.device} instead of {other.device}"
@@ -110,13 +113,13 @@ def default_device(case: Case) -> Iterator[Finding]:
         where = f"torch.set_default_device('meta'), {size} elements"
         try:
             usual, truth = case.original_on(example), case.truth_on(example)
-            if _lost(_elsewhere(case, case.subject.original, example), usual):
+            if _lost(case.kernel_on(example, case.subject.original, _on_meta), usual):
                 raise RuntimeError("its result is on another device then")
         except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
             yield Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
             continue
         try:
-            found = _elsewhere(case, case.fused, example)
+            found = case.kernel_on(example, around=_on_meta)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             yield Finding(where, fault=f"raises {raised(error)}, where the original does not")
             continue
@@ -133,11 +136,11 @@ def _lost(found: Outcome, usual: Outcome) -> str:
     return ""
 
 
-def _elsewhere(case: Case, function: Callable[..., Any], example: Example) -> Outcome:
-    """Run *function* while tensors are made on meta unless it says where."""
+def _on_meta(function: Callable[..., Any]) -> Callable[..., Any]:
+    """*function*, called while tensors are made on meta unless it says where."""
 
     def call(*args: Any) -> Any:
         with torch.device("meta"):
             return function(*args)
 
-    return case.kernel_on(example, function=call)
+    return call

@@ -12,15 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fuseplug.contract import Answer, Example, Mode, Proposal, Rejection, Site
+from fuseplug.contract import Answer, Example, Mode, Proposal, Rejection, Scope, Site
 from fuseplug.devices import KNOWN, Destination, destination, present
 from fuseplug.errors import PlanError
 from fuseplug.hookspecs import BaseKernel, resolve
 from fuseplug.importing.process_state import ProcessState, owners_of
 from fuseplug.kernel_faults import faults
 from fuseplug.patching import Mark, Patch, patch_of, put_on, subject_of
+from fuseplug.torch_private import tree_map as mapped
 from fuseplug.verification import (
     SEMANTICS_SIZE,
     Outcome,
@@ -38,6 +39,9 @@ from fuseplug.verification import (
 from fuseplug.walking import Place, walk
 
 from .results import Finding
+
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Gives a function that does the same as another, in other circumstances."""
 
 
 class Counted:
@@ -146,8 +150,8 @@ class Specimen:
         for place, answer in self.answers:
             if answer.rejection is not None:
                 why_not.append(f"rejected: {answer.rejection.reason}")
-            for proposal in answer.proposals:
-                case = self._case(verifier, place, proposal)
+            for proposal, part in self._parts(answer):
+                case = self._case(verifier, place, part, proposal.scope)
                 if isinstance(case, Rejection):
                     why_not.append(case.reason)
                 elif why := self.examined.sound.refuses(case.semantics.adapter):
@@ -156,15 +160,27 @@ class Specimen:
                     cases.append(case)
         return cases, why_not, declined
 
-    def _case(self, verifier: Verifier, place: Place, proposal: Proposal) -> Case | Rejection:
-        kernel = self.examined.sound
+    @staticmethod
+    def _parts(answer: Answer) -> Iterator[tuple[Proposal, Proposal]]:
+        """Each proposal of *answer* with every target that is replaced along with its own."""
+        for proposal in answer.proposals:
+            yield from ((proposal, part) for part in proposal.all_targets)
+
+    def _case(self, verifier: Verifier, site: Place, proposal: Proposal, scope: Scope | None) -> Case | Rejection:
+        path = proposal.target.path
+        wanted = ".".join(part for part in (site.paths[0], path) if part)
+        place = next((place for place in self.places if wanted in place.paths), None)
+        if place is None:
+            return Rejection(f"its {path} is no module of it")
+        proposal = replace(proposal, target=replace(proposal.target, path=""))
         subject = subject_of(place.module, place.alike, proposal.target)
         if isinstance(subject, Rejection):
             return subject
-        semantics = verifier.semantics(kernel, proposal, subject)
+        semantics = verifier.semantics(self.examined.sound, proposal, subject)
         if isinstance(semantics, Rejection):
             return semantics
-        return Case(self.examined, place, proposal, replace(subject, draws=semantics.draws), semantics)
+        subject = replace(subject, draws=semantics.draws, lazy=proposal.lazy)
+        return Case(self.examined, place, proposal, subject, semantics, scope)
 
     @property
     def cases(self) -> list[Case]:
@@ -192,9 +208,15 @@ class Specimen:
         return dict.fromkeys(
             adapter.variant
             for _, answer in self.answers
-            for proposal in answer.proposals
-            for adapter in proposal.adapters
+            for _, part in self._parts(answer)
+            for adapter in part.adapters
         )
+
+    @property
+    def consents(self) -> list[str]:
+        """What the kernel asks for on it: the kit agrees to everything."""
+        found = (proposal.consent for _, answer in self.answers for proposal in answer.proposals)
+        return list(dict.fromkeys(consent.word for consent in found if consent is not None))
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,9 +226,10 @@ class Case:
     Attributes:
         examined: The kernel.
         place: The module that has the target.
-        proposal: The kernel's offer.
+        proposal: The kernel's offer for this target, which has no path: it is that of *place*.
         subject: The original, ready to be run.
         semantics: What the original computes.
+        scope: The calls of the site during which the target is replaced; ``None``: always.
     """
 
     examined: Examined
@@ -214,6 +237,7 @@ class Case:
     proposal: Proposal
     subject: Subject
     semantics: Semantics
+    scope: Scope | None = None
 
     @property
     def label(self) -> str:
@@ -282,13 +306,23 @@ class Case:
 
     @functools.cached_property
     def patch(self) -> Patch:
-        """The replacement as it is put on, guard included."""
+        """The replacement as it is put on, guard included, but in force in every call: it is called by itself."""
+        return self._patch(None)
+
+    @functools.cached_property
+    def patch_in_scope(self) -> Patch:
+        """The replacement as it is put on."""
+        return self._patch(self.scope)
+
+    def _patch(self, scope: Scope | None) -> Patch:
         kernel = self.examined.sound
         ran, place = Ran(self.semantics.accepts.dtypes), self.place
         mark = Mark(kernel.kernel_id, self.semantics.adapter.variant, self.proposal.target, place.device_type)
         patch = patch_of(
             *(place.module, place.paths[0], mark, kernel.load(), self.semantics, ran, self.subject),
             differentiable=kernel.differentiable,
+            scope=scope,
+            lazy=self.proposal.lazy is not None,
         )
         if isinstance(patch, Rejection):
             raise TypeError(patch.reason)
@@ -297,6 +331,20 @@ class Case:
     def example(self, mix: Any = None, size: int = SEMANTICS_SIZE, number: int = 0) -> Example:
         """Example *number* of a mix, the first one if ``None``."""
         return example_of(self.proposal, self.proposal.mixes[0] if mix is None else mix, size, number)
+
+    def values_only(self, example: Example) -> tuple[Example, bool]:
+        """*example* for a comparison of values alone, and whether gradients are recorded in it.
+
+        A result can be lazy only while they are recorded.
+        """
+        if self.proposal.lazy is None:
+            return example, False
+
+        def detached(result: Any) -> Any:
+            return mapped(lambda value: value.detach() if isinstance(value, Tensor) else value, ended(result))
+
+        ended = example.after or _as_it_is
+        return replace(example, after=detached), self.gradients
 
     def double(self, example: Example | None = None) -> nn.Module:
         """A module like the specimen's, on its own, with the values of an example; unfused."""
@@ -313,9 +361,15 @@ class Case:
         """Run the original."""
         return run(self.subject, self.subject.original, example, **self._how(how))
 
-    def kernel_on(self, example: Example, function: Callable[..., Any] | None = None, **how: Any) -> Outcome:
-        """Run the kernel, or *function* in its place."""
-        return run(self.subject, function or self.fused, example, **self._how(how))
+    def kernel_on(
+        self,
+        example: Example,
+        function: Callable[..., Any] | None = None,
+        around: Around | None = None,
+        **how: Any,
+    ) -> Outcome:
+        """Run the kernel, or *function* in its place; *around* is as in `compare`."""
+        return run(self.subject, *_put_around(around, function or self.fused, example), **self._how(how))
 
     def truth_on(self, example: Example, **how: Any) -> Outcome:
         """Run the reference in float64, on the CPU."""
@@ -328,6 +382,7 @@ class Case:
         *,
         function: Callable[..., Any] | None = None,
         original: Callable[..., Any] | None = None,
+        around: Around | None = None,
         surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         coarsest: torch.dtype | None = None,
         usual: Outcome | None = None,
@@ -340,6 +395,7 @@ class Case:
             example: What to run on.
             function: What takes the place of the original; the kernel if ``None``.
             original: What the original is run as, if not as it is.
+            around: Put around both of them, and around what the example does with their results.
             surroundings: A context for the kernel's run alone.
             coarsest: As in `fuseplug.verification.Tolerance`.
             usual: As in `fuseplug.verification.excess`.
@@ -347,7 +403,7 @@ class Case:
         """
         how = self._how(how)
         try:
-            expected = run(self.subject, original or self.subject.original, example, **how)
+            expected = self.kernel_on(example, original or self.subject.original, around, **how)
         except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
             return Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
         try:
@@ -356,7 +412,7 @@ class Case:
             return Finding(where, fault=f"the reference raises {raised(error)} in float64, where the original does not")
         try:
             with surroundings():
-                found = run(self.subject, function or self.fused, example, **how)
+                found = self.kernel_on(example, function, around, **how)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             return Finding(where, fault=f"raises {raised(error)}, where the original does not")
         return Finding(where, fault=self.excess(found, expected, truth, coarsest, usual=usual))
@@ -403,6 +459,24 @@ class Case:
 
     def _how(self, how: dict[str, Any]) -> dict[str, Any]:
         return {"device": self.device, "gradients": self.gradients, **how}
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _put_around(
+    around: Around | None, function: Callable[..., Any], example: Example
+) -> tuple[Callable[..., Any], Example]:
+    """What to run and on what, so that *around* is around all that *example* does."""
+    if around is None:
+        return function, example
+    after = example.after or _as_it_is
+
+    def ended(*args: Any) -> Any:
+        return after(function(*args))
+
+    return around(ended), replace(example, after=None)
 
 
 def raised(error: BaseException) -> str:

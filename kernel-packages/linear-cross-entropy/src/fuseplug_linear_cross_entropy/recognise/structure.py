@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +35,12 @@ class HeadAdapter(Adapter):
     Attributes:
         variant: ``"linear"``; with a bias ``"linear-bias"``; with ``"-capped"`` where logits may be capped; with
             ``"-added"`` where the model may add a vector to them.
-        bias: Whether the head has a bias.
         checked: As in `fuseplug_linear_cross_entropy.recognise.lazy_logits.Logits`.
     """
 
     variant: str
-    bias: bool
     checked: frozenset[str]
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The weight, and the bias if there is one."""
-        return ("weight", "bias") if self.bias else ("weight",)
+    reads: ClassVar[tuple[str, ...]] = ("weight", "bias")
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, input)``: `LazyLogits`, ``(..., vocabulary)``, for *input* ``(..., hidden)``."""
@@ -98,7 +92,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     return [
         Proposal(
             target=Target(path=path),
-            adapters=(HeadAdapter(variant, bias, frozenset(checked)),),
+            adapters=(HeadAdapter(variant, frozenset(checked)),),
             example=functools.partial(_example, bias),
             mixes=tuple(mixes),
             # The logits, the product with each number of a softcap, the gradient of each, and the sum of a gradient.

@@ -1,0 +1,83 @@
+"""Is a lazy result what it stands for, before and after it is computed?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplug.lazy_tensor import LazyTensor
+from fuseplug.verification import difference
+
+from .results import Finding
+from .subjects import Around, Case, raised
+
+
+def lazy(case: Case) -> Iterator[Finding]:
+    """It has the original's shape, strides, dtype and device, and becomes the original's result bit for bit.
+
+    In every mix, under autocast, and after what the model goes on to do was computed without it.
+    """
+    if case.proposal.lazy is None:
+        yield Finding("", skipped="its result is never lazy")
+        return
+    if not case.gradients:
+        yield Finding("", skipped="it says that it has no gradient, and a result can be lazy only with one")
+        return
+    for mix in case.proposal.mixes:
+        for name, inside in ((f"{mix}", _plain), (f"{mix} under autocast", _autocast(case))):
+            yield _becomes(case, name, mix, inside)
+
+
+def _becomes(case: Case, where: str, mix: Any, inside: Around) -> Finding:
+    example = case.example(mix)
+    alone = replace(example, after=None)
+    looks: list[str] = []
+
+    def original(*args: Any) -> Any:
+        result = case.subject.original(*args)
+        looks.append(_looks(result))
+        return result
+
+    def computed(*args: Any) -> Any:
+        result = case.fused(*args)
+        looks.append(_looks(result))
+        if example.after is not None:
+            example.after(result)
+        return result.computed() if isinstance(result, LazyTensor) else result
+
+    try:
+        expected = case.kernel_on(alone, original, inside)
+    except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
+        return Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
+    found = case.kernel_on(alone, computed, inside)
+    theirs, ours = looks
+    if ours != theirs:
+        return Finding(where, fault=f"stands for {ours}, and the original's is {theirs}")
+    why = difference(found, expected)
+    return Finding(where, fault=why and f"becomes something else: {why}")
+
+
+def _looks(tensor: Tensor) -> str:
+    """All that can be asked of a tensor without its values."""
+    kind = str(tensor.dtype).removeprefix("torch.")
+    gradient = "with a gradient" if tensor.requires_grad else "without one"
+    return f"{kind}{list(tensor.shape)} of strides {tuple(tensor.stride())} on {tensor.device}, {gradient}"
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _autocast(case: Case) -> Around:
+    def inside(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with torch.autocast(case.device.type, torch.bfloat16):
+                return function(*args)
+
+        return call
+
+    return inside

@@ -1,0 +1,149 @@
+"""Is a specimen, called as it is meant to be called, computed by the kernel, and right?
+
+The other checks run a target by itself. What a model does around it shows only here: whether the calls are those of the
+scope, and whether a lazy result is followed through what this model does with it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fuseplug.contract import Scope
+from fuseplug.patching import class_method
+from fuseplug.patching.counting import Calls
+from fuseplug.patching.placing import binding
+from fuseplug.verification import Tolerance, excess
+
+from .modules import of_its_own, spoilt
+from .results import Finding
+from .subjects import Specimen, raised
+from .whole import Inputs, Prepare, Whole, inputs_of
+
+_HALF = torch.bfloat16
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def own_calls(specimen: Specimen) -> Iterator[Finding]:
+    """The kernel computes the specimen's own call, and right: in all dtypes, copied, compiled, checkpointed."""
+    scopes = [(place, proposal.scope) for place, answer in specimen.answers for proposal in answer.proposals]
+    own = [scope for place, scope in scopes if scope is not None and "" in place.paths]
+    inputs = inputs_of(specimen)
+    if inputs is None:
+        if all(scope is None for _, scope in scopes):
+            yield Finding("", skipped="it has no dummy_inputs, so nothing says how it is called")
+        else:
+            lacking = "the kernel has a scope, and nothing says how the specimen is called within it"
+            yield Finding("", fault=f"{lacking}: give it a property dummy_inputs, the arguments of a call by name")
+        return
+    for scope in own:
+        if why := _outside(specimen.module, scope, inputs):
+            yield Finding("", fault=why)
+            return
+    method = own[0].method if own else "forward"
+    name = f"{method}({', '.join(inputs)})"
+    whole = Whole(specimen, inputs, method)
+    yield _compared(specimen, whole, name)
+    for calls in whole.calls:
+        yield _computed(name, calls)
+    yield from (_compared(specimen, whole, f"{name}, {where}", **how) for where, how in _situations(specimen, whole))
+
+
+def _outside(module: nn.Module, scope: Scope, inputs: Inputs) -> str:
+    """Why the call of *module* with *inputs* is not in *scope*; ``""`` if it is."""
+    method = class_method(module, scope.method)
+    if method is None:
+        return f"its scope is of {scope.method}, and that is no method of it"
+    try:
+        given, _, further = binding(method)(module, **inputs)
+        holds = scope.holds(module, {**given, **further})
+    except Exception as error:  # noqa: BLE001 - what a scope asks may raise anything
+        return f"its scope raises {raised(error)}, so that the originals compute: look a name up that the call has"
+    if holds:
+        return ""
+    return (
+        f"its scope does not hold during {scope.method}({', '.join(inputs)}), the call that the specimen names in "
+        "dummy_inputs: the kernel would never run"
+    )
+
+
+def _computed(name: str, calls: Calls) -> Finding:
+    """Who computed a target during the call."""
+    where = f"{name}: {calls.paths[0] or 'the specimen'}.{calls.target}"
+    if calls.original or not calls.fused:
+        return Finding(where, fault=f"the kernel does not compute it: {calls}")
+    if calls.made_real:
+        return Finding(where, skipped=f"its lazy result is computed after all, for {', '.join(calls.made_real)}")
+    return Finding(where)
+
+
+def _situations(specimen: Specimen, whole: Whole) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What else the call is made in, by name, and how it is run then."""
+    flag = not specimen.module.training
+    yield "in training" if flag else "in evaluation", {"training": flag}
+    for dtype in _DTYPES:
+        yield f"cast to {str(dtype).removeprefix('torch.')}", {"dtype": dtype}
+    for name, prepare in _ways(specimen, whole).items():
+        yield name, {"prepare": prepare, "coarsest": _HALF if name == "under autocast" else None}
+
+
+def _ways(specimen: Specimen, whole: Whole) -> dict[str, Prepare]:
+    kind, compilable = specimen.examined.device_type, specimen.examined.sound.compilable
+
+    def under_autocast(module: nn.Module) -> Callable[..., Any]:
+        def call(**inputs: Any) -> Any:
+            with torch.autocast(kind, _HALF):
+                return whole.method_of(module)(**inputs)
+
+        return call
+
+    def copied(module: nn.Module) -> Callable[..., Any]:
+        duplicate = copy.deepcopy(module)
+
+        def call(**inputs: Any) -> Any:
+            with spoilt(module):
+                return whole.method_of(duplicate)(**inputs)
+
+        return call
+
+    def checkpointed(module: nn.Module) -> Callable[..., Any]:
+        return lambda **inputs: checkpoint(whole.method_of(module), use_reentrant=False, **inputs)
+
+    def compiled(module: nn.Module) -> Callable[..., Any]:
+        return torch.compile(of_its_own(whole.method_of(module)), fullgraph=compilable, backend="aot_eager")
+
+    return {
+        "under autocast": under_autocast,
+        "of a deep copy": copied,
+        "checkpointed": checkpointed,
+        "compiled": compiled,
+    }
+
+
+def _compared(
+    specimen: Specimen, whole: Whole, where: str, *, coarsest: torch.dtype | None = None, **how: Any
+) -> Finding:
+    """Hold the fused specimen to the unfused one, and both to the unfused one in float64."""
+    try:
+        expected = whole.run(**how)
+    except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
+        return Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
+    truth = whole.run(**{**how, "dtype": torch.float64, "device": "cpu", "prepare": None})
+    try:
+        found = whole.run(whole.patches, **how)
+    except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+        return Finding(where, fault=f"raises {raised(error)}, where the original does not")
+    return Finding(where, fault=excess(found, expected, truth, _tolerance(specimen, coarsest)))
+
+
+def _tolerance(specimen: Specimen, coarsest: torch.dtype | None) -> Tolerance:
+    """What is allowed to the least exact of its targets, for errors of all of them meet in one result."""
+    stated = [Tolerance.of(case.proposal) for case in specimen.cases]
+    return Tolerance(
+        max(each.roundings for each in stated), max(each.working_roundings for each in stated), False, coarsest
+    )

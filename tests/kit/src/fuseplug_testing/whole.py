@@ -1,0 +1,155 @@
+"""A specimen called as a whole, with the arguments that it names itself: unfused, and fused as a manager does it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug.discovery import KernelRecord
+from fuseplug.kernel_manager import REGISTERED, KernelManager
+from fuseplug.lazy_tensor import LazyTensor
+from fuseplug.patching import Patch, put_on
+from fuseplug.patching.counting import Calls, tried
+from fuseplug.torch_private import tree_leaves, tree_map
+from fuseplug.verification import Outcome, random_state_kept
+
+from .subjects import Examined, Specimen
+
+Inputs = dict[str, Any]
+Prepare = Callable[[nn.Module], Callable[..., Any]]
+"""Gives what is called in the place of a module."""
+
+
+def inputs_of(specimen: Specimen) -> Inputs | None:
+    """The arguments of its own call, by name: its ``dummy_inputs``, as models of transformers have them.
+
+    ``None`` if it does not say how it is called.
+    """
+    given = getattr(specimen.module, "dummy_inputs", None)
+    return dict(given) if isinstance(given, Mapping) and given else None
+
+
+def manager_of(examined: Examined) -> KernelManager:
+    """A manager of this kernel alone."""
+    record = KernelRecord(examined.name, REGISTERED, kernel=examined.sound)
+    return KernelManager({}, find=lambda *_: [record])
+
+
+def options_for(specimen: Specimen) -> dict[str, Any]:
+    """How the manager is asked: it agrees to everything, and the numbers are the kit's concern."""
+    examined = specimen.examined
+    # The device is named, because a module without parameters does not say where it is.
+    return {"mode": examined.mode, "verify": False, "device": examined.device, "allow": specimen.consents}
+
+
+def placed(inputs: Inputs, module: nn.Module) -> Inputs:
+    """*inputs* where *module* is and, of floating-point numbers, in its dtype; each may be asked for a gradient."""
+    main = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(()))
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        floating = value.is_floating_point()
+        moved = value.detach().to(main.device, main.dtype if floating else value.dtype, copy=True)
+        return moved.requires_grad_(floating)
+
+    return {name: tree_map(place, value) for name, value in inputs.items()}
+
+
+class Whole:
+    """A specimen with its own call.
+
+    Args:
+        specimen: What is called.
+        inputs: Its arguments.
+        method: Its method.
+    """
+
+    def __init__(self, specimen: Specimen, inputs: Inputs, method: str = "forward") -> None:
+        self._specimen = specimen
+        self._inputs = inputs
+        self._method = method
+        self.calls: Sequence[Calls] = ()
+
+    @functools.cached_property
+    def patches(self) -> Sequence[Patch]:
+        """What the manager would put on it."""
+        module = copy.deepcopy(self._specimen.module).to(self._specimen.examined.device)
+        return manager_of(self._specimen.examined).plan(module, **options_for(self._specimen)).patches
+
+    def run(
+        self,
+        patches: Sequence[Patch] = (),
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        training: bool | None = None,
+        prepare: Prepare | None = None,
+    ) -> Outcome:
+        """One forward and backward of a copy.
+
+        Args:
+            patches: What is put on it first. `calls` then says who computed the call.
+            dtype: The dtype to which the copy is cast; ``None``: its own.
+            device: Where it runs; where the kernel runs if ``None``.
+            training: The training flag; ``None``: its own.
+            prepare: Gives what is called in its place.
+        """
+        examined = self._specimen.examined
+        module = copy.deepcopy(self._specimen.module).to(device or examined.device, dtype)
+        module.train(module.training if training is None else training)
+        on = [replace(each, module_ref=weakref.ref(module.get_submodule(each.path))) for each in patches]
+        put_on(on)
+        call = (prepare or self._own)(module)
+        inputs = placed(self._inputs, module)
+        with random_state_kept(examined.device_type):
+            torch.manual_seed(0)
+            done = tried(on, lambda: call(**inputs))
+        self.calls = done
+        return _outcome(done.result, module, inputs, gradients=examined.sound.differentiable)
+
+    def _own(self, module: nn.Module) -> Callable[..., Any]:
+        return self.method_of(module)
+
+    def method_of(self, module: nn.Module) -> Callable[..., Any]:
+        """What is called of *module*."""
+        own: Callable[..., Any] = module if self._method == "forward" else getattr(module, self._method)
+        return own
+
+
+def _outcome(result: Any, module: nn.Module, inputs: Inputs, *, gradients: bool) -> Outcome:
+    result = tree_map(lambda value: value.computed() if isinstance(value, LazyTensor) else value, result)
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    values: dict[str, Tensor | None] = {f"output[{number}]": value for number, value in enumerate(outputs)}
+    given = {
+        f"{name}[{number}]" if isinstance(value, list | tuple) else name: leaf
+        for name, value in inputs.items()
+        for number, leaf in enumerate(tree_leaves(value))
+        if isinstance(leaf, Tensor)
+    }
+    if gradients:
+        leaves = {name: each for name, each in (*module.named_parameters(), *given.items()) if each.requires_grad}
+        values |= _gradients([each for each in outputs if each.requires_grad], leaves)
+    values |= {f"{name} afterwards": value for name, value in given.items()}
+    structure = str(tree_map(lambda value: type(value).__name__ if isinstance(value, Tensor) else repr(value), result))
+    return Outcome({name: each if each is None else each.detach() for name, each in values.items()}, structure)
+
+
+def _gradients(outputs: Sequence[Tensor], leaves: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
+    if not (outputs and leaves):
+        return {f"gradient of {name}": None for name in leaves}
+    generator = torch.Generator().manual_seed(1)
+    # Eighths of integers are the same number in every dtype.
+    upstream = [
+        torch.randint(1, 16, each.shape, generator=generator, device="cpu").div(8).to(each.device, each.dtype)
+        for each in outputs
+    ]
+    found = torch.autograd.grad(outputs, list(leaves.values()), upstream, allow_unused=True)
+    return {f"gradient of {name}": gradient for name, gradient in zip(leaves, found, strict=True)}
