@@ -2,8 +2,8 @@
 
     python -m survey.loss_heads [classes]
 
-prints a row for each class, then how many there are of each status. It uses the reference as the kernel: what is in
-question is how models and kernel are put together, not a backend.
+prints a row for each class, then how many there are of each status. It uses the reference as the kernel, or what
+``LOSS_KERNEL`` names: what is in question is how models and kernel are put together, not a backend.
 """
 
 from __future__ import annotations
@@ -243,13 +243,13 @@ def main() -> None:
 def _worker() -> Any:
     import warnings
 
-    from support.losses import PlainKernel
+    from support.losses import in_question
     from support.managers import manager_of
 
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    manager = manager_of(PlainKernel)
+    manager = manager_of(in_question())
     by_name = {str(each): each for each in classes()}
 
     def work(task: str) -> dict[str, Any]:

@@ -76,7 +76,10 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return path
     head = model.get_submodule(path)
     if type(head).forward is not nn.Linear.forward:
-        return Rejection(f"its head, {path}, is a {type(head).__name__}; an nn.Linear is expected")
+        return Rejection(
+            f"its head, {path}, is a {type(head).__module__}.{type(head).__qualname__}; a torch.nn.Linear is expected: "
+            "adapters and quantisation, if that is one, have to leave the head out"
+        )
     weight = head.weight
     if not isinstance(weight, Tensor) or weight.dtype not in _DTYPES:
         return Rejection(f"the weight of its head is {getattr(weight, 'dtype', weight)}; expected float32 or half")
@@ -109,7 +112,9 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 def _may_cap(model: nn.Module, vocabulary: int) -> bool:
     del vocabulary
-    return "tanh" in names(type(model).forward, type(model))
+    # A child without parameters may be the cap itself.
+    called = (model, *(child for child in model.children() if next(child.parameters(), None) is None))
+    return any("tanh" in names(type(each).forward, type(each)) for each in called)
 
 
 def _may_add(model: nn.Module, vocabulary: int) -> bool:
