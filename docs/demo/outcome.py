@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from training import Run
+    from vocabulary import Losses
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Outcome:
     """How far the fused model's logits were from those after ``undo()``."""
     written: str
     races: Sequence[Race]
+    loss: Losses
 
     @property
     def differences(self) -> list[float]:
@@ -46,14 +48,16 @@ class Outcome:
             "undo_is_exact": True,
             "written": self.written,
             "races": [race.to_dict() for race in self.races],
+            "loss": self.loss.to_dict(),
         }
 
-    def save(self, folder: Path, arguments: Mapping[str, Any]) -> tuple[Path, Path]:
-        """Write the picture and the numbers; return where they are."""
-        picture, numbers = folder / "demo.png", folder / "demo.json"
+    def save(self, folder: Path, arguments: Mapping[str, Any]) -> tuple[Path, Path, Path]:
+        """Write the pictures and the numbers; return where they are."""
+        picture, of_loss, numbers = folder / "demo.png", folder / "demo-loss.png", folder / "demo.json"
         plot.draw(self.unfused, self.fused, self.races, picture)
+        plot.draw_loss(self.loss, of_loss)
         numbers.write_text(json.dumps({"arguments": arguments} | self.to_dict(), indent=1, default=str) + "\n")
-        return picture, numbers
+        return picture, of_loss, numbers
 
 
 def print_losses(unfused: Run, fused: Run, every: int) -> None:

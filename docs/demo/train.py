@@ -14,6 +14,7 @@ from pathlib import Path
 import data
 import machine
 import torch
+import vocabulary
 from model import build, write
 from outcome import Outcome, print_losses, print_summary
 from promises import BrokenPromiseError, apply, check_round_trip, check_undo
@@ -29,8 +30,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     outcome = compare(args)
     print_summary(outcome)
-    picture, numbers = outcome.save(args.out, vars(args))
-    print(f"  Picture: {picture}   numbers: {numbers}   took {time.perf_counter() - start:.0f} s")
+    picture, of_loss, numbers = outcome.save(args.out, vars(args))
+    print(f"  Pictures: {picture}, {of_loss}   numbers: {numbers}   took {time.perf_counter() - start:.0f} s")
 
 
 def parse_args() -> argparse.Namespace:
@@ -80,7 +81,11 @@ def compare(args: argparse.Namespace) -> Outcome:
 
     print("\n6. Measure: an unfused and a fused model take turns, so that what disturbs one disturbs both")
     races = [r for dtype in (torch.float32, torch.bfloat16) for r in _race(args, dtype, batches[0])]
-    return Outcome(unfused, fused, apply_seconds, logits_difference, written, races)
+
+    print('\n7. The loss with a real vocabulary: manager.apply_all(model, allow=["lazy_logits"])', flush=True)
+    loss = vocabulary.compare(args.seed)
+    vocabulary.print_losses(loss)
+    return Outcome(unfused, fused, apply_seconds, logits_difference, written, races, loss)
 
 
 def _race(args: argparse.Namespace, dtype: torch.dtype, tokens: torch.Tensor) -> list[Race]:

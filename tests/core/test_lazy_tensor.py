@@ -179,6 +179,38 @@ def test_what_was_noted_before_a_write_into_its_source_raises(inputs):
         wide.exp()
 
 
+class Adding(Scores):
+    def foreseen(self, function, args, kwargs):
+        return self.then(function, args, kwargs) if function is torch.add else NotImplemented
+
+
+def adding(inputs, vector, used):
+    return gradients(used(torch.add(Adding.standing_for(linear, *inputs), vector)).sum(), [*inputs, vector])
+
+
+@pytest.mark.parametrize("used", [torch.exp, Square.apply])
+def test_what_is_noted_may_have_further_tensors(used, inputs):
+    vector = torch.linspace(-1, 1, 11).requires_grad_()
+    want = gradients(used(torch.add(linear(*inputs), vector)).sum(), [*inputs, vector])
+    assert all(map(torch.equal, adding(inputs, vector, used), want))
+
+
+def test_a_use_after_one_of_them_was_changed_raises_even_if_its_source_was_computed(inputs):
+    vector, scores = torch.linspace(-1, 1, 11), Adding.standing_for(linear, *inputs)
+    noted = torch.add(scores, vector)
+    scores.exp()
+    vector.zero_()
+    with pytest.raises(RuntimeError, match=r"one of its inputs, float32\[11\], was changed in place"):
+        noted.exp()
+
+
+@pytest.mark.parametrize(
+    "other", [torch.ones(11, device="meta"), torch.ones(11).as_subclass(type("Mine", (Tensor,), {}))]
+)
+def test_it_is_not_noted_with_a_tensor_of_another_kind(other, inputs):
+    assert Adding.standing_for(linear, *inputs).then(torch.add, (other,), {}) is NotImplemented
+
+
 REQUESTS = {
     "a hook": lambda s, total: s.register_hook(print),
     "retain_grad": lambda s, total: s.retain_grad(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.losses import PlainKernel
 from support.managers import manager_of
 from support.thorough import quick_if
 from survey.loss_heads import check, classes
@@ -22,14 +21,9 @@ SETTLED = {"fused", "made real", "declined", "no head"}
 NOT_TRIED = {"not built", "not run"}
 
 
-@pytest.fixture(scope="module")
-def manager():
-    return manager_of(PlainKernel)
-
-
 @pytest.mark.parametrize("each", quick_if([pytest.param(str(each), id=str(each)) for each in classes()], QUICK))
-def test_the_loss_and_its_gradients_are_those_of_the_unfused_model(manager, each):
-    record = check(manager, next(found for found in classes() if str(found) == each))
+def test_the_loss_and_its_gradients_are_those_of_the_unfused_model(kernel, each):
+    record = check(manager_of(kernel), next(found for found in classes() if str(found) == each))
     if record["status"] in NOT_TRIED and each not in QUICK:
         pytest.skip(f"{record['status']}: {record['why']}")
     assert record["status"] in ({"fused"} if each in QUICK else SETTLED), record

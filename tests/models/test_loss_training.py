@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import transformers
-from support.losses import PlainKernel, apply, told
+from support.losses import apply, told
 from support.thorough import covering
 from support.tiny import BASE, EXPERTS, HEAD
 from torch import nn
@@ -26,11 +26,6 @@ MODELS = {
     "qwen3_moe": BASE | HEAD | EXPERTS | {"output_router_logits": True, "router_aux_loss_coef": 0.1},
 }
 WAYS = ("alone", "int", "tensor", "shifted", "autocast")
-
-
-@pytest.fixture(scope="module")
-def kernel():
-    return PlainKernel
 
 
 def build(model_type):

@@ -2,8 +2,8 @@
 
     python -m survey.loss_heads [classes]
 
-prints a row for each class, then how many there are of each status. It uses the reference as the kernel: what is in
-question is how models and kernel are put together, not a backend.
+prints a row for each class, then how many there are of each status. It uses the reference as the kernel, or what
+``LOSS_KERNEL`` names: what is in question is how models and kernel are put together, not a backend.
 """
 
 from __future__ import annotations
@@ -84,8 +84,11 @@ def check(manager: KernelManager, each: Class) -> dict[str, Any]:
 
 def compared(manager: KernelManager, model: nn.Module, inputs: Inputs) -> dict[str, Any]:
     """The record of *model*, called with *inputs*."""
-    before = step(model, inputs)
-    again = step(model, inputs)
+    try:
+        before = step(model, inputs)
+        again = step(model, inputs)
+    except Exception as error:
+        return {"status": "not run", "why": f"{said(error)}, when called again"}
     # What a kernel computes is judged elsewhere, at sizes that take seconds.
     applied = manager.apply_all(model, allow="lazy_logits", verify=False)
     try:
@@ -240,13 +243,13 @@ def main() -> None:
 def _worker() -> Any:
     import warnings
 
-    from support.losses import PlainKernel
+    from support.losses import in_question
     from support.managers import manager_of
 
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    manager = manager_of(PlainKernel)
+    manager = manager_of(in_question())
     by_name = {str(each): each for each in classes()}
 
     def work(task: str) -> dict[str, Any]:

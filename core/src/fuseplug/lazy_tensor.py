@@ -101,9 +101,9 @@ class LazyTensor(Tensor):
     """
 
     _make: Make
-    _replay: Callable[[Tensor], Tensor]
+    _replay: Callable[..., Tensor]
     _inputs: tuple[Tensor | None, ...]
-    _versions: tuple[int, ...]
+    _versions: tuple[int | None, ...]
     _layout: Tensor
     _autocast: tuple[bool, torch.dtype]
     _parent: LazyTensor | None
@@ -132,9 +132,7 @@ class LazyTensor(Tensor):
         if (
             torch.compiler.is_compiling()
             or not torch.is_grad_enabled()
-            or not all(
-                type(each) in _PLAIN and not each.is_inference() and each.device.type != "meta" for each in given
-            )
+            or not all(map(_plain, given))
             or not any(each.requires_grad for each in given)
             or get_tracing_state() is not None
             or are_functorch_transforms_active()
@@ -160,7 +158,7 @@ class LazyTensor(Tensor):
         autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         new = cast("Self", _Standing.apply(cls, make, layout, autocast, *inputs))  # type: ignore[no-untyped-call]
         new._make, new._inputs, new._layout, new._autocast = make, tuple(inputs), layout, autocast
-        new._versions = tuple(each._version for each in given)
+        new._versions = _versions(inputs)
         new._parent, new._real, new._real_version, new._answered, new._told = parent, None, 0, False, None
         new.facts = facts
         return new
@@ -187,32 +185,41 @@ class LazyTensor(Tensor):
 
         Args:
             function: A torch function without side effects that gives one tensor.
-            args: Its arguments. This is the only tensor among them.
-            kwargs: Its keyword arguments.
+            args: Its arguments. Other tensors among them are inputs, too.
+            kwargs: Its keyword arguments, likewise.
             **facts: What is otherwise known of the result than of this.
+
+        Returns:
+            The lazy tensor; ``NotImplemented`` if one of the other tensors is not dense and plain.
 
         Raises:
             Exception: What *function* raises on a tensor of this shape.
         """
+        others = [each for each in tree_leaves((tuple(args), dict(kwargs))) if isinstance(each, Tensor)]
+        further = tuple({id(each): each for each in others if each is not self}.values())
+        if not all(map(_plain, further)):
+            return cast("LazyTensor", NotImplemented)
 
-        def replay(tensor: Tensor) -> Tensor:
+        def replay(tensor: Tensor, *beside: Tensor) -> Tensor:
+            instead = dict(zip(map(id, (self, *further)), (tensor, *beside), strict=True))
+
             def put(value: Any) -> Any:
-                return tensor if value is self else value
+                return instead.get(id(value), value)
 
             result: Tensor = function(*tree_map(put, tuple(args)), **tree_map(put, dict(kwargs)))
             return result
 
         with torch.no_grad():
-            layout = replay(self._layout)
-        make, inner = self._make, self._under
+            layout = replay(self._layout, *(each.detach().to("meta") for each in further))
+        make, inner, count = self._make, self._under, len(self._inputs)
 
         def whole(*tensors: Tensor | None) -> Tensor:
             with inner():
-                made = make(*tensors)
-            return replay(made)
+                made = make(*tensors[:count])
+            return replay(made, *cast("tuple[Tensor, ...]", tensors[count:]))
 
-        new = type(self)._new(whole, self._inputs, layout, self, {**self.facts, **facts})
-        new._replay, new._versions = replay, self._versions
+        new = type(self)._new(whole, (*self._inputs, *further), layout, self, {**self.facts, **facts})
+        new._replay, new._versions = replay, (*self._versions, *_versions(further))
         return new
 
     @property
@@ -238,7 +245,9 @@ class LazyTensor(Tensor):
         with _as_in_training(), self._under():
             if self._parent is not None:
                 made = self._parent.computed(why)
-                result = self._replay(made)
+                since = len(self._parent._inputs)
+                self._check_inputs(why, since)
+                result = self._replay(made, *self._inputs[since:])
                 if made._version != self._parent._real_version and not _shares_memory(result, made):
                     raise RuntimeError(
                         f"{why} needs the values of a lazy {_shape(self)}, and they are gone: the tensor that it was "
@@ -251,8 +260,12 @@ class LazyTensor(Tensor):
 
     def check_inputs(self, why: str) -> None:
         """Raise a `RuntimeError` if an input is no longer what it was in the call."""
-        given = [each for each in self._inputs if each is not None]
-        for each, version in zip(given, self._versions, strict=True):
+        self._check_inputs(why)
+
+    def _check_inputs(self, why: str, since: int = 0) -> None:
+        for each, version in zip(self._inputs[since:], self._versions[since:], strict=True):
+            if each is None:
+                continue
             gone = each.numel() and each.untyped_storage().size() == 0
             if each._version != version or gone:
                 raise RuntimeError(
@@ -386,6 +399,16 @@ def _as_in_training() -> Iterator[None]:
 
     with torch.inference_mode(False), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(same, same):
         yield
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether *tensor* has values of its own that nobody else answers for."""
+    return type(tensor) in _PLAIN and not tensor.is_inference() and tensor.device.type != "meta"
+
+
+def _versions(tensors: Iterable[Tensor | None]) -> tuple[int | None, ...]:
+    """How often each was written into."""
+    return tuple(None if each is None else each._version for each in tensors)
 
 
 def _shares_memory(one: Tensor, other: Tensor) -> bool:

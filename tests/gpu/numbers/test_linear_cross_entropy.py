@@ -28,13 +28,6 @@ HIDDEN, WORDS, TOKENS = 24, 50, 7
 ROW = 64
 """Elements of a row of logits in memory, of 50 words."""
 
-TOLERANCE = Tolerance(roundings=5.0, working_roundings=64.0, by_row=False)
-"""Roundings to a half type: of the gradient of a logit, of its products for each of two chunks, of their sum, and of
-that times the gradient of the loss. In float32: dot products of 24 terms, sums over 50 words and 7 tokens, and logits
-of up to 8, whose error is the relative error of a probability. A gradient is a sum over words or tokens, whose terms
-all but cancel in some rows.
-"""
-
 STEPS = {
     "none": (FLOAT,),
     "scaled": scaled(0.25),
@@ -45,6 +38,17 @@ STEPS = {
 REDUCTIONS = ("mean", "sum", "none")
 BUDGETS = {"one chunk": 1.0, "even chunks": 0.5, "a ragged last chunk": 0.4, "a token each": 0.0}
 MEASURE, DIFFERENTIATE, BOTH = "measure", "differentiate", "measure_and_differentiate"
+
+
+def tolerance(dtype):
+    """How near to the truth losses of hidden states in *dtype* must be.
+
+    Roundings to a half type: of a logit, also for a loss in float32; of its gradient; of the products for each of two
+    chunks; of their sum; and of that times the gradient of the loss. In float32: dot products of 24 terms, sums over 50
+    words and 7 tokens, and logits of up to 8, whose error is the relative error of a probability. A gradient is a sum
+    over words or tokens, whose terms all but cancel in some rows.
+    """
+    return Tolerance(roundings=6.0, working_roundings=64.0, by_row=False, coarsest=dtype)
 
 
 def tensors(dtype=SINGLE, bias=False, tokens=TOKENS, words=WORDS):
@@ -95,12 +99,13 @@ def logprobs(labels=None, **options):
 
 @pytest.fixture
 def assert_right(device):
-    def check(both, given, tolerance=TOLERANCE):
+    def check(both, given):
         ours, theirs = both
+        allowed = tolerance(next(iter(given.values())).dtype)
         found = outcome(ours, given, device)
         missing = [name for name, value in found.values.items() if value is None]
         assert not missing, f"no {', '.join(missing)}"
-        why = excess(found, outcome(theirs, given), outcome(theirs, given, dtype=DOUBLE), tolerance)
+        why = excess(found, outcome(theirs, given), outcome(theirs, given, dtype=DOUBLE), allowed)
         assert not why, why
 
     return check

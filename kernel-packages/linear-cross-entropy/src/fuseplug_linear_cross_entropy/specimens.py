@@ -174,7 +174,7 @@ class PerToken(Causal):
 
 
 class SlicedVocabulary(Causal):
-    """As with a padded vocabulary: the logits that are cut off have to be computed."""
+    """As with a padded vocabulary."""
 
     def logits(self, hidden: Tensor) -> Any:
         """The logits but the last."""

@@ -2,16 +2,17 @@
 
 Nothing here imports torch_npu: tensors on an NPU mean that it is loaded. Nothing waits for the device.
 
-What is launched, in half precision, for a mean or sum with its gradients; a piece is a part of a chunk in float32:
+What is launched, in half precision, for a mean or sum and its gradients, where a piece is some tokens of a chunk whose
+logits are widened to float32:
 
-=============  =====================================================================================================
-once           10 for the labels and what the sum is divided by, and 3 for each result and 16,384 words of it that the
-               backward scales
-each chunk     2: the logits, and the gradient of hidden. For that of the weight 1, or with several chunks 2 for each
-               16,384 words: the product in half precision, and its sum in float32
-each piece     7: the cast, log-softmax, the label's, exp, the product, the label's, the cast. A factor of the logits is
-               1 more, a cap 5, smoothing 3, an entropy 5
-=============  =====================================================================================================
+================  ==================================================================================================
+each call         19 over a number for each token
+each chunk        2 matmuls, and for the gradient of the weight 1; with several chunks 2 for each 16,384 words, because
+                  the product is in half precision and the sum in float32, and at the end a cast of that
+each piece        7: cast, log-softmax, that of the label, exp, product, that of the label, cast; 1 more for a factor of
+                  the logits, 5 for a cap, 2 for smoothing
+the backward      3 for each gradient, and each 16,384 rows of it: cast, product, cast
+================  ==================================================================================================
 
 torch_npu's own ``npu_cross_entropy_loss`` is not used. Its log-probabilities, of which its gradient is made, have the
 dtype of the logits, so these would have to be widened all the same; it has no entropy; and by its page a negative
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,7 +55,8 @@ For 151,936 words they have 220 tokens, whose launches take the host less than m
 _WORDS = 1 << 14
 """Rows of a gradient that are scaled at a time, in float32."""
 
-_LOWEST = torch.finfo(torch.float32).min
+_NEVER = -1e4
+"""The log of a probability that is 0 in float32, and finite: times 0 it is 0, as that of minus infinity has to be."""
 
 
 def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
@@ -87,15 +89,14 @@ linear_logprob = computed_by(compute_logprob, reference.linear_logprob)
 def _measure(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *arguments: Any) -> list[Tensor]:
     *numbers, entropy = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
-    values, entropies = [], []
+    entropies = []
     for at, logits in _chunks(hidden, weight, bias):
         for piece, part in tokens.pieces(at, logits):
             logp, _ = tokens.log_probabilities(part)
-            values.append(tokens.value(logp, piece))
+            tokens.take(logp, piece)
             if entropy:
-                # 0 times infinity is none.
-                entropies.append(logp.clamp_(min=_LOWEST).mul_(logp.exp()).sum(-1).neg_())
-    return [tokens.counted(torch.cat(each)) for each in ((values, entropies) if entropy else (values,))]
+                entropies.append(logp.clamp_(min=_NEVER).mul_(logp.exp()).sum(-1))
+    return [tokens.values(), *([tokens.counted(torch.cat(entropies).neg_())] if entropy else [])]
 
 
 def _differentiate(
@@ -111,14 +112,11 @@ def _differentiate(
 ) -> list[Tensor]:
     *numbers, wanted = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
+    coefficients = tokens.coefficients(upstream, of_entropy, entropy)
     results, gradients = _gradients(hidden, weight, bias, wanted)
-    upstream = tokens.counted(upstream)
-    of_entropy = None if of_entropy is None else tokens.counted(of_entropy)
     for at, logits in _chunks(hidden, weight, bias):
         for piece, part in tokens.pieces(at, logits):
-            logp, tanh = tokens.log_probabilities(part)
-            both = None if of_entropy is None or entropy is None else (of_entropy[piece], entropy[piece])
-            part.copy_(tokens.gradient(logp, tanh, piece, upstream[piece], both))
+            part.copy_(tokens.gradient(*tokens.log_probabilities(part), piece, coefficients))
         gradients.add(at, logits)
     gradients.finish()
     return results
@@ -129,17 +127,16 @@ def _measure_and_differentiate(
 ) -> list[Tensor]:
     *numbers, wanted = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
+    coefficients = tokens.coefficients(upstream, None, None)
     results, gradients = _gradients(hidden, weight, bias, wanted)
-    upstream = tokens.counted(upstream)
-    values = []
     for at, logits in _chunks(hidden, weight, bias):
         for piece, part in tokens.pieces(at, logits):
             logp, tanh = tokens.log_probabilities(part)
-            values.append(tokens.value(logp, piece))
-            part.copy_(tokens.gradient(logp, tanh, piece, upstream[piece], None))
+            tokens.take(logp, piece)
+            part.copy_(tokens.gradient(logp, tanh, piece, coefficients))
         gradients.add(at, logits)
     gradients.finish()
-    return [tokens.counted(torch.cat(values)), *results]
+    return [tokens.values(), *results]
 
 
 def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
@@ -173,6 +170,22 @@ def _rows(hidden: Tensor, weight: Tensor) -> int:
     return rows_of_chunk(len(hidden), len(weight) * hidden.element_size(), BUDGET)
 
 
+class _Coefficients(NamedTuple):
+    """By what things are multiplied for each token, ``(tokens, 1)``, dy/dz included but for a cap's.
+
+    Attributes:
+        label: The 1 of the label.
+        p: Each probability.
+        p_logp: Each probability times its logarithm; ``None`` without an entropy.
+        even: What is added to each word; ``None`` without smoothing.
+    """
+
+    label: Tensor
+    p: Tensor
+    p_logp: Tensor | None
+    even: Tensor | None
+
+
 class _Tokens:
     """The formulas, with p the probabilities of a token, l its label, H its entropy and V the vocabulary.
 
@@ -189,6 +202,8 @@ class _Tokens:
         self._ignored = labels == terms.ignore_index
         self._labels = labels.clamp(0, width - 1).unsqueeze(-1)
         self._unknown = self._labels.squeeze(-1) != labels
+        self._of_labels: list[Tensor] = []
+        self._means: list[Tensor] = []
 
     def counted(self, numbers: Tensor) -> Tensor:
         """One number of each token: 0 where it is ignored, NaN where its label is outside of the vocabulary."""
@@ -211,36 +226,44 @@ class _Tokens:
             y.mul_(terms.outer)
         return torch.log_softmax(y, -1), None
 
-    def value(self, logp: Tensor, piece: slice) -> Tensor:
-        """The value of the tokens of *piece*."""
-        terms = self._terms
-        value = logp.gather(-1, self._labels[piece]).squeeze(-1)
-        if terms.picked != 1.0:
-            value.mul_(terms.picked)
-        return value.add_(logp.mean(-1), alpha=terms.spread) if terms.spread else value
+    def take(self, logp: Tensor, piece: slice) -> None:
+        """Take what the value of the tokens of *piece* is made of."""
+        self._of_labels.append(logp.gather(-1, self._labels[piece]))
+        if self._terms.spread:
+            self._means.append(logp.mean(-1))
 
-    def gradient(
-        self,
-        logp: Tensor,
-        tanh: Tensor | None,
-        piece: slice,
-        upstream: Tensor,
-        entropy: tuple[Tensor, Tensor] | None,
-    ) -> Tensor:
-        """The gradient dz of the tokens of *piece*, in the memory of *logp*; *entropy* is its gradient and itself."""
+    def values(self) -> Tensor:
+        """The value of all tokens, once they were taken."""
+        value = torch.cat(self._of_labels).squeeze(-1)
+        if self._terms.picked != 1.0:
+            value.mul_(self._terms.picked)
+        if self._terms.spread:
+            value.add_(torch.cat(self._means), alpha=self._terms.spread)
+        return self.counted(value)
+
+    def coefficients(self, upstream: Tensor, of_entropy: Tensor | None, entropy: Tensor | None) -> _Coefficients:
+        """Of all tokens, for the gradient of the value, and that of the entropy, if there is one."""
         terms = self._terms
         slope = terms.outer * terms.inner
-        a, s = upstream.unsqueeze(-1) * (terms.picked * slope), upstream.unsqueeze(-1) * (terms.spread * slope)
-        if entropy is None:
-            grad = logp.exp_().mul_(-(a + s))
-        else:
-            e, known = (each.unsqueeze(-1) for each in entropy)
-            e = e * slope
-            factor = torch.addcmul(a + s + e * known, logp.clamp_(min=_LOWEST), e)
-            grad = logp.exp_().mul_(factor).neg_()
+        u = self.counted(upstream).unsqueeze(-1)
+        label, even, p_logp = u * (terms.picked * slope), None, None
+        p = -label
         if terms.spread:
-            grad.add_(s / self._width)
-        grad.scatter_add_(-1, self._labels[piece], a)
-        if tanh is not None:
-            grad.addcmul_(grad * tanh, tanh, value=-1.0)
-        return grad
+            even = u * (terms.spread * slope / self._width)
+            p.sub_(even, alpha=self._width)
+        if of_entropy is not None and entropy is not None:
+            p_logp = self.counted(of_entropy).unsqueeze(-1) * -slope
+            p.addcmul_(p_logp, entropy.unsqueeze(-1))
+        return _Coefficients(label, p, p_logp, even)
+
+    def gradient(self, logp: Tensor, tanh: Tensor | None, piece: slice, by: _Coefficients) -> Tensor:
+        """The gradient dz of the tokens of *piece*, in the memory of *logp*."""
+        if by.p_logp is None:
+            grad = logp.exp_().mul_(by.p[piece])
+        else:
+            factor = torch.addcmul(by.p[piece], logp.clamp_(min=_NEVER), by.p_logp[piece])
+            grad = logp.exp_().mul_(factor)
+        if by.even is not None:
+            grad.add_(by.even[piece])
+        grad.scatter_add_(-1, self._labels[piece], by.label[piece])
+        return grad if tanh is None else grad.addcmul_(grad * tanh, tanh, value=-1.0)

@@ -25,7 +25,6 @@ CONSENT = Consent(
     "subclass of Tensor, and after optimizer.step() they can no longer be computed",
 )
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_TANH = {"tanh"}
 _WIDTH = 32
 
 
@@ -34,20 +33,21 @@ class HeadAdapter(Adapter):
     """Calls a linear cross-entropy in the place of a head and of the loss of its logits.
 
     Attributes:
-        variant: ``"linear"``; with a bias ``"linear-bias"``; and with ``"-capped"`` where logits may be capped.
-        capped: Whether the loss of logits that went through a tanh is computed by the kernel, too.
+        variant: ``"linear"``; with a bias ``"linear-bias"``; with ``"-capped"`` where logits may be capped; with
+            ``"-added"`` where the model may add a vector to them.
+        checked: As in `fuseplug_linear_cross_entropy.recognise.lazy_logits.Logits`.
     """
 
     variant: str
-    capped: bool
+    checked: frozenset[str]
     reads: ClassVar[tuple[str, ...]] = ("weight", "bias")
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, input)``: `LazyLogits`, ``(..., vocabulary)``, for *input* ``(..., hidden)``."""
-        capped = self.capped
+        checked = self.checked
 
         def forward(module: Any, input: Tensor) -> Any:  # noqa: A002 - nn.Linear's own name
-            return lazy_linear(compute, input, module.weight, module.bias, capped=capped)
+            return lazy_linear(compute, input, module.weight, module.bias, checked)
 
         return forward
 
@@ -76,7 +76,10 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return path
     head = model.get_submodule(path)
     if type(head).forward is not nn.Linear.forward:
-        return Rejection(f"its head, {path}, is a {type(head).__name__}; an nn.Linear is expected")
+        return Rejection(
+            f"its head, {path}, is a {type(head).__module__}.{type(head).__qualname__}; a torch.nn.Linear is expected: "
+            "adapters and quantisation, if that is one, have to leave the head out"
+        )
     weight = head.weight
     if not isinstance(weight, Tensor) or weight.dtype not in _DTYPES:
         return Rejection(f"the weight of its head is {getattr(weight, 'dtype', weight)}; expected float32 or half")
@@ -84,15 +87,15 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return Rejection(f"the weight of its head, {path}, is sharded or packed: {list(weight.shape)}")
     bias = head.bias is not None
     dtypes = sorted(_DTYPES, key=lambda dtype: dtype is not weight.dtype)
-    capped = not _TANH.isdisjoint(names(type(model).forward, type(model)))
-    afters = [after for after in AFTER if capped or after != "capped"]
+    checked = [after for after, may in _RARE.items() if may(model, weight.shape[0])]
+    afters = [after for after in AFTER if after not in _RARE or after in checked]
     # All that is done with the logits in the dtype of the module; the usual in the others.
     mixes = [Mix(dtypes[0], after) for after in afters] + [Mix(dtype, "shifted") for dtype in dtypes[1:]]
-    variant = "-".join(["linear", *(["bias"] if bias else []), *(["capped"] if capped else [])])
+    variant = "-".join(["linear", *(["bias"] if bias else []), *checked])
     return [
         Proposal(
             target=Target(path=path),
-            adapters=(HeadAdapter(variant, capped),),
+            adapters=(HeadAdapter(variant, frozenset(checked)),),
             example=functools.partial(_example, bias),
             mixes=tuple(mixes),
             # The logits, the product with each number of a softcap, the gradient of each, and the sum of a gradient.
@@ -105,6 +108,23 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             consent=CONSENT,
         )
     ]
+
+
+def _may_cap(model: nn.Module, vocabulary: int) -> bool:
+    del vocabulary
+    # A child without parameters may be the cap itself.
+    called = (model, *(child for child in model.children() if next(child.parameters(), None) is None))
+    return any("tanh" in names(type(each).forward, type(each)) for each in called)
+
+
+def _may_add(model: nn.Module, vocabulary: int) -> bool:
+    """Whether *model* itself holds a vector as long as the vocabulary (BART: ``final_logits_bias``)."""
+    own = (*model.parameters(recurse=False), *model.buffers(recurse=False))
+    return any(each.shape[-1:] == (vocabulary,) and each.numel() == vocabulary for each in own)
+
+
+_RARE: dict[str, Callable[[nn.Module, int], bool]] = {"capped": _may_cap, "added": _may_add}
+"""What only some models do with logits. Kernels are checked on it, and used for it, where the model may do it."""
 
 
 def in_training(module: nn.Module, arguments: Mapping[str, Any]) -> bool:
@@ -184,5 +204,16 @@ def _capped(logits: Tensor) -> Tensor:
     return torch.stack((loss, logits.float().mean()))
 
 
-AFTER: dict[str, Callable[[Tensor], Tensor]] = {"shifted": _shifted, "summed": _summed, "capped": _capped}
+def _added(logits: Tensor) -> Tensor:
+    """With a vector added to each row."""
+    vector = torch.linspace(-2, 2, logits.shape[-1], dtype=logits.dtype, device=logits.device)
+    return _shifted(logits + vector)
+
+
+AFTER: dict[str, Callable[[Tensor], Tensor]] = {
+    "shifted": _shifted,
+    "summed": _summed,
+    "capped": _capped,
+    "added": _added,
+}
 """What models do with logits, as far as it makes a difference for a kernel."""

@@ -76,16 +76,17 @@ def _sweep(
 ) -> tuple[Values, Gradients]:
     hidden, weight = head.hidden.detach(), head.weight.detach()
     bias = None if head.bias is None else head.bias.detach()
-    factors = factors_of(head.steps)
     of_hidden = torch.empty_like(hidden) if needs.hidden else None
     of_bias = weight.new_zeros(len(weight), dtype=torch.float32) if needs.bias else None
     found: list[Values] = []
-    with standard_state("cpu"):
+    # The programs get tensors made in here: those made in inference mode would be compiled for again.
+    with torch.inference_mode(mode=False), standard_state("cpu"):
+        factors, columns = factors_of(head.steps), head.labels.clone()
         blocks = _blocks(len(hidden), len(weight) * hidden.element_size(), needs)
         buffer = hidden.new_empty(blocks[0].stop, len(weight))
         of_weight = _WeightGradient(weight, len(blocks)) if needs.weight else None
         for block in blocks:
-            x, labels, z = hidden[block], head.labels[block], buffer[: block.stop - block.start]
+            x, labels, z = hidden[block], columns[block], buffer[: block.stop - block.start]
             torch.mm(x, weight.t(), out=z) if bias is None else torch.addmm(bias, x, weight.t(), out=z)
             values = statistics(z, labels, factors) if known is None else Values(*(each[block] for each in known))
             found.append(values)

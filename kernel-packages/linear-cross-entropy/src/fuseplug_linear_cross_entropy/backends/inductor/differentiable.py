@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fuseplug.inductor import differentiated_again, plain, recording, vjp
+from fuseplug.torch_private import is_legacy_batchedtensor
 
 from ...reference import logits_of
 from .chunks import Head, Needs, differentiated, values_of
@@ -62,7 +63,7 @@ class _PerToken(torch.autograd.Function):
         given = [grad for grad in grads if grad is not None]
         if not given:
             return _with_labels((None, None, None))
-        if differentiated_again() or not plain(*given):
+        if _is_for_formula(given):
 
             def formula(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
                 found = _formula(Head(hidden, weight, bias, labels, ctx.steps))
@@ -87,7 +88,7 @@ class _WeightedSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         needs = Needs(*ctx.needs_input_grad[:3])
-        if differentiated_again() or not plain(upstream):
+        if _is_for_formula([upstream]):
             hidden, weight, bias, labels, of_label, of_mean = ctx.saved_tensors
 
             def formula(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -106,6 +107,11 @@ class _WeightedSum(torch.autograd.Function):
                 if gradient is not None:
                     gradient.mul_(factor)
         return *_with_labels(gradients), None, None
+
+
+def _is_for_formula(grads: Sequence[Tensor]) -> bool:
+    """Whether a backward is to be computed by plain PyTorch, with all logits in memory."""
+    return differentiated_again() or not plain(*grads) or any(map(is_legacy_batchedtensor, grads))
 
 
 def _with_labels(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -1,0 +1,116 @@
+"""The loss of a model with a real vocabulary: time and memory of a training step, with and without its logits."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from memory import peak
+from progress import progress
+from promises import BrokenPromiseError
+from timing import Spread
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from fuseplug import manager
+
+# Qwen3-0.6B at half its width, with two layers: its vocabulary is what counts here.
+CONFIG = {
+    "vocab_size": 151_936,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+TOKENS = 1024
+ROUNDS = 5
+
+
+@dataclass
+class Steps:
+    """Training steps of one model, without the optimizer's.
+
+    Attributes:
+        loss: The loss of the first.
+        seconds: How long each took.
+        gigabytes: How much memory each had at its peak, above what was there before; empty where nobody says it.
+    """
+
+    loss: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    gigabytes: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Losses:
+    """What came of it.
+
+    Attributes:
+        gradient_difference: How far the fused gradient of the head's weight is from the unfused, relative to its norm.
+    """
+
+    unfused: Steps
+    fused: Steps
+    gradient_difference: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"config": CONFIG, "tokens": TOKENS, "dtype": "bfloat16", **asdict(self)}
+
+
+def compare(seed: int) -> Losses:
+    """Time steps of two equal models by turns. All other kernels are on in both."""
+    models = {fused: _build(seed, fused=fused) for fused in (False, True)}
+    tokens = torch.randint(CONFIG["vocab_size"], (1, TOKENS))
+    steps = {False: Steps(), True: Steps()}
+    gradients = {}
+    for number in progress(range(-1, ROUNDS), "taking turns, loss"):
+        for fused in (False, True) if number % 2 else (True, False):
+            found = _step(models[fused], tokens, steps[fused] if number >= 0 else Steps())
+            if number < 0:
+                steps[fused].loss = found
+                gradients[fused] = models[fused].lm_head.weight.grad.float()
+    difference = (gradients[True] - gradients[False]).norm() / gradients[False].norm()
+    return Losses(steps[False], steps[True], difference.item())
+
+
+def _build(seed: int, *, fused: bool) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(Qwen3Config(**CONFIG)).to(torch.bfloat16)
+    report = manager.apply_all(model, allow=["lazy_logits"] if fused else []).report
+    if fused != any(entry.op == "linear_cross_entropy" for entry in report.fused):
+        raise BrokenPromiseError(f"the loss was not fused as asked. The report:\n{report}")
+    return model
+
+
+def _step(model: Qwen3ForCausalLM, tokens: torch.Tensor, steps: Steps) -> float:
+    losses = []
+
+    def run() -> None:
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        losses.append(loss.item())
+
+    model.zero_grad()
+    gc.collect()
+    start = time.perf_counter()
+    gigabytes = peak(run)
+    steps.seconds.append(time.perf_counter() - start)
+    steps.gigabytes += [] if gigabytes is None else [gigabytes]
+    return losses[0]
+
+
+def print_losses(found: Losses) -> None:
+    unfused, fused = found.unfused, found.fused
+    print(f"  loss                   {unfused.loss:.5f} unfused, {fused.loss:.5f} fused")
+    print(f"  gradient of the head   {found.gradient_difference:.1e} apart, relative to its norm")
+    print(f"  seconds of a step      {Spread.of(unfused.seconds)} unfused, {Spread.of(fused.seconds)} fused")
+    if unfused.gigabytes:
+        print(f"  gigabytes at its peak  {Spread.of(unfused.gigabytes)} unfused, {Spread.of(fused.gigabytes)} fused")

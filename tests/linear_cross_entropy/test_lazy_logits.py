@@ -1,0 +1,175 @@
+"""What models do between head and loss: noted without the values, and the same as with them."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fuseplug_linear_cross_entropy.recognise.lazy_logits import LazyLogits, lazy_linear
+from fuseplug_linear_cross_entropy.reference import linear_cross_entropy
+
+HIDDEN, VOCABULARY = 8, 13
+EVERYTHING = frozenset({"added", "capped"})
+MASK = torch.tensor([[True, False, True, True], [False, False, True, True]])
+VECTOR = torch.linspace(-1, 1, VOCABULARY)
+
+
+class Real:
+    """Counts what needed the values."""
+
+    def __init__(self):
+        self.why = []
+
+    def real(self, why):
+        self.why.append(why)
+
+
+def tensors(dtype=torch.float32, bias=False):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 4, HIDDEN), (VOCABULARY, HIDDEN), *([(VOCABULARY,)] if bias else [])]
+    found = [torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    return found if bias else [*found, None]
+
+
+def lazy(inputs, checked=EVERYTHING):
+    logits = lazy_linear(linear_cross_entropy, *inputs, checked)
+    assert type(logits) is LazyLogits
+    told = Real()
+    logits.counted_by(told)
+    return logits, told
+
+
+def loss_of(logits):
+    logits = logits.float()
+    rows = logits.reshape(-1, logits.shape[-1])
+    labels = torch.arange(len(rows)) * 3 % logits.shape[-1]
+    labels[::4] = -100
+    return functional.cross_entropy(rows, labels)
+
+
+def gradients(loss, inputs):
+    return torch.autograd.grad(loss, [each for each in inputs if each is not None], allow_unused=True)
+
+
+NOTED = {
+    "multiplied": lambda y: y * 0.5,
+    "multiplied from the left": lambda y: 2 * y,
+    "divided": lambda y: y / 3,
+    "capped": lambda y: 3 * torch.tanh(y / 3),
+    "a vector": lambda y: y + VECTOR.to(y.dtype),
+    "a vector from the left": lambda y: VECTOR.to(y.dtype) + y,
+    "a row": lambda y: torch.add(y, VECTOR.to(y.dtype).view(1, 1, -1)),
+    "a vector, then scaled": lambda y: (y + VECTOR.to(y.dtype)) * 0.5,
+    "two vectors": lambda y: y + VECTOR.to(y.dtype) + VECTOR.to(y.dtype).flip(0),
+    "all but the last": lambda y: y[..., :-1, :].contiguous().view(-1, VOCABULARY),
+    "one row of each": lambda y: y[:, -1],
+    "a mask": lambda y: y[MASK],
+    "a mask behind a slice": lambda y: y[:, 1:][MASK[:, 1:]],
+    "a mask of one dimension": lambda y: y[:, MASK[0]],
+    "a mask of whole rows": lambda y: y[MASK[0, :2], :, :],
+    "rows by number": lambda y: y[:, torch.tensor([3, 0, 3])],
+    "pairs of numbers": lambda y: y[torch.tensor([0, 1]), torch.tensor([2, 3])],
+    "the first words": lambda y: y[..., :7],
+    "words in between": lambda y: y[:, 1:, 2:-3],
+    "the first words of chosen rows": lambda y: y[..., :9][MASK],
+    "words, then a vector": lambda y: y[..., :7] + VECTOR[:7].to(y.dtype),
+    "another order": lambda y: y.transpose(0, 1).contiguous().view(-1, VOCABULARY),
+}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("done", NOTED)
+def test_the_loss_of_what_is_noted_needs_no_values_and_is_right(done, dtype, bias):
+    inputs = tensors(dtype, bias)
+    want = loss_of(NOTED[done](functional.linear(*inputs)))
+    logits, told = lazy(inputs)
+    got = loss_of(NOTED[done](logits))
+    assert told.why == []
+    # A vector is part of the bias: one rounding less.
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+    torch.testing.assert_close(got, want, **tolerance)
+    for one, other in zip(gradients(got, inputs), gradients(want, inputs), strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("done", NOTED)
+def test_what_is_noted_becomes_what_it_stands_for(done, bias):
+    inputs = tensors(torch.bfloat16, bias)
+    want = NOTED[done](functional.linear(*inputs))
+    logits, told = lazy(inputs)
+    got = NOTED[done](logits)
+    assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
+    assert torch.equal(got, want)
+    assert told.why == ["equal"]
+    for one, other in zip(gradients(got.sum(), inputs), gradients(want.sum(), inputs), strict=True):
+        assert torch.equal(one, other)
+
+
+REAL = {
+    "a wider vector": lambda y: y + VECTOR.double(),
+    "a vector for each row": lambda y: y + torch.ones(2, 4, VOCABULARY),
+    "a number": lambda y: y + 1,
+    "a vector times something": lambda y: torch.add(y, VECTOR, alpha=2),
+    "a vector, after a product": lambda y: y * 2 + VECTOR,
+    "a column": lambda y: y + torch.ones(4, 1),
+    "single words": lambda y: y[..., torch.tensor([1, 2])],
+    "every second word": lambda y: y[..., ::2],
+    "a mask of the words": lambda y: y[y > 0][:26].view(2, -1),
+    "a mask in a list": lambda y: y[[True, False]],
+    "nothing of the vocabulary": lambda y: y[..., 3:3].sum(-1, keepdim=True) + torch.zeros(2, 4, 5),
+    "a product of tensors": lambda y: y * VECTOR,
+    "the other way round": lambda y: 1 / y,
+}
+
+
+@pytest.mark.parametrize("done", REAL)
+def test_what_is_not_noted_is_computed_from_the_values(done):
+    inputs = tensors()
+    want = loss_of(REAL[done](functional.linear(*inputs)))
+    logits, told = lazy(inputs)
+    got = loss_of(REAL[done](logits))
+    assert len(told.why) == 1
+    assert torch.equal(got, want)
+    for one, other in zip(gradients(got, inputs), gradients(want, inputs), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("done", "needs"), [("capped", "tanh"), ("a vector", "add")])
+def test_what_the_kernel_was_not_checked_on_is_not_noted(done, needs):
+    inputs = tensors()
+    logits, told = lazy(inputs, checked=frozenset())
+    got = loss_of(NOTED[done](logits))
+    assert told.why == [needs]
+    assert torch.equal(got, loss_of(NOTED[done](functional.linear(*inputs))))
+
+
+def test_a_vector_that_is_learnt_has_its_gradient():
+    inputs, vector = tensors(), VECTOR.clone().requires_grad_()
+    want = gradients(loss_of(functional.linear(*inputs) + vector), [*inputs, vector])
+    logits, told = lazy(inputs)
+    got = gradients(loss_of(logits + vector), [*inputs, vector])
+    assert told.why == []
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("changed", ["vector", "rows"])
+def test_what_is_noted_sees_a_change_of_what_it_was_noted_with(changed):
+    logits, _ = lazy(tensors())
+    beside = {"vector": VECTOR.clone(), "rows": torch.tensor([1, 0])}[changed]
+    noted = logits + beside if changed == "vector" else logits[:, beside]
+    beside.fill_(0)
+    with pytest.raises(RuntimeError, match="was changed in place"):
+        noted.sum()
+
+
+def test_a_tensor_of_another_kind_is_not_noted():
+    class Mine(Tensor):
+        pass
+
+    logits, told = lazy(tensors())
+    found = logits + VECTOR.as_subclass(Mine)
+    assert type(found) is Mine
+    assert told.why == ["add"]

@@ -1,0 +1,12 @@
+"""What the tests of whole models share."""
+
+from __future__ import annotations
+
+import pytest
+from support.losses import in_question
+
+
+@pytest.fixture(scope="session")
+def kernel():
+    """The kernel of the loss that is put into models."""
+    return in_question()
