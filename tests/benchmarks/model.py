@@ -3,7 +3,7 @@
 The models take turns, so that a busy moment meets them all; each is first checked to give the unfused logits. What is
 paid once is reported beside: ``apply_all`` with its checks, and the compilation of the whole model.
 
-    python tests/benchmarks/model.py [--repeats N] [--tokens N]
+    python tests/benchmarks/model.py [--repeats N] [--only WORDS]
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ EXPERTS = {
     "norm_topk_prob": True,
 }
 MODELS = {
-    "Qwen3, 8 layers of Qwen3-0.6B's shape": ("qwen3", DENSE),
-    "Qwen3-MoE, 4 layers of 32 experts, 4 a token": ("qwen3_moe", DENSE | EXPERTS),
+    "Qwen3, 8 layers of Qwen3-0.6B's shape": ("qwen3", DENSE, (512,)),
+    "Qwen3-MoE, 4 layers of 32 experts, 4 a token": ("qwen3_moe", DENSE | EXPERTS, (512,)),
+    "Qwen3, 8 layers of Qwen3-0.6B, its vocabulary of 151,936": ("qwen3", DENSE | {"vocab_size": 151_936}, (512, 2048)),
 }
+"""By name: the type, the config, and how many tokens a step has."""
 
 Work = Callable[[nn.Module, Any, Tensor], None]
 
@@ -55,9 +57,10 @@ Work = Callable[[nn.Module, Any, Tensor], None]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--only", default="", help="a part of the name of the models to measure")
     options = parser.parse_args()
-    write("model", [table for name in MODELS for table in measure(name, options.tokens, options.repeats)])
+    chosen = [(name, tokens) for name, (_, _, each) in MODELS.items() if options.only in name for tokens in each]
+    write("model", [table for name, tokens in chosen for table in measure(name, tokens, options.repeats)])
 
 
 def measure(name: str, tokens: int, repeats: int) -> list[Table]:
@@ -81,13 +84,13 @@ def measure(name: str, tokens: int, repeats: int) -> list[Table]:
 
 
 def make_models(name: str, ids: Tensor) -> tuple[dict[str, nn.Module], dict[str, float]]:
-    model_type, config = MODELS[name]
+    model_type, config, _ = MODELS[name]
     torch.manual_seed(0)
     torch.compiler.reset()
     unfused = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config)).bfloat16()
     fused, compiled = copy.deepcopy(unfused), torch.compile(copy.deepcopy(unfused))
     start = time.perf_counter()
-    report = manager.apply_all(fused).report
+    report = manager.apply_all(fused, allow=["lazy_logits"]).report
     once = {f"apply_all, {len(report.fused)} of {len(report.entries)} targets fused": time.perf_counter() - start}
     with torch.no_grad():
         expected = unfused(ids, use_cache=False).logits.float()
