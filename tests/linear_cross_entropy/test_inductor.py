@@ -128,9 +128,10 @@ def test_log_probabilities_and_entropies_are_right(ran, in_blocks, dtype, steps,
     assert ran.count("_into_gradient") == blocks
 
 
+@pytest.mark.parametrize("budget", [1, 3])
 @pytest.mark.parametrize("tokens", [2, 3, 4, 5, 7])
-def test_no_block_is_a_single_row_and_none_exceeds_the_budget(ran, in_blocks, tokens):
-    in_blocks(3 * WORDS * 4)
+def test_no_block_is_a_single_row_and_none_is_larger_than_it_must_be(ran, in_blocks, tokens, budget):
+    in_blocks(budget * WORDS * 4)
     labels = labels_for((tokens,))
     assert_right(*losses(labels), tensors(shape=(tokens,)))
     blocks = chunks._blocks(tokens, WORDS * 4, chunks.Needs(True, True, True))
@@ -138,6 +139,15 @@ def test_no_block_is_a_single_row_and_none_exceeds_the_budget(ran, in_blocks, to
     assert sum(rows) == tokens
     assert {2, 3}.issuperset(rows)
     assert ran.most == max(rows) * WORDS * 4
+
+
+def test_many_blocks_add_up_in_float32(ran, in_blocks):
+    in_blocks(1)
+    hidden, weight = torch.ones(1024, HIDDEN), torch.zeros(WORDS, HIDDEN)
+    inputs = {"hidden": hidden.bfloat16(), "weight": weight.bfloat16()}
+    labels = torch.zeros(1024, dtype=torch.int64)
+    assert_right(*losses(labels, reduction="sum"), inputs)  # in bfloat16, 256 + 1 is 256
+    assert ran.count("_into_gradient") == 512
 
 
 def test_more_logits_are_held_where_they_make_the_gradient_of_the_weight_one_matmul(ran, monkeypatch):
