@@ -33,6 +33,7 @@ HOWS = {
     "smoothed": {"label_smoothing": 0.1},
     "each, smoothed": {"label_smoothing": 0.3, "reduction": "none"},
 }
+LARGE = inductor._LARGE
 FOUR_BLOCKS = 6 * WORDS * 2
 # Per result: of the logits, of their gradient, of a block's product, and of the multiplication by the upstream
 # gradient. In float32 there are the sums over a few hundred words, too.
@@ -353,6 +354,14 @@ def test_small_inputs_do_not_pay_for_a_compiled_call(ran, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(programs, "_run", None)
     inductor.linear_cross_entropy(**tensors(), labels=labels_for()).backward()
+
+
+def test_large_inputs_run_compiled_without_being_asked(ran, monkeypatch):
+    monkeypatch.setattr(inductor, "_LARGE", LARGE)
+    inputs, labels = tensors(shape=(2048,), words=2048), labels_for((2048,), 2048)
+    found, expected = (loss(**inputs) for loss in losses(labels))
+    torch.testing.assert_close(found, expected)
+    assert ran == ["_statistics", "_into_gradient"]
 
 
 def test_functorch_and_forward_mode_see_the_reference(ran):
