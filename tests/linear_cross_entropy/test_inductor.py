@@ -33,6 +33,7 @@ HOWS = {
     "smoothed": {"label_smoothing": 0.1},
     "each, smoothed": {"label_smoothing": 0.3, "reduction": "none"},
 }
+LARGE = inductor._LARGE
 FOUR_BLOCKS = 6 * WORDS * 2
 # Per result: of the logits, of their gradient, of a block's product, and of the multiplication by the upstream
 # gradient. In float32 there are the sums over a few hundred words, too.
@@ -128,9 +129,10 @@ def test_log_probabilities_and_entropies_are_right(ran, in_blocks, dtype, steps,
     assert ran.count("_into_gradient") == blocks
 
 
+@pytest.mark.parametrize("budget", [1, 3])
 @pytest.mark.parametrize("tokens", [2, 3, 4, 5, 7])
-def test_no_block_is_a_single_row_and_none_exceeds_the_budget(ran, in_blocks, tokens):
-    in_blocks(3 * WORDS * 4)
+def test_no_block_is_a_single_row_and_none_is_larger_than_it_must_be(ran, in_blocks, tokens, budget):
+    in_blocks(budget * WORDS * 4)
     labels = labels_for((tokens,))
     assert_right(*losses(labels), tensors(shape=(tokens,)))
     blocks = chunks._blocks(tokens, WORDS * 4, chunks.Needs(True, True, True))
@@ -138,6 +140,15 @@ def test_no_block_is_a_single_row_and_none_exceeds_the_budget(ran, in_blocks, to
     assert sum(rows) == tokens
     assert {2, 3}.issuperset(rows)
     assert ran.most == max(rows) * WORDS * 4
+
+
+def test_many_blocks_add_up_in_float32(ran, in_blocks):
+    in_blocks(1)
+    hidden, weight = torch.ones(1024, HIDDEN), torch.zeros(WORDS, HIDDEN)
+    inputs = {"hidden": hidden.bfloat16(), "weight": weight.bfloat16()}
+    labels = torch.zeros(1024, dtype=torch.int64)
+    assert_right(*losses(labels, reduction="sum"), inputs)  # in bfloat16, 256 + 1 is 256
+    assert ran.count("_into_gradient") == 512
 
 
 def test_more_logits_are_held_where_they_make_the_gradient_of_the_weight_one_matmul(ran, monkeypatch):
@@ -343,6 +354,14 @@ def test_small_inputs_do_not_pay_for_a_compiled_call(ran, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(programs, "_run", None)
     inductor.linear_cross_entropy(**tensors(), labels=labels_for()).backward()
+
+
+def test_large_inputs_run_compiled_without_being_asked(ran, monkeypatch):
+    monkeypatch.setattr(inductor, "_LARGE", LARGE)
+    inputs, labels = tensors(shape=(2048,), words=2048), labels_for((2048,), 2048)
+    found, expected = (loss(**inputs) for loss in losses(labels))
+    torch.testing.assert_close(found, expected)
+    assert ran == ["_statistics", "_into_gradient"]
 
 
 def test_functorch_and_forward_mode_see_the_reference(ran):

@@ -18,12 +18,17 @@ from ...reference import LogProbs, Loss
 from .chunks import Head
 from .differentiable import per_token, weighted_sum
 
-_LARGE = 1 << 18
-"""Logits from which this is worth the fixed cost of compiled calls."""
+_LARGE = 1 << 22
+"""Logits from which there is enough memory to save. Fewer of them fit into a cache, where PyTorch's own way is as fast.
+
+On one x86 core, in ms, the reference and this, forward and backward, hidden 256: 48 and 52 at 2²² logits in bfloat16,
+90 and 99 in float32; 103 and 98, 173 and 178 at 2²³; at 2²⁴, hidden 512, 337 and 286, 737 and 720.
+"""
 
 _DTYPES = (torch.float32, torch.bfloat16)
-"""Not float16: matmuls of it are not what CPUs are made for, and gradients underflow if they are made before what they
-are scaled by is known."""
+"""Not float16: gradients made before it is known what they are multiplied by would underflow, and there is nothing to
+gain. On two x86 cores the matmuls of 1024 tokens of 32,000 words take 44 s in float16, and 0.25 s in bfloat16.
+"""
 
 
 def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fuseplug.inductor import named
-from fuseplug.torch_private import mark_dynamic, without_duck_shapes
+from fuseplug.torch_private import mark_dynamic
 
 from ...reference import Step
 
@@ -142,8 +142,6 @@ def _run(function: Callable[..., Any], z: Tensor, by_row: Sequence[Tensor], fact
     mark_dynamic(z, 1)
     for tensor in (z, *by_row):
         mark_dynamic(tensor, 0)
-    # Sizes that happen to be equal now need not be so at the next call.
-    with without_duck_shapes():
-        found = program(z, *by_row, factors)
+    found = program(z, *by_row, factors)
     _programs[key] = program
     return found
