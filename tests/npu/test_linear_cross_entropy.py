@@ -11,10 +11,12 @@ import torch
 from support.judging import assert_right, outcome
 from support.thorough import covering
 
+from fuseplug import KernelManager
 from fuseplug.verification import Tolerance
 from fuseplug_linear_cross_entropy import reference
 from fuseplug_linear_cross_entropy.backends import chunks, npu
 from fuseplug_linear_cross_entropy.reference import FLOAT, Step, scaled, softcapped
+from fuseplug_linear_cross_entropy.specimens import VOCABULARY, Softcapped
 
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 DTYPES = (BF16, HALF, SINGLE)
@@ -397,3 +399,25 @@ class TestWhereTheReferenceRuns:
             values = [outcome(function, tensors(dtype, True), "npu").values for function in (ours, theirs)]
             shapes = [[(value.shape, value.dtype) for value in each.values()] for each in values]
             assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, BF16], ids=str)
+def test_it_is_what_apply_all_uses(host_npu, dtype):
+    model = Softcapped().to("npu", dtype)
+    tokens = torch.randint(VOCABULARY, (2, 9), device="npu")
+    manager = KernelManager(environ={"FUSEPLUG_KERNELS": "npu_fused_linear_cross_entropy"})
+
+    def train():
+        model.zero_grad()
+        loss = model(tokens, tokens)[0]
+        loss.backward()
+        return [loss.detach().float().cpu(), *(each.grad.float().cpu() for each in model.parameters())]
+
+    expected = train()
+    with manager.apply_all(model, allow=["lazy_logits"]) as applied:
+        (entry,) = applied.report.fused
+        assert (entry.kernel_id, entry.check) == ("npu_fused_linear_cross_entropy", "passed")
+        host_npu.calls.clear()
+        found = train()
+        assert host_npu.calls["aten::scatter_add_"] == 1
+    torch.testing.assert_close(found, expected, **({} if dtype is SINGLE else {"rtol": 0.05, "atol": 0.02}))

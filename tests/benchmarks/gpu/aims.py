@@ -51,3 +51,10 @@ def mixture(shape: Any, work: str, _: Least) -> Aim | None:
         return None
     speed = {GROUPED: 2.0 if shape.experts >= 128 else 1.1} if work == BOTH else {GROUPED: 1.0}
     return Aim(speed | {LIGER: 1.0}, 0.6 if shape.tokens >= 32768 else 0.0)
+
+
+def loss_head(_shape: Any, work: str, _: Least) -> Aim | None:
+    """For the loss of a language model: as fast as Liger's, with at most a tenth more time than with all logits."""
+    if work not in (FORWARD, BOTH):
+        return None
+    return Aim({LIGER: 1.0, EAGER: 0.9} if work == BOTH else {EAGER: 0.9})

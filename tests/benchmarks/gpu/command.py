@@ -13,7 +13,7 @@ from benchmarks.record import RESULTS, VERSIONS, Table, gpu, machine, save, show
 
 from fuseplug.triton.kernel import interpreted
 
-from . import models, moe, rmsnorm, rope, swiglu
+from . import linear_cross_entropy, models, moe, rmsnorm, rope, swiglu
 from .budget import Budget
 from .ceilings import Ceilings, measure
 from .contest import BOTH, FORWARD, WORKS, Kind
@@ -25,10 +25,18 @@ from .roofline import draw
 from .timing import DeviceClock, asking_clock, host_clock
 from .verdict import every_time, left_out, verdicts
 
-OPS = {op.name: op for op in (rmsnorm.OP, swiglu.OP, rope.OP, moe.OP)}
+OPS = {op.name: op for op in (rmsnorm.OP, swiglu.OP, rope.OP, moe.OP, linear_cross_entropy.OP)}
 OVERHEAD, END_TO_END = "overhead", "end-to-end"
 CALLS = "the host's time for a call at one token, no CUDA graph"
-PARTS = {"rmsnorm": 11.0, "swiglu": 6.0, "rope": 5.0, "moe": 14.0, OVERHEAD: 5.0, END_TO_END: 20.0}
+PARTS = {
+    "rmsnorm": 11.0,
+    "swiglu": 6.0,
+    "rope": 5.0,
+    "moe": 14.0,
+    "linear_cross_entropy": 10.0,
+    OVERHEAD: 5.0,
+    END_TO_END: 20.0,
+}
 """And their weights in the time there is: shapes that cost about as much."""
 
 PACKAGES = (*VERSIONS, "triton", "liger-kernel", "quack-kernels", "nvidia-cutlass-dsl")

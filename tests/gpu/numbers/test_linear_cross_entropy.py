@@ -9,13 +9,15 @@ import math
 import pytest
 import torch
 from support.judging import outcome
-from support.thorough import covering
+from support.thorough import covering, thorough
 from torch._subclasses import FakeTensorMode
 
+from fuseplug import KernelManager
 from fuseplug.verification import Tolerance, excess
 from fuseplug_linear_cross_entropy import reference
 from fuseplug_linear_cross_entropy.backends.triton import launches, linear_cross_entropy, linear_logprob
 from fuseplug_linear_cross_entropy.reference import FLOAT, Step, scaled, softcapped
+from fuseplug_linear_cross_entropy.specimens import VOCABULARY, Softcapped
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -547,3 +549,26 @@ def test_nothing_waits_for_the_device(device, reduction):
         torch.autograd.grad(loss, given, upstream)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@thorough  # half a minute in the interpreter; the benchmark applies it, too
+@pytest.mark.parametrize("dtype", [SINGLE, BF16], ids=str)
+def test_it_is_what_apply_all_uses(device, launched, dtype):
+    model = Softcapped().to(device, dtype)
+    tokens = torch.randint(VOCABULARY, (2, 9), device=device)
+    manager = KernelManager(environ={"FUSEPLUG_KERNELS": "triton_fused_linear_cross_entropy"})
+
+    def train():
+        model.zero_grad()
+        loss = model(tokens, tokens)[0]
+        loss.backward()
+        return [loss.detach().float().cpu(), *(each.grad.float().cpu() for each in model.parameters())]
+
+    expected = train()
+    with manager.apply_all(model, allow=["lazy_logits"]) as applied:
+        (entry,) = applied.report.fused
+        assert (entry.kernel_id, entry.check) == ("triton_fused_linear_cross_entropy", "passed")
+        launched.clear()
+        found = train()
+        assert kinds(launched) == [BOTH]
+    torch.testing.assert_close(found, expected, **({} if dtype is SINGLE else {"rtol": 0.05, "atol": 0.02}))
