@@ -212,10 +212,16 @@ def test_it_is_not_noted_with_a_tensor_of_another_kind(other, inputs):
 
 
 REQUESTS = {
-    "a hook": lambda s, total: s.register_hook(print),
     "retain_grad": lambda s, total: s.retain_grad(),
     "autograd.grad": lambda s, total: torch.autograd.grad(total, s),
+    "a hook that uses it": lambda s, total: (s.register_hook(lambda gradient: gradient.sum().item()), total.backward()),
+    "a hook that keeps it": lambda s, total: (s.register_hook(kept.append), total.backward(), kept.pop() * 2),
+    "a hook that changes it": lambda s, total: (
+        s.register_hook(lambda gradient: torch.zeros(gradient.shape)),
+        total.backward(),
+    ),
 }
+kept = []
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
@@ -224,6 +230,61 @@ def test_its_own_gradient_is_refused_once_a_result_was_computed_without_it(reque
     total = scores.float().sum()
     with pytest.raises(RuntimeError, match="asks for the gradient of a lazy float32"):
         REQUESTS[request_](scores, total)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_hook_that_waits_for_the_backward_is_called(read, inputs):
+    scores, waited = lazy(inputs), []
+
+    def waiting(gradient):
+        waited.append((gradient.shape, gradient.dtype, gradient.device))
+        return gradient
+
+    total = scores.float().sum()
+    removed, _ = scores.register_hook(waited.append), scores.register_hook(waiting)
+    removed.remove()
+    want = gradients(linear(*inputs).sum() + (linear(*inputs).exp().sum() if read else 0), inputs)
+    got = gradients(total + (scores.exp().sum() if read else 0), inputs)
+    torch.testing.assert_close(got, want)
+    # With a use of the values there are two ways back.
+    assert waited == [((2, 3, 11), torch.float32, torch.device("cpu"))] * (2 if read else 1)
+
+
+class Passed(torch.autograd.Function):
+    """Passes tensors on, to be called in the backward, as DistributedDataParallel does with what a model returns."""
+
+    called = 0
+
+    @staticmethod
+    def forward(ctx, how, *tensors):
+        return tuple(how(each) for each in tensors)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        Passed.called += 1
+        return None, *gradients
+
+
+@pytest.mark.parametrize("how", [Tensor.clone, Tensor.detach])
+def test_it_may_be_passed_on_without_its_values(how, inputs):
+    scores = lazy(inputs)
+    total, passed = Passed.apply(how, scores.sum(), scores)
+    assert (ran["sum"], made) == (1, [])
+    assert torch.equal(passed, linear(*inputs))
+    torch.testing.assert_close(gradients(total, inputs), gradients(linear(*inputs).sum(), inputs))
+
+
+@pytest.mark.parametrize("computed_before", [False, True])
+def test_passed_on_its_gradient_goes_through_what_passed_it(computed_before, inputs):
+    scores = lazy(inputs)
+    (passed,) = Passed.apply(Tensor.clone, scores)
+    if computed_before:
+        scores.exp()
+    before = Passed.called
+    assert not ran
+    assert all(map(torch.equal, gradients(passed.sum(), inputs), gradients(linear(*inputs).sum(), inputs)))
+    assert not ran
+    assert Passed.called == before + 1
 
 
 def test_its_own_gradient_is_there_if_it_is_asked_for_before(inputs):

@@ -114,6 +114,26 @@ def test_forward_mode_is_seen_where_it_is_entered():
     assert seen(lambda x: private.in_forward_mode(), TRANSFORMS["jvp"])
 
 
+@of("is_fwd_grad_enabled")
+def test_the_forward_of_an_autograd_function_is_told_from_no_grad():
+    found = []
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            found.append(private.is_fwd_grad_enabled())
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    Own.apply(X.clone().requires_grad_())
+    with torch.no_grad():
+        found.append(private.is_fwd_grad_enabled())
+    assert found == [False, True]
+
+
 @of("len_torch_dispatch_stack", "FakeTensor")
 def test_modes_that_see_operations_are_counted():
     from torch._subclasses.fake_tensor import FakeTensorMode

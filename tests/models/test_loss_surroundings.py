@@ -290,7 +290,7 @@ def logits_gradient(how):
             output.loss.backward()
             return output.logits.grad
         found = []
-        output.logits.register_hook(found.append)
+        output.logits.register_hook(lambda gradient: found.append(gradient.clone()))
         output.loss.backward()
         return found[0]
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils.hooks import RemovableHandle
 
 from .torch_private import (
     DisableTorchFunctionSubclass,
     are_functorch_transforms_active,
     get_tracing_state,
     in_forward_mode,
+    is_fwd_grad_enabled,
     len_torch_dispatch_stack,
     tree_leaves,
     tree_map,
@@ -39,7 +42,9 @@ _ABOUT = frozenset(
                 "layout",
                 "ndim",
                 "requires_grad",
+                "grad_fn",
                 "is_leaf",
+                "_base",
                 "is_cpu",
                 "is_cuda",
                 "is_meta",
@@ -77,8 +82,13 @@ _ABOUT = frozenset(
 )
 """What is asked about a tensor and needs none of its values."""
 
-_HOOKS = frozenset({Tensor.register_hook, Tensor.retain_grad, torch.autograd.grad})
+_GRADIENTS = frozenset({Tensor.retain_grad, torch.autograd.grad})
 """What asks for the gradient of the tensor itself."""
+
+_COPIES = frozenset({Tensor.clone, torch.clone, Tensor.detach, torch.detach})
+"""What an `autograd.Function` passes a tensor on with, to be called in the backward."""
+
+Hook = Callable[[Tensor], Any]
 
 
 class Realised(Protocol):
@@ -97,7 +107,8 @@ class LazyTensor(Tensor):
     original, bit for bit.
 
     Two uses raise a `RuntimeError`, because no right answer exists any more: a use of the values after an input of the
-    call was changed in place, and a request for the gradient of the tensor itself after `foreseen` answered without it.
+    call was changed in place, and a use of the gradient of the tensor itself after `foreseen` answered without it. A
+    hook on the tensor is called in the backward nevertheless, as those that only wait for it need (`fully_shard`).
     """
 
     _make: Make
@@ -109,7 +120,9 @@ class LazyTensor(Tensor):
     _parent: LazyTensor | None
     _real: Tensor | None
     _real_version: int
+    _recorded: bool
     _answered: bool
+    _hooks: OrderedDict[int, Hook]
     _told: Realised | None
     facts: Mapping[str, Any]
     """What the subclass keeps, as given to `standing_for` and `then`."""
@@ -160,6 +173,8 @@ class LazyTensor(Tensor):
         new._make, new._inputs, new._layout, new._autocast = make, tuple(inputs), layout, autocast
         new._versions = _versions(inputs)
         new._parent, new._real, new._real_version, new._answered, new._told = parent, None, 0, False, None
+        # Without, it is made in an `autograd.Function`, which gives it a gradient function of its own.
+        new._recorded, new._hooks = torch.is_grad_enabled(), OrderedDict()
         new.facts = facts
         return new
 
@@ -239,15 +254,18 @@ class LazyTensor(Tensor):
             if self._real is None:
                 self._real = self._computed(why)
                 self._real_version = self._real._version
+                if self._answered and self._real.requires_grad:
+                    _call_back(self._real, [self])
             return self._real
 
     def _computed(self, why: str) -> Tensor:
         with _as_in_training(), self._under():
+            if not self._recorded:
+                # By `__torch_dispatch__`, so that the gradient goes through what made it.
+                return torch.clone(self)
             if self._parent is not None:
                 made = self._parent.computed(why)
-                since = len(self._parent._inputs)
-                self._check_inputs(why, since)
-                result = self._replay(made, *self._inputs[since:])
+                result = self._replayed(made, why)
                 if made._version != self._parent._real_version and not _shares_memory(result, made):
                     raise RuntimeError(
                         f"{why} needs the values of a lazy {_shape(self)}, and they are gone: the tensor that it was "
@@ -257,6 +275,12 @@ class LazyTensor(Tensor):
             self.check_inputs(why)
             self._tell(why)
             return self._make(*self._inputs)
+
+    def _replayed(self, made: Tensor, why: str) -> Tensor:
+        """This, from the values *made* of what it was made from."""
+        since = 0 if self._parent is None else len(self._parent._inputs)
+        self._check_inputs(why, since)
+        return self._replay(made, *self._inputs[since:])
 
     def check_inputs(self, why: str) -> None:
         """Raise a `RuntimeError` if an input is no longer what it was in the call."""
@@ -292,10 +316,23 @@ class LazyTensor(Tensor):
         with torch.autocast(kind, dtype=dtype if enabled else None, enabled=enabled):
             yield
 
-    def _note_answer(self) -> None:
-        self._answered = True
-        if self._parent is not None:
-            self._parent._note_answer()
+    def _note_answer(self, answer: Any) -> None:
+        """Take note of *answer*, which was computed without the values, here and in all that this was made from."""
+        concerned: list[LazyTensor] = []
+        each: LazyTensor | None = self
+        while each is not None:
+            each._answered = True
+            concerned.append(each)
+            each = each._parent
+        for result in tree_leaves(answer):
+            if isinstance(result, Tensor) and result.requires_grad and not result.is_leaf:
+                _call_back(result, concerned)
+
+    def _hooked(self, hook: Hook) -> RemovableHandle:
+        """Have *hook* called in the backward of what was computed without this."""
+        handle = RemovableHandle(self._hooks)
+        self._hooks[handle.id] = hook
+        return handle
 
     @classmethod
     def __torch_function__(
@@ -307,20 +344,22 @@ class LazyTensor(Tensor):
             with DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         lazies = [each for each in tree_leaves((tuple(args), dict(kwargs))) if isinstance(each, LazyTensor)]
-        name = str(getattr(function, "__name__", function))
-        if name == "__get__":
-            name = str(getattr(getattr(function, "__self__", None), "__name__", name))
-        if function in _HOOKS and any(each._answered for each in lazies):
-            raise RuntimeError(
-                f"{name} asks for the gradient of a lazy {_shape(lazies[0])}, from which a result was computed without "
-                "it: ask before that, call .computed() on it before that, or undo the kernel"
-            )
-        if torch.is_grad_enabled() and not lazies[0].is_real:
+        name = _name_of(function)
+        first = lazies[0]
+        if function in _GRADIENTS and any(each._answered for each in lazies):
+            raise RuntimeError(_never_computed(name, _shape(first)))
+        if function is Tensor.register_hook and first._answered:
+            return first._hooked(*args[1:], **kwargs)
+        if not first.is_real and first._recorded:
             with DisableTorchFunctionSubclass():
-                answer = lazies[0].foreseen(function, args, kwargs)
+                answer: Any = NotImplemented
+                if torch.is_grad_enabled():
+                    answer = first.foreseen(function, args, kwargs)
+                elif function in _COPIES and len(args) == 1 and not kwargs and not is_fwd_grad_enabled():
+                    answer = first.then(function, args, kwargs)
+                if not (answer is NotImplemented or isinstance(answer, LazyTensor)):
+                    first._note_answer(answer)
             if answer is not NotImplemented:
-                if not isinstance(answer, LazyTensor):
-                    lazies[0]._note_answer()
                 return answer
 
         def made_real(value: Any) -> Any:
@@ -343,6 +382,8 @@ class LazyTensor(Tensor):
         """The values alone: the gradient goes through this tensor's own gradient function."""
         if self._real is None:
             with torch.no_grad(), self._under():
+                if self._parent is not None:
+                    return self._replayed(self._parent._value(why), why)
                 self.check_inputs(why)
                 self._tell(why)
                 return self._make(*self._inputs)
@@ -384,6 +425,56 @@ class _Standing(torch.autograd.Function):
             result = ctx.make(*inputs)
         found = iter(torch.autograd.grad(result, wanted, gradient, allow_unused=True))
         return None, None, None, None, *(next(found) if need else None for need in needs)
+
+
+class _Unknown(Tensor):
+    """Stands for a gradient that was never computed, where a hook only waits for it."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Answer what is about the gradient; refuse the rest."""
+        if function in _ABOUT:
+            with DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        return cls.__torch_dispatch__(function, types, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Refuse what is called below autograd."""
+        found = next(each for each in tree_leaves((tuple(args), kwargs)) if isinstance(each, _Unknown))
+        raise RuntimeError(_never_computed(_name_of(func), _shape(found)))
+
+
+def _call_back(result: Tensor, lazies: Sequence[LazyTensor]) -> None:
+    """Have the hooks on *lazies* called in the backward of *result*, with gradients that are not known."""
+    of = [(each._hooks, each._layout) for each in lazies]
+    device = result.device
+
+    def called(_: Tensor) -> None:
+        for hooks, layout in of:
+            for hook in tuple(hooks.values()):
+                unknown = without_memory(_Unknown, layout, device)
+                found = hook(unknown)
+                if found is not None and found is not unknown:
+                    raise RuntimeError(_never_computed(f"{hook} changes it, so it", _shape(layout)))
+
+    result.register_hook(called)  # type: ignore[no-untyped-call]
+
+
+def _name_of(function: Any) -> str:
+    name = str(getattr(function, "__name__", function))
+    return str(getattr(getattr(function, "__self__", None), "__name__", name)) if name == "__get__" else name
+
+
+def _never_computed(what: str, shape: str) -> str:
+    return (
+        f"{what} asks for the gradient of a lazy {shape}, from which a result was computed without it: ask before "
+        "that, call .computed() on it before that, or undo the kernel"
+    )
 
 
 @contextlib.contextmanager

@@ -44,6 +44,7 @@ __all__ = [
     "in_forward_mode",
     "is_batchedtensor",
     "is_functorch_wrapped_tensor",
+    "is_fwd_grad_enabled",
     "is_legacy_batchedtensor",
     "len_torch_dispatch_stack",
     "len_torch_function_stack",
@@ -102,6 +103,10 @@ push_on_torch_function_stack = torch._C._push_on_torch_function_stack
 
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 """While it is entered, ``__torch_function__`` of subclasses is not called, so a subclass can ask what it is itself."""
+
+is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
+"""Whether forward-mode differentiation may be entered. It may not in the forward of an `autograd.Function`, and hardly
+anywhere else, so this tells such a forward from ``torch.no_grad()``."""
 
 disable_current_modes = _disable_current_modes
 """Takes the modes that see each operation off inside; the public context managers only enter one."""
