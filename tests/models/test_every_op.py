@@ -28,8 +28,8 @@ def manager():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_norm_gate_rotation_and_expert_is_fused(manager, name):
-    report = manager.plan(build(name), verify=False).report
+def test_every_norm_gate_rotation_expert_and_head_is_fused(manager, name):
+    report = manager.plan(build(name), verify=False, allow="lazy_logits").report
     left_alone = {(entry.op, entry.class_name) for entry in report.left_alone if not entry.covered_by}
     assert left_alone == UNLIKE.get(name, set()), report
 
@@ -49,7 +49,7 @@ QUICK = {(torch.bfloat16, "deepseek_v3")}
     ids=str,
 )
 def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtype):
-    assert_parity(manager, build(name, dtype), step)
+    assert_parity(manager, build(name, dtype), step, allow="lazy_logits")
 
 
 @pytest.fixture
@@ -62,4 +62,4 @@ def everything_is_large(manager, monkeypatch):
 @thorough
 @pytest.mark.xdist_group(str(torch.bfloat16))
 def test_they_are_with_everything_compiled(manager, everything_is_large):
-    assert_parity(manager, build("deepseek_v3", torch.bfloat16), step)
+    assert_parity(manager, build("deepseek_v3", torch.bfloat16), step, allow="lazy_logits")

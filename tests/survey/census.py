@@ -1,8 +1,9 @@
-"""Which classes and functions of transformers compute one of the four ops, and which of them got an answer.
+"""Which classes and functions of transformers compute one of the ops, and which of them got an answer.
 
 `classes.json` lists them by release, op and folder of ``transformers.models``, as read from the source of every
 modeling file: what has the arithmetic of the op in its forward, whatever its name. For rotations it names functions,
-and below ``rope_calls`` the classes that call them.
+and below ``rope_calls`` the classes that call them. For the loss of a head it names models: those whose forward takes
+labels, and calls a head and a loss.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from transformers import PretrainedConfig
 
 from fuseplug import Report
 
-OPS = ("rmsnorm", "swiglu", "rope", "moe")
+LOSS = "linear_cross_entropy"
+OPS = ("rmsnorm", "swiglu", "rope", "moe", LOSS)
 _FILE = Path(__file__).with_name("classes.json")
 
 

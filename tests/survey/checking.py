@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING
 
 from fuseplug import KernelManager, Report, Target
+from fuseplug.report import Entry
 
 from .build import NoModel, build
-from .census import Census, located
+from .census import LOSS, OPS, Census, located
 from .feeding import Call, called, calls_for, step
 from .jitter import one_rounding
+from .labels import training_call
 
 Site = dict[str, Any]
 
@@ -33,6 +35,9 @@ DTYPES = tuple(str(dtype).removeprefix("torch.") for dtype in ROUNDINGS)
 
 ELSEWHERE = ("npu", "cuda")
 """The devices that are not here, for which it is planned too."""
+
+ALLOW = ("lazy_logits",)
+"""What the survey agrees to: everything, so that it sees every kernel."""
 
 FEWEST_DRAWS, MOST_DRAWS = 3, 16
 """the most of so many draws: it is a matter of chance how far a single number moves, or whether an expert is chosen."""
@@ -66,7 +71,7 @@ def _planned_and_compared(
     manager: KernelManager, census: Census, model: nn.Module, there: nn.Module, others: Sequence[str]
 ) -> dict[str, Any]:
     """*model*, on the CPU, is tried for what it can be called with; *there* is what is fused."""
-    report = manager.plan(there, verify=False).report
+    report = manager.plan(there, verify=False, allow=ALLOW).report
     found: dict[str, Any] = {"unanswered": census.unanswered(model, report)}
     if not (report.entries or found["unanswered"]):
         return {"status": "nothing to fuse"}
@@ -76,18 +81,20 @@ def _planned_and_compared(
         calls = calls_for(model, {entry.paths[0] for entry in report.entries})
     except RuntimeError as error:
         return found | planned(manager, there) | {"status": "not run", "why": str(error)}
+    if (training := training_call(model, calls)) is not None:
+        calls.append(training)
     return found | {"calls": [str(call) for call in calls]} | compared(manager, there, calls)
 
 
 def planned(manager: KernelManager, model: nn.Module) -> dict[str, Any]:
     """What would be fused in *model*."""
-    report = manager.plan(model).report
+    report = manager.plan(model, allow=ALLOW).report
     return {"planning": report.seconds, "sites": sites(model, report)}
 
 
 def elsewhere(manager: KernelManager, model: nn.Module, device: str) -> dict[str, Any]:
     """How many sites of *model* would be fused on *device*, by kernels of each kind, and what would be left alone."""
-    report = manager.plan(model, device=device).report
+    report = manager.plan(model, device=device, allow=ALLOW).report
     by = (
         "part of what is fused" if each.covered_by else str(each.kernel_id).partition("_")[0]
         for each in report.entries
@@ -111,9 +118,13 @@ def compared(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) ->
             except Exception as error:
                 found[name] = {"error": said(error)}
         if dtype is torch.float32:
-            report = report or manager.plan(model).report
+            report = report or manager.plan(model, allow=ALLOW).report
+            made = calls if "unfused" not in found[name] else ()
+            # A head is replaced in calls with labels only.
             paths = {path for entry in report.entries for path in entry.paths}
-            reached = called(model, calls if "unfused" not in found[name] else (), paths)
+            anyhow = called(model, made, paths)
+            training = called(model, [call for call in made if call.loss], paths)
+            reached = {(op, path) for op in OPS for path in (training if op == LOSS else anyhow)}
             found |= {"planning": report.seconds, "sites": sites(model, report, reached)}
     return found | {"status": _status(found)}
 
@@ -128,8 +139,8 @@ def _status(found: Mapping[str, Any]) -> str:
     return "checked" if run else "not compared"
 
 
-def sites(model: nn.Module, report: Report, called: Collection[str] = ()) -> list[Site]:
-    """The answers of *report*, those of alike sites counted together; *called* are the paths that a step calls."""
+def sites(model: nn.Module, report: Report, called: Collection[tuple[str, str]] = ()) -> list[Site]:
+    """The answers of *report*, those of alike sites counted together; *called* are the ops and paths of a step."""
     found: Counter[tuple[tuple[str, Any], ...]] = Counter()
     calls: Counter[tuple[tuple[str, Any], ...]] = Counter()
     for entry in report.entries:
@@ -143,7 +154,7 @@ def sites(model: nn.Module, report: Report, called: Collection[str] = ()) -> lis
         if helpers := _called_by(cls, entry.target):
             site["calls"] = helpers
         found[tuple(site.items())] += 1
-        calls[tuple(site.items())] += any(path in called for path in entry.paths)
+        calls[tuple(site.items())] += any((entry.op, path) in called for path in entry.paths)
     return [dict(site) | {"count": count, "called": calls[site]} for site, count in found.items()]
 
 
@@ -163,9 +174,9 @@ def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) 
     """
     before = step(model, calls)
     again = step(model, calls)
-    with manager.apply_all(model) as applied:
+    with manager.apply_all(model, allow=ALLOW) as applied:
         fused = step(model, calls)
-        modules = [model.get_submodule(entry.paths[0]) for entry in applied.report.fused]
+        modules = [_replaced(model, entry) for entry in applied.report.fused]
     after = step(model, calls)
     moved: list[dict[str, Tensor]] = []
     shares: dict[str, float] = {}
@@ -183,6 +194,12 @@ def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) 
         "reproducible": (reproducible := _same(before, again)),
         "undo": _same(before, after) if reproducible else None,
     }
+
+
+def _replaced(model: nn.Module, entry: Entry) -> nn.Module:
+    """The module that is replaced, at the site or below it."""
+    below = entry.target.path if entry.target is not None else ""
+    return model.get_submodule(".".join(part for part in (entry.paths[0], below) if part))
 
 
 def _share(found: Tensor | None, true: Tensor, moved: Sequence[Tensor | None]) -> float:

@@ -20,10 +20,14 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class Call:
-    """The module at *path*, the model itself at ``""``, called with *inputs*."""
+    """The module at *path*, the model itself at ``""``, called with *inputs*.
+
+    Of what it gives, only the loss is looked at if *loss* is true.
+    """
 
     path: str
     inputs: Inputs = field(repr=False)
+    loss: bool = False
 
     def __str__(self) -> str:
         return f"{self.path}({', '.join(self.inputs)})"
@@ -122,7 +126,8 @@ def outputs(model: nn.Module, call: Call) -> tuple[dict[str, Tensor], dict[str, 
 
     inputs = {name: given(name, value) for name, value in call.inputs.items()}
     result = model.get_submodule(call.path)(**inputs)
-    return {name: value for name, value in _tensors(result) if value.requires_grad}, asked
+    found = _tensors(result) if not call.loss else _tensors({"loss": result["loss"]})
+    return {name: value for name, value in found if value.requires_grad}, asked
 
 
 def step(model: nn.Module, calls: Sequence[Call]) -> dict[str, Tensor]:
@@ -131,7 +136,7 @@ def step(model: nn.Module, calls: Sequence[Call]) -> dict[str, Tensor]:
     """
     result = {}
     for call in calls:
-        prefix = f"{call.path}: " if call.path else ""
+        prefix = "with labels: " if call.loss else f"{call.path}: " if call.path else ""
         model.zero_grad(set_to_none=True)
         found, asked = outputs(model, call)
         generator = torch.Generator().manual_seed(1)

@@ -28,7 +28,8 @@ from . import pool
 from .build import of_class
 from .candidates import Inputs, candidates
 from .checking import said
-from .submodule import LENGTH, Submodule
+from .labels import labelled
+from .submodule import Submodule
 
 KIND = re.compile(r"^class (\w+(?:ForCausalLM|ForConditionalGeneration|LMHeadModel))\(", re.MULTILINE)
 """What is trained on labels that are tokens, by the names that transformers gives."""
@@ -171,7 +172,7 @@ def with_labels(model: nn.Module) -> Inputs:
     heard: list[str] = []
     choices = (inputs for choice in candidates(Submodule(model)) for inputs in choice)
     for inputs in itertools.islice(choices, _TRIES):
-        for given in _labelled(model, inputs):
+        for given in labelled(inputs):
             try:
                 torch.manual_seed(0)
                 loss = model(**copy.deepcopy(given)).loss
@@ -182,21 +183,6 @@ def with_labels(model: nn.Module) -> Inputs:
             except Exception as error:
                 heard.append(said(error))
     raise RuntimeError(" | ".join(dict.fromkeys(heard)) or "nothing that it may be called with is known")
-
-
-def _labelled(model: nn.Module, inputs: Inputs) -> Iterator[Inputs]:
-    """*inputs* with labels: as data collators give them, those of a decoder instead of its own input."""
-    given = {name: value for name, value in inputs.items() if name != "labels"}
-    tokens = given.get("decoder_input_ids", given.get("input_ids"))
-    alone = {name: value for name, value in given.items() if name != "decoder_input_ids"}
-    if tokens is None or tokens.is_floating_point():
-        tokens = torch.arange(2 * LENGTH).view(2, LENGTH) % 9 + 3
-    ignoring = tokens.clone().long()
-    ignoring[0, :2] = -100
-    for labels in (ignoring, tokens.clone().long()):
-        yield alone | {"labels": labels}
-        if "decoder_input_ids" in given:
-            yield given | {"labels": labels}
 
 
 def tensors(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:

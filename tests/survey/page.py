@@ -7,12 +7,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .census import OPS
+from .census import LOSS, OPS
 from .checking import DTYPES
 from .collect import is_concerned
 from .kernel_kinds import KERNEL_KINDS
 
-_NAMES = {"rmsnorm": "norms", "swiglu": "gated MLPs", "rope": "rotary functions", "moe": "experts"}
+_NAMES = {
+    "rmsnorm": "norms",
+    "swiglu": "gated MLPs",
+    "rope": "rotary functions",
+    "moe": "experts",
+    "linear_cross_entropy": "losses of heads",
+}
+_NUMBERS = {4: "four", 5: "five"}
 _MOST_CHARACTERS = 300
 _HEAD = """\
 # Coverage
@@ -21,7 +28,7 @@ This page lists what Fuseplug fuses in every model type of transformers, what it
 who want to know about one model, and for contributors who look for gaps.
 
 `nox -s coverage` makes this page. It builds each model type small, from its config, on the CPU. It fuses the model with
-the four Inductor kernels and compares it with itself unfused: outputs and the gradient of every parameter, in float32
+the {ops} Inductor kernels and compares it with itself unfused: outputs and the gradient of every parameter, in float32
 and in bfloat16. Then it undoes the fusion and compares bit by bit. Small inputs would normally be computed eagerly;
 here everything is compiled. The tests check a random sample of the page. All records are in
 [coverage.json](coverage.json).
@@ -29,7 +36,7 @@ here everything is compiled. The tests check a random sample of the page. All re
 * A **class** counts as fused if Fuseplug chose a kernel for it, in a model or on its own, after it had found which of
   the known variants the class computes. For rotations, the functions that the classes call are counted.
 * A class counts as **compared** if it was called, in a model or on its own, and the results were those of the unfused
-  one.
+  one.{losses}
 * The **tolerance** for a tensor is {roundings} of its size, plus {times} times the change that results
   from moving every fused result by one rounding. The columns *float32* and *bfloat16* show the largest share of the
   tolerance that any tensor of the model needed. More than 1 would be a mismatch.
@@ -39,6 +46,8 @@ here everything is compiled. The tests check a random sample of the page. All re
   for NPUs ran with torch_npu's own schemas, limits and autograd formulas, and references on the CPU computed the
   operations. Those for GPUs ran in Triton's interpreter.
 """
+_LOSSES = """ A model whose forward takes labels was also called with some, and its loss and the gradients of that were
+  compared. For this, the survey agrees to lazy logits."""
 
 
 def to_json(releases: Mapping[str, Mapping[str, Any]], about: Mapping[str, Any]) -> str:
@@ -64,7 +73,10 @@ def to_markdown(
     said = " or ".join(
         f"{number} roundings in {str(dtype).removeprefix('torch.')}" for dtype, number in roundings.items()
     )
-    parts = [_HEAD.format(roundings=said, times=times), _machine(about), "## Summary\n", *_summary(releases)]
+    ops = [op for op in OPS if any(op in content["summary"]["ops"] for content in releases.values())]
+    losses = _LOSSES if LOSS in ops else ""
+    head = _HEAD.format(roundings=said, times=times, ops=_NUMBERS[len(ops)], losses=losses)
+    parts = [head, _machine(about), "## Summary\n", *_summary(releases)]
     for release, content in releases.items():
         if runs := without_devices(content):
             parts += ["", f"## Run without their devices on transformers {release}", "", *_runs(runs)]
@@ -73,7 +85,7 @@ def to_markdown(
             parts += ["", f"## Fused on CPUs, planned to be left alone elsewhere on transformers {release}", ""]
             parts += _table(("device", "op", "class", "why"), there)
         parts += ["", f"## Not compared on transformers {release}", "", *_not_compared(content["records"])]
-        parts += ["", f"## Model types of transformers {release}", "", *_models(content["records"])]
+        parts += ["", f"## Model types of transformers {release}", "", *_models(content)]
     return "\n".join(parts) + "\n"
 
 
@@ -86,8 +98,7 @@ def _summary(releases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     summaries = {release: content["summary"] for release, content in releases.items()}
     rows: dict[str, list[str]] = {}
     for each in summaries.values():
-        for op in OPS:
-            numbers = each["ops"][op]
+        for op, numbers in each["ops"].items():
             rows.setdefault(f"{_NAMES[op]}: fused", []).append(f"**{numbers['fused']}** of {numbers['of']}")
             rows.setdefault(f"{_NAMES[op]}: compared", []).append(f"{numbers['compared']}")
         types = each["model types"]
@@ -191,21 +202,22 @@ def _errors(record: Mapping[str, Any]) -> Iterator[str]:
             yield f"{dtype}: {why}"
 
 
-def _models(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _models(content: Mapping[str, Any]) -> Iterator[str]:
     rows = []
     rest = []
-    for record in records:
+    known = [op for op in OPS if op in content["summary"]["ops"]]
+    for record in content["records"]:
         if "model_type" not in record:
             continue
         if not is_concerned(record):
             rest.append(record["model_type"])
         elif record.get("sites"):
-            ops = [_of_op(record, op) for op in OPS]
+            ops = [_of_op(record, op) for op in known]
             shares = [_share(record.get(dtype, {})) for dtype in DTYPES]
             rows.append((record["model_type"], *ops, record["status"], *shares, f"{record['planning']:.2f} s"))
-    columns = ("model type", *(_NAMES[op] for op in OPS), "status", "float32", "bfloat16", "planning")
+    columns = ("model type", *(_NAMES[op] for op in known), "status", "float32", "bfloat16", "planning")
     yield from _table(columns, rows)
-    yield from ("", f"None of the four ops in {len(rest)} others: {', '.join(rest)}.")
+    yield from ("", f"None of the {_NUMBERS[len(known)]} ops in {len(rest)} others: {', '.join(rest)}.")
 
 
 def _share(compared: Mapping[str, Any]) -> str:

@@ -20,10 +20,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fuseplug import KernelManager
 
-from .build import give_values
-from .census import Census
+from .build import give_values, of_class
+from .census import LOSS, Census
 from .checking import compared, planned, said
 from .feeding import Call, outputs
+from .loss_heads import with_labels
 from .small_configs import number, small_config
 
 _HIDDEN, _INNER, _EXPERTS, _CHOSEN = 64, 96, 4, 2
@@ -94,6 +95,8 @@ def _is_fused(record: Mapping[str, Any], each: Class) -> bool:
 
 def _checked(manager: KernelManager, each: Class) -> dict[str, Any]:
     record: dict[str, Any] = dict(zip(("op", "folder", "class"), each, strict=True))
+    if each.op == LOSS:
+        return record | _trained(manager, each)
     try:
         module = instance(each)
     except Exception as error:
@@ -106,6 +109,19 @@ def _checked(manager: KernelManager, each: Class) -> dict[str, Any]:
     except RuntimeError as error:
         return record | planned(manager, called) | {"status": "not run", "why": str(error)}
     return record | compared(manager, called, [CALL])
+
+
+def _trained(manager: KernelManager, each: Class) -> dict[str, Any]:
+    """What a model of its own is when it is called with labels."""
+    try:
+        model = of_class(_find(each))
+    except Exception as error:
+        return {"status": "not built", "why": said(error)}
+    try:
+        inputs = with_labels(model)
+    except RuntimeError as error:
+        return planned(manager, model) | {"status": "not run", "why": str(error)}
+    return compared(manager, model, [Call("", inputs, loss=True)])
 
 
 def _holders(each: Class) -> Iterator[str]:

@@ -20,7 +20,7 @@ from fuseplug import KernelManager
 from fuseplug.verification.kernel_check import KernelCheck
 
 from . import pool
-from .census import OPS, Census
+from .census import LOSS, OPS, Census
 from .checking import ROUNDINGS, TIMES, check, comparison, elsewhere, sites
 from .feeding import Call
 from .kernel_kinds import KERNEL_KINDS
@@ -91,6 +91,11 @@ def test_the_readme_says_what_the_records_say():
         "classes of gated MLPs fused": fused_of("swiglu", summaries),
         "rotary functions fused": fused_of("rope", summaries),
         "classes of experts fused": fused_of("moe", summaries),
+        **(
+            {"models whose loss is fused with their head": fused_of(LOSS, summaries)}
+            if all(LOSS in summary["ops"] for summary in summaries)
+            else {}
+        ),
         "model types with any of them, compared with themselves unfused": [
             f"{each['checked']} of {each['with any of the ops']}" for each in types
         ],
@@ -191,7 +196,7 @@ def test_kernels_for_other_devices_are_surveyed_by_themselves(kernels):
 def test_a_site_is_counted_as_called_only_if_it_is():
     model = Toy(layers=2)
     report = manager_with(kernels.fused_norm).plan(model).report
-    (found,) = sites(model, report, called={"norm", "layers.0.norm1"})
+    (found,) = sites(model, report, called={("toynorm", "norm"), ("toynorm", "layers.0.norm1")})
     assert (found["count"], found["called"]) == (5, 2)
 
 

@@ -138,10 +138,17 @@ def _compared(
         found = whole.run(whole.patches, **how)
     except Exception as error:  # noqa: BLE001 - a kernel may raise anything
         return Finding(where, fault=f"raises {raised(error)}, where the original does not")
+    coarsest = coarsest or how.get("dtype") or _coarsest(specimen.module)
     return Finding(where, fault=excess(found, expected, truth, _tolerance(specimen, coarsest)))
 
 
-def _tolerance(specimen: Specimen, coarsest: torch.dtype | None) -> Tolerance:
+def _coarsest(module: nn.Module) -> torch.dtype:
+    """The dtype of *module* with the largest roundings: a loss in float32 is made of logits in that."""
+    dtypes = {each.dtype for each in module.parameters() if each.is_floating_point()} or {torch.float32}
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def _tolerance(specimen: Specimen, coarsest: torch.dtype) -> Tolerance:
     """What is allowed to the least exact of its targets, for errors of all of them meet in one result."""
     stated = [Tolerance.of(case.proposal) for case in specimen.cases]
     return Tolerance(
