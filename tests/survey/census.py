@@ -3,7 +3,7 @@
 `classes.json` lists them by release, op and folder of ``transformers.models``, as read from the source of every
 modeling file: what has the arithmetic of the op in its forward, whatever its name. For rotations it names functions,
 and below ``rope_calls`` the classes that call them. For the loss of a head it names models: those whose forward takes
-labels, and calls a head and a loss.
+labels, and calls their output embeddings and a loss.
 """
 
 from __future__ import annotations

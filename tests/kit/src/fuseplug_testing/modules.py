@@ -68,7 +68,7 @@ def copies(case: Case) -> Iterator[Finding]:
         return _method(module, case)(*args)
 
     example, recorded = case.values_only(case.example())
-    how: dict[str, Any] = {"function": own, "gradients": recorded}
+    how: dict[str, Any] = {"function": own, "gradients": recorded, "around_original": False}
     yield case.compare("deepcopy", example, around=functools.partial(_in_a_copy, case), **how)
     try:
         pickle.dumps(case.double())
@@ -132,7 +132,7 @@ def checkpointed(case: Case) -> Iterator[Finding]:
     def again(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: checkpoint(function, *args, use_reentrant=False)
 
-    yield case.compare("", case.example(), function=case.patch.function, around=again)
+    yield case.compare("", case.example(), function=case.patch.function, around=again, around_original=False)
 
 
 def written_into(case: Case) -> Iterator[Finding]:

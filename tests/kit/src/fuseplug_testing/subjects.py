@@ -383,6 +383,7 @@ class Case:
         function: Callable[..., Any] | None = None,
         original: Callable[..., Any] | None = None,
         around: Around | None = None,
+        around_original: bool = True,
         surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         coarsest: torch.dtype | None = None,
         usual: Outcome | None = None,
@@ -396,6 +397,7 @@ class Case:
             function: What takes the place of the original; the kernel if ``None``.
             original: What the original is run as, if not as it is.
             around: Put around both of them, and around what the example does with their results.
+            around_original: Whether *around* concerns the original at all.
             surroundings: A context for the kernel's run alone.
             coarsest: As in `fuseplug.verification.Tolerance`.
             usual: As in `fuseplug.verification.excess`.
@@ -403,7 +405,8 @@ class Case:
         """
         how = self._how(how)
         try:
-            expected = self.kernel_on(example, original or self.subject.original, around, **how)
+            usual_way = around if around_original else None
+            expected = self.kernel_on(example, original or self.subject.original, usual_way, **how)
         except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
             return Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
         try:
