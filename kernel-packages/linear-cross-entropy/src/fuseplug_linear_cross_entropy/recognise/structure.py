@@ -158,9 +158,9 @@ def _head_of(model: nn.Module) -> str | Rejection | None:
 def _example(bias: bool, mix: Mix, size: int, generator: torch.Generator) -> Example:
     """Hidden states ``(2, tokens, width)`` whose logits have several magnitudes, and a weight.
 
-    A few rows of a small vocabulary; some of one that no kernel takes in one piece; many of one in between.
+    Few rows of a small vocabulary; or as many of one that no kernel takes in one piece as none leaves to the reference.
     """
-    vocabulary = 67 if size < 1 << 12 else 8209 if size < 1 << 14 else 521
+    vocabulary = 67 if size < 1 << 12 else 8209
     width, tokens = _WIDTH, max(3, math.ceil(size / _WIDTH / 2))
 
     def normal(*shape: int) -> Tensor:
