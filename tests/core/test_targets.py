@@ -125,7 +125,7 @@ def test_a_scope_leaves_the_call_and_its_errors_as_they_are(model):
 
 def test_a_method_without_a_scope_to_go_around_is_a_reason(model):
     report = manager_of(variant_of(FreeSumKernel, scope=Scope(heads.with_labels, "nothing"))).apply_all(model).report
-    assert "its nothing is not a plain method" in report.left_alone[0].why_not
+    assert "Model.nothing is not a plain method" in report.left_alone[0].why_not
 
 
 def test_a_path_that_is_not_there_is_a_reason(model):

@@ -44,10 +44,19 @@ def sample():
     return [pytest.param(r, id=r["model_type"]) for r in chance.sample(quick, min(SAMPLE, len(quick)))]
 
 
+def surveyed():
+    """An environment without the kernels of ops that are not in what is published, which is older than they are."""
+    records = published()["releases"][transformers.__version__]["records"]
+    known = {site["op"] for record in records for site in record.get("sites", ())}
+    newer = tuple(f"_fused_{op}" for op in OPS if op not in known)
+    ids = [record.kernel_id for record in KernelManager(environ={}).kernels()]
+    return {"FUSEPLUG_KERNELS": ",".join(f"-{kernel_id}" for kernel_id in ids if kernel_id.endswith(newer))}
+
+
 @thorough
 @pytest.mark.parametrize("record", sample())
 def test_a_random_sample_of_what_is_published_holds(record):
-    found = json.loads(json.dumps(check(KernelManager(environ={}), Census.of(), record["model_type"])))
+    found = json.loads(json.dumps(check(KernelManager(environ=surveyed()), Census.of(), record["model_type"])))
     if found.get("why", "").startswith(("ImportError", "ModuleNotFoundError")):
         pytest.skip(found["why"])
     assert found["status"] == "checked", found

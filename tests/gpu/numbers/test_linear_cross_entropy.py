@@ -10,13 +10,30 @@ import pytest
 import torch
 from support.judging import outcome
 from support.thorough import covering, thorough
+from support.vocabularies import (
+    BF16,
+    DOUBLE,
+    DTYPES,
+    HALF,
+    HIDDEN,
+    REDUCTIONS,
+    SINGLE,
+    STEPS,
+    TOKENS,
+    WORDS,
+    both,
+    labels_for,
+    tensors,
+    tolerance,
+)
 from torch._subclasses import FakeTensorMode
 
 from fuseplug import KernelManager
-from fuseplug.verification import Tolerance, excess
+from fuseplug.verification import excess
 from fuseplug_linear_cross_entropy import reference
+from fuseplug_linear_cross_entropy.backends import triton
 from fuseplug_linear_cross_entropy.backends.triton import launches, linear_cross_entropy, linear_logprob
-from fuseplug_linear_cross_entropy.reference import FLOAT, Step, scaled, softcapped
+from fuseplug_linear_cross_entropy.reference import FLOAT, Step, softcapped
 from fuseplug_linear_cross_entropy.specimens import VOCABULARY, Softcapped
 
 pytestmark = [
@@ -24,79 +41,19 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered"),  # by the interpreter, in what is dropped
 ]
 
-HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
-DTYPES = (BF16, HALF, SINGLE)
-HIDDEN, WORDS, TOKENS = 24, 50, 7
 ROW = 64
 """Elements of a row of logits in memory, of 50 words."""
 
-STEPS = {
-    "none": (FLOAT,),
-    "scaled": scaled(0.25),
-    "softcapped": softcapped(3.0),
-    "in the dtype of hidden": (),
-    "a temperature after a cap": (*softcapped(5.0), Step("div", 0.7)),
-}
-REDUCTIONS = ("mean", "sum", "none")
 BUDGETS = {"one chunk": 1.0, "even chunks": 0.5, "a ragged last chunk": 0.4, "a token each": 0.0}
 MEASURE, DIFFERENTIATE, BOTH = "measure", "differentiate", "measure_and_differentiate"
 
 
-def tolerance(dtype):
-    """How near to the truth losses of hidden states in *dtype* must be.
-
-    Roundings to a half type: of a logit, also for a loss in float32; of its gradient; of the products for each of two
-    chunks; of their sum; and of that times the gradient of the loss. In float32: dot products of 24 terms, sums over 50
-    words and 7 tokens, and logits of up to 8, whose error is the relative error of a probability. A gradient is a sum
-    over words or tokens, whose terms all but cancel in some rows.
-    """
-    return Tolerance(roundings=6.0, working_roundings=64.0, by_row=False, coarsest=dtype)
-
-
-def tensors(dtype=SINGLE, bias=False, tokens=TOKENS, words=WORDS):
-    """Hidden states of which some predict with certainty, one is zero."""
-    generator = torch.Generator().manual_seed(0)
-    magnitudes = torch.tensor((1.0, 4.0, 0.1, 0.0, 2.0)).repeat(-(-tokens // 5))[:tokens, None]
-    found = {
-        "hidden": magnitudes * torch.randn(tokens, HIDDEN, generator=generator),
-        "weight": torch.randn(words, HIDDEN, generator=generator) / math.sqrt(HIDDEN),
-    }
-    found |= {"bias": torch.randn(words, generator=generator)} if bias else {}
-    return {name: t.to(dtype) for name, t in found.items()}
-
-
-def labels_for(tokens=TOKENS, words=WORDS):
-    """The first and the last word among them, and where there is room, some that are ignored."""
-    labels = torch.randint(words, (tokens,), generator=torch.Generator().manual_seed(1))
-    labels[0] = words - 1
-    labels[2::4] = -100
-    labels[4::5] = 0
-    return labels
-
-
 def losses(labels=None, **options):
-    labels = labels_for() if labels is None else labels
-
-    def called(function):
-        def run(hidden, weight, bias=None):
-            return function(hidden, weight, labels.to(hidden.device), bias, **options)
-
-        return run
-
-    return called(linear_cross_entropy), called(reference.linear_cross_entropy)
+    return both(triton, "linear_cross_entropy", labels, **options)
 
 
 def logprobs(labels=None, **options):
-    labels = labels_for() if labels is None else labels
-
-    def called(function):
-        def run(hidden, weight, bias=None):
-            found = function(hidden, weight, labels.to(hidden.device), bias, **options)
-            return tuple(each for each in found if each is not None)
-
-        return run
-
-    return called(linear_logprob), called(reference.linear_logprob)
+    return both(triton, "linear_logprob", labels, **options)
 
 
 @pytest.fixture

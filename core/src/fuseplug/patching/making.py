@@ -13,7 +13,8 @@ from .journal import Patch
 from .mark import Mark
 from .replacement import replacement, replacement_of
 from .scoping import Around, key_of
-from .slots import class_method, describe, is_original, our_replacements
+from .slots import our_replacements
+from .subjects import own_method
 
 
 def patch_of(
@@ -80,15 +81,9 @@ def patch_around(module: nn.Module, path: str, mark: Mark, scope: Scope) -> Patc
     Returns:
         The patch; or a rejection, if nothing can be put around the method.
     """
-    if class_method(module, scope.method) is None:
-        return Rejection(f"its {scope.method} is not a plain method, so nothing can be put around it")
-    if not (is_original(module, scope.method) or our_replacements(module, scope.method)):
-        who = describe(module, scope.method)
-        return Rejection(
-            f"its {scope.method} was replaced on this instance by {who}: apply before that is put on, or take it off "
-            "first",
-            kind="foreign",
-        )
+    method = own_method(module, scope.method)
+    if isinstance(method, Rejection):
+        return method
     target = Target(scope.method, around=mark.kernel_id)
     around = Around(replace(mark, target=target), scope)
     present = our_replacements(module, scope.method).get(target)

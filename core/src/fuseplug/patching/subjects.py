@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import torch
 from torch import nn
 
@@ -22,16 +24,9 @@ def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejec
         alike: Its signature, as `Subject.alike`.
         target: A method of it, or a function that one of its methods calls.
     """
-    method = class_method(module, target.method)
-    if method is None:
-        return Rejection(f"{class_name(module)}.{target.method} is not a plain method, so it cannot be replaced")
-    if not (is_original(module, target.method) or our_replacements(module, target.method)):
-        who = describe(module, target.method)
-        return Rejection(
-            f"its {target.method} was replaced on this instance by {who}: apply before that is put on, or take it off "
-            "first",
-            kind="foreign",
-        )
+    method = own_method(module, target.method)
+    if isinstance(method, Rejection):
+        return method
     if target.function is None:
         return _odd_tensor(module) or Subject(method, module, alike)
     try:
@@ -40,6 +35,20 @@ def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejec
         return Subject(lookup(method, target.function), None, space=ById(space_of(method, target.function)))
     except PatchError as error:
         return Rejection(str(error))
+
+
+def own_method(module: nn.Module, name: str) -> types.FunctionType | Rejection:
+    """The method *name* of the class of *module*; or why nothing can be put in its place, or around it."""
+    method = class_method(module, name)
+    if method is None:
+        return Rejection(f"{class_name(module)}.{name} is not a plain method, so it cannot be replaced")
+    if is_original(module, name) or our_replacements(module, name):
+        return method
+    return Rejection(
+        f"its {name} was replaced on this instance by {describe(module, name)}: apply before that is put on, or take "
+        "it off first",
+        kind="foreign",
+    )
 
 
 def _odd_tensor(module: nn.Module) -> Rejection | None:
