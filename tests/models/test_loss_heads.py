@@ -1,6 +1,12 @@
-"""The language models of transformers: their losses are computed without logits, wherever nothing needs those."""
+"""The language models of transformers: their losses are computed without logits, wherever nothing needs those.
+
+Some of them: ``python -m survey.loss_heads`` asks all.
+"""
 
 from __future__ import annotations
+
+import os
+import random
 
 import pytest
 from support.managers import manager_of
@@ -19,9 +25,18 @@ QUICK = {
 }
 SETTLED = {"fused", "made real", "declined", "no head"}
 NOT_TRIED = {"not built", "not run"}
+SAMPLE = 32
 
 
-@pytest.mark.parametrize("each", quick_if([pytest.param(str(each), id=str(each)) for each in classes()], QUICK))
+def asked():
+    """Those that each run asks, and a few others; the same ones for all processes of one run."""
+    names = sorted(map(str, classes()))
+    chance = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+    chosen = QUICK | {*chance.sample(names, SAMPLE)}
+    return [pytest.param(name, id=name) for name in names if name in chosen]
+
+
+@pytest.mark.parametrize("each", quick_if(asked(), QUICK))
 def test_the_loss_and_its_gradients_are_those_of_the_unfused_model(kernel, each):
     record = check(manager_of(kernel), next(found for found in classes() if str(found) == each))
     if record["status"] in NOT_TRIED and each not in QUICK:
