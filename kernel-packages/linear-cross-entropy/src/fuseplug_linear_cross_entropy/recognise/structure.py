@@ -159,9 +159,11 @@ def _example(bias: bool, mix: Mix, size: int, generator: torch.Generator) -> Exa
     """Hidden states ``(2, tokens, width)`` whose logits have several magnitudes, and a weight.
 
     Few rows of a small vocabulary; or as many of one that no kernel takes in one piece as none leaves to the reference.
+    Beyond that the rows are wider, for the logits are what takes time and memory.
     """
     vocabulary = 67 if size < 1 << 12 else 8209
-    width, tokens = _WIDTH, max(3, math.ceil(size / _WIDTH / 2))
+    width = _WIDTH if size < 1 << 16 else 32 * _WIDTH
+    tokens = max(3, math.ceil(size / width / 2))
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
