@@ -279,14 +279,16 @@ class LazyTensor(Tensor):
     def _replayed(self, made: Tensor, why: str) -> Tensor:
         """This, from the values *made* of what it was made from."""
         since = 0 if self._parent is None else len(self._parent._inputs)
-        self._check_inputs(why, since)
+        self.check_inputs(why, since)
         return self._replay(made, *self._inputs[since:])
 
-    def check_inputs(self, why: str) -> None:
-        """Raise a `RuntimeError` if an input is no longer what it was in the call."""
-        self._check_inputs(why)
+    def check_inputs(self, why: str, since: int = 0) -> None:
+        """Raise a `RuntimeError` if an input is no longer what it was in the call.
 
-    def _check_inputs(self, why: str, since: int = 0) -> None:
+        Args:
+            why: What needs the values.
+            since: The number of the first input to check.
+        """
         for each, version in zip(self._inputs[since:], self._versions[since:], strict=True):
             if each is None:
                 continue

@@ -230,13 +230,12 @@ class Guard:
             yield _Term(f"a[{main}].is_contiguous()", "the main input is not contiguous")
         if watch.no_grad:
             yield _Term(f"not {self._constant(torch.is_grad_enabled)}()", "gradients are on, and the kernel has none")
+        everybodys = " or ".join(self._constant(each) for each in GLOBAL_HOOKS)
         if watch.bare:
-            hooks = " or ".join(self._constant(each) for each in GLOBAL_HOOKS)
-            yield _Term(f"not ({hooks})", "there are hooks on all modules, which a fused child would not call")
+            yield _Term(f"not ({everybodys})", "there are hooks on all modules, which a fused child would not call")
         if watch.unhooked:
             own = " or ".join(f"d[{name!r}]" for name in _SEE_RESULTS)
-            hooks = " or ".join(self._constant(each) for each in GLOBAL_HOOKS)
-            yield _Term(f"not ({own} or {hooks})", "there are hooks that see its result")
+            yield _Term(f"not ({own} or {everybodys})", "there are hooks that see its result")
         if watch.no_autocast:
             yield _Term(f"not {self._constant(torch.is_autocast_enabled)}({device_type!r})", "autocast is on")
 

@@ -166,7 +166,7 @@ class Decider:
             return [Decision(replace(entry, rejections=(*rejections, ("fuseplug", part))))], None
         for number, (record, proposal) in enumerate(ranked):
             try:
-                made = self._made(place, record, proposal, entry)
+                made = self._made(place, part, record, proposal, entry)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001 - a kernel that calls sys.exit() ends no program
@@ -180,8 +180,18 @@ class Decider:
             return [Decision(won, first.patches), *others], proposal
         return [Decision(replace(entry, rejections=tuple(rejections)))], None
 
-    def _made(self, place: Place, record: KernelRecord, proposal: Proposal, entry: Entry) -> list[Decision] | Rejection:
-        """The decisions for all targets of *proposal*; or why it is rejected. *entry* is that of the first target."""
+    def _made(
+        self, place: Place, first_part: _Part, record: KernelRecord, proposal: Proposal, entry: Entry
+    ) -> list[Decision] | Rejection:
+        """The decisions for all targets of *proposal*; or why it is rejected.
+
+        Args:
+            place: The site.
+            first_part: What the target of *proposal* itself is.
+            record: Whose proposal it is.
+            proposal: For one target, and for those beside it.
+            entry: The answer for the first target, as far as it is known.
+        """
         consent = proposal.consent
         if consent is not None and consent.word not in self._rules.allow:
             return Rejection(
@@ -189,7 +199,7 @@ class Decider:
             )
         decisions: list[Decision] = []
         for each in proposal.all_targets:
-            part = self._part(place, each.target)
+            part = first_part if each is proposal else self._part(place, each.target)
             made = part if isinstance(part, Rejection) else self._replaced(part, record, each, proposal.scope)
             if isinstance(made, Rejection):
                 if each is proposal:
