@@ -77,7 +77,7 @@ def test_what_is_missing_skips_or_with_the_option_is_an_error(run_pytest, tmp_pa
 @thorough
 def test_a_kernel_on_npus_passes_the_conformance_kit(run_pytest):
     done = run_pytest("--fuseplug-host-npu", "--fuseplug-kernel", "conformance.zoo.npu:NpuGated")
-    assert f"{len(CHECKS)} passed" in done.stdout, done.stdout + done.stderr
+    assert f"{len(CHECKS) - 2} passed, 2 skipped" in done.stdout, done.stdout + done.stderr  # as on CPUs
 
 
 def test_a_kernel_that_is_careless_of_limits_does_not(run_pytest):
