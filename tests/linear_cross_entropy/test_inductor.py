@@ -32,6 +32,7 @@ HOWS = {
     "each": {"reduction": "none"},
     "smoothed": {"label_smoothing": 0.1},
     "each, smoothed": {"label_smoothing": 0.3, "reduction": "none"},
+    "each, to be smoothed": {"label_smoothing": None, "reduction": "none"},
 }
 LARGE = inductor._LARGE
 FOUR_BLOCKS = 6 * WORDS * 2

@@ -173,3 +173,107 @@ def test_a_tensor_of_another_kind_is_not_noted():
     found = logits + VECTOR.as_subclass(Mine)
     assert type(found) is Mine
     assert told.why == ["add"]
+
+
+def smoothed(logprobs, labels, epsilon=0.1):
+    """As the Trainer has it (transformers, ``LabelSmoother``)."""
+    negative, labels = -logprobs, labels.unsqueeze(-1)
+    ignored = labels.eq(-100)
+    of_label = negative.gather(dim=-1, index=labels.clamp(min=0))
+    even = negative.sum(dim=-1, keepdim=True, dtype=torch.float32)
+    of_label.masked_fill_(ignored, 0.0)
+    even.masked_fill_(ignored, 0.0)
+    count = ignored.numel() - ignored.long().sum()
+    return (1 - epsilon) * of_label.sum() / count + epsilon * even.sum() / (count * logprobs.shape[-1])
+
+
+LABELS = torch.tensor([[0, 12, -100, 3], [-100, 5, 6, 12]])
+SAMPLED = LABELS.clamp(min=0)
+FROM_LOGPROBS = {
+    "smoothed": lambda y: smoothed(functional.log_softmax(y, dim=-1), LABELS),
+    "smoothed, in float32": lambda y: smoothed(y.float().log_softmax(-1), LABELS),
+    "smoothed, of rows": lambda y: smoothed(torch.log_softmax(y * 0.5, 2)[:, :-1].contiguous(), LABELS[:, 1:]),
+    "of labels": lambda y: torch.gather(y.log_softmax(-1), 2, SAMPLED.unsqueeze(-1)).squeeze(-1).sum(),
+    "of labels, twice": lambda y: (
+        lambda p: (p.gather(-1, SAMPLED.unsqueeze(-1)) * 2 - p.gather(-1, SAMPLED.flip(0).unsqueeze(-1))).sum()
+    )(functional.log_softmax(y, -1, dtype=torch.float32)),
+    "a ratio": lambda y: (
+        functional.log_softmax(y / 0.7, -1).gather(-1, SAMPLED.unsqueeze(-1)) + 1.5
+    ).exp().clamp(max=1.2).mean(),
+    "the likelihood": lambda y: functional.nll_loss(
+        functional.log_softmax(y.float(), -1).view(-1, VOCABULARY), LABELS.flatten()
+    ),
+    "a module": lambda y: torch.nn.NLLLoss(reduction="sum")(
+        torch.nn.LogSoftmax(-1)(y.float().flatten(0, 1)), LABELS.flatten()
+    ),
+    "all words": lambda y: (
+        lambda p: p.gather(-1, SAMPLED.unsqueeze(-1)).sum() - 0.1 * (torch.sum(p, (-1,)) / VOCABULARY).square().sum()
+    )(y.log_softmax(-1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("done", FROM_LOGPROBS)
+def test_a_loss_that_is_made_of_log_probabilities_needs_no_values_and_is_right(done, dtype):
+    inputs = tensors(dtype, bias=True)
+    want = FROM_LOGPROBS[done](functional.linear(*inputs))
+    logits, told = lazy(inputs)
+    got = FROM_LOGPROBS[done](logits)
+    assert told.why == []
+    tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype is torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(got, want, **tolerance)
+    for one, other in zip(gradients(got, inputs), gradients(want, inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance["rtol"], atol=tolerance["atol"])
+
+
+REAL_LOGPROBS = {
+    "over tokens": lambda y: y.log_softmax(1).sum(),
+    "several of each row": lambda y: y.log_softmax(-1).gather(-1, SAMPLED.unsqueeze(-1).repeat(1, 1, 2)).sum(),
+    "of all words first": lambda y: y.log_softmax(-1).sum(-1).sum(),
+    "of all words of other rows": lambda y: (
+        lambda p: p.gather(-1, SAMPLED.unsqueeze(-1)).sum() + p[:, 1:].sum(-1).sum()
+    )(y.log_softmax(-1)),
+    "of everything": lambda y: y.log_softmax(-1).sum(),
+    "entropies": lambda y: (lambda p: -(p.exp() * p).sum(-1))(y.log_softmax(-1)).sum(),
+    "in float64": lambda y: y.log_softmax(-1, dtype=torch.float64).gather(-1, SAMPLED.unsqueeze(-1)).sum(),
+}
+
+
+@pytest.mark.parametrize("done", REAL_LOGPROBS)
+def test_other_things_made_of_log_probabilities_are_computed_from_the_values(done):
+    inputs = tensors()
+    want = REAL_LOGPROBS[done](functional.linear(*inputs))
+    logits, told = lazy(inputs)
+    got = REAL_LOGPROBS[done](logits)
+    assert told.why
+    torch.testing.assert_close(got, want)
+    for one, other in zip(gradients(got, inputs), gradients(want, inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("index", [-100, -1, VOCABULARY])
+def test_an_index_that_is_no_word_is_refused_as_ever(index):
+    logits, _ = lazy(tensors())
+    labels = SAMPLED.clone().unsqueeze(-1)
+    labels[0, 1] = index
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        logits.log_softmax(-1).gather(-1, labels)
+
+
+@pytest.mark.parametrize("done", [lambda y: y.log_softmax(-1), lambda y: -functional.log_softmax(y, -1)[:, 1:]])
+def test_log_probabilities_become_what_they_stand_for(done):
+    inputs = tensors(torch.bfloat16)
+    want = done(functional.linear(*inputs))
+    got = done(lazy(inputs)[0])
+    assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
+    assert torch.equal(got, want)
+
+
+def test_what_was_gathered_may_be_written_into():
+    logits, _ = lazy(tensors())
+    logprobs = logits.log_softmax(-1)
+    first = -logprobs.gather(-1, SAMPLED.unsqueeze(-1))
+    copy = first.detach().clone()
+    (-logprobs).gather(-1, SAMPLED.unsqueeze(-1)).zero_()
+    torch.testing.assert_close(first, copy)
+    assert torch.equal(-logprobs.gather(-1, SAMPLED.unsqueeze(-1)), copy)

@@ -56,6 +56,24 @@ def test_it_is_the_cross_entropy_of_the_linear_layer_bit_for_bit(dtype, name, re
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_without_a_smoothing_it_is_what_every_smoothing_is_a_mixture_of(dtype):
+    hidden, weight, labels, bias = tensors(dtype)
+    both = linear_cross_entropy(hidden, weight, labels, bias, reduction="none", label_smoothing=None)
+    assert both.shape == (2, *labels.shape)
+    for smoothing in (0.0, 0.3, 1.0):
+        mixed = torch.lerp(*both, smoothing)
+        expected = linear_cross_entropy(
+            hidden, weight, labels, bias, reduction="none", label_smoothing=smoothing, steps=(FLOAT,)
+        )
+        torch.testing.assert_close(mixed, expected)
+        pairs = (
+            torch.autograd.grad(loss.sum(), (hidden, weight, bias), retain_graph=True) for loss in (mixed, expected)
+        )
+        for ours, theirs in zip(*pairs, strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_the_label_that_is_ignored_is_the_one_that_is_named(reduction):
     hidden, weight, labels, _ = tensors()
@@ -146,6 +164,7 @@ def test_any_number_of_tokens_in_any_rank(shape):
 LOSS_ONLY = [
     ({"reduction": "max"}, "reduction is 'max'; expected 'mean', 'sum' or 'none'"),
     ({"label_smoothing": 1.5}, "label_smoothing is 1.5; expected a number from 0 to 1"),
+    ({"label_smoothing": None}, "reduction is 'mean'; expected 'none', where label_smoothing is None"),
 ]
 BOTH = [
     ({"steps": (("tan", 1.0),)}, "unknown step 'tan'; known: float, mul, div, tanh"),

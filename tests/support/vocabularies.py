@@ -24,6 +24,8 @@ STEPS = {
     "a temperature after a cap": (*softcapped(5.0), Step("div", 0.7)),
 }
 REDUCTIONS = ("mean", "sum", "none")
+SMOOTHED = [(reduction, smoothing) for reduction in REDUCTIONS for smoothing in (0.0, 0.2, 1.0)] + [("none", None)]
+"""Every reduction with every kind of label smoothing that goes with it."""
 
 
 def tolerance(dtype: torch.dtype) -> Tolerance:

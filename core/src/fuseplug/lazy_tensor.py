@@ -194,7 +194,13 @@ class LazyTensor(Tensor):
         return NotImplemented
 
     def then(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], **facts: Any
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        into: type[LazyTensor] | None = None,
+        **facts: Any,
     ) -> LazyTensor:
         """The lazy result of ``function(*args, **kwargs)``, which is run when something needs the values.
 
@@ -202,6 +208,7 @@ class LazyTensor(Tensor):
             function: A torch function without side effects that gives one tensor.
             args: Its arguments. Other tensors among them are inputs, too.
             kwargs: Its keyword arguments, likewise.
+            into: The class of the result; by default that of this.
             **facts: What is otherwise known of the result than of this.
 
         Returns:
@@ -233,7 +240,7 @@ class LazyTensor(Tensor):
                 made = make(*tensors[:count])
             return replay(made, *cast("tuple[Tensor, ...]", tensors[count:]))
 
-        new = type(self)._new(whole, (*self._inputs, *further), layout, self, {**self.facts, **facts})
+        new = (into or type(self))._new(whole, (*self._inputs, *further), layout, self, {**self.facts, **facts})
         new._replay, new._versions = replay, (*self._versions, *_versions(further))
         return new
 

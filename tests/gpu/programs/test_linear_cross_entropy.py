@@ -38,7 +38,7 @@ def compiled(monkeypatch):
 
 
 def train(dtype=BF16, words=151936, tokens=2, steps=(FLOAT,), smoothing=0.0, ignore_index=-100, bias=False):
-    """Start the kernels of a mean; of a loss for each token; and of log-probabilities with their entropy."""
+    """Start the kernels of a mean; of the losses of each token, mixed or not; and of log-probabilities with entropy."""
     given = [torch.empty(tokens, 8, dtype=dtype), torch.empty(words, 8, dtype=dtype)]
     given += [torch.empty(words, dtype=dtype)] if bias else []
     leaves = [t.requires_grad_() for t in given]
@@ -48,6 +48,8 @@ def train(dtype=BF16, words=151936, tokens=2, steps=(FLOAT,), smoothing=0.0, ign
     torch.autograd.grad(linear_cross_entropy(*arguments, label_smoothing=smoothing, **how), leaves)
     apart = linear_cross_entropy(*arguments, label_smoothing=smoothing, reduction="none", **how)
     torch.autograd.grad(apart.sum(), leaves)
+    to_be_mixed = linear_cross_entropy(*arguments, label_smoothing=None, reduction="none", **how)
+    torch.autograd.grad(to_be_mixed.sum(), leaves)
     found = linear_logprob(*arguments, entropy=True, **how)
     torch.autograd.grad(found.logprob.sum() + found.entropy.sum(), leaves)
 
@@ -85,7 +87,8 @@ def test_one_set_of_programs_serves_all_models_and_batches():
         for words in WORDS:
             for tokens in (1, 2, 16, 33):
                 train(words=words, tokens=tokens, ignore_index=words - 1, steps=scaled(0.1 + 1 / tokens), bias=True)
-    assert known == 2 + 2 + 1  # of those of a loss and of log-probabilities, with entropy or without
+    # Of a mean; and two each of losses, of losses to be mixed, and of log-probabilities with their entropy.
+    assert known == 1 + 2 + 2 + 2
     assert len(programs) == known
 
 

@@ -53,7 +53,7 @@ class Loss(NamedTuple):
     steps: tuple[Step, ...]
     ignore_index: int
     reduction: Reduction
-    label_smoothing: float
+    label_smoothing: float | None
 
 
 class LogProbs(NamedTuple):
@@ -87,15 +87,21 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
         bias: ``(vocabulary,)`` or ``None``, likewise.
 
     Returns:
-        The loss: a scalar, or ``(tokens,)`` without a reduction, in the dtype that the last step leaves.
+        The loss: a scalar, or ``(tokens,)`` without a reduction, or ``(2, tokens)`` without a label smoothing, in the
+        dtype that the last step leaves.
     """
-    return functional.cross_entropy(
-        logits_of(hidden, weight, bias, loss.steps),
-        labels,
-        ignore_index=loss.ignore_index,
-        reduction=loss.reduction,
-        label_smoothing=loss.label_smoothing,
-    )
+    logits = logits_of(hidden, weight, bias, loss.steps)
+    if loss.label_smoothing is not None:
+        return functional.cross_entropy(
+            logits,
+            labels,
+            ignore_index=loss.ignore_index,
+            reduction=loss.reduction,
+            label_smoothing=loss.label_smoothing,
+        )
+    logprobs = functional.log_softmax(logits, -1)
+    of_label = functional.nll_loss(logprobs, labels, ignore_index=loss.ignore_index, reduction="none")
+    return torch.stack((of_label, -logprobs.mean(-1).masked_fill(labels == loss.ignore_index, 0)))
 
 
 def compute_logprob(
@@ -119,7 +125,7 @@ def linear_cross_entropy(
     steps: Sequence[Step] = (FLOAT,),
     ignore_index: int = -100,
     reduction: Reduction = "mean",
-    label_smoothing: float = 0.0,
+    label_smoothing: float | None = 0.0,
     compute: Callable[[Loss, Tensor, Tensor, Tensor, Tensor | None], Tensor] = compute,
 ) -> Tensor:
     """Cross-entropy of the logits of a linear layer: ``cross_entropy(steps(hidden @ weight.T + bias), labels)``.
@@ -134,12 +140,14 @@ def linear_cross_entropy(
             others.
         ignore_index: The label of tokens that do not count.
         reduction: ``"mean"`` over the tokens that count (NaN if none does), ``"sum"``, or ``"none"``.
-        label_smoothing: How much of the target is spread over the whole vocabulary, from 0 to 1.
+        label_smoothing: How much of the target is spread over the whole vocabulary, from 0 to 1. ``None``, with the
+            reduction ``"none"``, gives the losses for 0 and for 1, to be mixed by the caller.
         compute: What is given the tensors once they are checked, and the `Loss`: that of a backend.
 
     Returns:
-        The loss, differentiable in *hidden*, *weight* and *bias*: a scalar, or ``(...)`` for ``"none"``; float32,
-        or the logits' dtype if *steps* do not widen them. Under autocast as ``F.linear`` and ``F.cross_entropy``.
+        The loss, differentiable in *hidden*, *weight* and *bias*: a scalar; ``(...)`` for ``"none"``; ``(2, ...)`` for
+        no *label_smoothing*; float32, or the logits' dtype if *steps* do not widen them. Under autocast as ``F.linear``
+        and ``F.cross_entropy``.
 
     Raises:
         ValueError: If a shape, dtype, step, reduction or number does not fit.
@@ -148,13 +156,18 @@ def linear_cross_entropy(
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction is {reduction!r}; expected 'mean', 'sum' or 'none'")
-    if not 0.0 <= label_smoothing <= 1.0:
+    if label_smoothing is None and reduction != "none":
+        raise ValueError(f"reduction is {reduction!r}; expected 'none', where label_smoothing is None")
+    if not (label_smoothing is None or 0.0 <= label_smoothing <= 1.0):
         raise ValueError(f"label_smoothing is {label_smoothing!r}; expected a number from 0 to 1")
-    loss = Loss(tuple(Step(*step) for step in steps), ignore_index, reduction, float(label_smoothing))
+    smoothing = None if label_smoothing is None else float(label_smoothing)
+    loss = Loss(tuple(Step(*step) for step in steps), ignore_index, reduction, smoothing)
     loss, hidden, weight, bias, alone = _as_called(loss, hidden, weight, labels, bias)
     with alone:
         result = compute(loss, hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1), bias)
-    return result.reshape(labels.shape) if reduction == "none" else result
+    if reduction != "none":
+        return result
+    return result.reshape(labels.shape if smoothing is not None else (2, *labels.shape))
 
 
 def linear_logprob(

@@ -87,8 +87,8 @@ linear_logprob = computed_by(compute_logprob, reference.linear_logprob)
 
 
 def _measure(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *arguments: Any) -> list[Tensor]:
-    *numbers, entropy = arguments
-    tokens = _Tokens(labels, Terms(*numbers), len(weight))
+    *numbers, entropy, mean = arguments
+    tokens = _Tokens(labels, Terms(*numbers), len(weight), mean)
     entropies = []
     for at, logits in _chunks(hidden, weight, bias):
         for piece, part in tokens.pieces(at, logits):
@@ -96,7 +96,12 @@ def _measure(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None
             tokens.take(logp, piece)
             if entropy:
                 entropies.append(logp.clamp_(min=_NEVER).mul_(logp.exp()).sum(-1))
-    return [tokens.values(), *([tokens.counted(torch.cat(entropies).neg_())] if entropy else [])]
+    found = [tokens.values()]
+    if entropy:
+        found.append(tokens.counted(torch.cat(entropies).neg_()))
+    if mean:
+        found.append(tokens.counted(tokens.means()))
+    return found
 
 
 def _differentiate(
@@ -107,12 +112,13 @@ def _differentiate(
     upstream: Tensor,
     of_entropy: Tensor | None,
     entropy: Tensor | None,
+    of_mean: Tensor | None,
     _kept: None,
     *arguments: Any,
 ) -> list[Tensor]:
     *numbers, wanted = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
-    coefficients = tokens.coefficients(upstream, of_entropy, entropy)
+    coefficients = tokens.coefficients(upstream, of_entropy, entropy, of_mean)
     results, gradients = _gradients(hidden, weight, bias, wanted)
     for at, logits in _chunks(hidden, weight, bias):
         for piece, part in tokens.pieces(at, logits):
@@ -127,7 +133,7 @@ def _measure_and_differentiate(
 ) -> list[Tensor]:
     *numbers, wanted = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
-    coefficients = tokens.coefficients(upstream, None, None)
+    coefficients = tokens.coefficients(upstream, None, None, None)
     results, gradients = _gradients(hidden, weight, bias, wanted)
     for at, logits in _chunks(hidden, weight, bias):
         for piece, part in tokens.pieces(at, logits):
@@ -177,7 +183,7 @@ class _Coefficients(NamedTuple):
         label: The 1 of the label.
         p: Each probability.
         p_logp: Each probability times its logarithm; ``None`` without an entropy.
-        even: What is added to each word; ``None`` without smoothing.
+        even: What is added to each word; ``None`` without smoothing and mean.
     """
 
     label: Tensor
@@ -192,13 +198,13 @@ class _Tokens:
         y = outer · z, or outer · tanh(inner · z)
         value = picked · log p_l + spread · mean(log p),  H = −Σ p · log p
 
-        dz_j = (u · (picked · (1[j = l] − p_j) + spread · (1/V − p_j)) − e · p_j · (log p_j + H)) · dy/dz
+        dz_j = (u · picked · (1[j = l] − p_j) + (u · spread + m) · (1/V − p_j) − e · p_j · (log p_j + H)) · dy/dz
 
-    where u is the gradient of the value, and e that of H.
+    where u is the gradient of the value, e that of H, and m that of mean(log p).
     """
 
-    def __init__(self, labels: Tensor, terms: Terms, width: int) -> None:
-        self._terms, self._width = terms, width
+    def __init__(self, labels: Tensor, terms: Terms, width: int, mean: bool = False) -> None:
+        self._terms, self._width, self._averaged = terms, width, mean or terms.spread != 0.0
         self._ignored = labels == terms.ignore_index
         self._labels = labels.clamp(0, width - 1).unsqueeze(-1)
         self._unknown = self._labels.squeeze(-1) != labels
@@ -229,7 +235,7 @@ class _Tokens:
     def take(self, logp: Tensor, piece: slice) -> None:
         """Take what the value of the tokens of *piece* is made of."""
         self._of_labels.append(logp.gather(-1, self._labels[piece]))
-        if self._terms.spread:
+        if self._averaged:
             self._means.append(logp.mean(-1))
 
     def values(self) -> Tensor:
@@ -238,18 +244,26 @@ class _Tokens:
         if self._terms.picked != 1.0:
             value.mul_(self._terms.picked)
         if self._terms.spread:
-            value.add_(torch.cat(self._means), alpha=self._terms.spread)
+            value.add_(self.means(), alpha=self._terms.spread)
         return self.counted(value)
 
-    def coefficients(self, upstream: Tensor, of_entropy: Tensor | None, entropy: Tensor | None) -> _Coefficients:
-        """Of all tokens, for the gradient of the value, and that of the entropy, if there is one."""
+    def means(self) -> Tensor:
+        """The mean of the log-probabilities of all words, of all tokens, once they were taken."""
+        return torch.cat(self._means)
+
+    def coefficients(
+        self, upstream: Tensor, of_entropy: Tensor | None, entropy: Tensor | None, of_mean: Tensor | None
+    ) -> _Coefficients:
+        """Of all tokens, for the gradients of the value, the entropy and the mean, as far as there are these."""
         terms = self._terms
         slope = terms.outer * terms.inner
         u = self.counted(upstream).unsqueeze(-1)
         label, even, p_logp = u * (terms.picked * slope), None, None
         p = -label
-        if terms.spread:
+        if terms.spread or of_mean is not None:
             even = u * (terms.spread * slope / self._width)
+            if of_mean is not None:
+                even.add_(self.counted(of_mean).unsqueeze(-1), alpha=slope / self._width)
             p.sub_(even, alpha=self._width)
         if of_entropy is not None and entropy is not None:
             p_logp = self.counted(of_entropy).unsqueeze(-1) * -slope

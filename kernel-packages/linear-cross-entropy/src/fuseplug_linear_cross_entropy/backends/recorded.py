@@ -45,11 +45,12 @@ class Operations(NamedTuple):
     one dtype of float16, bfloat16 and float32, each matrix in adjacent rows or columns, labels contiguous. Then:
 
     Attributes:
-        measure: Takes the `Terms`, one by one, and whether an entropy is asked for. Gives the value of each token, its
-            entropy if asked for, and what `differentiate` is to be given again, in float32.
+        measure: Takes the `Terms`, one by one, and whether an entropy and whether the mean of the log-probabilities of
+            all words are asked for. Gives the value of each token, its entropy and mean if asked for, and what
+            `differentiate` is to be given again, in float32.
         differentiate: Takes the gradient of the value; the gradient of the entropy, and the entropy, or ``None`` twice;
-            what `measure` wanted kept, or ``None``; the terms; and which of the gradients of hidden, weight and bias
-            are wanted. Gives these.
+            the gradient of the mean or ``None``; what `measure` wanted kept, or ``None``; the terms; and which of the
+            gradients of hidden, weight and bias are wanted. Gives these.
         measure_and_differentiate: Takes the gradient of the value, the terms, and which gradients are wanted. Gives the
             value and these.
         scale: Takes a tensor and a number, of no dimension and on its device. Gives their product, rounded once.
@@ -71,6 +72,9 @@ def compute(
     if how is None or not _serves(operations, hidden, weight, labels, bias):
         return reference.compute(loss, hidden, weight, labels, bias)
     hidden, weight, labels = _matrix(hidden), _matrix(weight), labels.contiguous()
+    if how.mean:
+        losses, means = _measured(how, hidden, weight, labels, bias)
+        return torch.stack((losses, -means))
     if loss.reduction == "none":
         return _measured(how, hidden, weight, labels, bias)[0]
     if hidden.dtype is not torch.float16 and recording(hidden, weight, bias):
@@ -117,13 +121,24 @@ class _How(NamedTuple):
     dtype: torch.dtype
     entropy: bool | None
 
+    @property
+    def mean(self) -> bool:
+        """Whether there is the mean of all log-probabilities too."""
+        return self.loss.label_smoothing is None
+
+    @property
+    def besides(self) -> tuple[bool, bool]:
+        """What there is besides the value: an entropy, a mean."""
+        return bool(self.entropy), self.mean
+
 
 def _how(operations: Operations, loss: Loss, hidden: Tensor, entropy: bool | None) -> _How | None:
     """``None`` for steps that cannot be folded."""
     steps = folded(loss.steps)
     if steps is None:
         return None
-    of_label, of_all = (loss.label_smoothing - 1.0, -loss.label_smoothing) if entropy is None else (1.0, 0.0)
+    smoothing = loss.label_smoothing or 0.0
+    of_label, of_all = (smoothing - 1.0, -smoothing) if entropy is None else (1.0, 0.0)
     wide = reference.FLOAT.kind in [step.kind for step in loss.steps]
     dtype = torch.float32 if wide else hidden.dtype
     return _How(operations, loss, Terms(loss.ignore_index, of_label, of_all, *steps), dtype, entropy)
@@ -153,16 +168,16 @@ def _reduced(how: _How, total: Tensor, count: Tensor | None) -> Tensor:
 
 
 def _measured(how: _How, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """The loss of each token, or its log-probability, and its entropy if that is asked for."""
+    """The loss of each token, or its log-probability, and what there is besides."""
     if recording(hidden, weight, bias):
         recorded: tuple[Tensor, ...] = _Measured.apply(hidden, weight, bias, labels, how)  # type: ignore[no-untyped-call]
         return recorded
-    found = how.operations.measure(hidden, weight, labels, bias, *how.terms, bool(how.entropy))
+    found = how.operations.measure(hidden, weight, labels, bias, *how.terms, *how.besides)
     return _results(how, found)
 
 
 def _results(how: _How, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple([each.to(how.dtype) for each in found[: 2 if how.entropy else 1]])
+    return tuple([each.to(how.dtype) for each in found[: 1 + sum(how.besides)]])
 
 
 class _Measured(torch.autograd.Function):
@@ -172,7 +187,7 @@ class _Measured(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How
     ) -> tuple[Tensor, ...]:
-        found = how.operations.measure(hidden, weight, labels, bias, *how.terms, bool(how.entropy))
+        found = how.operations.measure(hidden, weight, labels, bias, *how.terms, *how.besides)
         ctx.how = how
         ctx.save_for_backward(hidden, weight, bias, labels, *found[1:])
         return _results(how, found)
@@ -184,9 +199,11 @@ class _Measured(torch.autograd.Function):
         if differentiated_again() or not how.operations.serves(*upstream, hidden):
             needs = [*wanted, False, False]
             return tuple(vjp(_formula, (hidden, weight, bias, labels, how), needs, upstream))
-        of_value, *of_entropy = [each.float() for each in upstream]
-        entropy = (of_entropy[0], found.pop(0)) if how.entropy else (None, None)
-        rest = (of_value, *entropy, found[0] if found else None, *how.terms, wanted)
+        of_value, *of_others = [each.float() for each in upstream]
+        of_entropy, entropy = (of_others.pop(0), found.pop(0)) if how.entropy else (None, None)
+        of_mean = of_others.pop(0) if how.mean else None
+        kept = found[-1] if len(found) > how.mean else None
+        rest = (of_value, of_entropy, entropy, of_mean, kept, *how.terms, wanted)
         gradients = how.operations.differentiate(hidden, weight, labels, bias, *rest)
         return *_spread(wanted, gradients), None, None
 
@@ -194,7 +211,8 @@ class _Measured(torch.autograd.Function):
 def _formula(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How) -> tuple[Tensor, ...]:
     """What `_Measured` computes, in operations that can be differentiated again."""
     if how.entropy is None:
-        return (reference.compute(how.loss._replace(reduction="none"), hidden, weight, labels, bias).to(how.dtype),)
+        losses = reference.compute(how.loss._replace(reduction="none"), hidden, weight, labels, bias).to(how.dtype)
+        return (losses[0], -losses[1]) if how.mean else (losses,)
     found = reference.compute_logprob(how.loss, hidden, weight, labels, bias, entropy=how.entropy)
     return tuple([each for each in found if each is not None])
 

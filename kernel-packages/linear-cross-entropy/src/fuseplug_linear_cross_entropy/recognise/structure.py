@@ -191,11 +191,15 @@ def _shifted(logits: Tensor) -> Tensor:
 
 
 def _summed(logits: Tensor) -> Tensor:
-    """Scaled, without the last token, summed and divided by a number of items, as a trainer has it."""
+    """Scaled, without the last token, summed and divided by a number of items, as a trainer has it; and smoothed so."""
     logits = (logits * 0.25).float()
     cut = logits[..., :-1, :].contiguous() if logits.dim() > 1 else logits
     flat = cut.reshape(-1, logits.shape[-1])
-    return functional.cross_entropy(flat, _labels(flat), reduction="sum") / 7
+    labels = _labels(flat)
+    logprobs = -functional.log_softmax(flat, -1)
+    of_label = logprobs.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    smoothed = (of_label * 0.9 + logprobs.sum(-1) * (0.1 / flat.shape[-1])).masked_fill(labels < 0, 0)
+    return torch.stack((functional.cross_entropy(flat, labels, reduction="sum"), smoothed.sum())) / 7
 
 
 def _capped(logits: Tensor) -> Tensor:

@@ -42,9 +42,12 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     ignored = labels == loss.ignore_index
     head = Head(hidden, weight, bias, _columns(labels, ignored, len(weight)), loss.steps)
     smoothing, dtype = loss.label_smoothing, _dtype_of(loss, hidden)
-    if loss.reduction == "none":
+    if smoothing is None or loss.reduction == "none":
         logprob, mean, _ = per_token(head)
-        losses = -(1 - smoothing) * logprob - smoothing * mean if smoothing else -logprob
+        if smoothing is None:
+            losses = -torch.stack((logprob, mean))
+        else:
+            losses = -(1 - smoothing) * logprob - smoothing * mean if smoothing else -logprob
         return losses.masked_fill(ignored, 0).to(dtype)
     counted = (~ignored).to(torch.float32)
     number = int(counted.sum()) if loss.reduction == "mean" else 1

@@ -60,12 +60,13 @@ def _measure_results(
     _outer: float,
     _capped: bool,
     entropy: bool,
+    mean: bool,
 ) -> list[Tensor]:
-    return [_numbers(hidden) for _ in range(3 if entropy else 2)]
+    return [_numbers(hidden) for _ in range(2 + entropy + mean)]
 
 
 @operation(
-    f"fuseplug_linear_cross_entropy::measure({_INPUTS}, {_TERMS}, bool entropy) -> Tensor[]",
+    f"fuseplug_linear_cross_entropy::measure({_INPUTS}, {_TERMS}, bool entropy, bool mean) -> Tensor[]",
     _measure_results,
 )
 def measure(
@@ -81,8 +82,9 @@ def measure(
     outer: float,
     capped: bool,
     entropy: bool,
+    mean: bool,
 ) -> None:
-    """Value of each token, its entropy if that is asked for, and lse, each ``(tokens,)`` in float32."""
+    """Value of each token, its entropy and mean if these are asked for, and lse, each ``(tokens,)`` in float32."""
     for at, logits, sizes, constants in _chunks(hidden, weight, bias):
         programs.measure[(len(logits),)](
             logits,
@@ -90,6 +92,7 @@ def measure(
             results[0][at],
             results[-1][at],
             results[1][at] if entropy else None,
+            results[-2][at] if mean else None,
             *sizes,
             ignore_index,
             picked,
@@ -97,7 +100,7 @@ def measure(
             inner,
             outer,
             capped,
-            spread != 0.0,
+            mean or spread != 0.0,
             **constants,
         )
 
@@ -110,7 +113,7 @@ def _differentiate_results(
 
 @operation(
     f"fuseplug_linear_cross_entropy::differentiate({_INPUTS}, Tensor upstream, Tensor? of_entropy, "
-    f"Tensor? entropy, Tensor lse, {_TERMS}, bool[3] wanted) -> Tensor[]",
+    f"Tensor? entropy, Tensor? of_mean, Tensor lse, {_TERMS}, bool[3] wanted) -> Tensor[]",
     _differentiate_results,
 )
 def differentiate(
@@ -122,6 +125,7 @@ def differentiate(
     upstream: Tensor,
     of_entropy: Tensor | None,
     entropy: Tensor | None,
+    of_mean: Tensor | None,
     lse: Tensor,
     ignore_index: int,
     picked: float,
@@ -141,8 +145,10 @@ def differentiate(
             None if entropy is None else entropy[at],
             upstream[at],
             None if of_entropy is None else of_entropy[at],
+            None if of_mean is None else of_mean[at],
             upstream.stride(0),
             0 if of_entropy is None else of_entropy.stride(0),
+            0 if of_mean is None else of_mean.stride(0),
             *sizes,
             ignore_index,
             picked,

@@ -6,11 +6,11 @@ Of a logit *z*, in float32, with the steps folded (see `folded`), ``V`` the voca
     lse = log Σ exp y,  log p = y − lse,  H = −Σ p · log p
     value = picked · log p_l + spread · mean(log p)
 
-    dz_j = (u · (picked · (1[j = l] − p_j) + spread · (1/V − p_j)) − e · p_j · (log p_j + H)) · dy/dz
+    dz_j = (u · picked · (1[j = l] − p_j) + (u · spread + m) · (1/V − p_j) − e · p_j · (log p_j + H)) · dy/dz
 
-where u is the gradient of the value, and e that of H. One pass reads the logits for lse, value and H: each lane keeps
-the largest of its own logits, and sums relative to it. A second one puts dz in their place, last tile first, because
-that was read last and is in the cache.
+where u is the gradient of the value, e that of H, and m that of mean(log p). One pass reads the logits for lse, value
+and H: each lane keeps the largest of its own logits, and sums relative to it. A second one puts dz in their place, last
+tile first, because that was read last and is in the cache.
 
 Tokens with the label *ignore_index* have the value and entropy 0 and no gradient; their logits are not read. A label
 outside of the vocabulary makes all of its token NaN.
@@ -35,6 +35,7 @@ def measure(
     value,
     lse,
     entropy,
+    mean,
     width,
     stride,
     ignore_index,
@@ -46,7 +47,7 @@ def measure(
     SPREAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write *value*, *lse*, and *entropy* unless it is None."""
+    """Write *value*, *lse*, and of *entropy* and *mean* what is not None."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     if label == ignore_index:
@@ -54,8 +55,10 @@ def measure(
         tl.store(lse + row, 0.0)
         if entropy is not None:
             tl.store(entropy + row, 0.0)
+        if mean is not None:
+            tl.store(mean + row, 0.0)
     else:
-        found, found_lse, found_entropy = _measured(
+        found, found_lse, found_entropy, found_mean = _measured(
             logits + row * stride, label, width, stride, picked, spread, inner, outer, CAPPED, SPREAD,
             entropy is not None, BLOCK,
         )  # fmt: skip
@@ -63,9 +66,11 @@ def measure(
         tl.store(lse + row, found_lse)
         if entropy is not None:
             tl.store(entropy + row, found_entropy)
+        if mean is not None:
+            tl.store(mean + row, found_mean)
 
 
-@triton.jit(do_not_specialize=["width", "ignore_index", "upstream_stride", "of_entropy_stride"])
+@triton.jit(do_not_specialize=["width", "ignore_index", "upstream_stride", "of_entropy_stride", "of_mean_stride"])
 def differentiate(
     logits,
     labels,
@@ -73,8 +78,10 @@ def differentiate(
     entropy,
     upstream,
     of_entropy,
+    of_mean,
     upstream_stride,
     of_entropy_stride,
+    of_mean_stride,
     width,
     stride,
     ignore_index,
@@ -85,7 +92,7 @@ def differentiate(
     CAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Put their gradient in the place of *logits*: for *upstream*, and for *of_entropy* unless it is None."""
+    """Put their gradient in the place of *logits*: for *upstream*, and of the others what is not None."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     logits += row * stride
@@ -97,9 +104,12 @@ def differentiate(
         if of_entropy is not None:
             e = tl.load(of_entropy + row * of_entropy_stride)
             known_entropy = tl.load(entropy + row)
+        s = u * spread
+        if of_mean is not None:
+            s += tl.load(of_mean + row * of_mean_stride)
         _differentiate(
-            logits, label, tl.load(lse + row), known_entropy, u * picked, u * spread, e, width, stride, inner, outer,
-            CAPPED, of_entropy is not None, BLOCK,
+            logits, label, tl.load(lse + row), known_entropy, u * picked, s, e, width, stride, inner, outer, CAPPED,
+            of_entropy is not None, BLOCK,
         )  # fmt: skip
 
 
@@ -129,7 +139,7 @@ def measure_and_differentiate(
         tl.store(value + row, 0.0)
         _clear(logits, stride, BLOCK)
     else:
-        found, lse, _ = _measured(
+        found, lse, _, _ = _measured(
             logits, label, width, stride, picked, spread, inner, outer, CAPPED, SPREAD, False, BLOCK
         )
         tl.store(value + row, found)
@@ -154,7 +164,7 @@ def _measured(
     ENTROPY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Value, lse and entropy of one token."""
+    """Value, lse, entropy and mean of one token."""
     # Before the sums, which all threads wait for: what comes after them may write over the logits.
     known = (label >= 0) & (label < width)
     of_label = _stepped(tl.load(logits + label, mask=known, other=float("nan")), inner, outer, CAPPED)[0]
@@ -187,9 +197,11 @@ def _measured(
         entropy = tl.log(total) - moment / total
     lse = tl.where(known, most + tl.log(total), float("nan"))
     value = picked * (of_label - lse)
+    mean = 0.0
     if SPREAD:
-        value += spread * (tl.sum(plain, 0) / width - lse)
-    return value, lse, entropy
+        mean = tl.sum(plain, 0) / width - lse
+        value += tl.where(spread == 0.0, 0.0, spread * mean)  # 0 times infinity is none
+    return value, lse, entropy, mean
 
 
 @triton.jit
@@ -209,7 +221,7 @@ def _differentiate(
     ENTROPY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Put the gradient of one token's logits in their place; *a* is u · picked, and *s* u · spread."""
+    """Put the gradient of one token's logits in their place; *a* is u · picked, and *s* u · spread + m."""
     lane = tl.arange(0, BLOCK)
     tiles = tl.cdiv(stride, BLOCK)
     even = s / width

@@ -1,0 +1,140 @@
+"""The log-probabilities of all words, until something needs them; those of labels, and sums over all words, do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..reference import FLOAT, Reduction
+from .lazy_rows import LazyRows, Logits
+
+LOG_SOFTMAX = frozenset({functional.log_softmax, torch.log_softmax, Tensor.log_softmax})
+_NEGATIVE = frozenset({Tensor.neg, Tensor.__neg__, torch.neg})
+_GATHER = frozenset({Tensor.gather, torch.gather})
+_SUM = frozenset({Tensor.sum, torch.sum})
+
+_NOTHING_IGNORED = torch.iinfo(torch.int64).min
+"""The label to be ignored, where none is."""
+
+
+@dataclass
+class _Losses:
+    """What the kernel computed, kept for the next question.
+
+    Attributes:
+        rows: The `Logits.rows` that it was computed for.
+        even: The mean over all words of the negative log-probability, of the shape of *rows*.
+    """
+
+    rows: Tensor | None = None
+    even: Tensor | None = None
+
+
+class LazyLogProbs(LazyRows):
+    """Log-probabilities, or their negatives.
+
+    Those of labels are gathered by the kernel, as reinforcement learning needs them. It finds the sums over all words
+    on the way, which the Trainer takes next where it has a ``label_smoothing_factor``.
+    """
+
+    @classmethod
+    def of(cls, logits: LazyRows, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """``log_softmax(logits, ...)`` over the words; ``NotImplemented`` if it is another."""
+        given = _bound(args, kwargs, "dim", also=("dtype", "_stacklevel"))
+        known: Logits = logits.facts["logits"]
+        if (
+            given is None
+            or not _are_words(given.get("dim"), logits)
+            or given.get("dtype") not in (None, logits.dtype, torch.float32)
+            or torch.is_autocast_enabled(known.hidden.device.type)
+        ):
+            return NotImplemented
+        # Widened, so that a sum over all words is not rounded to a half type and then multiplied.
+        wide = replace(known, steps=(*known.steps, FLOAT))
+        return logits.then(function, args, kwargs, into=cls, logits=wide, sign=1.0, losses=_Losses())
+
+    def foreseen(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Answer without the values, or ``NotImplemented``."""
+        if not args or args[0] is not self:
+            return NotImplemented
+        if function in _NEGATIVE:
+            return self.then(function, args, kwargs, sign=-self.facts["sign"])
+        if function in _GATHER:
+            return self._gather(_bound(args, kwargs, "dim", "index"))
+        if function in _SUM:
+            return self._sum(_bound(args, kwargs, "dim", "keepdim", also=("dtype",)))
+        if function is functional.nll_loss:
+            return self._nll_loss(*args[1:], **kwargs)
+        return self.rearranged(function, args[1:], kwargs)
+
+    def _gather(self, given: Mapping[str, Any] | None) -> Any:
+        """One of each row."""
+        logits: Logits = self.facts["logits"]
+        index = None if given is None else given.get("index")
+        if (
+            given is None
+            or not _are_words(given.get("dim"), self)
+            or type(index) is not Tensor
+            or index.dtype != torch.int64
+            or index.shape != (*logits.rows.shape, 1)
+            or index.device != logits.hidden.device
+        ):
+            return NotImplemented
+        self.check_inputs("gather")
+        try:
+            of_label, even = logits.losses(index.squeeze(-1), _NOTHING_IGNORED, "none", None)
+        except IndexError:
+            return NotImplemented  # No word: the original says so.
+        known: _Losses = self.facts["losses"]
+        known.rows, known.even = logits.rows, even
+        return (of_label * -self.facts["sign"]).unsqueeze(-1).to(self.dtype)
+
+    def _sum(self, given: Mapping[str, Any] | None) -> Any:
+        """The sum of each row, if the kernel has found it."""
+        known: _Losses = self.facts["losses"]
+        dtype = None if given is None else given.get("dtype") or self.dtype
+        if (
+            given is None
+            or not _are_words(given.get("dim"), self)
+            or dtype not in (self.dtype, torch.float32)
+            or known.even is None
+            or known.rows is not self.facts["logits"].rows
+        ):
+            return NotImplemented
+        found = known.even * (-self.facts["sign"] * self.shape[-1])
+        return (found.unsqueeze(-1) if given.get("keepdim") else found).to(dtype)
+
+    def _nll_loss(
+        self,
+        target: Any,
+        weight: Any = None,
+        size_average: Any = None,
+        ignore_index: int = -100,
+        reduce: Any = None,
+        reduction: Reduction = "mean",
+    ) -> Any:
+        """The cross-entropy of the logits."""
+        logits: Logits = self.facts["logits"]
+        if weight is not None or size_average is not None or reduce is not None or not logits.are_labelled(target):
+            return NotImplemented
+        self.check_inputs("nll_loss")
+        return (logits.losses(target, ignore_index, reduction, 0.0) * self.facts["sign"]).to(self.dtype)
+
+
+def _bound(
+    args: Sequence[Any], kwargs: Mapping[str, Any], *names: str, also: Sequence[str] = ()
+) -> dict[str, Any] | None:
+    """The arguments after the first, by name; ``None`` if there are others than *names* and, by keyword, *also*."""
+    given = dict(zip(names, args[1:], strict=False)) | dict(kwargs)
+    return given if len(args) <= 1 + len(names) and given.keys() <= {*names, *also} else None
+
+
+def _are_words(dim: Any, tensor: Tensor) -> bool:
+    """Whether *dim* is the last dimension of *tensor*."""
+    (number,) = dim if isinstance(dim, list | tuple) and len(dim) == 1 else (dim,)
+    return type(number) is int and number in (-1, tensor.dim() - 1)

@@ -1,0 +1,179 @@
+"""Rows of a number for each word, not yet computed, and which token each of them is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplug import Compute
+from fuseplug.lazy_tensor import LazyTensor
+
+from ..reference import FLOAT, Reduction, Step
+
+
+@dataclass(frozen=True)
+class Logits:
+    """What is known of lazy logits, so that their loss can be computed without them.
+
+    Attributes:
+        compute: The kernel, with the signature of `linear_cross_entropy`.
+        hidden: ``(tokens, hidden)``: the input of the head.
+        weight: ``(vocabulary, hidden)``: its weight.
+        bias: ``(vocabulary,)``: its bias, or ``None``.
+        rows: Which token each row of logits is of, int64, of the shape of the logits without the last dimension; on the
+            CPU.
+        steps: What was done to each logit since.
+        checked: What the kernel was checked on besides: logits that went through a tanh (``"capped"``), or to which a
+            vector was added (``"added"``).
+    """
+
+    compute: Compute
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    rows: Tensor
+    steps: tuple[Step, ...] = ()
+    checked: frozenset[str] = frozenset()
+
+    @property
+    def of_rows(self) -> Tensor:
+        """The input of the head for each row, ``(..., hidden)``."""
+        count = self.hidden.shape[0]
+        if self.rows.numel() == count and torch.equal(self.rows.flatten(), torch.arange(count, device="cpu")):
+            return self.hidden.view(*self.rows.shape, -1)
+        # A copy of the input of the head is small beside the logits.
+        return self.hidden[self.rows.to(self.hidden.device)]
+
+    def are_labelled(self, labels: Any) -> bool:
+        """Whether *labels* has one for each of one line of rows, as ``F.cross_entropy`` is given them."""
+        return (
+            self.rows.dim() == 1
+            and type(labels) is Tensor
+            and labels.dtype == torch.int64
+            and labels.shape == self.rows.shape
+            and labels.device == self.hidden.device
+        )
+
+    def losses(self, labels: Tensor, ignore_index: int, reduction: Reduction, label_smoothing: float | None) -> Tensor:
+        """The cross-entropy of all rows by the kernel, as `linear_cross_entropy` gives it.
+
+        Args:
+            labels: For each row, of the shape of `rows`.
+            ignore_index: As there.
+            reduction: As there.
+            label_smoothing: As there.
+        """
+        kind = self.hidden.device.type
+        # Under autocast F.cross_entropy widens; the input of the head has its dtype already.
+        steps = (*self.steps, FLOAT) if torch.is_autocast_enabled(kind) else self.steps
+        with torch.autocast(kind, enabled=False):
+            found: Tensor = self.compute(
+                self.of_rows,
+                self.weight,
+                labels,
+                self.bias,
+                steps=steps,
+                ignore_index=ignore_index,
+                reduction=reduction,
+                label_smoothing=label_smoothing,
+            )
+        return found
+
+
+class LazyRows(LazyTensor):
+    """A lazy tensor of which whole rows are copied, moved and chosen, the words of each together."""
+
+    def rearranged(self, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """``function(self, *rest, **kwargs)``, if whole rows are copied, moved or chosen; or ``NotImplemented``."""
+        if function in _COPIES and not rest and not kwargs:
+            return self.then(function, (self,), {})
+        logits: Logits = self.facts["logits"]
+        # A view of the logits may be none of rows that lie otherwise: .float() and .contiguous() close gaps.
+        rows = logits.rows.contiguous() if self.is_contiguous() else logits.rows
+        key = rest[0] if function is Tensor.__getitem__ and len(rest) == 1 and not kwargs else None
+        keys = key if isinstance(key, tuple) else (key,)
+        if function is Tensor.__getitem__ and not all(map(_is_simple, keys)):
+            return NotImplemented
+        if any(type(each) is Tensor for each in keys):
+            # Rows are chosen where they are kept. A mask is looked at anyway, to know how many it chooses.
+            places = _places(keys, rows.dim())
+            if places is None:
+                return NotImplemented
+            function, rest, kwargs = Tensor.__getitem__, (places,), {}
+            moved: Tensor | None = rows[places]
+        else:
+            moved = moved_rows(rows, self.shape[-1], function, rest, kwargs)
+        if moved is None:
+            return NotImplemented
+        return self.then(function, (self, *rest), kwargs, logits=replace(logits, rows=moved))
+
+
+_COPIES = frozenset({Tensor.contiguous, Tensor.clone, torch.clone})
+_MOVES = frozenset(
+    {
+        Tensor.view,
+        Tensor.unsqueeze,
+        torch.unsqueeze,
+        Tensor.squeeze,
+        torch.squeeze,
+        Tensor.transpose,
+        torch.transpose,
+        Tensor.narrow,
+        torch.narrow,
+        Tensor.unflatten,
+    }
+)
+_REGROUPS = frozenset({Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten})
+
+
+def _is_simple(key: Any) -> bool:
+    return key is None or key is Ellipsis or type(key) in (int, slice, Tensor)
+
+
+def moved_rows(
+    rows: Tensor, vocabulary: int, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Tensor | None:
+    """*rows* after *function*, if that only moves whole rows of logits; ``None`` otherwise.
+
+    The function is done to a tensor of the logits' shape that has the same number all along each row, in no memory.
+    """
+    if function in _REGROUPS:
+        rows = rows.contiguous()
+    elif function not in _MOVES and function is not Tensor.__getitem__:
+        return None
+    spread = rows.unsqueeze(-1).expand(*rows.shape, vocabulary)
+    try:
+        # The view of a reshape: a copy would have the size of the logits.
+        done = spread.view if function in (Tensor.reshape, torch.reshape) else None
+        moved: Tensor = done(*rest, **kwargs) if done is not None else function(spread, *rest, **kwargs)
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        return None  # What is wrong with it, the real logits say.
+    whole = moved.dim() > 0 and moved.shape[-1] == vocabulary and (moved.stride(-1) == 0 or vocabulary == 1)
+    return moved[..., 0] if whole and moved._is_view() else None
+
+
+def _places(keys: Sequence[Any], dimensions: int) -> tuple[Any, ...] | None:
+    """*keys* for the rows, on the CPU, where those are; ``None`` if they are of another kind, or choose words as well.
+
+    A mask becomes the numbers of what it chooses.
+    """
+    found: list[Any] = []
+    for key in keys:
+        if type(key) is not Tensor:
+            found.append(key)
+        elif key.dtype == torch.bool and key.dim():
+            found += key.cpu().nonzero(as_tuple=True)
+        elif key.dtype == torch.int64:
+            found.append(key.cpu())
+        else:
+            return None
+    count = sum(key is not None for key in found)
+    if any(key is Ellipsis for key in found):
+        return None
+    if count == dimensions + 1 and type(found[-1]) is slice and found[-1] == slice(None):
+        return tuple(found[:-1])
+    return tuple(found) if count <= dimensions else None
