@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from memory import peak
 from progress import progress
 from promises import BrokenPromiseError
 from timing import Spread
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from fuseplug import manager
+from fuseplug.bench import peak_memory
 
 # Qwen3-0.6B at half its width, with two layers: its vocabulary is what counts here.
 CONFIG = {
@@ -94,16 +94,16 @@ def _step(model: Qwen3ForCausalLM, tokens: torch.Tensor, steps: Steps) -> float:
     losses = []
 
     def run() -> None:
+        start = time.perf_counter()
         loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
+        steps.seconds.append(time.perf_counter() - start)
         losses.append(loss.item())
 
     model.zero_grad()
     gc.collect()
-    start = time.perf_counter()
-    gigabytes = peak(run)
-    steps.seconds.append(time.perf_counter() - start)
-    steps.gigabytes += [] if gigabytes is None else [gigabytes]
+    peak = peak_memory(run)
+    steps.gigabytes += [] if peak is None else [peak / 1e9]
     return losses[0]
 
 

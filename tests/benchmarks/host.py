@@ -22,8 +22,10 @@ os.environ["LIGER_FUSED_MOE_AUTOTUNE"] = "0"  # which takes a GPU
 from benchmarks.gpu import moe, rmsnorm, rope, swiglu
 from benchmarks.gpu.contest import BOTH, FORWARD, LIGER, OURS, Kind, Op
 from benchmarks.gpu.turns import Entry
-from benchmarks.record import VERSIONS, Table, by_turns, machine, spread, write
+from benchmarks.record import Table, write
 
+from fuseplug.bench import by_turns, machine, spread
+from fuseplug.bench.machine import VERSIONS
 from fuseplug_testing.triton import compile_only
 
 CAPABILITY = 90

@@ -9,20 +9,19 @@ that a busy moment meets them all. Memory is the peak of what is resident above 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from record import Table, spread, write
+from record import Table, write
 from torch import Tensor
 from torch.nn import functional
 
+from fuseplug.bench import peak_memory, spread
 from fuseplug_linear_cross_entropy import linear_cross_entropy
 
 EAGER = "eager"
@@ -80,12 +79,9 @@ def measure(dtype: torch.dtype, sizes: tuple[Size, ...], repeats: int) -> Table:
             for name, function in contenders.items():
                 if turn and samples[name][0] > HOPELESS * samples[EAGER][0]:
                     continue
-                hidden.grad = weight.grad = None
-                before = reset_peak()
-                start = time.perf_counter()
-                step(function, hidden, weight, labels)
-                samples[name].append((time.perf_counter() - start) * 1e3)
-                peaks[name].append((peak() - before - hidden.nbytes - weight.nbytes) / 1e6)
+                ms, megabytes = turn_of(function, hidden, weight, labels)
+                samples[name].append(ms)
+                peaks[name].append(megabytes)
         for name, times in samples.items():
             ratios = [e / m for e, m in zip(samples[EAGER], times, strict=False)]
             cell = spread(times) if len(times) > 1 else times[0]
@@ -127,6 +123,20 @@ def step(function: Contender, hidden: Tensor, weight: Tensor, labels: Tensor) ->
     return loss.detach(), hidden.grad, weight.grad
 
 
+def turn_of(function: Contender, hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Milliseconds, and megabytes above the inputs and gradients."""
+    milliseconds: list[float] = []
+
+    def run() -> None:
+        start = time.perf_counter()
+        step(function, hidden, weight, labels)
+        milliseconds.append((time.perf_counter() - start) * 1e3)
+
+    hidden.grad = weight.grad = None
+    peak = peak_memory(run)
+    return milliseconds[0], math.nan if peak is None else (peak - hidden.nbytes - weight.nbytes) / 1e6
+
+
 def exact(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same in float64, a few tokens at a time."""
     wide = weight.detach().double().requires_grad_()
@@ -146,29 +156,6 @@ def assert_right(name: str, found: tuple[Tensor, ...], truth: tuple[Tensor, ...]
         parts = zip(ours.reshape(-1).split(1 << 24), theirs.reshape(-1).split(1 << 24), strict=True)
         error = max(float((a.double() - b).abs().amax()) for a, b in parts) / float(theirs.abs().amax())
         assert error <= LIMIT * eps, f"{what} of {name} is {error:.1e} off, allowed {LIMIT * eps:.1e}"
-
-
-def reset_peak() -> float:
-    """What is resident now, in bytes; `peak` counts from here."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc keeps what was freed for later, up to 32 MB a piece
-        trim(0)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def peak() -> float:
-    """The most that was resident since `reset_peak`, in bytes; NaN where the system does not say."""
-    return _status("VmHWM")
-
-
-def _status(name: str) -> float:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return float("nan")
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith(name)), float("nan"))
 
 
 if __name__ == "__main__":

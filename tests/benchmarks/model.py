@@ -17,11 +17,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from record import Table, by_turns, spread, write
+from record import Table, write
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fuseplug import manager
+from fuseplug.bench import by_turns, spread
 
 UNFUSED = "unfused"
 DENSE = {
@@ -60,7 +61,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the name of the models to measure")
     options = parser.parse_args()
     chosen = [(name, tokens) for name, (_, _, each) in MODELS.items() if options.only in name for tokens in each]
-    write("model", [table for name, tokens in chosen for table in measure(name, tokens, options.repeats)])
+    record = f"model-{options.only}" if options.only else "model"
+    write(record, [table for name, tokens in chosen for table in measure(name, tokens, options.repeats)])
 
 
 def measure(name: str, tokens: int, repeats: int) -> list[Table]:

@@ -16,12 +16,13 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from record import Table, by_turns, spread, write
+from record import Table, write
 from torch import Tensor, nn
 from transformers.models.mixtral.configuration_mixtral import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from fuseplug import manager
+from fuseplug.bench import by_turns, spread
 from fuseplug_moe.reference import moe as reference
 
 Contender = Callable[..., Tensor]

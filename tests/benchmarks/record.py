@@ -1,27 +1,21 @@
-"""What every benchmark here shares: spread, tables, and a record that says on what machine, with what, and when."""
+"""What every benchmark here shares: tables, and a record that says on what machine, with what, and when."""
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import platform
-import statistics
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from fuseplug.bench import machine
+
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 WIDTH = 150
-VERSIONS = ("fuseplug", "torch", "transformers", "pluggy", "importlib-metadata")
 
 
 @dataclass
@@ -42,60 +36,6 @@ class Table:
         for row in self.rows:
             table.add_row(*(_show(cell) for cell in row))
         return table
-
-
-def by_turns(
-    contenders: Mapping[str, Callable[[], Any]], repeats: int, settle: Callable[[], Any] | None = None
-) -> dict[str, list[float]]:
-    """The microseconds that each contender took at each of its turns; the first turns are not counted.
-
-    *settle* is called before each turn, for what is still under way from the one before.
-    """
-    first = next(iter(contenders.values()))
-    first()
-    start = time.perf_counter()
-    first()
-    # A call of microseconds is timed many at a time, or the clock is what is measured.
-    inner = max(1, min(50, int(2e-3 / (time.perf_counter() - start))))
-    samples: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(-3, repeats):
-        for name, run in contenders.items():
-            if settle is not None:
-                settle()
-            start = time.perf_counter()
-            for _ in range(inner):
-                run()
-            if turn >= 0:
-                samples[name].append((time.perf_counter() - start) / inner * 1e6)
-    return samples
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles, worst and number of *values*."""
-    low, _, high = statistics.quantiles(values, n=4)
-    return {
-        "median": statistics.median(values),
-        "quartile_1": low,
-        "quartile_3": high,
-        "max": max(values),
-        "n": len(values),
-    }
-
-
-def machine(packages: Sequence[str] = VERSIONS) -> dict[str, Any]:
-    """The machine and what runs on it, without anything that names where it stands."""
-    model = next(
-        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "python": sys.version.split()[0],
-        "system": platform.system(),
-        "date": datetime.date.today().isoformat(),
-        "versions": {name: _version(name) for name in packages},
-    }
 
 
 def gpu(index: int = 0) -> dict[str, Any]:
@@ -154,14 +94,3 @@ def _show(cell: Any) -> str:
     if isinstance(cell, dict):
         return f"{cell['median']:.4g} ({cell['quartile_1']:.4g} – {cell['quartile_3']:.4g}, n={cell['n']})"
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -14,12 +14,13 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from record import Table, by_turns, spread, write
+from record import Table, write
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from fuseplug import manager
+from fuseplug.bench import by_turns, spread
 from fuseplug_rmsnorm.reference import rms_norm as reference
 
 HIDDEN = 2048

@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from record import Table, by_turns, spread, write
+from record import Table, write
 from torch import Tensor, nn
 from transformers.models.cohere import modeling_cohere
 from transformers.models.llama import modeling_llama
 
 from fuseplug import manager
+from fuseplug.bench import by_turns, spread
 
 LENGTHS = (1, 16, 128, 512, 2048)
 HEADS = {"32 and 8 heads of 128": (32, 8, 128), "8 and 4 heads of 64": (8, 4, 64)}

@@ -16,7 +16,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from record import Table, spread, write
+from record import Table, write
+
+from fuseplug.bench import spread
 
 INSTALLED = 300
 WITH_KERNELS = 12

@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from record import Table, by_turns, spread, write
+from record import Table, write
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fuseplug import manager
+from fuseplug.bench import by_turns, spread
 from fuseplug_swiglu import swiglu
 from fuseplug_swiglu.reference import swiglu as reference
 from fuseplug_swiglu.specimens import Separate

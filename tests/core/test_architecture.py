@@ -46,7 +46,7 @@ LAYERS = (
     {"planning"},
     {"kernel_manager"},
     {"from_config", "importing"},
-    {"doctor"},
+    {"doctor", "bench"},
     {"cli"},
     {"__init__", "__main__"},
     {"interface"},

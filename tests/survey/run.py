@@ -33,7 +33,7 @@ import transformers
 from packaging.version import Version
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-from record import machine
+from fuseplug.bench import machine
 
 from . import pool, single_class
 from .census import Census

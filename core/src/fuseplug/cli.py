@@ -1,4 +1,4 @@
-"""The command line: what is installed, what it would do to a model, and whether this machine can run it."""
+"""The command line: what is installed, what it does to a model and gains in it, and whether this machine can run it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import importlib_metadata
 import typer
 
+from .bench.command import bench
 from .discovery import KernelRecord
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
@@ -31,6 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a bug is reported best with the traceback that Python prints
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.command()(bench)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,15 @@ def build(name: str, *, trust_remote_code: bool = False) -> nn.Module:
     Raises:
         PlanError: If there is no such model, its config is bad, or what it takes to build it is not installed.
     """
-    _must_exist(name)
+    config = config_of(name, trust_remote_code=trust_remote_code)
+    return model_of(config, name, device="meta", trust_remote_code=trust_remote_code)
+
+
+def model_of(config: Any, name: str, *, device: str, trust_remote_code: bool = False) -> nn.Module:
+    """Build the model of *config* on *device*, in the dtype that it says; *name* is what errors call it."""
     torch, transformers = _torch(), _transformers()
-    config = _config(transformers, name, trust_remote_code)
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             return _from_config(transformers, config, trust_remote_code)
     except ImportError as error:
         raise PlanError(f"{name} cannot be built: {_first_line(error)}", name=name) from error
@@ -36,6 +41,25 @@ def build(name: str, *, trust_remote_code: bool = False) -> nn.Module:
             "that transformers can build: look at its sizes and types",
             name=name,
         ) from error
+
+
+def config_of(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The config that *name* stands for, as `build` takes it and with what that raises."""
+    _must_exist(name)
+    _torch()  # first, for its import may fail in a vendor's code, and transformers would hide that
+    transformers = _transformers()
+    # False rather than None, or transformers asks on the terminal whether to run the model's code.
+    try:
+        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:  # a file that is no config raises whatever transformers makes of it
+        raise PlanError(
+            f"the config of {name} cannot be read: {_first_line(error)}\n{_remedy(name, error)}", name=name
+        ) from error
+
+
+def config_of_type(model_type: str, values: Mapping[str, Any]) -> Any:
+    """The config of *model_type*, with *values* in the place of its defaults."""
+    return _transformers().AutoConfig.for_model(model_type, **values)
 
 
 def _must_exist(name: str) -> None:
@@ -67,16 +91,6 @@ def _transformers() -> Any:
             'models are built with transformers, which is not installed: pip install "fuseplug[transformers]"'
         ) from error
     return transformers
-
-
-def _config(transformers: Any, name: str, trust_remote_code: bool) -> Any:
-    # False rather than None, or transformers asks on the terminal whether to run the model's code.
-    try:
-        return transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except Exception as error:  # a file that is no config raises whatever transformers makes of it
-        raise PlanError(
-            f"the config of {name} cannot be read: {_first_line(error)}\n{_remedy(name, error)}", name=name
-        ) from error
 
 
 def _from_config(transformers: Any, config: Any, trust_remote_code: bool) -> nn.Module:

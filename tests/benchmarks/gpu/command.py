@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from benchmarks.record import RESULTS, VERSIONS, Table, gpu, machine, save, show
+from benchmarks.record import RESULTS, Table, gpu, save, show
 
+from fuseplug.bench import machine
+from fuseplug.bench.machine import VERSIONS
 from fuseplug.triton.kernel import interpreted
 
 from . import linear_cross_entropy, models, moe, rmsnorm, rope, swiglu

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from benchmarks.record import spread
+
+from fuseplug.bench import spread
 
 from .aims import Aim
 from .contest import EAGER, Contender, Kind, Least, LeftOut, Op, Problem

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
-from benchmarks.record import by_turns
+
+from fuseplug.bench import by_turns
 
 from .turns import Turn
 

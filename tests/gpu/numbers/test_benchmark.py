@@ -25,10 +25,12 @@ from benchmarks.gpu.roofline import draw
 from benchmarks.gpu.timing import FEWEST, DeviceClock, host_clock
 from benchmarks.gpu.turns import Turn
 from benchmarks.gpu.verdict import every_time, left_out, verdicts
-from benchmarks.record import RESULTS, save, show, spread
+from benchmarks.record import RESULTS, save, show
 from support.thorough import thorough
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
+
+from fuseplug.bench import spread
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "gpu" / "run.py"
 KIND = Kind(torch.device("cpu"), torch.float32)

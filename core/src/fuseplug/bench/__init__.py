@@ -1,0 +1,31 @@
+"""What the installed kernels gain in a model on this machine: checked, timed by turns, and told as a table.
+
+A model is built with random weights from its config, because neither time nor rounding depends on what it has learnt.
+All contenders share these weights. `compare` is what ``fuseplug bench`` runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy
+
+if TYPE_CHECKING:
+    from .compare import Benchmark, compare
+    from .machine import machine
+    from .memory import peak_memory
+    from .turns import by_turns, spread
+
+__all__ = ["Benchmark", "by_turns", "compare", "machine", "peak_memory", "spread"]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "Benchmark": ".compare",
+        "by_turns": ".turns",
+        "compare": ".compare",
+        "machine": ".machine",
+        "peak_memory": ".memory",
+        "spread": ".turns",
+    },
+)

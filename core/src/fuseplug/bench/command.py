@@ -1,0 +1,79 @@
+"""``fuseplug bench``. Importing this imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..kernel_manager import KernelManager
+
+
+def bench(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="qwen3-0.6b, qwen3-30b-a3b, llama-3-8b; or a config.json, a model's directory, or a Hub id. "
+            "Weights are random.",
+        ),
+    ],
+    layers: Annotated[int | None, typer.Option(help="How many layers the model is to have; by default all.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where it runs: npu, cuda, cpu, … The default is the accelerator here, or cpu.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    tokens: Annotated[list[int] | None, typer.Option(help="Tokens of a call; may be repeated. By default 512.")] = None,
+    mode: Annotated[
+        list[str] | None, typer.Option(help="train, prefill or decode; may be repeated. By default train.")
+    ] = None,
+    vs: Annotated[
+        str, typer.Option(help="What else to time: compile, liger, again (eager twice, which shows the noise); commas.")
+    ] = "",
+    repeats: Annotated[int, typer.Option(help="Turns that count.")] = 7,
+    include: Annotated[list[str] | None, typer.Option(help="Use only this kernel or op; may be repeated.")] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="What you agree to give up, such as lazy_logits; may be repeated.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the times into this file: png, svg or pdf.")] = None,
+) -> None:
+    """Measure what the kernels gain in a model on this machine; exit with 1 if the fused model is wrong."""
+    from rich.console import Console
+
+    # What torch's profiler would say of itself; read when torch is imported.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from .compare import compare
+    from .shown import draw, show
+
+    said = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    with said.status("importing torch and transformers") as status:
+        found = compare(
+            model,
+            KernelManager(),
+            layers=layers,
+            device=device,
+            dtype=dtype,
+            tokens=tokens or (512,),
+            modes=mode or ("train",),
+            versus=[each.strip() for each in vs.split(",") if each.strip() not in ("", "eager")],
+            repeats=repeats,
+            include=include or None,
+            allow=allow or (),
+            trust_remote_code=trust_remote_code,
+            step=status.update,
+        )
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=2, default=str))
+    else:
+        show(found, Console(highlight=False, markup=False, emoji=False))
+    if plot is not None:
+        draw(found, plot)
+    if not found.right:
+        raise typer.Exit(1)

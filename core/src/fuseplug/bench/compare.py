@@ -1,0 +1,214 @@
+"""Build, fuse, check and time a model: the steps of ``fuseplug bench``."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..devices import KNOWN, destination
+from ..errors import PlanError
+from .check import Distance, distances
+from .contenders import EAGER, FUSED, OTHERS, Contender, eager_of, fused_of
+from .machine import machine
+from .memory import peak_memory
+from .models import build_random, layers_of
+from .shares import Share, shares
+from .turns import by_turns, spread
+from .work import MODES, tokens_for
+
+if TYPE_CHECKING:
+    from ..kernel_manager import KernelManager
+    from ..report import Report
+
+CONTENDERS = tuple(OTHERS)
+"""What eager and Fuseplug can be compared with."""
+
+_CHECKED = 256
+"""Tokens on which results are compared, at most: the model runs in a wider dtype for that."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The time of one contender at one kind of work.
+
+    Attributes:
+        mode: One of `MODES`.
+        tokens: How many there are; for decoding, before the token that is decoded.
+        contender: Its name.
+        ms: Median and quartiles, as `spread` gives them.
+        gain: How many times as fast as eager it is: the median of the ratios, turn by turn.
+        peak: The memory of a call at its peak, in bytes, above weights; ``None`` where nobody says.
+    """
+
+    mode: str
+    tokens: int
+    contender: str
+    ms: dict[str, float]
+    gain: float
+    peak: float | None
+
+
+@dataclass
+class Benchmark:
+    """What `compare` found.
+
+    Attributes:
+        model: What was measured, in words.
+        report: What was fused.
+        checked: How near the results are.
+        rows: The times.
+        shares: Where they go, by mode and number of tokens.
+        once: What was paid once, in seconds, by contender.
+        machine: Where.
+    """
+
+    model: str
+    report: Report
+    checked: list[Distance] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    shares: dict[tuple[str, int], list[Share]] = field(default_factory=dict)
+    once: dict[str, float] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=machine)
+
+    @property
+    def right(self) -> bool:
+        """Whether the fused model's results are as near to the true ones as the unfused model's."""
+        return all(each.right for each in self.checked)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "model": self.model,
+            "machine": self.machine,
+            "right": self.right,
+            "checked": [each._asdict() for each in self.checked],
+            "paid once, s": self.once,
+            "rows": [asdict(row) for row in self.rows],
+            "shares": [
+                {"mode": mode, "tokens": tokens, "operations": [each._asdict() for each in found]}
+                for (mode, tokens), found in self.shares.items()
+            ],
+            "report": self.report.to_dict(),
+        }
+
+
+def compare(
+    name: str,
+    manager: KernelManager,
+    *,
+    layers: int | None = None,
+    device: str | None = None,
+    dtype: str = "bfloat16",
+    tokens: Sequence[int] = (512,),
+    modes: Sequence[str] = ("train",),
+    versus: Sequence[str] = (),
+    repeats: int = 7,
+    allow: Sequence[str] = (),
+    include: Sequence[str] | None = None,
+    trust_remote_code: bool = False,
+    step: Callable[[str], Any] = lambda _: None,
+) -> Benchmark:
+    """Measure what the kernels of *manager* gain in the model *name*.
+
+    Args:
+        name: A short name (`fuseplug.bench.models.SHORT_NAMES`), or as for ``fuseplug plan``.
+        manager: Whose kernels are applied.
+        layers: How many layers the model is to have; ``None`` for all.
+        device: Where it runs; by default on the accelerator, if there is one.
+        dtype: Of its weights: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
+        tokens: How many tokens a call has; each number is measured.
+        modes: Of `MODES`; each is measured.
+        versus: Of `CONTENDERS`: what is timed besides eager and Fuseplug.
+        repeats: Turns that count, two at least.
+        allow: As for ``apply_all``.
+        include: As for ``apply_all``.
+        trust_remote_code: Whether Python code that comes with the model may be run.
+        step: Called with what is done next, in words.
+
+    Raises:
+        PlanError: If an argument is wrong, or a contender cannot run here.
+        FuseplugError: What ``apply_all`` raises.
+    """
+    _check(dtype, tokens, modes, versus, repeats)
+    device = _device(device)
+    step("building the model")
+    model = build_random(
+        name, layers=layers, dtype=getattr(torch, dtype), device=device, trust_remote_code=trust_remote_code
+    )
+    training = "train" in modes
+    step("checking and applying the kernels")
+    fused, report = fused_of(model, manager, "training" if training else "inference", allow, include)
+    found = Benchmark(_said(name, model, dtype, device), report)
+    step("comparing results with those of a wider dtype")
+    ids = tokens_for(model, min(_CHECKED, max(tokens)))
+    found.checked = distances(model, fused.model, ids, gradients=training)
+    contenders = [eager_of(model), fused, *(OTHERS[each](model) for each in versus)]
+    found.once = {each.name: each.seconds for each in contenders if each.seconds}
+    for mode in modes:
+        for count in tokens:
+            _measure(found, contenders, mode, count, repeats, step)
+    return found
+
+
+def _device(device: str | None) -> str:
+    if device is None:
+        here = torch.accelerator.current_accelerator(check_available=True)
+        return "cpu" if here is None else here.type
+    found = destination(device, KNOWN)
+    if found.device is None:
+        raise PlanError(f"--device {device}: there is none here, and a benchmark runs; `fuseplug doctor` says more")
+    return str(found.device)
+
+
+def _check(dtype: str, tokens: Sequence[int], modes: Sequence[str], versus: Sequence[str], repeats: int) -> None:
+    for what, given, known in (
+        ("dtype", [dtype], ("bfloat16", "float16", "float32")),
+        ("mode", modes, tuple(MODES)),
+        ("contender", versus, CONTENDERS),
+    ):
+        for each in given:
+            if each not in known:
+                raise PlanError(f"{each!r} is no {what} of a benchmark; expected one of {', '.join(known)}")
+    if not tokens or min(tokens) < 2:
+        raise PlanError(f"tokens are {list(tokens)}; expected numbers from 2 on")
+    if repeats < 2:
+        raise PlanError(f"repeats is {repeats}; expected at least 2, for there to be a spread")
+
+
+def _measure(
+    found: Benchmark,
+    contenders: Sequence[Contender],
+    mode: str,
+    tokens: int,
+    repeats: int,
+    step: Callable[[str], Any],
+) -> None:
+    step(f"{mode}, {tokens} tokens: the first calls")
+    ids = tokens_for(contenders[0].model, tokens)
+    runs = {each.name: MODES[mode](each.model, ids) for each in contenders}
+    turn = iter(range(1, repeats + 2))
+    step(f"{mode}, {tokens} tokens: warming up")
+    samples = by_turns(
+        runs,
+        repeats,
+        warm_up=1,
+        after_turn=lambda: step(f"{mode}, {tokens} tokens: turn {min(next(turn), repeats)} of {repeats}"),
+    )
+    for name, times in samples.items():
+        ratios = [eager / own for eager, own in zip(samples[EAGER], times, strict=True)]
+        peak = peak_memory(runs[name], ids.device.type)
+        ms = spread([each / 1e3 for each in times])
+        found.rows.append(Row(mode, tokens, name, ms, statistics.median(ratios), peak))
+    step(f"{mode}, {tokens} tokens: profiling")
+    found.shares[mode, tokens] = shares(runs[EAGER], runs[FUSED], ids.device.type)
+
+
+def _said(name: str, model: torch.nn.Module, dtype: str, device: str) -> str:
+    count = sum(each.numel() for each in model.parameters())
+    layers = layers_of(model)
+    of_layers = "" if layers is None else f", {layers} layer{'s' * (layers != 1)}"
+    return f"{name} ({type(model).__name__}{of_layers}, {count / 1e6:,.0f} million parameters), {dtype}, {device}"

@@ -1,0 +1,54 @@
+"""Where the time of a call goes, by torch's profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch.profiler import ProfilerActivity, profile
+
+
+class Share(NamedTuple):
+    """One operation of torch.
+
+    Attributes:
+        operation: Its name, as the profiler has it.
+        before: Its part of the time of the unfused model, from 0 to 1.
+        after: Its part of that same time in the fused one. Both columns are of one whole, so that they can be compared.
+    """
+
+    operation: str
+    before: float
+    after: float
+
+
+def shares(unfused: Callable[[], Any], fused: Callable[[], Any], device_type: str, most: int = 10) -> list[Share]:
+    """The operations that take most of the time of *unfused* or *fused*, those with the largest part first.
+
+    Args:
+        unfused: A call that was made before.
+        fused: The same.
+        device_type: Where its work is done: what counts is the time there.
+        most: How many operations are told; the rest is one more, ``"others"``.
+    """
+    before, after = (_times(run, device_type) for run in (unfused, fused))
+    whole = sum(before.values()) or 1.0
+    names = sorted(before.keys() | after.keys(), key=lambda name: -max(before.get(name, 0), after.get(name, 0)))
+
+    def share(operation: str, of: Sequence[str]) -> Share:
+        one, other = (sum(times.get(name, 0.0) for name in of) / whole for times in (before, after))
+        return Share(operation, one, other)
+
+    told = [share(name, [name]) for name in names[:most]]
+    return [*told, share("others", names[most:])] if len(names) > most else told
+
+
+def _times(run: Callable[[], Any], device_type: str) -> dict[str, float]:
+    activities: Sequence[ProfilerActivity] = [ProfilerActivity.CPU]
+    own = {"cuda": "CUDA", "xpu": "XPU", "npu": "PrivateUse1"}.get(device_type, "")
+    if hasattr(ProfilerActivity, own):
+        activities = [*activities, getattr(ProfilerActivity, own)]
+    with profile(activities=activities) as found:
+        run()
+    time = "self_cpu_time_total" if device_type == "cpu" else "self_device_time_total"
+    return {each.key: float(getattr(each, time)) for each in found.key_averages() if getattr(each, time) > 0}

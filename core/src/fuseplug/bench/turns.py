@@ -1,0 +1,65 @@
+"""Contenders timed by turns, so that a busy moment of the machine meets them all."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_SHORT = 2e-3
+"""Seconds below which a call is timed several at a time, or the clock is what is measured."""
+
+_MOST_AT_A_TIME = 50
+
+
+def by_turns(
+    contenders: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    settle: Callable[[], Any] | None = None,
+    *,
+    warm_up: int = 3,
+    after_turn: Callable[[], Any] | None = None,
+) -> dict[str, list[float]]:
+    """Time each contender *repeats* times, one after the other in each turn.
+
+    Args:
+        contenders: What to call, by name. Each returns when its work is done.
+        repeats: How many turns count.
+        settle: Called before each call that is timed, for what is still under way from the one before.
+        warm_up: How many turns go before these, and do not count.
+        after_turn: Called after each turn, those that do not count included.
+
+    Returns:
+        The microseconds of a call, for each contender one number a turn.
+    """
+    first = next(iter(contenders.values()))
+    first()
+    start = time.perf_counter()
+    first()
+    at_a_time = max(1, min(_MOST_AT_A_TIME, int(_SHORT / (time.perf_counter() - start))))
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(-warm_up, repeats):
+        for name, run in contenders.items():
+            if settle is not None:
+                settle()
+            start = time.perf_counter()
+            for _ in range(at_a_time):
+                run()
+            if turn >= 0:
+                samples[name].append((time.perf_counter() - start) / at_a_time * 1e6)
+        if after_turn is not None:
+            after_turn()
+    return samples
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles, worst and number of *values*, two at least."""
+    low, _, high = statistics.quantiles(values, n=4)
+    return {
+        "median": statistics.median(values),
+        "quartile_1": low,
+        "quartile_3": high,
+        "max": max(values),
+        "n": len(values),
+    }

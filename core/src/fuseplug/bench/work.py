@@ -1,0 +1,79 @@
+"""What a model is timed at: a step of training, the prefill of a prompt, the decoding of a token."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Run = Callable[[], Any]
+
+
+def train(model: nn.Module, ids: Tensor) -> Run:
+    """Forward and backward with labels; the optimizer is not part of it."""
+    model.train()
+
+    def run() -> None:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        model.zero_grad(set_to_none=True)
+        _wait(ids)
+
+    return run
+
+
+def prefill(model: nn.Module, ids: Tensor) -> Run:
+    """The forward of a prompt, with the logits of its last token if the model can leave out the others."""
+    model.eval()
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(_class_of(model).forward).parameters else {}
+
+    def run() -> None:
+        with torch.no_grad():
+            model(input_ids=ids, use_cache=True, **last)
+        _wait(ids)
+
+    return run
+
+
+def decode(model: nn.Module, ids: Tensor) -> Run:
+    """The forward of one more token after *ids*. The cache grows by one token with each call."""
+    model.eval()
+    with torch.no_grad():
+        cache = model(input_ids=ids, use_cache=True).past_key_values
+    token = ids[:, -1:]
+
+    def run() -> None:
+        nonlocal cache
+        with torch.no_grad():
+            cache = model(input_ids=token, past_key_values=cache, use_cache=True).past_key_values
+        _wait(ids)
+
+    return run
+
+
+MODES: dict[str, Callable[[nn.Module, Tensor], Run]] = {"train": train, "prefill": prefill, "decode": decode}
+
+
+def tokens_for(model: nn.Module, count: int) -> Tensor:
+    """One row of *count* tokens, always the same."""
+    words = model.get_input_embeddings().num_embeddings  # type: ignore[operator]  # a method of transformers' models
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(words, (1, count), generator=generator, device="cpu")
+    return ids.to(next(model.parameters()).device)
+
+
+def _class_of(model: nn.Module) -> Any:
+    """The class of *model*, below what torch.compile puts around it."""
+    return type(getattr(model, "_orig_mod", model))
+
+
+def _wait(tensor: Tensor) -> None:
+    """Until the device has done its work."""
+    backend: Any = getattr(torch, tensor.device.type, None)
+    if hasattr(backend, "synchronize"):
+        backend.synchronize()

@@ -1,0 +1,308 @@
+"""``fuseplug bench``: what is compared is the same, what is wrong is said, and every figure is of what it says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from support.managers import manager_of
+
+from fuseplug import PlanError, kernel_manager
+from fuseplug.bench import by_turns, compare, peak_memory, spread
+from fuseplug.bench.check import distances
+from fuseplug.bench.contenders import sharing
+from fuseplug.bench.models import SHORT_NAMES, build_random, layers_of
+from fuseplug.bench.shares import shares
+from fuseplug.bench.shown import draw
+from fuseplug.bench.work import MODES, tokens_for
+from fuseplug.cli import main
+from fuseplug_rmsnorm.kernels import RMSNormKernel
+
+TINY = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+}
+
+
+class PlainNorms(RMSNormKernel):
+    """The reference as a kernel."""
+
+    kernel_id: ClassVar[str] = "plain_rmsnorm"
+    function: ClassVar[str] = "fuseplug_rmsnorm.reference:rms_norm"
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return str(tmp_path)
+
+
+def built(name, **options):
+    return build_random(name, **{"layers": None, "dtype": torch.float32, "device": "cpu", **options})
+
+
+class TestTurns:
+    def test_each_contender_has_every_turn_and_those_of_warming_up_do_not_count(self):
+        called, turns = [], []
+        contenders = {name: lambda name=name: called.append(name) for name in ("one", "other")}
+        found = by_turns(contenders, 4, warm_up=2, after_turn=lambda: turns.append(len(called)))
+        assert {name: len(times) for name, times in found.items()} == {"one": 4, "other": 4}
+        assert len(turns) == 6
+        a_turn = called[2 : turns[0]]  # two calls before find out how many are timed together
+        half = len(a_turn) // 2
+        assert a_turn == ["one"] * half + ["other"] * half
+        assert called == ["one"] * 2 + a_turn * 6
+
+    def test_the_times_are_those_of_one_call(self):
+        clock = SimpleNamespace(now=0.0)
+
+        def takes(seconds):
+            return lambda: setattr(clock, "now", clock.now + seconds)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fuseplug.bench.turns.time.perf_counter", lambda: clock.now)
+            found = by_turns({"quick": takes(1e-4), "slow": takes(5e-4)}, 3)
+        assert found["quick"] == pytest.approx([100.0] * 3)
+        assert found["slow"] == pytest.approx([500.0] * 3)
+
+    def test_the_spread(self):
+        found = spread([5.0, 1.0, 3.0, 2.0, 4.0])
+        assert (found["median"], found["max"], found["n"]) == (3.0, 5.0, 5)
+        assert 1 < found["quartile_1"] < 3 < found["quartile_3"] < 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says")
+def test_the_peak_is_above_what_was_in_use():
+    kept = torch.ones(1 << 24)
+
+    def run():
+        torch.ones(1 << 24).add_(kept)
+
+    found = peak_memory(run)
+    assert found == pytest.approx(4 << 24, rel=0.2)
+
+
+class TestModels:
+    @pytest.mark.parametrize(
+        ("name", "parameters", "layers"),
+        [("qwen3-0.6b", 596_049_920, 28), ("qwen3-30b-a3b", 30_532_122_624, 48), ("llama-3-8b", 8_030_261_248, 32)],
+    )
+    def test_short_names_have_the_shapes_of_the_published_models(self, name, parameters, layers):
+        model = built(name.upper(), device="meta", dtype=torch.bfloat16)
+        assert sum(each.numel() for each in model.parameters()) == parameters
+        assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+        assert layers_of(model) == layers
+        assert name in SHORT_NAMES
+
+    def test_layers_are_left_out(self, tiny):
+        assert len(built(tiny, layers=2).model.layers) == 2
+        assert len(built(tiny).model.layers) == 3
+
+    def test_weights_are_always_the_same_and_nobody_elses_numbers_are_used_up(self, tiny):
+        torch.manual_seed(7)
+        before = torch.get_rng_state()
+        one, other = built(tiny), built(tiny)
+        assert torch.equal(torch.get_rng_state(), before)
+        pairs = zip(one.parameters(), other.parameters(), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        assert one.lm_head.weight.std() > 0
+
+    @pytest.mark.parametrize("layers", [0, 4])
+    def test_there_are_only_so_many_layers(self, tiny, layers):
+        with pytest.raises(PlanError, match=rf"has 3 layers; expected --layers from 1 to 3, got {layers}"):
+            built(tiny, layers=layers)
+
+    def test_contenders_share_their_weights_and_nothing_else(self, tiny):
+        model = built(tiny)
+        other = sharing(model)
+        assert [*map(id, model.parameters())] == [*map(id, other.parameters())]
+        assert not {*map(id, model.modules())} & {*map(id, other.modules())}
+        manager_of(PlainNorms).apply_all(other, verify=False)
+        assert not any("forward" in vars(module) for module in model.modules())
+
+
+class TestWhatIsRight:
+    @pytest.mark.parametrize("gradients", [False, True])
+    def test_the_same_model_is_as_near_as_itself(self, tiny, gradients):
+        model = built(tiny, dtype=torch.bfloat16)
+        found = distances(model, sharing(model), tokens_for(model, 8), gradients=gradients)
+        assert [each.what for each in found] == ["logits", "gradients"][: 1 + gradients]
+        for each in found:
+            assert each.right
+            assert each.fused == each.unfused > 1e-4
+        assert all(each.grad is None for each in model.parameters())
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_another_model_is_not(self, tiny, dtype):
+        model = built(tiny, dtype=dtype)
+        other = sharing(model)
+        other.model.norm.variance_epsilon = 1.0
+        assert [each.right for each in distances(model, other, tokens_for(model, 8), gradients=True)] == [False, False]
+
+    def test_a_gradient_that_is_missing_is_wrong(self, tiny):
+        model = built(tiny)
+        other = sharing(model)
+        other.model.norm.forward = lambda x: model.model.norm(x).detach() + 0 * x
+        logits, gradients = distances(model, other, tokens_for(model, 8), gradients=True)
+        assert logits.right
+        assert not gradients.right
+
+
+class TestWork:
+    def test_training_leaves_no_gradients(self, tiny):
+        model = built(tiny)
+        seen = []
+        model.lm_head.weight.register_hook(seen.append)
+        MODES["train"](model, tokens_for(model, 8))()
+        assert len(seen) == 1
+        assert all(each.grad is None for each in model.parameters())
+
+    def test_a_prefill_gives_the_logits_of_the_last_token(self, tiny):
+        model, seen = built(tiny), []
+        model.lm_head.register_forward_hook(lambda _module, _inputs, logits: seen.append(logits.shape))
+        MODES["prefill"](model, tokens_for(model, 8))()
+        assert seen == [(1, 1, 64)]
+
+    def test_decoding_is_of_one_token_after_the_prompt(self, tiny):
+        model = built(tiny)
+        run, seen = MODES["decode"](model, tokens_for(model, 8)), []
+        model.model.register_forward_hook(
+            lambda _module, _inputs, given, _output: seen.append(
+                (given["input_ids"].shape, given["past_key_values"].get_seq_length())
+            ),
+            with_kwargs=True,
+        )
+        run()
+        run()
+        assert [shape for shape, _ in seen] == [(1, 1)] * 2
+        assert [length for _, length in seen] == [9, 10]
+
+
+def test_the_shares_are_of_the_time_of_the_unfused_model():
+    x = torch.ones(256, 256)
+    found = {each.operation: each for each in shares(lambda: x @ x @ x @ x, lambda: x.tanh(), "cpu", most=2)}
+    assert found["aten::mm"].after == 0
+    assert found["aten::tanh"].before == 0 < found["aten::tanh"].after
+    assert sum(each.before for each in found.values()) == pytest.approx(1)
+
+
+class TestCompare:
+    def test_every_mode_number_of_tokens_and_contender_has_a_row(self, tiny):
+        steps = []
+        found = compare(
+            tiny,
+            manager_of(PlainNorms),
+            dtype="float32",
+            device="cpu",
+            layers=1,
+            tokens=(4, 6),
+            modes=("train", "decode"),
+            versus=("again",),
+            repeats=2,
+            step=steps.append,
+        )
+        assert [(row.mode, row.tokens, row.contender) for row in found.rows] == [
+            (mode, tokens, name)
+            for mode in ("train", "decode")
+            for tokens in (4, 6)
+            for name in ("eager", "fuseplug", "eager again")
+        ]
+        assert found.right
+        assert [each.what for each in found.checked] == ["logits", "gradients"]
+        assert len(found.report.fused) == 3
+        assert all(row.gain == 1 for row in found.rows if row.contender == "eager")
+        assert found.shares.keys() == {(row.mode, row.tokens) for row in found.rows}
+        assert "train, 4 tokens: turn 2 of 2" in steps
+        assert "(LlamaForCausalLM, 1 layer, " in found.model
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"dtype": "int8"}, "'int8' is no dtype of a benchmark; expected one of bfloat16, float16, float32"),
+            ({"modes": ("generate",)}, "'generate' is no mode of a benchmark; expected one of train, prefill, decode"),
+            (
+                {"versus": ("unsloth",)},
+                "'unsloth' is no contender of a benchmark; expected one of again, compile, liger",
+            ),
+            ({"tokens": (1,)}, r"tokens are \[1\]; expected numbers from 2 on"),
+            ({"repeats": 1}, "repeats is 1; expected at least 2"),
+            ({"device": "npu"}, "--device npu: there is none here"),
+            ({"device": "cuba"}, "device='cuba' is unknown: .*did you mean 'cuda'"),
+            ({"versus": ("liger",), "device": "cpu"}, "--vs liger"),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    )
+    def test_what_cannot_be_measured_is_said(self, tiny, given, said):
+        with pytest.raises(PlanError, match=said):
+            compare(tiny, manager_of(PlainNorms), **given)
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def installed(self, monkeypatch):
+        found = manager_of(PlainNorms).kernels()
+        monkeypatch.setattr(kernel_manager, "discover", lambda *_: found)
+        monkeypatch.setenv("COLUMNS", "120")
+
+    def run(self, *args):
+        quick = ("--device", "cpu", "--layers", "1", "--tokens", "4", "--repeats", "2")
+        try:
+            main(("bench", *args, *quick))
+        except SystemExit as leave:
+            return int(leave.code or 0)
+        return 0
+
+    def test_a_table(self, tiny, capsys):
+        assert self.run(tiny, "--vs", "eager,again") == 0
+        out = capsys.readouterr().out
+        assert "LlamaForCausalLM, 1 layer, " in out
+        assert "3 of 3 targets fused" in out
+        assert out.count("right") == 2
+        lines = [line.split() for line in out.splitlines()]
+        assert ["train", "4", "eager"] in [line[:3] for line in lines]
+        assert ["eager", "again"] in [line[:2] for line in lines]
+        assert "where the time goes, train, 4 tokens" in out
+        assert "aten::mm" in out
+
+    def test_json(self, tiny, capsys):
+        assert self.run(tiny, "--mode", "prefill", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [(row["mode"], row["contender"]) for row in found["rows"]] == [
+            ("prefill", "eager"),
+            ("prefill", "fuseplug"),
+        ]
+        assert found["right"] is True
+        assert [each["what"] for each in found["checked"]] == ["logits"]
+        assert found["report"]["fused"] == 3
+        assert found["machine"]["cores"]
+
+    def test_a_picture(self, tiny, tmp_path):
+        pytest.importorskip("matplotlib")
+        path = tmp_path / "times.png"
+        assert self.run(tiny, "--mode", "train", "--mode", "decode", "--plot", str(path)) == 0
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+    def test_a_picture_needs_matplotlib(self, monkeypatch, tmp_path):
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        with pytest.raises(PlanError, match="pip install matplotlib"):
+            draw(None, tmp_path / "times.png")
+
+    def test_it_fails_if_the_fused_model_is_wrong(self, tiny, capsys, monkeypatch):
+        for name in ("_TIMES", "_ROUNDINGS"):
+            monkeypatch.setattr(f"fuseplug.bench.check.{name}", 0)
+        assert self.run(tiny) == 1
+        assert "WRONG: at most 0 is allowed" in capsys.readouterr().out
+
+    def test_an_error_is_one_line(self, tiny, capsys):
+        assert self.run(tiny, "--dtype", "int8") == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith("fuseplug: 'int8' is no dtype")
