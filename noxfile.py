@@ -36,7 +36,7 @@ BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests of the core and of the kernels for CPUs."""
-    install(session, *FOR_TESTS, "peft")
+    install(session, *FOR_TESTS, "peft", "matplotlib")
     test(session, *QUICK, *NO_DEVICES)
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from support.losses import PlainKernel
 from support.managers import manager_of
 
 from fuseplug import PlanError, kernel_manager
@@ -16,11 +17,13 @@ from fuseplug.bench import by_turns, compare, peak_memory, spread
 from fuseplug.bench.check import distances
 from fuseplug.bench.contenders import sharing
 from fuseplug.bench.models import SHORT_NAMES, build_random, layers_of
+from fuseplug.bench.ops import measure_ops
 from fuseplug.bench.shares import shares
 from fuseplug.bench.shown import draw
 from fuseplug.bench.work import MODES, tokens_for
 from fuseplug.cli import main
 from fuseplug_rmsnorm.kernels import RMSNormKernel
+from fuseplug_rope.kernels import RoPEKernel
 
 TINY = {
     "model_type": "llama",
@@ -39,6 +42,13 @@ class PlainNorms(RMSNormKernel):
 
     kernel_id: ClassVar[str] = "plain_rmsnorm"
     function: ClassVar[str] = "fuseplug_rmsnorm.reference:rms_norm"
+
+
+class PlainRotations(RoPEKernel):
+    """Likewise."""
+
+    kernel_id: ClassVar[str] = "plain_rope"
+    function: ClassVar[str] = "fuseplug_rope.reference:rope"
 
 
 @pytest.fixture
@@ -306,3 +316,75 @@ class TestCommand:
     def test_an_error_is_one_line(self, tiny, capsys):
         assert self.run(tiny, "--dtype", "int8") == 2
         assert capsys.readouterr().err.splitlines()[-1].startswith("fuseplug: 'int8' is no dtype")
+
+
+class TestEachKernelByItself:
+    @pytest.mark.parametrize(("mode", "work"), [("train", "forward and backward"), ("prefill", "forward")])
+    def test_every_different_replacement_has_a_row(self, tiny, mode, work):
+        found = compare(
+            tiny,
+            manager_of(PlainNorms),
+            dtype="float32",
+            device="cpu",
+            tokens=(4,),
+            modes=(mode,),
+            repeats=2,
+            ops=True,
+        )
+        (row,) = found.ops[mode, 4]
+        assert (row.kernel_id, row.variant, row.work) == ("plain_rmsnorm", "llama", work)
+        assert row.where == "model.layers.0.input_layernorm and 6 more"
+        assert row.sizes == "1 × 4 × 32"
+        assert row.gain > 0
+        assert row.kernel["n"] == row.original["n"] == 2
+
+    def test_original_and_kernel_get_the_calls_that_the_model_makes(self, tiny, monkeypatch):
+        given = []
+
+        def once(runs, _repeats):
+            return {name: [run() or 1.0] * 2 for name, run in runs.items()}
+
+        monkeypatch.setattr("fuseplug.bench.ops.by_turns", once)
+        monkeypatch.setattr("fuseplug.bench.ops._run", lambda *called: given.append(called))
+        model = built(tiny)
+        fused = sharing(model)
+        applied = manager_of(PlainNorms).apply_all(fused, verify=False)
+        ids = tokens_for(model, 5)
+        (row,) = measure_ops(model, applied, lambda each: MODES["train"](each, ids)(), 2)
+        assert row.declined == ""
+        (original, call, leaves), (kernel, same, _) = given
+        assert call is same
+        assert torch.equal(call.args[1], model.model.embed_tokens(ids))
+        assert leaves[0] is call.args[1]
+        assert any(each is model.model.layers[0].input_layernorm.weight for each in leaves)
+        assert original is type(model.model.norm).forward
+        assert torch.equal(original(*call.args), kernel(*call.args))
+
+    def test_calls_that_the_kernel_leaves_to_the_original_are_said_to_be(self, tiny):
+        class WithoutGradients(PlainNorms):
+            kernel_id: ClassVar[str] = "inference_rmsnorm"
+            differentiable: ClassVar[bool] = False
+
+        model = built(tiny)
+        applied = manager_of(WithoutGradients).apply_all(sharing(model), mode="inference", verify=False)
+        ids = tokens_for(model, 5)
+        (row,) = measure_ops(model, applied, lambda each: MODES["train"](each, ids)(), 2)
+        assert row.declined == "gradients are on, and the kernel has none"
+
+    def test_functions_are_recorded_where_the_model_calls_them(self, tiny):
+        model = built(tiny)
+        fused = sharing(model)
+        applied = manager_of(PlainRotations).apply_all(fused, verify=False)
+        assert applied.report.fused
+        ids = tokens_for(model, 6)
+        (row,) = measure_ops(model, applied, lambda each: MODES["prefill"](each, ids)(), 2)
+        assert (row.kernel_id, row.work) == ("plain_rope", "forward")
+        assert row.sizes.startswith("1 × 4 × 6 × 8, 1 × 2 × 6 × 8, 1 × 6 × 8")
+        assert not any("forward" in vars(module) for module in model.modules())
+
+    def test_a_loss_is_nothing_by_itself(self, tiny):
+        model = built(tiny)
+        applied = manager_of(PlainKernel).apply_all(sharing(model), verify=False, allow=["lazy_logits"])
+        assert applied.report.fused
+        ids = tokens_for(model, 5)
+        assert measure_ops(model, applied, lambda each: MODES["train"](each, ids)(), 2) == []

@@ -34,6 +34,7 @@ def bench(
         str, typer.Option(help="What else to time: compile, liger, again (eager twice, which shows the noise); commas.")
     ] = "",
     repeats: Annotated[int, typer.Option(help="Turns that count.")] = 7,
+    ops: Annotated[bool, typer.Option("--ops", help="Time each kernel by itself, too.")] = False,
     include: Annotated[list[str] | None, typer.Option(help="Use only this kernel or op; may be repeated.")] = None,
     allow: Annotated[
         list[str] | None, typer.Option(help="What you agree to give up, such as lazy_logits; may be repeated.")
@@ -64,6 +65,7 @@ def bench(
             modes=mode or ("train",),
             versus=[each.strip() for each in vs.split(",") if each.strip() not in ("", "eager")],
             repeats=repeats,
+            ops=ops,
             include=include or None,
             allow=allow or (),
             trust_remote_code=trust_remote_code,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from .contenders import EAGER, FUSED, OTHERS, Contender, eager_of, fused_of
 from .machine import machine
 from .memory import peak_memory
 from .models import build_random, layers_of
+from .ops import OpRow, measure_ops
 from .shares import Share, shares
 from .turns import by_turns, spread
 from .work import MODES, tokens_for
@@ -62,6 +64,7 @@ class Benchmark:
         checked: How near the results are.
         rows: The times.
         shares: Where they go, by mode and number of tokens.
+        ops: The times of each kernel by itself, likewise; empty if nobody asked for them.
         once: What was paid once, in seconds, by contender.
         machine: Where.
     """
@@ -71,6 +74,7 @@ class Benchmark:
     checked: list[Distance] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     shares: dict[tuple[str, int], list[Share]] = field(default_factory=dict)
+    ops: dict[tuple[str, int], list[OpRow]] = field(default_factory=dict)
     once: dict[str, float] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=machine)
 
@@ -92,6 +96,10 @@ class Benchmark:
                 {"mode": mode, "tokens": tokens, "operations": [each._asdict() for each in found]}
                 for (mode, tokens), found in self.shares.items()
             ],
+            "ops": [
+                {"mode": mode, "tokens": tokens, "kernels": [asdict(each) for each in found]}
+                for (mode, tokens), found in self.ops.items()
+            ],
             "report": self.report.to_dict(),
         }
 
@@ -107,6 +115,7 @@ def compare(
     modes: Sequence[str] = ("train",),
     versus: Sequence[str] = (),
     repeats: int = 7,
+    ops: bool = False,
     allow: Sequence[str] = (),
     include: Sequence[str] | None = None,
     trust_remote_code: bool = False,
@@ -124,6 +133,7 @@ def compare(
         modes: Of `MODES`; each is measured.
         versus: Of `CONTENDERS`: what is timed besides eager and Fuseplug.
         repeats: Turns that count, two at least.
+        ops: Whether to time each kernel by itself, too, in the calls that this model makes.
         allow: As for ``apply_all``.
         include: As for ``apply_all``.
         trust_remote_code: Whether Python code that comes with the model may be run.
@@ -141,8 +151,8 @@ def compare(
     )
     training = "train" in modes
     step("checking and applying the kernels")
-    fused, report = fused_of(model, manager, "training" if training else "inference", allow, include)
-    found = Benchmark(_said(name, model, dtype, device), report)
+    fused, applied = fused_of(model, manager, "training" if training else "inference", allow, include)
+    found = Benchmark(_said(name, model, dtype, device), applied.report)
     step("comparing results with those of a wider dtype")
     ids = tokens_for(model, min(_CHECKED, max(tokens)))
     found.checked = distances(model, fused.model, ids, gradients=training)
@@ -151,6 +161,10 @@ def compare(
     for mode in modes:
         for count in tokens:
             _measure(found, contenders, mode, count, repeats, step)
+            if ops:
+                step(f"{mode}, {count} tokens: each kernel by itself")
+                ids = tokens_for(model, count)
+                found.ops[mode, count] = measure_ops(model, applied, partial(_once, mode, ids), repeats)
     return found
 
 
@@ -205,6 +219,10 @@ def _measure(
         found.rows.append(Row(mode, tokens, name, ms, statistics.median(ratios), peak))
     step(f"{mode}, {tokens} tokens: profiling")
     found.shares[mode, tokens] = shares(runs[EAGER], runs[FUSED], ids.device.type)
+
+
+def _once(mode: str, ids: torch.Tensor, model: torch.nn.Module) -> None:
+    MODES[mode](model, ids)()
 
 
 def _said(name: str, model: torch.nn.Module, dtype: str, device: str) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..kernel_manager import KernelManager
-    from ..report import Report
+    from ..patching import Applied
 
 EAGER, FUSED, AGAIN, COMPILED, LIGER = "eager", "fuseplug", "eager again", "torch.compile", "Liger"
 
@@ -43,11 +43,11 @@ def eager_of(model: nn.Module, name: str = EAGER) -> Contender:
 
 def fused_of(
     model: nn.Module, manager: KernelManager, mode: str, allow: Sequence[str], include: Sequence[str] | None
-) -> tuple[Contender, Report]:
-    """*model* with the kernels of *manager*, and what was fused."""
+) -> tuple[Contender, Applied]:
+    """*model* with the kernels of *manager*, and what was applied."""
     other, start = sharing(model), time.perf_counter()
     applied = manager.apply_all(other, mode=mode, allow=allow, include=include)  # type: ignore[arg-type]  # it says which modes there are
-    return Contender(FUSED, other, time.perf_counter() - start), applied.report
+    return Contender(FUSED, other, time.perf_counter() - start), applied
 
 
 def compiled_of(model: nn.Module) -> Contender:

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from torch.profiler import ProfilerActivity, profile
 
+_CALLS = 3
+"""Calls that are profiled together: the time of one is a matter of chance."""
+
 
 class Share(NamedTuple):
     """One operation of torch.
@@ -49,6 +52,7 @@ def _times(run: Callable[[], Any], device_type: str) -> dict[str, float]:
     if hasattr(ProfilerActivity, own):
         activities = [*activities, getattr(ProfilerActivity, own)]
     with profile(activities=activities) as found:
-        run()
+        for _ in range(_CALLS):
+            run()
     time = "self_cpu_time_total" if device_type == "cpu" else "self_device_time_total"
     return {each.key: float(getattr(each, time)) for each in found.key_averages() if getattr(each, time) > 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from .compare import Benchmark
+    from .ops import OpRow
 
 
 def show(found: Benchmark, console: Console) -> None:
@@ -37,6 +39,9 @@ def show(found: Benchmark, console: Console) -> None:
             table.add_row(one_line(each.operation)[:60], f"{each.before:.1%}"[:-1], f"{each.after:.1%}"[:-1])
         console.print(f"where the time goes, {mode}, {tokens} tokens, by torch's profiler")
         console.print(table)
+    for (mode, tokens), ops in found.ops.items():
+        console.print(f"each kernel by itself, {mode}, {tokens} tokens")
+        console.print(_ops(ops))
 
 
 def draw(found: Benchmark, path: Path) -> None:
@@ -51,7 +56,7 @@ def draw(found: Benchmark, path: Path) -> None:
         raise PlanError("--plot needs matplotlib: pip install matplotlib") from error
     modes = list(dict.fromkeys(row.mode for row in found.rows))
     names = list(dict.fromkeys(row.contender for row in found.rows))
-    figure = Figure(figsize=(1.5 + 3.8 * len(modes), 3.6), layout="constrained")
+    figure = Figure(figsize=(2.5 + 3.8 * len(modes), 3.6), layout="constrained")
     panels = figure.subplots(1, len(modes), squeeze=False)[0]
     for panel, mode in zip(panels, modes, strict=True):
         rows = [row for row in found.rows if row.mode == mode]
@@ -68,7 +73,7 @@ def draw(found: Benchmark, path: Path) -> None:
         panel.set_ylabel("ms")
         panel.set_title(mode)
         panel.spines[["top", "right"]].set_visible(False)
-    panels[0].legend(frameon=False, fontsize="small")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize="small")
     figure.suptitle(one_line(found.model), fontsize="small")
     try:
         figure.savefig(path, dpi=150)
@@ -88,11 +93,22 @@ def _times(found: Benchmark) -> Any:
     return table
 
 
+def _ops(rows: Sequence[OpRow]) -> Any:
+    table = _table("kernel", "where", "original, ms", "kernel, ms", "×")
+    for row in rows:
+        ms = [f"{each['median']:.3g}" for each in (row.original, row.kernel)]
+        where = f"{row.where}, {row.variant}, {row.work}"
+        where += f"; left to the original: {row.declined}" if row.declined else ""
+        table.add_row(one_line(row.kernel_id), one_line(where), *ms, f"{row.gain:.2f}")
+    return table
+
+
 def _table(*columns: str) -> Any:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 or "contender" in column else "right")
+        words = column in ("contender", "where", "operation")
+        table.add_column(column, justify="left" if words or number == 0 else "right", no_wrap=number == 0 and not words)
     return table

@@ -22,7 +22,7 @@ def train(model: nn.Module, ids: Tensor) -> Run:
     def run() -> None:
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         model.zero_grad(set_to_none=True)
-        _wait(ids)
+        wait_for(ids)
 
     return run
 
@@ -35,7 +35,7 @@ def prefill(model: nn.Module, ids: Tensor) -> Run:
     def run() -> None:
         with torch.no_grad():
             model(input_ids=ids, use_cache=True, **last)
-        _wait(ids)
+        wait_for(ids)
 
     return run
 
@@ -51,7 +51,7 @@ def decode(model: nn.Module, ids: Tensor) -> Run:
         nonlocal cache
         with torch.no_grad():
             cache = model(input_ids=token, past_key_values=cache, use_cache=True).past_key_values
-        _wait(ids)
+        wait_for(ids)
 
     return run
 
@@ -72,7 +72,7 @@ def _class_of(model: nn.Module) -> Any:
     return type(getattr(model, "_orig_mod", model))
 
 
-def _wait(tensor: Tensor) -> None:
+def wait_for(tensor: Tensor) -> None:
     """Until the device has done its work."""
     backend: Any = getattr(torch, tensor.device.type, None)
     if hasattr(backend, "synchronize"):
