@@ -45,7 +45,7 @@ LAYERS = (
     {"proposing", "strict", "walking"},
     {"planning"},
     {"kernel_manager"},
-    {"from_config", "importing"},
+    {"from_config", "importing", "options"},
     {"doctor", "bench"},
     {"cli"},
     {"__init__", "__main__"},

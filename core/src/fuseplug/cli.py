@@ -14,6 +14,7 @@ from .bench.command import bench
 from .discovery import KernelRecord
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
+from .options import Allow, AsJson, Include, TrustRemoteCode
 from .plain_text import one_line, some_lines
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ app = typer.Typer(
 )
 
 app.command()(bench)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -99,16 +98,12 @@ def plan(
         typer.Option(help="Where the model will run: npu, cuda, cpu, … The default is the accelerator here, or cpu."),
     ] = None,
     mode: Annotated[str, typer.Option(help="training, inference, or auto, which is training.")] = "auto",
-    include: Annotated[list[str] | None, typer.Option(help="Use only this kernel or op; may be repeated.")] = None,
+    include: Include = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Leave out this kernel or op; may be repeated.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only modules whose path fits this glob; repeatable.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="No modules whose path fits this glob; repeatable.")] = None,
-    allow: Annotated[
-        list[str] | None, typer.Option(help="What you agree to give up, such as lazy_logits; may be repeated.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
-    ] = False,
+    allow: Allow = None,
+    trust_remote_code: TrustRemoteCode = False,
     explain: Annotated[
         str | None, typer.Option(metavar="PATH", help="Say what every kernel answers about the module at this path.")
     ] = None,
@@ -122,17 +117,16 @@ def plan(
         from .from_config import build
 
         built = build(model, trust_remote_code=trust_remote_code)
-    with console.status("asking the kernels and running what the modules compute"):
-        planned = manager.plan(
-            built,
-            device=device,
-            mode=mode,  # type: ignore[arg-type]  # plan says which modes there are
-            include=include or None,
-            exclude=exclude or (),
-            only=only or (),
-            skip=skip or (),
-            allow=allow or (),
-        )
+    planned = manager.plan(
+        built,
+        device=device,
+        mode=mode,  # type: ignore[arg-type]  # plan says which modes there are
+        include=include or None,
+        exclude=exclude or (),
+        only=only or (),
+        skip=skip or (),
+        allow=allow or (),
+    )
     if explain is not None:
         typer.echo(some_lines(planned.explain(explain)))
     elif as_json:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..kernel_manager import KernelManager
+from ..options import Allow, AsJson, Include, TrustRemoteCode
 
 
 def bench(
@@ -35,14 +36,10 @@ def bench(
     ] = "",
     repeats: Annotated[int, typer.Option(help="Turns that count.")] = 7,
     ops: Annotated[bool, typer.Option("--ops", help="Time each kernel by itself, too.")] = False,
-    include: Annotated[list[str] | None, typer.Option(help="Use only this kernel or op; may be repeated.")] = None,
-    allow: Annotated[
-        list[str] | None, typer.Option(help="What you agree to give up, such as lazy_logits; may be repeated.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    include: Include = None,
+    allow: Allow = None,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: AsJson = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the times into this file: png, svg or pdf.")] = None,
 ) -> None:
     """Measure what the kernels gain in a model on this machine; exit with 1 if the fused model is wrong."""
@@ -55,6 +52,14 @@ def bench(
 
     said = Console(stderr=True, highlight=False, markup=False, emoji=False)
     with said.status("importing torch and transformers") as status:
+
+        def step(text: str | None) -> None:
+            if text is None:
+                status.stop()
+            else:
+                status.update(text)
+                status.start()
+
         found = compare(
             model,
             KernelManager(),
@@ -69,7 +74,7 @@ def bench(
             include=include or None,
             allow=allow or (),
             trust_remote_code=trust_remote_code,
-            step=status.update,
+            step=step,
         )
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2, default=str))

@@ -119,7 +119,7 @@ def compare(
     allow: Sequence[str] = (),
     include: Sequence[str] | None = None,
     trust_remote_code: bool = False,
-    step: Callable[[str], Any] = lambda _: None,
+    step: Callable[[str | None], Any] = lambda _: None,
 ) -> Benchmark:
     """Measure what the kernels of *manager* gain in the model *name*.
 
@@ -137,7 +137,7 @@ def compare(
         allow: As for ``apply_all``.
         include: As for ``apply_all``.
         trust_remote_code: Whether Python code that comes with the model may be run.
-        step: Called with what is done next, in words.
+        step: Called with what is done next, in words; with ``None`` if that shows its progress itself.
 
     Raises:
         PlanError: If an argument is wrong, or a contender cannot run here.
@@ -150,7 +150,7 @@ def compare(
         name, layers=layers, dtype=getattr(torch, dtype), device=device, trust_remote_code=trust_remote_code
     )
     training = "train" in modes
-    step("checking and applying the kernels")
+    step(None)
     fused, applied = fused_of(model, manager, "training" if training else "inference", allow, include)
     found = Benchmark(_said(name, model, dtype, device), applied.report)
     step("comparing results with those of a wider dtype")
@@ -199,7 +199,7 @@ def _measure(
     mode: str,
     tokens: int,
     repeats: int,
-    step: Callable[[str], Any],
+    step: Callable[[str | None], Any],
 ) -> None:
     step(f"{mode}, {tokens} tokens: the first calls")
     ids = tokens_for(contenders[0].model, tokens)

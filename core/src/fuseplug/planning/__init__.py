@@ -16,6 +16,7 @@ from ..safe_access import attributes_of, class_name
 from ..walking import Place
 from .deciding import Ask, Decider, Decision
 from .explaining import explain
+from .progress import showing
 from .rules import Rules
 
 __all__ = ["Plan", "Rules", "make_plan"]
@@ -52,7 +53,8 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
     start = time.perf_counter()
     decider = Decider(rules, ask)
     decider.ask(places)
-    decisions = [decision for place in places for decision in decider.decide(place)]
+    with showing(places) as each:
+        decisions = [decision for place in each for decision in decider.decide(place)]
     report = Report(
         model_class=class_name(model),
         mode=rules.mode,

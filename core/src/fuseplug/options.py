@@ -1,0 +1,16 @@
+"""Options that several commands of the command line have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Include = Annotated[list[str] | None, typer.Option(help="Use only this kernel or op; may be repeated.")]
+Allow = Annotated[
+    list[str] | None, typer.Option(help="What you agree to give up, such as lazy_logits; may be repeated.")
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+]
