@@ -277,3 +277,23 @@ def test_what_was_gathered_may_be_written_into():
     (-logprobs).gather(-1, SAMPLED.unsqueeze(-1)).zero_()
     torch.testing.assert_close(first, copy)
     assert torch.equal(-logprobs.gather(-1, SAMPLED.unsqueeze(-1)), copy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("done", FROM_LOGPROBS)
+@pytest.mark.parametrize("late", [False, True])
+def test_under_autocast_results_have_the_dtypes_and_values_of_the_original(done, dtype, late):
+    inputs = tensors(dtype, bias=True)
+
+    def run(logits):
+        if not late:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return FROM_LOGPROBS[done](logits())
+        values = logits()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return FROM_LOGPROBS[done](values)
+
+    want = run(lambda: functional.linear(*inputs))
+    got = run(lambda: lazy(inputs)[0])
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
