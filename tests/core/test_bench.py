@@ -256,6 +256,22 @@ class TestCompare:
         with pytest.raises(PlanError, match=said):
             compare(tiny, manager_of(PlainNorms), **given)
 
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"architectures": ["LlamaModel"]}, "is a LlamaModel, whose forward takes no labels; expected a language"),
+            (
+                {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 16, "num_layers": 1},
+                "is a T5ForConditionalGeneration, with an encoder of its own",
+            ),
+        ],
+        ids=["no head", "an encoder"],
+    )
+    def test_a_model_of_another_kind_is_refused(self, tmp_path, changes, said):
+        (tmp_path / "config.json").write_text(json.dumps(TINY | changes))
+        with pytest.raises(PlanError, match=said):
+            compare(str(tmp_path), manager_of(PlainNorms), device="cpu")
+
 
 class TestCommand:
     @pytest.fixture(autouse=True)

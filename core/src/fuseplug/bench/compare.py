@@ -20,7 +20,7 @@ from .models import build_random, layers_of
 from .ops import OpRow, measure_ops
 from .shares import Share, shares
 from .turns import by_turns, spread
-from .work import MODES, tokens_for
+from .work import MODES, cannot_work, tokens_for
 
 if TYPE_CHECKING:
     from ..kernel_manager import KernelManager
@@ -149,6 +149,8 @@ def compare(
     model = build_random(
         name, layers=layers, dtype=getattr(torch, dtype), device=device, trust_remote_code=trust_remote_code
     )
+    if why := cannot_work(model):
+        raise PlanError(f"{name} is a {type(model).__name__}, {why}; expected a language model that generates text")
     training = "train" in modes
     step(None)
     fused, applied = fused_of(model, manager, "training" if training else "inference", allow, include)

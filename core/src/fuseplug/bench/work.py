@@ -59,6 +59,15 @@ def decode(model: nn.Module, ids: Tensor) -> Run:
 MODES: dict[str, Callable[[nn.Module, Tensor], Run]] = {"train": train, "prefill": prefill, "decode": decode}
 
 
+def cannot_work(model: nn.Module) -> str:
+    """Why *model* cannot be asked for what is timed here; ``""`` if it can."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return "with an encoder of its own"
+    parameters = inspect.signature(_class_of(model).forward).parameters
+    lacking = [name for name in ("input_ids", "labels", "use_cache", "past_key_values") if name not in parameters]
+    return f"whose forward takes no {' and no '.join(lacking)}" if lacking else ""
+
+
 def tokens_for(model: nn.Module, count: int) -> Tensor:
     """One row of *count* tokens, always the same."""
     words = model.get_input_embeddings().num_embeddings  # type: ignore[operator]  # a method of transformers' models
