@@ -65,10 +65,10 @@ class TestTurns:
     def test_each_contender_has_every_turn_and_those_of_warming_up_do_not_count(self):
         called, turns = [], []
         contenders = {name: lambda name=name: called.append(name) for name in ("one", "other")}
-        found = by_turns(contenders, 4, warm_up=2, after_turn=lambda: turns.append(len(called)))
+        found = by_turns(contenders, 4, warm_up=2, after_turn=lambda done: turns.append((done, len(called))))
         assert {name: len(times) for name, times in found.items()} == {"one": 4, "other": 4}
-        assert len(turns) == 6
-        a_turn = called[2 : turns[0]]  # two calls before find out how many are timed together
+        assert [done for done, _ in turns] == [0, 0, 1, 2, 3, 4]
+        a_turn = called[2 : turns[0][1]]  # two calls before find out how many are timed together
         half = len(a_turn) // 2
         assert a_turn == ["one"] * half + ["other"] * half
         assert called == ["one"] * 2 + a_turn * 6
@@ -232,7 +232,9 @@ class TestCompare:
         assert len(found.report.fused) == 3
         assert all(row.gain == 1 for row in found.rows if row.contender == "eager")
         assert found.shares.keys() == {(row.mode, row.tokens) for row in found.rows}
-        assert "train, 4 tokens: turn 2 of 2" in steps
+        assert [each for each in steps if each and each.startswith("train, 4")][1:-1] == [
+            f"train, 4 tokens: {done} of 2 turns" for done in range(3)
+        ]
         assert "(LlamaForCausalLM, 1 layer, " in found.model
 
     @pytest.mark.parametrize(

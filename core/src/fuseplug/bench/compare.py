@@ -203,17 +203,14 @@ def _measure(
     repeats: int,
     step: Callable[[str | None], Any],
 ) -> None:
-    step(f"{mode}, {tokens} tokens: the first calls")
+    step(f"{mode}, {tokens} tokens: the first calls, in which compilers work")
     ids = tokens_for(contenders[0].model, tokens)
     runs = {each.name: MODES[mode](each.model, ids) for each in contenders}
-    turn = iter(range(1, repeats + 2))
-    step(f"{mode}, {tokens} tokens: warming up")
-    samples = by_turns(
-        runs,
-        repeats,
-        warm_up=1,
-        after_turn=lambda: step(f"{mode}, {tokens} tokens: turn {min(next(turn), repeats)} of {repeats}"),
-    )
+
+    def told(done: int) -> None:
+        step(f"{mode}, {tokens} tokens: {done} of {repeats} turns")
+
+    samples = by_turns(runs, repeats, warm_up=1, after_turn=told)
     for name, times in samples.items():
         ratios = [eager / own for eager, own in zip(samples[EAGER], times, strict=True)]
         peak = peak_memory(runs[name], ids.device.type)

@@ -19,7 +19,7 @@ def by_turns(
     settle: Callable[[], Any] | None = None,
     *,
     warm_up: int = 3,
-    after_turn: Callable[[], Any] | None = None,
+    after_turn: Callable[[int], Any] | None = None,
 ) -> dict[str, list[float]]:
     """Time each contender *repeats* times, one after the other in each turn.
 
@@ -28,7 +28,7 @@ def by_turns(
         repeats: How many turns count.
         settle: Called before each call that is timed, for what is still under way from the one before.
         warm_up: How many turns go before these, and do not count.
-        after_turn: Called after each turn, those that do not count included.
+        after_turn: Called after each turn with how many counted so far.
 
     Returns:
         The microseconds of a call, for each contender one number a turn.
@@ -49,7 +49,7 @@ def by_turns(
             if turn >= 0:
                 samples[name].append((time.perf_counter() - start) / at_a_time * 1e6)
         if after_turn is not None:
-            after_turn()
+            after_turn(max(0, turn + 1))
     return samples
 
 
