@@ -80,8 +80,7 @@ class LazyLogits(LazyRows):
         columns = _columns(keys, self)
         if columns is None:
             return None
-        rows = logits.rows.contiguous() if self.is_contiguous() else logits.rows
-        moved = moved_rows(rows, self.shape[-1], Tensor.__getitem__, ((*keys[:-1], slice(None)),), {})
+        moved = moved_rows(self._rows, self.shape[-1], Tensor.__getitem__, ((*keys[:-1], slice(None)),), {})
         if moved is None:
             return None
         bias = None if logits.bias is None else logits.bias[columns]

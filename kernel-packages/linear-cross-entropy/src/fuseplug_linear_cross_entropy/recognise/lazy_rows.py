@@ -91,25 +91,34 @@ class LazyRows(LazyTensor):
         """``function(self, *rest, **kwargs)``, if whole rows are copied, moved or chosen; or ``NotImplemented``."""
         if function in _COPIES and not rest and not kwargs:
             return self.then(function, (self,), {})
-        logits: Logits = self.facts["logits"]
-        # A view of the logits may be none of rows that lie otherwise: .float() and .contiguous() close gaps.
-        rows = logits.rows.contiguous() if self.is_contiguous() else logits.rows
-        key = rest[0] if function is Tensor.__getitem__ and len(rest) == 1 and not kwargs else None
+        if function is Tensor.__getitem__:
+            return self._chosen(rest[0])
+        moved = moved_rows(self._rows, self.shape[-1], function, rest, kwargs)
+        return NotImplemented if moved is None else self._with(moved, function, rest, kwargs)
+
+    @property
+    def _rows(self) -> Tensor:
+        """As `Logits` has them. A view of these may be none of rows that lie otherwise: .float() closes gaps."""
+        rows: Tensor = self.facts["logits"].rows
+        return rows.contiguous() if self.is_contiguous() else rows
+
+    def _chosen(self, key: Any) -> Any:
+        """``self[key]``, if that is whole rows."""
         keys = key if isinstance(key, tuple) else (key,)
-        if function is Tensor.__getitem__ and not all(map(_is_simple, keys)):
+        if not all(each is None or each is Ellipsis or type(each) in (int, slice, Tensor) for each in keys):
             return NotImplemented
-        if any(type(each) is Tensor for each in keys):
-            # Rows are chosen where they are kept. A mask is looked at anyway, to know how many it chooses.
-            places = _places(keys, rows.dim())
-            if places is None:
-                return NotImplemented
-            function, rest, kwargs = Tensor.__getitem__, (places,), {}
-            moved: Tensor | None = rows[places]
-        else:
-            moved = moved_rows(rows, self.shape[-1], function, rest, kwargs)
-        if moved is None:
+        if not any(type(each) is Tensor for each in keys):
+            moved = moved_rows(self._rows, self.shape[-1], Tensor.__getitem__, (key,), {})
+            return NotImplemented if moved is None else self._with(moved, Tensor.__getitem__, (key,), {})
+        # Rows are chosen where they are kept. A mask is looked at anyway, to know how many it chooses.
+        places = _places(keys, self._rows.dim())
+        if places is None:
             return NotImplemented
-        return self.then(function, (self, *rest), kwargs, logits=replace(logits, rows=moved))
+        return self._with(self._rows[places], Tensor.__getitem__, (places,), {})
+
+    def _with(self, rows: Tensor, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """``function(self, *rest, **kwargs)``, which has the *rows*."""
+        return self.then(function, (self, *rest), kwargs, logits=replace(self.facts["logits"], rows=rows))
 
 
 _COPIES = frozenset({Tensor.contiguous, Tensor.clone, torch.clone})
@@ -128,10 +137,6 @@ _MOVES = frozenset(
     }
 )
 _REGROUPS = frozenset({Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten})
-
-
-def _is_simple(key: Any) -> bool:
-    return key is None or key is Ellipsis or type(key) in (int, slice, Tensor)
 
 
 def moved_rows(
