@@ -110,5 +110,6 @@ def _table(*columns: str) -> Any:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         words = column in ("contender", "where", "operation")
-        table.add_column(column, justify="left" if words or number == 0 else "right", no_wrap=number == 0 and not words)
+        justify: Any = "left" if words or number == 0 else "right"
+        table.add_column(column, justify=justify, no_wrap=number == 0 and not words, overflow="fold")
     return table
