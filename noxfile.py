@@ -30,6 +30,7 @@ FOR_SURVEY = ("pytest", "scipy")  # what some models import
 WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # each holds a torch of its own
 SLOWEST = ("--durations", "15", "--durations-min", "5")  # where the next minute of a run is to be saved
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # the workers fill the cores
+NOTHING_KEPT = {"FUSEPLUG_CACHE": "off"}  # what another run has found out is not to be measured, nor published
 BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy", "model")
 
 
@@ -139,7 +140,7 @@ def wheels(session: nox.Session) -> None:
 def coverage(session: nox.Session, transformers: str) -> None:
     """Check every model type of transformers, fused against unfused. Writes docs/coverage.md; goes on where it was."""
     install(session, *FOR_SURVEY, transformers=transformers)
-    alone = {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", **ONE_THREAD}
+    alone = {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", **ONE_THREAD, **NOTHING_KEPT}
     session.run("python", "-m", "survey.run", *session.posargs, env=alone)
 
 
@@ -149,7 +150,7 @@ def coverage_elsewhere(session: nox.Session, kernels: str) -> None:
     """The same with the kernels for other devices: on the NPU in host memory, and in Triton's interpreter."""
     install(session, {"npu": "torch_npu"}.get(kernels, kernels), *FOR_SURVEY)
     alone = {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    alone |= {"TRITON_INTERPRET": "1", **ONE_THREAD}
+    alone |= {"TRITON_INTERPRET": "1", **ONE_THREAD, **NOTHING_KEPT}
     session.run("python", "-m", "survey.run", "--kernels", kernels, *session.posargs, env=alone)
 
 
@@ -167,7 +168,7 @@ def bench(session: nox.Session, transformers: str) -> None:
     install(session, "psutil", transformers=transformers)
     # These two depend on how transformers builds its models.
     for script in BENCHMARKS if transformers == TRANSFORMERS[0] else ("planning", "parity"):
-        session.run("python", f"tests/benchmarks/{script}.py", *session.posargs)
+        session.run("python", f"tests/benchmarks/{script}.py", *session.posargs, env=NOTHING_KEPT)
 
 
 @nox.session(name="bench-gpu", default=False)
@@ -179,7 +180,7 @@ def bench_gpu(session: nox.Session) -> None:
         *("python", "-m", "pip", "install", "-q", "-c", "constraints.txt", "quack-kernels"), success_codes=range(256)
     )
     session.run("python", "tests/benchmarks/host.py")
-    session.run("python", "tests/benchmarks/gpu/run.py", *session.posargs)
+    session.run("python", "tests/benchmarks/gpu/run.py", *session.posargs, env=NOTHING_KEPT)
 
 
 def install(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# A test that finds what another run has kept tests nothing. Processes that tests start inherit this.
+os.environ["FUSEPLUG_CACHE"] = "off"
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import kept  # noqa: F401 - first, for it remembers when this process began to import
 from .contract import Adapter, Compute, Consent, Example, Proposal, Rejection, Scope, Site, Target
 from .errors import (
     DiscoveryError,

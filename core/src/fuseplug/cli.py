@@ -136,6 +136,22 @@ def plan(
 
 
 @app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Forget everything that is kept.")] = False,
+) -> None:
+    """Show where passed checks of kernels are kept for other processes, and how many; or forget them."""
+    from .kept import VARIABLE, Kept, folder
+
+    where = folder()
+    if where is None:
+        typer.echo(f"nothing is kept: {VARIABLE}=off, or there is no home directory")
+        return
+    checks = Kept("checks", where)
+    count = checks.clear() if clear else len(checks)
+    typer.echo(f"{where}: {count} checks{' forgotten' if clear else ''}")
+
+
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Check this machine and every installed kernel; exit with 1 if something installed cannot work."""
     from .doctor import examine, look

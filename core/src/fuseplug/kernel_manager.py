@@ -42,7 +42,7 @@ class Options(TypedDict, total=False):
     skip: Sequence[str] | str
     device: torch.device | str | None
     mode: Literal["auto", "training", "inference"]
-    verify: bool
+    verify: bool | Literal["always"]
     strict: bool
     allow: Sequence[str] | str
 
@@ -75,6 +75,8 @@ class KernelManager:
     * ``mode``: ``"training"``, ``"inference"``, or ``"auto"``, which means training, because gradients are assumed to
       be needed.
     * ``verify``: ``False`` does not run each kernel on its device. Modules are always run to find what they compute.
+      A check that a kernel passed is kept for other processes, until something changes that it depends on; ``"always"``
+      runs it again.
     * ``strict``: raise an error if a site for which a kernel answered had to be left alone.
     * ``allow``: what you agree to give up. A kernel that changes more than speed and memory names a word
       (``"lazy_logits"``) and is used only if it is here. The report says which kernel asks for what.
@@ -142,7 +144,7 @@ class KernelManager:
         skip: Sequence[str] | str = (),
         device: torch.device | str | None = None,
         mode: Literal["auto", "training", "inference"] = "auto",
-        verify: bool = True,
+        verify: bool | Literal["always"] = True,
         strict: bool = False,
         allow: Sequence[str] | str = (),
     ) -> Plan:

@@ -16,7 +16,7 @@ from .plain_text import one_line, some_lines
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-CheckStatus = Literal["passed", "pending", "skipped", ""]
+CheckStatus = Literal["passed", "passed before", "pending", "skipped", ""]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Entry:
         kernel_id: The winner; ``None`` if the target is left alone.
         variant: The semantics it was found to have.
         watched: What is compared at each call, beside the call itself.
-        check: What is known about the kernel on that device: ``"passed"``; ``"pending"`` (the device is not there yet);
+        check: What is known about the kernel on that device: ``"passed"``; ``"passed before"`` (in another process,
+            and nothing that it depends on has changed since); ``"pending"`` (the device is not there yet);
             ``"skipped"`` (``verify=False``).
         rejections: By kernel, why the others (or all) were not chosen.
         outranked: Kernels that fit as well, but were not preferred.
@@ -167,7 +168,7 @@ class Report:
         yield Text(one_line(self.summary()))
         fused: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.fused:
-            where = f"{entry.check} on {entry.device_type}" if entry.check == "passed" else entry.check
+            where = f"{entry.check} on {entry.device_type}" if entry.check.startswith("passed") else entry.check
             # Two lines to a cell: side by side they would leave no room for the paths.
             names = map(one_line, (entry.kernel_id, entry.variant, entry.class_name, entry.target))
             kernel_id, variant, class_name, target = names

@@ -15,6 +15,7 @@ from torch import nn
 from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
 from ..hookspecs import BaseKernel, resolve
+from ..kept import Kept, folder
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
 from ..proposing import Question
 from ..report import CheckStatus, Entry
@@ -57,7 +58,7 @@ class Decider:
         self._rules = rules
         self._ask = ask
         self._by_id = {record.kernel_id: record for record in rules.records}
-        self._verifier = Verifier()
+        self._verifier = Verifier(None if rules.check == "always" else Kept("checks", folder()))
         self._places: dict[str, Place] = {}
         self._taken: dict[tuple[int, str], str] = {}
         self._covered: dict[str, str] = {}
@@ -290,7 +291,9 @@ class Decider:
         if not self._rules.check:
             return semantics, Ran(semantics.accepts.dtypes), "skipped"
         ran = self._verifier.kernel_check(kernel, proposal, semantics, subject, place.device)
-        return ran if isinstance(ran, Rejection) else (semantics, ran, "passed")
+        if isinstance(ran, Rejection):
+            return ran
+        return semantics, ran, "passed before" if ran.before else "passed"
 
     @property
     def compile_seconds(self) -> float:

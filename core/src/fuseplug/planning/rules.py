@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ..contract import Mode
 from ..discovery import KernelRecord
@@ -19,7 +20,8 @@ class Rules:
         records: The kernels taking part.
         order: Ids or ops in the order the caller prefers them.
         mode: What the model is for.
-        check: Whether kernels are run on their device before they are chosen.
+        check: Whether kernels are run on their device before they are chosen; ``"always"`` if also where the result of
+            another process was kept.
         installed: Every kernel there is, for the report.
         allow: What the caller has agreed to give up, as `Consent.word`.
     """
@@ -27,7 +29,7 @@ class Rules:
     records: Sequence[KernelRecord]
     order: Sequence[str]
     mode: Mode
-    check: bool
+    check: bool | Literal["always"]
     installed: Sequence[KernelRecord]
     allow: Sequence[str] = ()
 

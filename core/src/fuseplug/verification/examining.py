@@ -84,11 +84,13 @@ class Semantics:
         adapter: The adapter of its variant.
         accepts: The calls for which that was found.
         draws: Whether it may draw random numbers.
+        evidence: A hash of what the original did on the examples and of its code; ``""`` if there is none.
     """
 
     adapter: Adapter
     accepts: Accepts
     draws: bool = True
+    evidence: str = ""
 
 
 @dataclass

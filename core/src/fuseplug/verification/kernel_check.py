@@ -13,6 +13,7 @@ from ..accepts import Dtypes
 from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
 from .comparing import Tolerance, departure, difference, excess
+from .evidence import key_of
 from .examining import Semantics, dtypes_in
 from .examples import example_of, raised
 from .outcome import AS_USUAL, Handing, Outcome, Subject, run
@@ -28,12 +29,33 @@ class Ran:
         contiguous: Whether it computes what the original does only if the input is contiguous.
         no_autocast: Whether it computes what the original does only without autocast.
         ranks: The numbers of dimensions of the main input with which it was right; empty if all were.
+        before: Whether that was found in another process, and kept.
     """
 
     dtypes: tuple[Dtypes, ...]
     contiguous: bool = False
     no_autocast: bool = False
     ranks: frozenset[int] = frozenset()
+    before: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for another process."""
+        return {
+            "dtypes": [[each and str(each).removeprefix("torch.") for each in row] for row in self.dtypes],
+            "contiguous": self.contiguous,
+            "no_autocast": self.no_autocast,
+            "ranks": sorted(self.ranks),
+        }
+
+    @classmethod
+    def kept(cls, answer: Any) -> Ran | None:
+        """What `to_dict` made plain data of; ``None`` if that is something else."""
+        try:
+            rows = [tuple(each and getattr(torch, each) for each in row) for row in answer["dtypes"]]
+            flags = (bool(answer["contiguous"]), bool(answer["no_autocast"]))
+            return cls(tuple(rows), *flags, frozenset(map(int, answer["ranks"])), before=True)
+        except (TypeError, KeyError, ValueError, AttributeError):
+            return None
 
 
 class KernelCheck:
@@ -53,6 +75,11 @@ class KernelCheck:
         self._device = device
         self._tolerance = Tolerance.of(proposal)
         self.compile_seconds = 0.0
+
+    def key(self) -> str:
+        """The hash of all that the result depends on; ``""`` if it has none."""
+        semantics = self._semantics
+        return key_of(self._kernel, self._proposal, semantics.adapter, semantics.evidence, self._device)
 
     def ran(self) -> Ran | Rejection:
         """The conditions in which the kernel is right; or why it is rejected."""

@@ -11,8 +11,10 @@ import torch
 
 from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
+from ..kept import Kept
 from .branches import Branches
 from .comparing import Tolerance, departure, difference, distance
+from .evidence import Evidence
 from .examining import Candidate, Examination, Semantics, forbidden, read_original
 from .examples import SEMANTICS_SIZE, example_of, raised
 from .kernel_check import KernelCheck, Ran
@@ -24,11 +26,15 @@ from .outcome import Outcome, Subject, run
 class Verifier:
     """Checks proposals, each distinct question once. Its answers are valid for one plan only.
 
+    Args:
+        kept: Where results of kernel checks are looked up, and kept for other processes; ``None``: nowhere.
+
     Attributes:
         compile_seconds: By how much the first runs of kernels were slower than their second runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Kept | None = None) -> None:
+        self._kept = kept
         self._semantics: dict[Hashable, Semantics | Rejection] = {}
         self._checks: dict[Hashable, Ran | Rejection] = {}
         self.compile_seconds = 0.0
@@ -53,10 +59,18 @@ class Verifier:
         key = (kernel.kernel_id, device, semantics.adapter, *_question(proposal, subject))
         if key not in self._checks:
             with neutral(device.type):
-                check = KernelCheck(kernel, proposal, semantics, subject, device)
-                self._checks[key] = check.ran()
-                self.compile_seconds += check.compile_seconds
+                self._checks[key] = self._checked(KernelCheck(kernel, proposal, semantics, subject, device))
         return self._checks[key]
+
+    def _checked(self, check: KernelCheck) -> Ran | Rejection:
+        kept = "" if self._kept is None else check.key()
+        if self._kept is not None and kept and (before := Ran.kept(self._kept.get(kept))) is not None:
+            return before
+        found = check.ran()
+        self.compile_seconds += check.compile_seconds
+        if self._kept is not None and kept and isinstance(found, Ran):
+            self._kept.put(kept, found.to_dict())
+        return found
 
 
 def _question(proposal: Proposal, subject: Subject) -> tuple[Hashable, ...]:
@@ -82,12 +96,16 @@ def _find_semantics(kernel: BaseKernel, proposal: Proposal, subject: Subject) ->
         return why
     # The children that examples bring may draw, to show in which order they are called.
     subject = replace(subject, draws=bool(reading.random or examples[0].children))
-    branches = Branches(reading.codes)
-    found = _surviving(proposal, subject, candidates, examples, branches)
+    branches, evidence = Branches(reading.codes), Evidence()
+    found = _surviving(proposal, subject, candidates, examples, branches, evidence)
     if isinstance(found, Rejection):
         return found
     try:
-        return Examination(proposal, subject, reading, *found, branches).semantics()
+        semantics = Examination(proposal, subject, reading, *found, branches).semantics()
+        if isinstance(semantics, Rejection):
+            return semantics
+        evidence.code(reading.codes)
+        return replace(semantics, evidence=evidence.digest())
     except Exception as error:  # noqa: BLE001 - a third party's example may not bear to be varied
         return raised("varying its examples", error)
 
@@ -98,6 +116,7 @@ def _surviving(
     candidates: Sequence[Candidate],
     examples: Sequence[Example],
     branches: Branches,
+    evidence: Evidence,
 ) -> tuple[Sequence[Candidate], Sequence[Example]] | Rejection:
     """The *candidates* that equal the original on every example, and those on which it could be run."""
     unanswered = ""
@@ -117,6 +136,7 @@ def _surviving(
                 unanswered = f"{type(error).__name__}: {error}"
                 continue
             branches.keep()
+            evidence.ran(expected)
             if not any(example is each for each in answered):
                 answered.append(example)
             misses = [

@@ -98,6 +98,7 @@ def _libraries(package: Path, version: str) -> list[Path]:
 def _import() -> None:
     # Or torch_npu copies in a thread of its own, and what it copies may come after what is computed here.
     os.environ["TASK_QUEUE_ENABLE"] = "0"
+    os.environ["FUSEPLUG_CACHE"] = "off"  # what passes here must not be taken for what passed on a chip
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):  # it prints that ASCEND_HOME_PATH is not set, which is as it should be

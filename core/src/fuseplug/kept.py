@@ -1,0 +1,77 @@
+"""What was found out on this machine and holds as long as nothing that it depends on changes, kept between runs.
+
+Each answer is a file of JSON in the user's cache directory, under the hash of everything that it depends on. What
+cannot be read is not there; what cannot be written is found out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "FUSEPLUG_CACHE"
+"""The environment variable that names the directory; ``off`` keeps nothing."""
+
+LOADED = time.time()
+"""When this process began to import Fuseplug. Of a file that is newer, it may have imported what was there before."""
+
+
+def folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where answers are kept; ``None`` if they are not."""
+    named = environ.get(VARIABLE, "").strip()
+    if named:
+        return None if named.lower() == "off" else Path(named).expanduser()
+    if sys.platform == "win32":
+        home = environ.get("LOCALAPPDATA", "")
+    else:
+        home = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "fuseplug" if home else None
+
+
+class Kept:
+    """Answers of one kind.
+
+    Args:
+        kind: The name of their folder.
+        where: The directory with the folders of all kinds; ``None`` keeps nothing.
+    """
+
+    def __init__(self, kind: str, where: Path | None) -> None:
+        self._folder = None if where is None else where / kind
+
+    def get(self, key: str) -> Any:
+        """What was kept under *key*; ``None`` if nothing was."""
+        if self._folder is None:
+            return None
+        try:
+            return json.loads((self._folder / f"{key}.json").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def put(self, key: str, answer: Any) -> None:
+        """Keep *answer*, plain data, under *key*."""
+        if self._folder is None:
+            return
+        # Whole or not at all, whoever else writes it now.
+        part = self._folder / f"{key}.{os.getpid()}.part"
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(answer))
+            part.replace(self._folder / f"{key}.json")
+
+    def __len__(self) -> int:
+        return 0 if self._folder is None else sum(1 for _ in self._folder.glob("*.json"))
+
+    def clear(self) -> int:
+        """Forget all answers; say how many there were."""
+        count = len(self)
+        if self._folder is not None:
+            for path in (*self._folder.glob("*.json"), *self._folder.glob("*.part")):
+                path.unlink(missing_ok=True)
+        return count

@@ -1,0 +1,301 @@
+"""What a kernel passed is kept for other processes, until anything changes that it depends on."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.managers import manager_of
+from support.models import Norm
+
+from fuseplug import kept
+from fuseplug.cli import main
+from fuseplug.kept import Kept, folder
+from fuseplug.verification import evidence
+from fuseplug.verification.evidence import UnstableError, stable
+from fuseplug_rmsnorm.recognise.structure import NormAdapter
+
+PACKAGE = """
+from typing import ClassVar
+from fuseplug_rmsnorm.kernels import RMSNormKernel
+
+class Counting(RMSNormKernel):
+    kernel_id: ClassVar[str] = "counting_rmsnorm"
+    function: ClassVar[str] = "kept_kernel.numbers:rms_norm"
+    check_sizes: ClassVar[tuple[int, ...]] = (64,)
+"""
+NUMBERS = """
+from fuseplug_rmsnorm.reference import rms_norm as reference
+
+calls = 0
+
+def rms_norm(*args, **kwargs):
+    global calls
+    calls += 1
+    return reference(*args, **kwargs)
+"""
+BEFORE = time.time() - 3600
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Write a package with a kernel; give the folder, and a function that writes a file of it."""
+    root = tmp_path / "kept_kernel"
+    root.mkdir()
+
+    def write(name, text, when=BEFORE):
+        (root / name).write_text(text)
+        os.utime(root / name, (when, when))
+        importlib.invalidate_caches()
+        evidence._code_of.cache_clear()
+
+    write("__init__.py", PACKAGE)
+    write("numbers.py", NUMBERS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield write
+    for name in [name for name in sys.modules if name.startswith("kept_kernel")]:
+        del sys.modules[name]
+    evidence._code_of.cache_clear()
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    where = tmp_path / "cache"
+    monkeypatch.setenv(kept.VARIABLE, str(where))
+    monkeypatch.setattr(evidence, "_code_of", _without_the_checkout(evidence._code_of))
+    return where
+
+
+def _without_the_checkout(code_of):
+    """The files of this checkout may be newer than this process: somebody works on them."""
+
+    def found(package):
+        return package if package.startswith("fuseplug") else code_of(package)
+
+    found.cache_clear = code_of.cache_clear
+    return found
+
+
+@pytest.fixture
+def checked(written, cache):
+    """Plan a norm; say what the report says of the check, and how often the kernel was called for it."""
+
+    def run(module=None, **options):
+        numbers = importlib.import_module("kept_kernel.numbers")
+        kernel = importlib.import_module("kept_kernel").Counting
+        before = numbers.calls
+        (entry,) = manager_of(kernel).plan(module or Norm(), **options).report.entries
+        return entry.check or entry.why_not, numbers.calls - before
+
+    return run
+
+
+class TestWhatIsKept:
+    def test_a_kernel_that_passed_is_not_run_again(self, checked, cache):
+        said, calls = checked()
+        assert said == "passed"
+        assert calls > 5
+        assert checked() == ("passed before", 0)
+        assert len(Kept("checks", cache)) == 1
+
+    def test_unless_the_user_insists(self, checked):
+        _, calls = checked()
+        assert checked(verify="always") == ("passed", calls)
+
+    def test_what_was_found_is_what_guards_the_calls(self, written, cache):
+        kernel = importlib.import_module("kept_kernel").Counting
+        numbers = importlib.import_module("kept_kernel.numbers")
+        inputs = [torch.ones(2, 16, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+        counted = []
+        for _ in range(2):
+            model = Norm()
+            with manager_of(kernel).apply_all(model):
+                before = numbers.calls
+                for x in inputs:
+                    model(x)
+                counted.append(numbers.calls - before)
+        assert counted[0] == counted[1] < len(inputs)
+
+    def test_the_weights_make_no_difference(self, checked):
+        checked()
+        other = Norm()
+        torch.nn.init.normal_(other.weight)
+        assert checked(other) == ("passed before", 0)
+
+
+class TestWhatMakesItRunAgain:
+    def again(self, checked, *args):
+        said, calls = checked(*args)
+        assert said == "passed"
+        assert calls > 5
+
+    def test_another_number_in_the_module(self, checked):
+        checked()
+        self.again(checked, Norm(eps=1e-3))
+
+    def test_other_code_with_the_same_results(self, checked):
+        class Another(Norm):
+            def forward(self, hidden_states):
+                dtype = hidden_states.dtype
+                wide = hidden_states.to(torch.float32)
+                wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+                return self.weight * wide.to(dtype)
+
+        checked()
+        self.again(checked, Another())
+
+    def test_another_width(self, checked):
+        checked()
+        self.again(checked, Norm(size=48))
+
+    def test_other_code_of_the_kernel(self, checked, written):
+        checked()
+        written("numbers.py", NUMBERS + "# another\n")
+        self.again(checked)
+
+    def test_another_file_of_the_kernel(self, checked, written):
+        checked()
+        written("table.json", "{}")
+        self.again(checked)
+
+    @pytest.mark.parametrize("name", ["TORCHINDUCTOR_CPP_ENABLE_FAST_MATH", "CXX", "TRITON_INTERPRET"])
+    def test_the_environment(self, checked, monkeypatch, name):
+        checked()
+        monkeypatch.setenv(name, "1")
+        self.again(checked)
+
+    def test_the_number_of_threads(self, checked):
+        checked()
+        threads = torch.get_num_threads()
+        try:
+            torch.set_num_threads(threads + 1)
+            self.again(checked)
+        finally:
+            torch.set_num_threads(threads)
+
+    def test_another_distribution(self, checked, tmp_path, monkeypatch):
+        checked()
+        (tmp_path / "something-1.0.dist-info").mkdir()
+        monkeypatch.setattr(evidence, "_installed", evidence._installed.__wrapped__)
+        self.again(checked)
+
+    def test_an_answer_that_cannot_be_read(self, checked, cache):
+        checked()
+        for text in ("", "{", "[]", '{"dtypes": 1}', '{"dtypes": [["nothing"]]}'):
+            for path in (cache / "checks").glob("*.json"):
+                path.write_text(text)
+            self.again(checked)
+
+
+class TestWhatIsNotKept:
+    def test_that_a_kernel_is_wrong(self, checked, written, cache):
+        written("numbers.py", NUMBERS.replace("return reference", "return 2 * reference"))
+        for _ in range(2):
+            said, calls = checked()
+            assert "its numbers are wrong" in said
+            assert calls
+        assert not len(Kept("checks", cache))
+
+    def test_anything_of_files_that_are_newer_than_the_process(self, checked, written, cache):
+        written("numbers.py", NUMBERS, when=time.time() + 1)
+        for _ in range(2):
+            assert checked()[0] == "passed"
+        assert not len(Kept("checks", cache))
+
+    def test_anything_of_a_kernel_that_is_in_no_package(self, written, cache):
+        class Here(importlib.import_module("kept_kernel").Counting):
+            kernel_id = "here_rmsnorm"
+
+        for _ in range(2):
+            (entry,) = manager_of(Here).plan(Norm()).report.entries
+            assert entry.check == "passed"
+        assert not len(Kept("checks", cache))
+
+    def test_anything_where_nothing_can_be_written(self, checked, cache):
+        cache.write_text("a file in the place of the directory")
+        for _ in range(2):
+            assert checked()[0] == "passed"
+
+    def test_anything_if_it_is_off(self, checked, monkeypatch, tmp_path):
+        monkeypatch.setenv(kept.VARIABLE, "off")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+        for _ in range(2):
+            assert checked()[0] == "passed"
+        assert not (tmp_path / "home").exists()
+
+
+class TestDescriptions:
+    def test_they_are_the_same_in_every_process(self):
+        script = (
+            "from fuseplug.verification.evidence import Evidence, stable\n"
+            "from fuseplug_linear_cross_entropy.recognise.structure import HeadAdapter, Mix\n"
+            "import torch\n"
+            "def f(x):\n    return {'a', 'b'} if x in {'c', 'd', 'e'} else [y for y in x]\n"
+            "evidence = Evidence()\nevidence.code([f.__code__])\n"
+            "print(stable((HeadAdapter('linear', frozenset({'added', 'capped'})), Mix(torch.float32, 'summed'))))\n"
+            "print(evidence.digest())\n"
+        )
+        said = [
+            subprocess.run(
+                [sys.executable, "-c", "\n" * lines + script],
+                env={**os.environ, "PYTHONHASHSEED": seed},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for seed, lines in (("1", 0), ("2", 5))
+        ]
+        assert said[0] == said[1]
+        assert "HeadAdapter(variant=str 'linear'" in said[0]
+
+    def test_they_differ_where_values_do(self):
+        adapters = [NormAdapter("llama", "weight", eps, None, None, False, False) for eps in ("eps", "epsilon")]
+        values = [1, 1.0, True, "1", None, (1,), [1], (1, 2), torch.float16, torch.Size((1,)), *adapters]
+        assert len({stable(value) for value in values}) == len(values)
+
+    @pytest.mark.parametrize("value", [object(), lambda: 0, (1, object()), {"a": torch.ones(1)}], ids=str)
+    def test_what_has_none_is_said_to(self, value):
+        with pytest.raises(UnstableError):
+            stable(value)
+
+
+class TestWhere:
+    @pytest.mark.parametrize(
+        ("environ", "found"),
+        [
+            ({"FUSEPLUG_CACHE": "off"}, None),
+            ({"FUSEPLUG_CACHE": " OFF "}, None),
+            ({"FUSEPLUG_CACHE": "/somewhere"}, Path("/somewhere")),
+            ({"FUSEPLUG_CACHE": "", "XDG_CACHE_HOME": "/kept"}, Path("/kept/fuseplug")),
+            ({}, Path.home() / ".cache" / "fuseplug"),
+        ],
+        ids=str,
+    )
+    @pytest.mark.skipif(sys.platform == "win32", reason="another directory there")
+    def test_the_directory(self, environ, found):
+        assert folder(environ) == found
+
+    def test_the_command_counts_and_forgets(self, checked, cache, capsys):
+        checked()
+        _run("cache")
+        assert capsys.readouterr().out == f"{cache}: 1 checks\n"
+        _run("cache", "--clear")
+        assert capsys.readouterr().out == f"{cache}: 1 checks forgotten\n"
+        assert not len(Kept("checks", cache))
+
+    def test_the_command_says_if_nothing_is_kept(self, monkeypatch, capsys):
+        monkeypatch.setenv(kept.VARIABLE, "off")
+        _run("cache")
+        assert "nothing is kept: FUSEPLUG_CACHE=off" in capsys.readouterr().out
+
+
+def _run(*args):
+    with pytest.raises(SystemExit) as leave:
+        main(args)
+    assert not leave.value.code
