@@ -259,7 +259,11 @@ class TestDescriptions:
         values = [1, 1.0, True, "1", None, (1,), [1], (1, 2), torch.float16, torch.Size((1,)), *adapters]
         assert len({stable(value) for value in values}) == len(values)
 
-    @pytest.mark.parametrize("value", [object(), lambda: 0, (1, object()), {"a": torch.ones(1)}], ids=str)
+    @pytest.mark.parametrize(
+        "value",
+        [object(), lambda: 0, (1, object()), {"a": torch.ones(1)}],
+        ids=["an object", "a lambda", "an object within", "a tensor"],
+    )
     def test_what_has_none_is_said_to(self, value):
         with pytest.raises(UnstableError):
             stable(value)
