@@ -222,6 +222,23 @@ class TestWhatIsNotKept:
         for _ in range(2):
             assert checked()[0] == "passed"
 
+    def test_anything_that_cannot_be_described(self, checked, cache, monkeypatch):
+        def raises(value):
+            raise ValueError(value)
+
+        monkeypatch.setattr(evidence, "stable", raises)
+        for _ in range(2):
+            assert checked()[0] == "passed"
+        assert not len(Kept("checks", cache))
+
+    def test_anything_without_a_home(self, checked, monkeypatch):
+        monkeypatch.delenv(kept.VARIABLE)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr("os.path.expanduser", lambda path: path)
+        assert folder() is None
+        for _ in range(2):
+            assert checked()[0] == "passed"
+
     def test_anything_if_it_is_off(self, checked, monkeypatch, tmp_path):
         monkeypatch.setenv(kept.VARIABLE, "off")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))

@@ -25,13 +25,12 @@ LOADED = time.time()
 def folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Where answers are kept; ``None`` if they are not."""
     named = environ.get(VARIABLE, "").strip()
-    if named:
-        return None if named.lower() == "off" else Path(named).expanduser()
-    if sys.platform == "win32":
-        home = environ.get("LOCALAPPDATA", "")
-    else:
-        home = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "fuseplug" if home else None
+    if named.lower() == "off":
+        return None
+    home = environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME") or "~/.cache"
+    # Not Path.expanduser, which raises where there is no home.
+    found = os.path.expanduser(named or os.path.join(home, "fuseplug"))  # noqa: PTH111, PTH118
+    return None if found.startswith("~") else Path(found)
 
 
 class Kept:
