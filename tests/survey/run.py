@@ -21,7 +21,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +31,6 @@ import torch
 import transformers
 from packaging.version import Version
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from fuseplug.bench import machine
 
 from . import pool, single_class

@@ -44,6 +44,10 @@ class Kept:
     def __init__(self, kind: str, where: Path | None) -> None:
         self._folder = None if where is None else where / kind
 
+    def __bool__(self) -> bool:
+        """Whether anything is kept at all; not whether there is anything yet."""
+        return self._folder is not None
+
     def get(self, key: str) -> Any:
         """What was kept under *key*; ``None`` if nothing was."""
         if self._folder is None:
@@ -74,3 +78,7 @@ class Kept:
             for path in (*self._folder.glob("*.json"), *self._folder.glob("*.part")):
                 path.unlink(missing_ok=True)
         return count
+
+
+NOWHERE = Kept("", None)
+"""Keeps nothing."""

@@ -15,7 +15,7 @@ from torch import nn
 from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
 from ..hookspecs import BaseKernel, resolve
-from ..kept import Kept, folder
+from ..kept import NOWHERE, Kept, folder
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
 from ..proposing import Question
 from ..report import CheckStatus, Entry
@@ -58,7 +58,7 @@ class Decider:
         self._rules = rules
         self._ask = ask
         self._by_id = {record.kernel_id: record for record in rules.records}
-        self._verifier = Verifier(None if rules.check == "always" else Kept("checks", folder()))
+        self._verifier = Verifier(NOWHERE if rules.check == "always" else Kept("checks", folder()))
         self._places: dict[str, Place] = {}
         self._taken: dict[tuple[int, str], str] = {}
         self._covered: dict[str, str] = {}

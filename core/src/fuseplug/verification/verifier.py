@@ -11,7 +11,7 @@ import torch
 
 from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
-from ..kept import Kept
+from ..kept import NOWHERE, Kept
 from .branches import Branches
 from .comparing import Tolerance, departure, difference, distance
 from .evidence import Evidence
@@ -27,13 +27,13 @@ class Verifier:
     """Checks proposals, each distinct question once. Its answers are valid for one plan only.
 
     Args:
-        kept: Where results of kernel checks are looked up, and kept for other processes; ``None``: nowhere.
+        kept: Where results of kernel checks are looked up, and kept for other processes; by default nowhere.
 
     Attributes:
         compile_seconds: By how much the first runs of kernels were slower than their second runs.
     """
 
-    def __init__(self, kept: Kept | None = None) -> None:
+    def __init__(self, kept: Kept = NOWHERE) -> None:
         self._kept = kept
         self._semantics: dict[Hashable, Semantics | Rejection] = {}
         self._checks: dict[Hashable, Ran | Rejection] = {}
@@ -63,13 +63,13 @@ class Verifier:
         return self._checks[key]
 
     def _checked(self, check: KernelCheck) -> Ran | Rejection:
-        kept = "" if self._kept is None else check.key()
-        if self._kept is not None and kept and (before := Ran.kept(self._kept.get(kept))) is not None:
+        key = check.key() if self._kept else ""
+        if key and (before := Ran.kept(self._kept.get(key))) is not None:
             return before
         found = check.ran()
         self.compile_seconds += check.compile_seconds
-        if self._kept is not None and kept and isinstance(found, Ran):
-            self._kept.put(kept, found.to_dict())
+        if key and isinstance(found, Ran):
+            self._kept.put(key, found.to_dict())
         return found
 
 
