@@ -97,7 +97,7 @@ class LazyLogits(LazyRows):
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
     ) -> Any:
-        if weight is not None or size_average is not None or reduce is not None or not logits.are_labelled(target):
+        if not logits.are_labelled(target, weight, size_average, reduce):
             return NotImplemented
         self.check_inputs("cross_entropy")
         return logits.losses(target, ignore_index, reduction, label_smoothing)

@@ -120,13 +120,8 @@ class LazyLogProbs(LazyRows):
     ) -> Any:
         """The cross-entropy of the logits."""
         logits: Logits = self.facts["logits"]
-        if (
-            weight is not None
-            or size_average is not None
-            or reduce is not None
-            or not logits.are_labelled(target)
-            or torch.is_autocast_enabled(logits.hidden.device.type)
-        ):
+        autocast = torch.is_autocast_enabled(logits.hidden.device.type)
+        if autocast or not logits.are_labelled(target, weight, size_average, reduce):
             return NotImplemented
         self.check_inputs("nll_loss")
         return (logits.losses(target, ignore_index, reduction, 0.0) * self.facts["sign"]).to(self.dtype)

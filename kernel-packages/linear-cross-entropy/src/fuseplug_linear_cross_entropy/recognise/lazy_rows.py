@@ -48,10 +48,14 @@ class Logits:
         # A copy of the input of the head is small beside the logits.
         return self.hidden[self.rows.to(self.hidden.device)]
 
-    def are_labelled(self, labels: Any) -> bool:
-        """Whether *labels* has one for each of one line of rows, as ``F.cross_entropy`` is given them."""
+    def are_labelled(self, labels: Any, *others: Any) -> bool:
+        """Whether *labels* has one for each of one line of rows, and all *others* are ``None``.
+
+        The others are what else torch's losses take and no kernel serves: ``weight``, ``size_average``, ``reduce``.
+        """
         return (
-            self.rows.dim() == 1
+            all(each is None for each in others)
+            and self.rows.dim() == 1
             and type(labels) is Tensor
             and labels.dtype == torch.int64
             and labels.shape == self.rows.shape
