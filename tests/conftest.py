@@ -8,6 +8,8 @@ import pytest
 
 # A test that finds what another run has kept tests nothing. Processes that tests start inherit this.
 os.environ["FUSEPLUG_CACHE"] = "off"
+# The models of tests are small, and small calls are the originals'. tests/core/test_gains.py has calls as users make.
+os.environ["FUSEPLUG_EVERY_SIZE"] = "1"
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ LAYERS = (
     {"discovery"},
     {"gc_paused", "devices", "fsdp1", "report", "rebind", "by_class_name"},
     {"reading"},
-    {"watch"},
+    {"watch", "gains"},
     {"accepts"},
     {"verification"},
     {"patching"},

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import kept  # noqa: F401 - first, for it remembers when this process began to import
-from .contract import Adapter, Compute, Consent, Example, Proposal, Rejection, Scope, Site, Target
+from .contract import Adapter, Compute, Consent, Example, Proposal, Rejection, Scope, Site, Target, Use
 from .errors import (
     DiscoveryError,
     FuseplugError,
@@ -59,6 +59,7 @@ __all__ = [
     "Site",
     "Target",
     "UndoError",
+    "Use",
     "VerificationError",
     "called_functions",
     "hookimpl",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .gains import EVERY_SIZE, Gains
 from .watch import NOTHING, ById, Call, Extra, Route, Watch
 
 Dtypes = tuple[torch.dtype | None, ...]
@@ -26,6 +27,7 @@ class Accepts:
         extra: What becomes of keyword arguments that the original has no parameters for.
         space: For a function target, where the name is looked up, if it is known.
         scope: What must be entered, as in `fuseplug.patching.scoping`; ``None``: nothing.
+        gains: From which size on the kernel is used.
     """
 
     calls: tuple[Call, ...]
@@ -36,3 +38,4 @@ class Accepts:
     extra: Extra = "original"
     space: ById | None = None
     scope: Hashable | None = None
+    gains: Gains = EVERY_SIZE

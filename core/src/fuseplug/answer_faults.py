@@ -40,6 +40,8 @@ def _faults_of_proposal(answer: Proposal) -> list[str]:
         for name in ("roundings", "working_roundings")
         if not isinstance(getattr(answer, name), int | float)
     ]
+    if not isinstance(answer.work, int | float) or not answer.work > 0:
+        found.append(f"work must be a positive number, not {answer.work!r}")
     found += _faults_of_company(answer)
     if not isinstance(answer.exact, bool):
         found.append(f"exact must be True or False, not {answer.exact!r}")

@@ -191,6 +191,8 @@ class Proposal:
         lazy: The subclass of `fuseplug.lazy_tensor.LazyTensor` that stands for the result. Fuseplug also checks that
             it becomes the original's result bit for bit.
         consent: What the user must agree to first.
+        work: On how many elements the op works for each of the main input: for a gated MLP its inner width over its
+            outer one. `BaseKernel.gains_from` counts these.
     """
 
     target: Target
@@ -208,11 +210,29 @@ class Proposal:
     scope: Scope | None = None
     lazy: type[Any] | None = None
     consent: Consent | None = None
+    work: float = 1.0
 
     @property
     def all_targets(self) -> tuple[Proposal, ...]:
         """This, and those beside it."""
         return (self, *self.beside)
+
+
+@dataclass(frozen=True)
+class Use:
+    """A kind of call for which a kernel may be faster than the original, or not.
+
+    Attributes:
+        adapter: The variant of the op.
+        device_type: Where it runs.
+        dtype: That of the main input.
+        gradients: Whether the main input requires gradients.
+    """
+
+    adapter: Adapter
+    device_type: str
+    dtype: torch.dtype
+    gradients: bool
 
 
 @dataclass(frozen=True)

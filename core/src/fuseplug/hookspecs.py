@@ -6,12 +6,12 @@ import abc
 import importlib
 import traceback
 from collections.abc import Iterable
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Literal, final
 
 import pluggy
 
 from .answer_faults import faults_of_answer
-from .contract import Adapter, Answer, Compute, Proposal, Rejection, Site
+from .contract import Adapter, Answer, Compute, Proposal, Rejection, Site, Use
 
 PROJECT = "fuseplug"
 ENTRY_POINT_GROUP = "fuseplug.kernels"
@@ -38,6 +38,8 @@ class BaseKernel(abc.ABC):
         device_types: Where it runs; empty for every device.
         differentiable: Whether gradients flow through it. If not, it is used only for ``mode="inference"``.
         compilable: Whether ``torch.compile`` can trace through it.
+        when_traced: What computes a call that ``torch.compile``, ``torch.export`` or ``torch.jit.trace`` traces: the
+            ``"kernel"``, or the ``"original"``, if the compiler fuses that as well.
         priority: Among kernels equally specific to a device the higher one is preferred.
         check_sizes: Numbers of elements at which the kernel is checked on its device. Name more than one where it takes
             different paths for small and large inputs.
@@ -51,6 +53,7 @@ class BaseKernel(abc.ABC):
     device_types: ClassVar[tuple[str, ...]] = ()
     differentiable: ClassVar[bool] = True
     compilable: ClassVar[bool] = True
+    when_traced: ClassVar[Literal["kernel", "original"]] = "kernel"
     priority: ClassVar[int] = 0
     check_sizes: ClassVar[tuple[int, ...]] = (512, 1 << 17)
 
@@ -84,6 +87,18 @@ class BaseKernel(abc.ABC):
         """
         del adapter
         return None
+
+    def gains_from(self, use: Use) -> int:
+        """Return from how many elements on the kernel is faster than the original; 0 if it always is.
+
+        Measure it. A call with fewer is computed by the original, bit for bit as without Fuseplug. Asked when the
+        kernel is planned, not at each call.
+
+        Returns:
+            Elements of the main input, times `Proposal.work`.
+        """
+        del use
+        return 0
 
     @final
     def runs_on(self, device_type: str) -> bool:

@@ -34,6 +34,8 @@ def faults(kernel: Any) -> list[str]:
         for name in ("differentiable", "compilable")
         if not isinstance(getattr(kernel, name), bool)
     ]
+    if kernel.when_traced not in ("kernel", "original"):
+        found.append(f'when_traced must be "kernel" or "original", not {kernel.when_traced!r}')
     if isinstance(kernel.priority, bool) or not isinstance(kernel.priority, int):
         found.append(f"priority must be an int, not {kernel.priority!r}")
     sizes = kernel.check_sizes

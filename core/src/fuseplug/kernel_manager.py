@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=type[BaseKernel])
 REGISTERED = "(registered)"
+EVERY_SIZE_VARIABLE = "FUSEPLUG_EVERY_SIZE"
 Find = Callable[[Mapping[str, str], Iterable[KernelRecord]], list[KernelRecord]]
 
 
@@ -45,6 +46,7 @@ class Options(TypedDict, total=False):
     verify: bool | Literal["always"]
     strict: bool
     allow: Sequence[str] | str
+    every_size: bool
 
 
 class AllOptions(Options, total=False):
@@ -80,6 +82,8 @@ class KernelManager:
     * ``strict``: raise an error if a site for which a kernel answered had to be left alone.
     * ``allow``: what you agree to give up. A kernel that changes more than speed and memory names a word
       (``"lazy_logits"``) and is used only if it is here. The report says which kernel asks for what.
+    * ``every_size``: use kernels in calls of every size. By default a call that is too small to gain is the original's,
+      as each kernel says (`BaseKernel.gains_from`). ``FUSEPLUG_EVERY_SIZE=1`` says the same.
 
     Args:
         environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
@@ -147,6 +151,7 @@ class KernelManager:
         verify: bool | Literal["always"] = True,
         strict: bool = False,
         allow: Sequence[str] | str = (),
+        every_size: bool = False,
     ) -> Plan:
         """Decide and check what would be done to *model*, and change nothing. The class says what the arguments mean.
 
@@ -166,7 +171,10 @@ class KernelManager:
         purpose = _mode(mode)
         there, records, plugins = self._destination(device)
         taking_part = _select(records, include, exclude, purpose)
-        rules = Rules(taking_part, _names(include or ()), purpose, verify, records, _names(allow))
+        rules = Rules(
+            *(taking_part, _names(include or ()), purpose, verify, records, _names(allow)),
+            every_size=every_size or os.environ.get(EVERY_SIZE_VARIABLE, "") not in ("", "0"),
+        )
         with plain_torch():
             places = walk(model, only=_names(only), skip=_names(skip), device=there)
             plan = make_plan(model, places, rules, Questioner(plugins).ask)

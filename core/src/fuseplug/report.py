@@ -39,6 +39,8 @@ class Entry:
         outranked: Kernels that fit as well, but were not preferred.
         covered_by: Path of the site whose replacement no longer calls this one.
         gives_up: What the user agreed to give up with it.
+        gains_from: From how many elements of the main input on the kernel is used, by kind of call
+            (``"bfloat16 training"``). Smaller calls are the original's. Empty if calls of every size are the kernel's.
     """
 
     paths: tuple[str, ...]
@@ -54,6 +56,7 @@ class Entry:
     outranked: tuple[str, ...] = ()
     covered_by: str = ""
     gives_up: str = ""
+    gains_from: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fused(self) -> bool:
@@ -85,6 +88,7 @@ class Entry:
             "outranked": list(self.outranked),
             "covered_by": self.covered_by,
             "gives_up": self.gives_up,
+            "gains_from": dict(self.gains_from),
         }
 
 

@@ -172,6 +172,7 @@ class Watch:
         no_autocast: Whether autocast must be off.
         no_grad: Whether gradients must be off.
         unhooked: Whether the module must have no hooks that see its result or the gradient of it.
+        untraced: Whether nothing may trace the call.
     """
 
     bare: tuple[Bare, ...] = ()
@@ -185,6 +186,7 @@ class Watch:
     no_autocast: bool = False
     no_grad: bool = False
     unhooked: bool = False
+    untraced: bool = False
 
     def and_(self, *terms: Term) -> Watch:
         """This, and these."""
@@ -206,6 +208,7 @@ class Watch:
         found += ["autocast is off"] if self.no_autocast else []
         found += ["gradients are off"] if self.no_grad else []
         found += ["it has no hooks that see its result"] if self.unhooked else []
+        found += ["nothing traces the call"] if self.untraced else []
         return found
 
 

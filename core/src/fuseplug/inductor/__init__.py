@@ -9,7 +9,7 @@ from .kernel import InductorKernel
 
 if TYPE_CHECKING:
     from ..differentiating import differentiated_again, recording, vjp
-    from .compiled import Compiled, named, plain, standard_state
+    from .compiled import Compiled, named, plain, standard_state, worth_compiling
     from .layout import keeping_order
     from .linear import CompiledLinear
 
@@ -24,12 +24,13 @@ __all__ = [
     "recording",
     "standard_state",
     "vjp",
+    "worth_compiling",
 ]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        **dict.fromkeys(("Compiled", "named", "plain", "standard_state"), ".compiled"),
+        **dict.fromkeys(("Compiled", "named", "plain", "standard_state", "worth_compiling"), ".compiled"),
         **dict.fromkeys(("differentiated_again", "recording", "vjp"), "..differentiating"),
         "CompiledLinear": ".linear",
         "keeping_order": ".layout",

@@ -175,6 +175,23 @@ def unviewed(result: Tensor) -> Tensor:
     return own
 
 
+SMALL = 1 << 16
+"""Elements below which no compiled call is worth its fixed cost, which is about 45 µs forward and 100 µs backward.
+
+A model's small calls do not come here: its own code computes them (`BaseKernel.gains_from`). This is for those who call
+the function of a package themselves.
+"""
+
+
+def worth_compiling(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether a formula of *x* and *others* is to be run compiled, here and now.
+
+    They must be `plain`, and *x* of at least `SMALL` elements. One row, and rows of one element, are sizes that Dynamo
+    would compile once more for.
+    """
+    return SMALL <= x.numel() != x.shape[-1] != 1 and plain(x, *others)
+
+
 def plain(*tensors: Tensor | None) -> bool:
     """Whether *tensors* can be handed to a compiled program, here and now.
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from ..hookspecs import BaseKernel
 
@@ -17,7 +18,11 @@ class InductorKernel(BaseKernel):
     """The base of a kernel that Inductor compiles; name it before the base that has the op.
 
     ``class InductorRMSNormKernel(InductorKernel, RMSNormKernel)``
+
+    A call that is traced is the original's: whatever compiles the model fuses it with what is around it.
     """
+
+    when_traced: ClassVar[Literal["kernel", "original"]] = "original"
 
     def unavailable(self, device_type: str) -> str | None:
         """Inductor compiles C++ for the CPU, so there it needs a compiler; for an NPU, Ascend's own Triton."""

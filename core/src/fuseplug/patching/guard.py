@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from ..accepts import Accepts
 from ..contract import Target
+from ..gains import DTYPES, Gains
 from ..reading import MISSING
 from ..safe_access import said_by
-from ..torch_private import GLOBAL_HOOKS
+from ..torch_private import GLOBAL_HOOKS, get_tracing_state
 from ..watch import ById, Call, Frozen, Route, Watch
 from .scoping import entered
 
@@ -50,11 +51,15 @@ class _Term(NamedTuple):
     Attributes:
         code: An expression in ``a``, the arguments; ``m``, the first of them; and, if that is a module, ``d``, its
             dictionary, and those in it that `_STORES` names.
-        meaning: What is said where it is false.
+        meaning: What is said where it is false; or makes that of the arguments.
     """
 
     code: str
-    meaning: str
+    meaning: str | Callable[[Sequence[Any]], str]
+
+    def why(self, args: Sequence[Any]) -> str:
+        """What is said of a call with *args*."""
+        return self.meaning if isinstance(self.meaning, str) else self.meaning(args)
 
 
 class Guard:
@@ -77,8 +82,10 @@ class Guard:
         self._names: dict[str, Any] = {"read": object.__getattribute__, "P": PLAIN}
         main, watch = accepts.main, accepts.watch
         of_call = [
+            *self._tracing(accepts),
             *self._scope(accepts),
             *self._main(main, device_type),
+            *self._size(main, accepts.gains),
             *self._dtypes(accepts),
             *self._arguments(call, main),
         ]
@@ -88,12 +95,12 @@ class Guard:
 
     def why_not(self, args: Sequence[Any]) -> str:
         """The reason of the first comparison that fails; ``""`` if none fails."""
-        return next((term.meaning for term in self._terms if not self._compiled([term])(args)), "")
+        return next((term.why(args) for term in self._terms if not self._compiled([term])(args)), "")
 
     def why_never(self, module: Any) -> str:
         """The reason of the first comparison that fails for *module* in every call; ``""`` if none does."""
         try:
-            return next((term.meaning for term in self._of_module if not self._compiled([term])([module])), "")
+            return next((term.why([module]) for term in self._of_module if not self._compiled([term])([module])), "")
         except Exception as error:  # noqa: BLE001 - what a third party's module says of itself may raise anything
             return f"it cannot be compared with what it was: {said_by(error)}"
 
@@ -113,10 +120,15 @@ class Guard:
         self._names[name] = value
         return name
 
-    def _scope(self, accepts: Accepts) -> Iterator[_Term]:
-        if accepts.scope is not None:
+    def _tracing(self, accepts: Accepts) -> Iterator[_Term]:
+        if accepts.scope is not None or accepts.watch.untraced:
             # First: for the compiler it is a constant, and no more of the guard is traced.
             yield _Term(f"not {self._constant(torch.compiler.is_compiling)}()", "it is being compiled")
+        if accepts.watch.untraced:
+            yield _Term(f"{self._constant(get_tracing_state)}() is None", "it is being traced")
+
+    def _scope(self, accepts: Accepts) -> Iterator[_Term]:
+        if accepts.scope is not None:
             inside = f"{self._constant(accepts.scope)} in {self._constant(entered)}()"
             yield _Term(inside, "it is called outside the calls for which the kernel was made")
 
@@ -125,6 +137,21 @@ class Guard:
         on = f"{x}.{_OWN_TYPES[device_type]}" if device_type in _OWN_TYPES else f"{x}.device.type == {device_type!r}"
         yield _Term(f"type({x}) in P", "the main input is no plain tensor")
         yield _Term(on, f"the main input is not on {device_type}")
+
+    def _size(self, main: int, gains: Gains) -> Iterator[_Term]:
+        """First of all that is asked of the input: what is too small is not to wait for the other comparisons."""
+        if not gains:
+            return
+        x = f"a[{main}]"
+        training, inference = (self._number(x, numbers) for numbers in (gains.training, gains.inference))
+        least = training if training == inference else f"({training} if {x}.requires_grad else {inference})"
+        yield _Term(f"{x}.numel() >= {least}", lambda args: gains.why_not(args[main]))
+
+    def _number(self, x: str, numbers: Sequence[int]) -> str:
+        """The expression for the one of *numbers* that belongs to the dtype of *x*."""
+        if len(set(numbers)) == 1:
+            return str(numbers[0])
+        return f"{self._constant(dict(zip(DTYPES, numbers, strict=True)))}.get({x}.dtype, 0)"
 
     def _place(self, original: Callable[..., Any], target: Target, accepts: Accepts) -> Iterator[_Term]:
         if target.function is None:

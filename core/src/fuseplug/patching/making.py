@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from ..contract import Compute, Rejection, Scope, Target
+from ..gains import EVERY_SIZE, Gains
 from ..verification import Ran, Semantics, Subject
 from .journal import Patch
 from .mark import Mark
@@ -27,6 +28,8 @@ def patch_of(
     subject: Subject,
     *,
     differentiable: bool,
+    traced: bool = True,
+    gains: Gains = EVERY_SIZE,
     scope: Scope | None = None,
     lazy: bool = False,
 ) -> Patch | Rejection:
@@ -41,6 +44,8 @@ def patch_of(
         ran: What the kernel was found to compute on its device.
         subject: What is replaced.
         differentiable: Whether gradients flow through the kernel.
+        traced: Whether it computes calls that are traced.
+        gains: From which size on it computes calls.
         scope: The calls during which it replaces the target; ``None``: always.
         lazy: Whether its results may be lazy.
 
@@ -54,10 +59,11 @@ def patch_of(
         no_autocast=found.watch.no_autocast or ran.no_autocast,
         no_grad=not differentiable,
         unhooked=lazy,
+        untraced=not traced,
     )
     calls = tuple(call.limited(found.main, ran.ranks) for call in found.calls)
     key = None if scope is None else key_of(mark.kernel_id, scope)
-    accepts = replace(found, calls=calls, dtypes=ran.dtypes, watch=watch, space=subject.space, scope=key)
+    accepts = replace(found, calls=calls, dtypes=ran.dtypes, watch=watch, space=subject.space, scope=key, gains=gains)
     try:
         function = replacement(subject.original, semantics.adapter, compute, mark, accepts)
     except KeyboardInterrupt:

@@ -51,7 +51,10 @@ class Tally:
 
     def original(self, module: Any, why: Callable[[], str]) -> None:
         """Count a call that the original computes, and tell whoever listens why."""
-        count = self.of(module)
+        try:
+            count = self.counts[id(module)]
+        except KeyError:
+            count = self.of(module)
         count.original += 1
         for heard in _listeners:
             heard(count, why())

@@ -14,6 +14,7 @@ from torch import nn
 
 from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
+from ..gains import EVERY_SIZE, Gains, gains_of
 from ..hookspecs import BaseKernel, resolve
 from ..kept import NOWHERE, Kept, folder
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
@@ -238,10 +239,15 @@ class Decider:
         if isinstance(verdict, Rejection):
             return verdict
         semantics, ran, check = verdict
+        kernel, gains = kernel_of(record), self._gains(record, semantics, place, proposal)
+        if isinstance(gains, Rejection):
+            return gains
         mark = Mark(record.kernel_id, semantics.adapter.variant, target, place.device_type)
         patch = patch_of(
             *(place.module, place.paths[0], mark, _compute_of(record), semantics, ran, subject),
-            differentiable=kernel_of(record).differentiable,
+            differentiable=kernel.differentiable,
+            traced=kernel.when_traced == "kernel",
+            gains=gains,
             scope=scope,
             lazy=proposal.lazy is not None,
         )
@@ -254,8 +260,18 @@ class Decider:
             variant=semantics.adapter.variant,
             check=check,
             watched=tuple(replacement_of(patch.function).watch.described()),
+            gains_from=gains.to_dict(),
         )
         return Decision(entry, (patch,))
+
+    def _gains(self, record: KernelRecord, semantics: Semantics, place: Place, proposal: Proposal) -> Gains | Rejection:
+        """From which size on the kernel of *record* is used at *place*; or what is wrong with what it says."""
+        if self._rules.every_size:
+            return EVERY_SIZE
+        try:
+            return gains_of(kernel_of(record), semantics.adapter, place.device_type, proposal.work)
+        except Exception as error:  # noqa: BLE001 - a third party's method may raise anything
+            return Rejection(f"{said_by(error)} (gains_from)", kind="error")
 
     def _part(self, place: Place, target: Target) -> _Part | Rejection:
         """What *target* of the site *place* is; or why it cannot be replaced."""

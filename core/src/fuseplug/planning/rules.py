@@ -24,6 +24,7 @@ class Rules:
             another process was kept.
         installed: Every kernel there is, for the report.
         allow: What the caller has agreed to give up, as `Consent.word`.
+        every_size: Whether kernels compute calls of every size, those too small to gain included.
     """
 
     records: Sequence[KernelRecord]
@@ -32,6 +33,7 @@ class Rules:
     check: bool | Literal["always"]
     installed: Sequence[KernelRecord]
     allow: Sequence[str] = ()
+    every_size: bool = False
 
     def rank(self, record: KernelRecord, device_type: str) -> tuple[int, bool, int, str]:
         """Sort key: the caller's order, then kernels that name this device type, then priority, then id."""

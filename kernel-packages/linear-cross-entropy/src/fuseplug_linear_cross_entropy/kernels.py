@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from fuseplug import BaseKernel, Proposal, Rejection, Site
+from fuseplug import BaseKernel, Proposal, Rejection, Site, Use
 from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
 from fuseplug.triton import TritonKernel
@@ -50,3 +50,12 @@ class InductorLinearCrossEntropyKernel(InductorKernel, LinearCrossEntropyKernel)
     kernel_id: ClassVar[str] = "inductor_fused_linear_cross_entropy"
     function: ClassVar[str] = "fuseplug_linear_cross_entropy.backends.inductor:linear_cross_entropy"
     device_types: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    def gains_from(self, use: Use) -> int:
+        """Logits: fewer of them fit into a cache, where PyTorch's own way is as fast, and there is no memory to save.
+
+        On one x86 core, in ms, the reference and this, forward and backward, hidden 256: 48 and 52 at 2²² logits in
+        bfloat16, 90 and 99 in float32; 103 and 98, 173 and 178 at 2²³; at 2²⁴, hidden 512, 337 and 286, 737 and 720.
+        """
+        del use
+        return 1 << 23

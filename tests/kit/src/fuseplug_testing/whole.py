@@ -46,7 +46,8 @@ def options_for(specimen: Specimen) -> dict[str, Any]:
     """How the manager is asked: it agrees to everything, and the numbers are the kit's concern."""
     examined = specimen.examined
     # The device is named, because a module without parameters does not say where it is.
-    return {"mode": examined.mode, "verify": False, "device": examined.device, "allow": specimen.consents}
+    options = {"mode": examined.mode, "verify": False, "device": examined.device, "allow": specimen.consents}
+    return {**options, "every_size": True}  # specimens are small
 
 
 def placed(inputs: Inputs, module: nn.Module) -> Inputs:

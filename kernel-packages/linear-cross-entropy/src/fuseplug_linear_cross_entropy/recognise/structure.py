@@ -106,6 +106,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             scope=Scope(in_training),
             lazy=LazyLogits,
             consent=CONSENT,
+            work=weight.shape[0] / weight.shape[-1],
         )
     ]
 

@@ -367,7 +367,8 @@ def takes(function: Callable[..., Any], number: int) -> bool:
 def _seam(module: nn.Module, listed: list[ListedExperts], dtype: torch.dtype) -> Proposal:
     adapters = [SeamAdapter(f"{each.activation}", each, idle) for each in listed for idle in _IDLE]
     example = functools.partial(_seam_example, module, listed[0])
-    return inexact(adapters, example, mixes_of_modules(dtype), (listed[0].experts,), Target("moe"))
+    hidden, _ = _sizes(getattr(module, listed[0].experts), listed[0])
+    return inexact(adapters, example, mixes_of_modules(dtype), (listed[0].experts,), Target("moe"), hidden)
 
 
 _IDLE: tuple[Idle, ...] = ("none", "zero")
@@ -456,7 +457,8 @@ def _block(
         for each, way, logits, idle in itertools.product(listed, ways, (True, False), _IDLE)
     ]
     example = functools.partial(_block_example, module, adapters[0])
-    return [inexact(adapters, example, mixes_of_modules(dtype), (listed[0].experts,))]
+    hidden, _ = _sizes(getattr(module, listed[0].experts), listed[0])
+    return [inexact(adapters, example, mixes_of_modules(dtype), (listed[0].experts,), hidden=hidden)]
 
 
 def top_k_of(module: nn.Module) -> str | None:

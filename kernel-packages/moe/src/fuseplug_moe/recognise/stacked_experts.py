@@ -195,8 +195,12 @@ def inexact(
     mixes: Iterable[Any],
     covers: Sequence[str] = (),
     target: Target = _FORWARD,
+    hidden: int = 1,
 ) -> Proposal:
-    """A proposal for experts, whose own matrix products have an order of summation of their own."""
+    """A proposal for experts, whose own matrix products have an order of summation of their own.
+
+    Where kernels gain from some number of tokens on, *hidden* is the width of the input.
+    """
     return Proposal(
         target=target,
         adapters=tuple(adapters),
@@ -206,6 +210,7 @@ def inexact(
         working_roundings=WORKING_ROUNDINGS,
         covers=tuple(covers),
         exact=False,
+        work=1 / hidden,
     )
 
 
@@ -236,7 +241,8 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     every = [*mixes(dtype), *([ExpertsMix(dtype, dtype, dtype, elsewhere=True)] if shared_out else [])]
     # Routers often give float32, whatever the dtype of the rows.
     likely = tuple(mix for mix in every[1:] if mix == ExpertsMix(dtype, dtype, torch.float32))
-    proposal = inexact(adapters, functools.partial(_example, module, found, adapters[0]), every)
+    _, hidden, _ = _sizes(module, found)
+    proposal = inexact(adapters, functools.partial(_example, module, found, adapters[0]), every, hidden=hidden)
     return [replace(proposal, likely=likely, impossible=_IMPOSSIBLE)]
 
 

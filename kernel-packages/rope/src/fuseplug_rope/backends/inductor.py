@@ -8,70 +8,39 @@ import torch
 from torch import Tensor
 
 from fuseplug.functional import computed_by
-from fuseplug.inductor import CompiledLinear, plain
-from fuseplug.torch_private import get_tracing_state
+from fuseplug.inductor import CompiledLinear, worth_compiling
 
 from .. import reference
 
 if TYPE_CHECKING:
     from ..reference import Variant
 
-_LARGE = 1 << 18
-"""Elements of q and k from which a compiled call is worth its fixed cost: about 60 µs forward and 200 µs both ways,
-where an eager one has 30 and 120.
-
-On two x86 cores, in µs, eager and compiled: forward in bfloat16 98 and 102 at 160 thousand elements, 195 and 136 at 390
-thousand, 651 and 338 at 1.6 million; forward and backward 338 and 409, 553 and 438, 2101 and 1813. In float32 forward
-164 and 139, 303 and 183, 1754 and 795.
-"""
-
 
 def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
     The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
-    nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
-    compiler around it to fuse further.
+    nearer to the exact one. For small q, and inside ``torch.compile``, ``torch.export`` and other tracers, it *is* the
+    reference, for the compiler around it to fuse further.
     """
-    if torch.compiler.is_compiling() or get_tracing_state() is not None:
+    if not (_is_one_rotation(how, q, k, cos, sin) and worth_compiling(q, k, cos, sin)):
         return reference.compute(how, q, k, cos, sin)
-    if _is_large(how, q, k, cos, sin) and plain(q, k, cos, sin):
-        xs = (q,) if k is None else (q, k)
-        rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
-        constants = [(how.name, rotated, reference.result_dtype(how, x, q, cos, sin)) for x in xs]
-        q_out, *k_out = _fused(constants, xs, (cos, sin), keep_order=how.keeps_order)
-        return q_out, k_out[0] if k_out else None
-    if how is _LLAMA and not torch.is_grad_enabled() and _is_even(q, k, cos, sin) and plain(q, k, cos, sin):
-        return _eager(q, k, cos, sin)
-    return reference.compute(how, q, k, cos, sin)
+    xs = (q,) if k is None else (q, k)
+    rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
+    constants = [(how.name, rotated, reference.result_dtype(how, x, q, cos, sin)) for x in xs]
+    q_out, *k_out = _fused(constants, xs, (cos, sin), keep_order=how.keeps_order)
+    return q_out, k_out[0] if k_out else None
 
 
 rope = computed_by(compute, reference.rope)
 
-_LLAMA = reference.VARIANTS["half"]
 
-
-def _is_even(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
-    alike = q.dtype is cos.dtype is sin.dtype and (k is None or k.dtype is q.dtype)
-    return alike and cos.shape == sin.shape and not cos.shape[-1] % 2
-
-
-def _eager(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The same bits with the fewest calls, for one token at a time: the sign goes to the table, once for q and k."""
-    half = cos.shape[-1] // 2
-    signed = sin.clone()
-    signed.narrow(-1, 0, half).neg_()
-    q = (q * cos).add_(q.roll(half, -1) * signed)
-    return q, None if k is None else (k * cos).add_(k.roll(half, -1) * signed)
-
-
-def _is_large(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
-    if q.numel() + (0 if k is None else k.numel()) < _LARGE:
-        return False
+def _is_one_rotation(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
+    """Whether the formula computes it, and faster than PyTorch does."""
     if how.writes == "pairs" and how.width != "whole":
         return False  # Inductor joins pairs and a rest element by element: 774 µs where eager takes 561
     alike = k is None or (k.dim() == q.dim() and k.numel() > 0)
-    if not alike or q.dim() == 1 or q.numel() == 0 or cos.shape[-1] % 2 or cos.shape != sin.shape:
+    if not alike or q.dim() == 1 or cos.shape[-1] % 2 or cos.shape != sin.shape:
         return False
     return _broadcasts(cos, q) and (k is None or _broadcasts(cos, k))
 

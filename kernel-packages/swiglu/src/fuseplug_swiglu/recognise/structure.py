@@ -80,6 +80,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             roundings=6.0 + len(called) + 4.0 * differences,
             working_roundings=_working_roundings(parts),
             covers=tuple(leaf for leaf in found.leaves if leaf not in called),
+            work=parts.inner / parts.hidden,
         )
     ]
 

@@ -11,19 +11,12 @@ import torch
 from torch import Tensor
 
 from fuseplug.functional import computed_by
-from fuseplug.inductor import plain
+from fuseplug.inductor import compiled, plain
 
 from ... import reference
 from ...reference import LogProbs, Loss
 from .chunks import Head
 from .differentiable import per_token, weighted_sum
-
-_LARGE = 1 << 22
-"""Logits from which there is enough memory to save. Fewer of them fit into a cache, where PyTorch's own way is as fast.
-
-On one x86 core, in ms, the reference and this, forward and backward, hidden 256: 48 and 52 at 2²² logits in bfloat16,
-90 and 99 in float32; 103 and 98, 173 and 178 at 2²³; at 2²⁴, hidden 512, 337 and 286, 737 and 720.
-"""
 
 _DTYPES = (torch.float32, torch.bfloat16)
 """Not float16: gradients made before it is known what they are multiplied by would underflow, and there is nothing to
@@ -37,7 +30,7 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     The result is the reference's up to rounding: everything between the matmuls is computed in float32, so it is as a
     rule nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference.
     """
-    if torch.compiler.is_compiling() or not _serves(hidden, weight, labels, bias):
+    if not _serves(hidden, weight, labels, bias):
         return reference.compute(loss, hidden, weight, labels, bias)
     ignored = labels == loss.ignore_index
     head = Head(hidden, weight, bias, _columns(labels, ignored, len(weight)), loss.steps)
@@ -64,7 +57,7 @@ def compute_logprob(
 
     What is said of `compute` holds here, too.
     """
-    if torch.compiler.is_compiling() or not _serves(hidden, weight, labels, bias):
+    if not _serves(hidden, weight, labels, bias):
         return reference.compute_logprob(loss, hidden, weight, labels, bias, entropy=entropy)
     ignored = labels == loss.ignore_index
     head = Head(hidden, weight, bias, _columns(labels, ignored, len(weight)), loss.steps)
@@ -80,10 +73,10 @@ def _serves(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None)
     return (
         hidden.device.type == "cpu"
         and hidden.dtype in _DTYPES
-        and len(hidden) * len(weight) >= _LARGE
         # One row, and rows of one element, are sizes that Dynamo would compile once more for.
         and len(hidden) > 1
         and len(weight) > 1
+        and len(hidden) * len(weight) >= compiled.SMALL
         and plain(hidden, weight, labels, bias)
     )
 

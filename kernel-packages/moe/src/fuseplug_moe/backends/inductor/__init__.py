@@ -12,26 +12,13 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fuseplug.functional import computed_by
-from fuseplug.inductor import Compiled, plain, recording
+from fuseplug.inductor import Compiled, plain, recording, worth_compiling
 
 from ... import reference
 from ...reference import Experts, Projection
-from .matrix_products import at_once, grouped_matmul, matmul
-
-_LARGE_GATE = 1 << 20
-_LARGE_SUM = 1 << 18
-"""Elements from which compiling the gate, and the weighted sum, is worth the fixed cost of a compiled call.
-
-On one x86 core, in µs, eager and compiled, forward and backward: the gate 439 and 413 at 2¹⁹ elements in bfloat16 and
-515 and 558 in float32, 885 and 756, 1453 and 928 at 2²⁰; the sum 585 and 235, 315 and 413 at 2¹⁹, 3692 and 346, 705 and
-414 at 2²⁰.
-"""
-
-_FEW = 64
-"""Slots up to which they are sorted in Python."""
+from .matrix_products import grouped_matmul, matmul
 
 
 def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -50,16 +37,11 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
     # `plain` asks this as well, but Dynamo of torch 2.7 cannot unpack what a property of a named tuple gives.
     if torch.compiler.is_compiling():
         return reference.compute(experts, x, index, weights)
-    stacked = experts.stacked
-    if not len(x) or not plain(x, index, weights, *stacked):
+    if not len(x) or not plain(x, index, weights, *experts.stacked):
         return reference.compute(experts, x, index, weights)
-    if len(x) == 1 and x.device.type == "cpu" and not torch.is_grad_enabled():
-        return _one_token(experts, x, index, weights)
     order = _sort(index, experts.number)
     if not order.hit:
         return reference.compute(experts, x, index, weights)
-    if _is_small_step(experts, order, x, weights, *stacked):
-        return _by_torch(experts, x, weights, order)
     rows = _dispatch(x.to(experts.dtype), order)
     up = None if experts.up is None else _linear(rows, experts.up, None, order, experts)
     gate = _linear(rows, experts.gate_up, experts.gate_up_bias, order, experts)
@@ -72,80 +54,6 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
     elif recording(weights, out):
         weights = weights.clone()  # a caller may write into its own, of which the originals keep a copy
     return _weighed(_unpermute(out, order), weights, x.dtype)
-
-
-def _is_small_step(experts: Experts, order: _Order, x: Tensor, *others: Tensor) -> bool:
-    return (
-        order.pairs <= _FEW
-        and order.pairs == len(order.rows)
-        and experts.up is None
-        and isinstance(experts.gate_up, Tensor)
-        and isinstance(experts.down, Tensor)
-        and x.device.type == "cpu"
-        and {x.dtype, experts.dtype, experts.down.dtype} == {torch.bfloat16}
-        and recording(x, *others)
-        and at_once(experts.gate_up)
-        and at_once(experts.down)
-    )
-
-
-def _by_torch(experts: Experts, x: Tensor, weights: Tensor, order: _Order) -> Tensor:
-    """With torch's own derivatives, which for a few rows cost less than ours: the products are the same."""
-    counts = [0] * experts.number
-    for expert, size in zip(order.hit, order.sizes, strict=True):
-        counts[expert] = size
-    ends = torch.tensor(counts, device=x.device).cumsum(0, dtype=torch.int32)
-    which = None
-    if experts.gate_up_bias is not None or experts.down_bias is not None:
-        hit, sizes = (torch.tensor(each, device=x.device) for each in (order.hit, order.sizes))
-        which = hit.repeat_interleave(sizes)
-
-    def linear(rows: Tensor, projection: Projection, bias: Tensor | None) -> Tensor:
-        matrices = cast("Tensor", projection)
-        out = functional.grouped_mm(rows, matrices if experts.transposed else matrices.transpose(1, 2), offs=ends)
-        return out if bias is None else out + bias[which]
-
-    inner = _gated(experts, linear(x[order.tokens], experts.gate_up, experts.gate_up_bias), None)
-    out = linear(inner, experts.down, experts.down_bias)
-    if experts.post is not None:
-        out = experts.post(out)
-    return reference.weigh(out[order.rows].view(*order.shape, -1), weights.clone()).to(x.dtype)
-
-
-def _one_token(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-    """One row needs no sorting, and what that costs is felt beside so few products."""
-    chosen = index[0].tolist()
-    _refuse_negative(chosen)
-    places = [place for place, expert in enumerate(chosen) if expert < experts.number]
-    if not places:
-        return reference.compute(experts, x, index, weights)
-    if len(places) < len(chosen):
-        weights = weights[:, places]
-    hit = [chosen[place] for place in places]
-    rows = x.to(experts.dtype).expand(len(hit), -1)
-    up = None if experts.up is None else _times_each(rows, experts.up, None, hit, experts)
-    gate = _times_each(rows, experts.gate_up, experts.gate_up_bias, hit, experts)
-    inner = _gated(experts, gate, up).to(reference.first(experts.down).dtype)
-    out = _times_each(inner, experts.down, experts.down_bias, hit, experts)
-    if experts.post is not None:
-        out = experts.post(out)
-    return reference.weigh(out[None], weights).to(x.dtype)
-
-
-def _times_each(
-    rows: Tensor, projection: Projection, bias: Tensor | None, hit: Sequence[int], experts: Experts
-) -> Tensor:
-    """Each row times the matrix of its expert."""
-    matrices = [projection[expert] if experts.transposed else projection[expert].t() for expert in hit]
-    out = rows.new_empty(len(hit), matrices[0].shape[1])
-    for row, matrix, into in zip(rows.split(1), matrices, out.split(1), strict=True):  # type: ignore[no-untyped-call]
-        matmul(row, matrix, into)
-    return out if bias is None else out.add_(bias[list(hit)])
-
-
-def _refuse_negative(experts: Sequence[int]) -> None:
-    if experts and min(experts) < 0:
-        raise IndexError(f"top_k_index must not be negative; it has {min(experts)}")
 
 
 class _Order(NamedTuple):
@@ -173,8 +81,6 @@ class _Order(NamedTuple):
 
 
 def _sort(index: Tensor, number: int) -> _Order:
-    if index.numel() <= _FEW and index.device.type == "cpu":
-        return _sort_few(index, number)
     flat = index.reshape(-1)
     counts = torch.bincount(flat, minlength=number)[:number].tolist()
     hit = [expert for expert, count in enumerate(counts) if count]
@@ -183,23 +89,6 @@ def _sort(index: Tensor, number: int) -> _Order:
     rows = flat.new_full(flat.shape, len(slots), dtype=torch.long)
     rows[slots] = torch.arange(len(slots), device=flat.device)
     return _Order(slots // index.shape[1], slots, rows, hit, sizes, (index.shape[0], index.shape[1]))
-
-
-def _sort_few(index: Tensor, number: int) -> _Order:
-    """The same in Python, which for a few slots is faster than the six calls of torch that it takes."""
-    experts = index.reshape(-1).tolist()
-    _refuse_negative(experts)
-    sizes: dict[int, int] = {}
-    slots = [slot for slot in sorted(range(len(experts)), key=experts.__getitem__) if experts[slot] < number]
-    for slot in slots:
-        sizes[experts[slot]] = sizes.get(experts[slot], 0) + 1
-    rows = [len(slots)] * len(experts)
-    for row, slot in enumerate(slots):
-        rows[slot] = row
-    k = index.shape[1]
-    tensors = torch.tensor([slots + [0] * (len(experts) - len(slots)), rows], device=index.device)
-    by_row = tensors[0, : len(slots)]
-    return _Order(by_row // k, by_row, tensors[1], list(sizes), list(sizes.values()), (index.shape[0], k))
 
 
 def _pieces(rows: Tensor, order: _Order) -> tuple[Tensor, ...]:
@@ -394,7 +283,7 @@ def _gated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
     if not isinstance(experts.activation, str):
         return reference.gated(experts, gate, up)
     constants = (experts.activation, experts.layout, experts.limit, experts.alpha)
-    if _is_large(gate, _LARGE_GATE):
+    if gate.shape[-1] > 2 and worth_compiling(gate, up):
         return _fused_gate(constants, gate, up)
     return gate_formula(gate, up, *constants)
 
@@ -409,9 +298,10 @@ def gate_formula(
 def _weighed(slots: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
     """The weighted sum of the slots of each token."""
     tokens, k = weights.shape
-    if tokens > 1 and _is_large(slots, _LARGE_SUM):
-        return _fused_weigh((k, dtype), slots.view(tokens, -1), weights)
-    return weigh_formula(slots.view(tokens, -1), weights, k, dtype)
+    rows = slots.view(tokens, -1)
+    if worth_compiling(rows, weights):
+        return _fused_weigh((k, dtype), rows, weights)
+    return weigh_formula(rows, weights, k, dtype)
 
 
 def weigh_formula(slots: Tensor, weights: Tensor, k: int, dtype: torch.dtype) -> Tensor:
@@ -421,8 +311,3 @@ def weigh_formula(slots: Tensor, weights: Tensor, k: int, dtype: torch.dtype) ->
 
 _fused_gate = Compiled(gate_formula)
 _fused_weigh = Compiled(weigh_formula)
-
-
-def _is_large(rows: Tensor, large: int) -> bool:
-    # One row, and rows of one element, are sizes that Dynamo would compile once more for.
-    return rows.numel() >= large and len(rows) > 1 and rows.shape[-1] > 2

@@ -1,0 +1,186 @@
+"""A call that is too small to gain, or that something traces, is the original's."""
+
+import dataclasses
+
+import pytest
+import torch
+from support.kernels import NormKernel, quiet_norm, ran, variant_of
+from support.managers import manager_of
+from torch import nn
+
+from fuseplug import Use
+
+
+@pytest.fixture(autouse=True)
+def _as_users_call(monkeypatch):
+    monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
+
+
+class Norm(nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 8, dtype=dtype))
+        self.eps = 1e-6
+
+    def forward(self, x):
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+def fused(gains=lambda self, use: 64, module=None, **options):
+    module = module or Norm()
+    kernel = variant_of(NormKernel, gains_from=gains)
+    applied = manager_of(kernel).apply_all(module, **options)
+    assert applied.report.fused, applied.report
+    ran.clear()
+    return module, applied
+
+
+def rows(number, dtype=torch.float32, *, gradients=False):
+    return torch.randn(number, 8, dtype=dtype).requires_grad_(gradients)
+
+
+def test_a_small_call_has_the_bits_of_the_original_and_a_large_one_is_the_kernels():
+    module, applied = fused()
+    x = rows(7)
+    assert torch.equal(module(x), Norm()(x))
+    assert ran["norm"] == 0
+    module(rows(8))
+    assert ran["norm"] == 1
+    assert [(calls.fused, calls.original) for calls in applied.calls()] == [(1, 1)]
+
+
+def by_dtype_and_gradients(self, use):
+    assert isinstance(use, Use)
+    assert (use.device_type, use.adapter.variant) == ("cpu", "llama")
+    return 32 * (1 + use.gradients) * (1 + (use.dtype is torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_the_size_depends_on_dtype_and_gradients(dtype, gradients):
+    module, _ = fused(by_dtype_and_gradients, Norm(dtype))
+    least = 4 * (1 + gradients) * (1 + (dtype is torch.float32))
+    module(rows(least - 1, dtype, gradients=gradients))
+    assert ran["norm"] == 0
+    module(rows(least, dtype, gradients=gradients))
+    assert ran["norm"] == 1
+
+
+def test_it_is_counted_in_what_the_op_works_on():
+    class Wide(NormKernel):
+        kernel_id = "wide_norm"
+
+        def gains_from(self, use):
+            return 100
+
+        def match(self, site):
+            found = super().match(site)
+            return found and [dataclasses.replace(each, work=3.0) for each in found]
+
+    module = Norm()
+    applied = manager_of(Wide).apply_all(module)
+    assert applied.report.fused[0].gains_from["bfloat16 training"] == 34
+    ran.clear()
+    module(rows(4))
+    assert ran["norm"] == 0
+    module(rows(5))
+    assert ran["norm"] == 1
+
+
+def test_a_batch_says_what_was_too_small():
+    _, applied = fused()
+    (calls,) = applied.try_(rows(2))
+    assert calls.reasons == (
+        "it is too small to gain: the main input has 16 elements, and the kernel is faster from 64 on",
+    )
+
+
+@pytest.mark.parametrize("how", ["argument", "environment"])
+def test_every_size_can_be_asked_for(how, monkeypatch):
+    if how == "environment":
+        monkeypatch.setenv("FUSEPLUG_EVERY_SIZE", "1")
+    module, applied = fused(**({"every_size": True} if how == "argument" else {}))
+    module(rows(1))
+    assert ran["norm"] == 1
+    assert applied.report.fused[0].gains_from == {}
+
+
+def test_without_a_word_of_it_every_size_is_the_kernels():
+    module = Norm()
+    manager_of(NormKernel).apply_all(module)
+    ran.clear()
+    module(rows(1))
+    assert ran["norm"] == 1
+
+
+@pytest.mark.parametrize("said", [-1, 1.5, True, None, "many"])
+def test_what_is_no_number_is_the_kernels_fault(said):
+    report = manager_of(variant_of(NormKernel, gains_from=lambda self, use: said)).apply_all(Norm()).report
+    assert not report.fused
+    assert f"gains_from() must give a number of elements, 0 or more; it gave {said!r}" in report.left_alone[0].why_not
+
+
+def test_an_error_is_the_kernels_fault():
+    report = manager_of(variant_of(NormKernel, gains_from=lambda self, use: 1 // 0)).apply_all(Norm()).report
+    assert "ZeroDivisionError" in report.left_alone[0].why_not
+    assert report.left_alone[0].rejections[0][1].kind == "error"
+
+
+class TestTracing:
+    @pytest.fixture
+    def left(self):
+        kernel = variant_of(
+            NormKernel, when_traced="original", function="support.kernels:quiet_norm", kernel_id="untraced"
+        )
+        module = Norm()
+        manager_of(kernel).apply_all(module)
+        return module
+
+    def test_a_compiled_model_has_the_originals_operations(self, left):
+        def operations(module):
+            graphs = []
+            torch.compile(module, backend=lambda graph, _: graphs.append(graph) or graph, fullgraph=True)(rows(3))
+            return [str(node.target) for node in graphs[0].graph.nodes if node.op != "placeholder"]
+
+        kernels = Norm()
+        manager_of(variant_of(NormKernel, function="support.kernels:quiet_norm")).apply_all(kernels)
+        assert operations(left) == operations(Norm()) != operations(kernels)
+
+    def test_so_has_a_traced_one(self, left):
+        def operations(module):
+            return [node.kind() for node in torch.jit.trace(module, rows(3)).inlined_graph.nodes()]
+
+        assert operations(left) == operations(Norm())
+
+    def test_elsewhere_the_kernel_runs(self, left):
+        x = rows(3)
+        assert torch.equal(left(x), quiet_norm(x, left.weight, left.eps))
+        assert not torch.equal(left(x), Norm()(x))
+
+    def test_the_compiler_asks_nothing_of_the_guard(self, left):
+        compiled = torch.compile(left, backend="eager", fullgraph=True)
+        for number in (1, 2, 3, 9):
+            x = rows(number)
+            assert torch.equal(compiled(x), Norm()(x))
+
+
+def test_a_kernel_says_which_of_the_two():
+    from fuseplug.kernel_faults import faults
+
+    assert faults(variant_of(NormKernel, when_traced="both")) == [
+        "when_traced must be \"kernel\" or \"original\", not 'both'"
+    ]
+
+
+@pytest.mark.parametrize("work", [0, -1.0, "much"])
+def test_the_work_of_a_proposal_is_a_positive_number(work):
+    class Odd(NormKernel):
+        kernel_id = "odd_work"
+
+        def match(self, site):
+            found = super().match(site)
+            return found and [dataclasses.replace(each, work=work) for each in found]
+
+    (entry,) = manager_of(Odd).apply_all(Norm()).report.left_alone
+    assert f"work must be a positive number, not {work!r}" in entry.why_not
