@@ -14,6 +14,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
+from fuseplug.inductor import compiled
 from fuseplug.verification import Tolerance, excess
 from fuseplug_linear_cross_entropy import FLOAT, Step, reference, scaled, softcapped
 from fuseplug_linear_cross_entropy.backends import inductor
@@ -34,7 +35,7 @@ HOWS = {
     "each, smoothed": {"label_smoothing": 0.3, "reduction": "none"},
     "each, to be smoothed": {"label_smoothing": None, "reduction": "none"},
 }
-LARGE = inductor._LARGE
+SMALL = compiled.SMALL
 FOUR_BLOCKS = 6 * WORDS * 2
 # Per result: of the logits, of their gradient, of a block's product, and of the multiplication by the upstream
 # gradient. In float32 there are the sums over a few hundred words, too.
@@ -50,7 +51,7 @@ class Ran(list):
 @pytest.fixture
 def ran(monkeypatch):
     """What was started; small inputs are compiled for as well."""
-    monkeypatch.setattr(inductor, "_LARGE", 1)
+    monkeypatch.setattr(compiled, "SMALL", 1)
     started, run = Ran(), programs._run
 
     def counted(function, z, by_row, factors):
@@ -197,7 +198,7 @@ def test_backward_twice(ran, dtype):
     leaves = list(inputs.values())
     (ours, theirs), factors = losses(), (0.3, 1.7)
     found, expected = ours(**inputs), theirs(**inputs)
-    limit = 4 * torch.finfo(dtype).eps
+    limit = 16 * torch.finfo(dtype).eps
     for factor in factors:
         upstream = torch.tensor(factor)
         pairs = zip(
@@ -228,7 +229,9 @@ def test_double_backward(ran, how):
     leaves, found = list(inputs.values()), []
     for loss in losses(**HOWS[how]):
         first = torch.autograd.grad(loss(**inputs).square().sum(), leaves, create_graph=True)
-        found.append(torch.autograd.grad(sum(each.sin().sum() for each in first), leaves))
+        # As shares of the largest: the sine of a large gradient is as uncertain as its last digits.
+        shares = [each / each.detach().abs().max() for each in first]
+        found.append(torch.autograd.grad(sum(share.sin().sum() for share in shares), leaves))
     # Two derivatives of float32: their roundings are a share of the largest, not of each.
     for mine, right in zip(*found, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
@@ -358,8 +361,8 @@ def test_small_inputs_do_not_pay_for_a_compiled_call(ran, monkeypatch):
 
 
 def test_large_inputs_run_compiled_without_being_asked(ran, monkeypatch):
-    monkeypatch.setattr(inductor, "_LARGE", LARGE)
-    inputs, labels = tensors(shape=(2048,), words=2048), labels_for((2048,), 2048)
+    monkeypatch.setattr(compiled, "SMALL", SMALL)
+    inputs, labels = tensors(shape=(512,), words=512), labels_for((512,), 512)
     found, expected = (loss(**inputs) for loss in losses(labels))
     torch.testing.assert_close(found, expected)
     assert ran == ["_statistics", "_into_gradient"]

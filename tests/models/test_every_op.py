@@ -7,9 +7,9 @@ import torch
 from support.parity import ROUNDINGS, assert_parity
 from support.thorough import thorough
 from support.tiny import TINY, build, exists, step
-from survey.compiled import thresholds
 
 from fuseplug import KernelManager
+from fuseplug.inductor import compiled
 
 MODELS = [
     pytest.param(name, marks=() if exists(name) else pytest.mark.skip(reason="not in this version of transformers"))
@@ -53,10 +53,9 @@ def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtyp
 
 
 @pytest.fixture
-def everything_is_large(manager, monkeypatch):
+def everything_is_large(monkeypatch):
     """Kernels compile what they would compute eagerly for inputs as small as these."""
-    for module, name in thresholds(manager):
-        monkeypatch.setattr(module, name, 1)
+    monkeypatch.setattr(compiled, "SMALL", 1)
 
 
 @thorough

@@ -5,29 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pkgutil
-import types
-from collections.abc import Iterator
 
 import transformers.models
 
-from fuseplug import KernelManager
-from fuseplug.inductor import InductorKernel
+from fuseplug.inductor import compiled
 
 
-def compile_everything(manager: KernelManager) -> None:
-    """Let every kernel of *manager* that has a size from which on it compiles do so from one element on."""
-    for module, name in thresholds(manager):
-        setattr(module, name, 1)
-
-
-def thresholds(manager: KernelManager) -> Iterator[tuple[types.ModuleType, str]]:
-    """The sizes from which on the Inductor kernels of *manager* compile: modules, and names in them."""
-    for kernel in filter(None, (record.kernel for record in manager.kernels())):
-        if isinstance(kernel, InductorKernel):
-            module = importlib.import_module(kernel.function.partition(":")[0])
-            found = [name for name in vars(module) if name.startswith("_LARGE")]
-            assert found, kernel.kernel_id
-            yield from ((module, name) for name in found)
+def compile_everything() -> None:
+    """Let the kernels of Inductor compile for what is small, too."""
+    compiled.SMALL = 1
 
 
 def import_every_model() -> None:

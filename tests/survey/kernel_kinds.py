@@ -13,7 +13,7 @@ from .compiled import compile_everything
 
 
 def _compiled(manager: KernelManager) -> AbstractContextManager[object]:
-    compile_everything(manager)
+    compile_everything()
     return contextlib.nullcontext()
 
 

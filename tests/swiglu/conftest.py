@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.managers import manager_of
 
+from fuseplug.inductor import compiled
 from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel, SwiGLUKernel
 
@@ -32,9 +33,7 @@ def ran(monkeypatch):
     """Counts the compiled programs that are started; small inputs are compiled for as well."""
     if why := InductorSwiGLUKernel().unavailable("cpu"):
         pytest.skip(why)
-    sizes = ("_LARGE", "_LARGE_FOR_TRAINING", "_LARGE_FOR_INFERENCE")
-    for name in sizes:
-        monkeypatch.setattr(inductor, name, 1)
+    monkeypatch.setattr(compiled, "SMALL", 1)
     started = []
     program = type(inductor._fused)._program
 

@@ -15,10 +15,11 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug.activations import ACTIVATIONS
+from fuseplug.inductor import compiled
 from fuseplug_swiglu import specimens
 from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel
-from fuseplug_swiglu.reference import LAYOUTS, VARIANTS, Gating
+from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.reference import swiglu as reference
 
 LOW = (torch.bfloat16, torch.float16)
@@ -95,15 +96,12 @@ def test_every_variant_and_layout_is_compiled_once():
     assert layouts == {"separate", *LAYOUTS}
 
 
-@pytest.mark.parametrize("size", [1 << 10, inductor._LARGE, inductor._LARGE_FOR_TRAINING])
-def test_what_is_small_runs_as_it_is(monkeypatch, size):
-    compiled = []
-    monkeypatch.setattr(inductor, "_fused", lambda constants, gate, up: compiled.append(gate) or gate * up)
-    gate, up = (torch.randn(size // 64, 64, requires_grad=True) for _ in range(2))
-    inductor.swiglu(gate, up)
-    assert len(compiled) == (size >= inductor._LARGE_FOR_TRAINING)
-    inductor.swiglu(gate, up, activation="gelu_new")
-    assert len(compiled) == (size >= inductor._LARGE_FOR_TRAINING) + (size >= inductor._LARGE)
+def test_what_is_small_runs_as_it_is(monkeypatch):
+    started = []
+    monkeypatch.setattr(inductor, "_fused", lambda constants, gate, up: started.append(gate) or gate * up)
+    for size in (compiled.SMALL // 2, compiled.SMALL):
+        inductor.swiglu(*(torch.randn(size // 64, 64, requires_grad=True) for _ in range(2)))
+    assert [gate.numel() for gate in started] == [compiled.SMALL]
 
 
 @pytest.mark.parametrize("shape", [(0, 48), (2, 0, 48), (48,), (1, 48), (1, 1, 48), (5, 1), (1, 1), (2, 2, 7, 13)])
@@ -184,7 +182,7 @@ def test_only_the_gradients_that_are_needed(ran, needs):
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("small", [True, False])
 def test_nothing_is_recorded_where_no_gradient_is_wanted(ran, monkeypatch, context, small):
-    monkeypatch.setattr(inductor, "_is_large", lambda *_: not small)
+    monkeypatch.setattr(compiled, "SMALL", 1 << 30 if small else 1)
     gate, up = tensors()
     with context():
         found = inductor.swiglu(gate, up)
@@ -250,13 +248,15 @@ def test_autocast_changes_what_it_changes_for_the_reference_and_no_more(ran):
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
-def test_what_autocast_would_widen_is_not_compiled_under_it(monkeypatch):
-    gate = torch.empty(1 << 11, 1 << 11)
-    asked = [Gating.of((activation, "plain", "", None, None, 1.0)) for activation in ("silu", "gelu_new", "relu2")]
-    assert all(inductor._is_large(gating, gate, gate, True) for gating in asked)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        large = [inductor._is_large(gating, gate, gate, True) for gating in asked]
-    assert large == [True, False, False]
+@pytest.mark.parametrize(("activation", "compiles"), [("silu", True), ("gelu_new", False), ("relu2", False)])
+def test_what_autocast_would_widen_is_not_compiled_under_it(ran, activation, compiles):
+    gate, up = tensors()
+    with torch.no_grad():
+        inductor.swiglu(gate, up, activation=activation)
+        assert ran == [None]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            inductor.swiglu(gate, up, activation=activation)
+    assert ran == [None] * (1 + compiles)
 
 
 def test_results_repeat_to_the_bit(ran):

@@ -80,7 +80,9 @@ def test_gate_and_up_in_one_are_what_they_are_apart(variant, layout):
     both = torch.stack(order, -1).flatten(-2) if layout == "interleaved" else torch.cat(order, -1)
     both.requires_grad_()
     found = swiglu(both, variant=variant, layout=layout, **numbers(variant))
-    assert torch.equal(found, swiglu(gate, up, variant=variant, **numbers(variant)))
+    # torch's silu rounds otherwise where gate and up lie side by side, on processors without AVX-512.
+    close = {"rtol": 8 * torch.finfo(torch.float32).eps, "atol": 0.0}
+    torch.testing.assert_close(found, swiglu(gate, up, variant=variant, **numbers(variant)), **close)
     (gradient,) = torch.autograd.grad(found.sum(), both)
     assert gradient.shape == both.shape
 

@@ -13,7 +13,7 @@ import torch
 from ..devices import KNOWN, destination
 from ..errors import PlanError
 from .check import Distance, distances
-from .contenders import EAGER, FUSED, OTHERS, Contender, eager_of, fused_of
+from .contenders import EAGER, FUSED, OTHERS, Contender, eager_of, fused_of, sharing
 from .machine import machine
 from .memory import peak_memory
 from .models import build_random, layers_of
@@ -23,6 +23,7 @@ from .turns import by_turns, spread
 from .work import MODES, cannot_work, tokens_for
 
 if TYPE_CHECKING:
+    from ..contract import Mode
     from ..kernel_manager import KernelManager
     from ..report import Report
 
@@ -152,12 +153,16 @@ def compare(
     if why := cannot_work(model):
         raise PlanError(f"{name} is a {type(model).__name__}, {why}; expected a language model that generates text")
     training = "train" in modes
+    mode_of: Mode = "training" if training else "inference"
     step(None)
-    fused, applied = fused_of(model, manager, "training" if training else "inference", allow, include)
+    fused, applied = fused_of(model, manager, mode_of, allow, include)
     found = Benchmark(_said(name, model, dtype, device), applied.report)
     step("comparing results with those of a wider dtype")
     ids = tokens_for(model, min(_CHECKED, max(tokens)))
-    found.checked = distances(model, fused.model, ids, gradients=training)
+    every = sharing(model)
+    # What is too small to gain is checked as well. Each kernel was verified just now.
+    manager.apply_all(every, mode=mode_of, allow=allow, include=include, verify=False, every_size=True)
+    found.checked = distances(model, every, ids, gradients=training)
     contenders = [eager_of(model), fused, *(OTHERS[each](model) for each in versus)]
     found.once = {each.name: each.seconds for each in contenders if each.seconds}
     for mode in modes:

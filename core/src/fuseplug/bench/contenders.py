@@ -15,6 +15,7 @@ from ..errors import PlanError
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..contract import Mode
     from ..kernel_manager import KernelManager
     from ..patching import Applied
 
@@ -42,11 +43,11 @@ def eager_of(model: nn.Module, name: str = EAGER) -> Contender:
 
 
 def fused_of(
-    model: nn.Module, manager: KernelManager, mode: str, allow: Sequence[str], include: Sequence[str] | None
+    model: nn.Module, manager: KernelManager, mode: Mode, allow: Sequence[str], include: Sequence[str] | None
 ) -> tuple[Contender, Applied]:
     """*model* with the kernels of *manager*, and what was applied."""
     other, start = sharing(model), time.perf_counter()
-    applied = manager.apply_all(other, mode=mode, allow=allow, include=include)  # type: ignore[arg-type]  # it says which modes there are
+    applied = manager.apply_all(other, mode=mode, allow=allow, include=include)
     return Contender(FUSED, other, time.perf_counter() - start), applied
 
 

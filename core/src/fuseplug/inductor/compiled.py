@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import threading
 import types
 from typing import TYPE_CHECKING, Any
@@ -183,13 +184,14 @@ the function of a package themselves.
 """
 
 
-def worth_compiling(x: Tensor, *others: Tensor | None) -> bool:
-    """Whether a formula of *x* and *others* is to be run compiled, here and now.
+def worth_compiling(shape: Sequence[int], *tensors: Tensor | None) -> bool:
+    """Whether a program for elements of *shape* is to be run, here and now.
 
-    They must be `plain`, and *x* of at least `SMALL` elements. One row, and rows of one element, are sizes that Dynamo
-    would compile once more for.
+    There must be `SMALL` of them, and what the program gets, *tensors*, must be `plain`. One row, and rows of one
+    element, are sizes that Dynamo would compile once more for.
     """
-    return SMALL <= x.numel() != x.shape[-1] != 1 and plain(x, *others)
+    size = math.prod(shape)
+    return SMALL <= size != shape[-1] != 1 and plain(*tensors)
 
 
 def plain(*tensors: Tensor | None) -> bool:

@@ -22,7 +22,7 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     reference, for the compiler around it to fuse further.
     """
     autocast = norming.how.autocast and torch.is_autocast_enabled(x.device.type)
-    if autocast or norming.group_size == 1 or not worth_compiling(x, weight, gate):
+    if autocast or norming.group_size == 1 or not worth_compiling(x.shape, x, weight, gate):
         return reference.compute(norming, x, weight, gate)
     return _fused(norming.constants, x, weight, gate)
 

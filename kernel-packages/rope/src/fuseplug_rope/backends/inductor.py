@@ -23,7 +23,7 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     nearer to the exact one. For small q, and inside ``torch.compile``, ``torch.export`` and other tracers, it *is* the
     reference, for the compiler around it to fuse further.
     """
-    if not (_is_one_rotation(how, q, k, cos, sin) and worth_compiling(q, k, cos, sin)):
+    if not (_is_one_rotation(how, q, k, cos, sin) and worth_compiling(q.shape, q, k, cos, sin)):
         return reference.compute(how, q, k, cos, sin)
     xs = (q,) if k is None else (q, k)
     rotated = cos.shape[-1] * (2 if how.table == "half" else 1)

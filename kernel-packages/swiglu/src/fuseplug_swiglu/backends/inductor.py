@@ -25,7 +25,7 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     """
     if gating.how.sparse and plain(gate, up):
         gating, gate, up = reference.sparsified(gating, gate, up)
-    if _halves_of_one(gate, up) or _autocast(gating, gate) or not worth_compiling(gate, up):
+    if _halves_of_one(gate, up) or _autocast(gating, gate) or not worth_compiling(gate.shape, gate, up):
         return reference.compute(gating, gate, up)
     return _fused(gating.constants, gate, up)
 

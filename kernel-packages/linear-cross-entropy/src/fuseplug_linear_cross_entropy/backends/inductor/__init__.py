@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fuseplug.functional import computed_by
-from fuseplug.inductor import compiled, plain
+from fuseplug.inductor import worth_compiling
 
 from ... import reference
 from ...reference import LogProbs, Loss
@@ -73,11 +73,7 @@ def _serves(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None)
     return (
         hidden.device.type == "cpu"
         and hidden.dtype in _DTYPES
-        # One row, and rows of one element, are sizes that Dynamo would compile once more for.
-        and len(hidden) > 1
-        and len(weight) > 1
-        and len(hidden) * len(weight) >= compiled.SMALL
-        and plain(hidden, weight, labels, bias)
+        and worth_compiling((len(hidden), len(weight)), hidden, weight, labels, bias)
     )
 
 

@@ -283,7 +283,7 @@ def _gated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:
     if not isinstance(experts.activation, str):
         return reference.gated(experts, gate, up)
     constants = (experts.activation, experts.layout, experts.limit, experts.alpha)
-    if gate.shape[-1] > 2 and worth_compiling(gate, up):
+    if gate.shape[-1] > 2 and worth_compiling(gate.shape, gate, up):
         return _fused_gate(constants, gate, up)
     return gate_formula(gate, up, *constants)
 
@@ -299,7 +299,7 @@ def _weighed(slots: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
     """The weighted sum of the slots of each token."""
     tokens, k = weights.shape
     rows = slots.view(tokens, -1)
-    if worth_compiling(rows, weights):
+    if worth_compiling(rows.shape, rows, weights):
         return _fused_weigh((k, dtype), rows, weights)
     return weigh_formula(rows, weights, k, dtype)
 

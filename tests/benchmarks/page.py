@@ -1,0 +1,197 @@
+"""Writes docs/performance.md from docs/results: `nox -s bench` ends with it.
+
+python tests/benchmarks/page.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PAGE = RESULTS.parent / "performance.md"
+FUSED = "fuseplug"
+LOSES = 0.99
+"""Below this, a ratio is called a loss. Two runs of one model by turns differ by about as much."""
+
+Rows = list[dict[str, Any]]
+
+
+class Section(NamedTuple):
+    """A heading, what is said below it, and the tables: a file of docs/results, and words that their titles begin with."""
+
+    heading: str
+    text: str
+    file: str
+    titles: tuple[str, ...] = ("",)
+
+
+HEAD = """\
+# Performance
+
+This page shows what Fuseplug gains on a CPU, and where it loses, for users who want to know what to expect. `nox -s bench`
+measures again and writes the page. There are no speeds of [NPUs](ascend.md) and [GPUs](cuda.md).
+
+**Method.** In each table the contenders take turns, so that a busy moment of the machine meets all of them. Results are checked
+before anything is timed. A number like × 1.34 says how many times as fast as the eager model a contender is: the median of the
+ratios, turn by turn. Times are medians, with quartiles in parentheses. The files in [docs/results](results) have all figures.
+"""
+OWN = """\
+## Measure your own model
+
+```console
+$ fuseplug bench qwen3-0.6b --layers 8 --tokens 512 --tokens 2048 --vs compile --allow lazy_logits
+```
+
+builds a model with random weights, applies every installed kernel, and compares logits and gradients of the fused and the unfused
+model with those in a wider dtype. It then times both by turns, prints medians, quartiles and peak memory, and says where the time
+goes. A model is one of the short names `qwen3-0.6b`, `qwen3-30b-a3b` and `llama-3-8b`, or whatever `fuseplug plan` takes: a
+`config.json`, a directory, a Hub id. Only the config is read.
+
+| to | add |
+|---|---|
+| time inference | `--mode prefill --mode decode`: a prompt, and one more token after it |
+| time less of a large model | `--layers 2` |
+| compare with others | `--vs compile,liger`; `again` is the unfused model once more, which shows the noise |
+| time each kernel by itself, in the model's own calls | `--ops` |
+| keep the figures | `--json`, `--plot times.png` |
+
+All contenders share one set of weights. A training step here is a forward and a backward, without an optimizer. The command exits
+with 1 if the fused model is further from the truth than twice the unfused one's distance, or 16 roundings.
+"""
+SECTIONS = (
+    Section(
+        "Whole models",
+        "Every installed kernel is applied. *eager again* is the unfused model a second time: how far its numbers are from 1 is the "
+        "noise. `torch.compile` compiles the unfused model. Training is a forward and a backward; decoding is of one token after the "
+        "number of tokens that the table names.",
+        "model",
+    ),
+    Section("RMSNorm", "The whole module, as `apply_all` leaves it.", "rmsnorm"),
+    Section("Gated MLPs", "What lies between the projections, forward and backward.", "swiglu"),
+    Section(
+        "RoPE", "Rotated halves. [The file](results/rope.json) has the other variants.", "rope", ("RoPE of halves",)
+    ),
+    Section(
+        "Mixture of experts",
+        "Compared with `grouped_mm`, which transformers calls if nothing else is asked for.",
+        "moe",
+    ),
+    Section(
+        "The loss of a head",
+        "Peak memory is that above hidden states, weight and gradients. `F.linear_cross_entropy` rounds the loss to bfloat16; "
+        "the fused loss is float32.",
+        "linear_cross_entropy",
+    ),
+    Section(
+        "Start-up",
+        "A process that imports Fuseplug, and one that looks for kernels. How long `apply_all` takes on the models above is in "
+        "their tables *paid once*: with empty cache directories, in a new process.",
+        "startup",
+    ),
+)
+
+
+def main() -> None:
+    PAGE.write_text(page())
+    print(f"wrote {PAGE}")
+
+
+def page() -> str:
+    """The page, from the files as they are."""
+    there = [section for section in SECTIONS if (RESULTS / f"{section.file}.json").exists()]
+    parts = [HEAD, _losses(there), *map(_section, there), OWN]
+    return "\n".join(parts)
+
+
+def _section(section: Section) -> str:
+    about, tables = _read(section)
+    lines = [f"## {section.heading}", "", section.text, "", f"*{_machine(about)}*"]
+    for title, rows in tables:
+        lines += ["", f"**{title}**", "", *(_pivoted(rows) if "contender" in rows[0] else _plain(rows))]
+    return "\n".join([*lines, ""])
+
+
+def _losses(sections: Iterable[Section]) -> str:
+    """Every figure in which a fused model or module is slower than the unfused one, the worst first."""
+    found = []
+    for section in sections:
+        for title, rows in _read(section)[1]:
+            ratio = _ratio_column(rows)
+            for row in rows:
+                if ratio and row.get("contender") == FUSED and row[ratio] < LOSES:
+                    found.append((row[ratio], section.heading, f"{title}: {', '.join(_keys(row).values())}"))
+    lines = ["## Where it loses", ""]
+    if not found:
+        return "\n".join([*lines, f"In no table below is a fused model or module slower than × {LOSES}.", ""])
+    lines += [f"Slower than × {LOSES} of the unfused one:", "", "| | what | |", "|---|---|---|"]
+    lines += [f"| × {ratio:.2f} | {heading} | {what} |" for ratio, heading, what in sorted(found)]
+    return "\n".join([*lines, ""])
+
+
+def _read(section: Section) -> tuple[Mapping[str, Any], list[tuple[str, Rows]]]:
+    content = json.loads((RESULTS / f"{section.file}.json").read_text())
+    tables = [(table["title"], table["rows"]) for table in content["tables"] if table["rows"]]
+    return content["machine"], [each for each in tables if each[0].startswith(section.titles)]
+
+
+def _machine(about: Mapping[str, Any]) -> str:
+    versions = about["versions"]
+    return (
+        f"{about['cpu']}, {about['cores']} cores; Python {about['python']}, torch {versions['torch']}, "
+        f"transformers {versions['transformers']}; {about['date']}"
+    )
+
+
+def _keys(row: Mapping[str, Any]) -> dict[str, str]:
+    """What a row is about: the columns before that of the contender."""
+    found = {}
+    for column, cell in row.items():
+        if column == "contender":
+            break
+        found[column] = str(cell)
+    return found
+
+
+def _ratio_column(rows: Rows) -> str:
+    return next((column for column in rows[0] if column.startswith("× ")), "")
+
+
+def _pivoted(rows: Rows) -> Iterator[str]:
+    """A line for each thing that was measured, a column for each contender: its time, and its ratio."""
+    ratio = _ratio_column(rows)
+    time = next(column for column, cell in rows[0].items() if isinstance(cell, dict))
+    contenders = list(dict.fromkeys(row["contender"] for row in rows))
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        said = _cell(row[time]) + (f" × {row[ratio]:.2f}" if ratio and row[ratio] != 1.0 else "")
+        lines.setdefault(tuple(_keys(row).values()), {})[row["contender"]] = said
+    keys = list(_keys(rows[0]))
+    yield f"| {' | '.join([*keys, *contenders])} |"
+    yield "|" + "---|" * (len(keys) + len(contenders))
+    for key, cells in lines.items():
+        yield f"| {' | '.join([*key, *(cells.get(each, '') for each in contenders)])} |"
+
+
+def _plain(rows: Rows) -> Iterator[str]:
+    yield f"| {' | '.join(rows[0])} |"
+    yield "|" + "---|" * len(rows[0])
+    for row in rows:
+        yield f"| {' | '.join(map(_cell, row.values()))} |"
+
+
+def _cell(cell: Any) -> str:
+    if isinstance(cell, dict):
+        return f"{_number(cell['median'])} ({_number(cell['quartile_1'])}–{_number(cell['quartile_3'])})"
+    return _number(cell) if isinstance(cell, float) else str(cell)
+
+
+def _number(value: float) -> str:
+    """Three digits; whole above 100."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()
