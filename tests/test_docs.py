@@ -34,3 +34,10 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, monkeypatch):
 
 def test_there_is_a_page_to_run():
     assert any(blocks(page) for page in PAGES)
+
+
+def test_the_page_of_figures_says_what_the_results_say(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "benchmarks"))
+    import page as figures
+
+    assert figures.PAGE.read_text() == figures.page(), "run tests/benchmarks/page.py"

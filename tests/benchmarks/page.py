@@ -20,23 +20,25 @@ Rows = list[dict[str, Any]]
 
 
 class Section(NamedTuple):
-    """A heading, what is said below it, and the tables: a file of docs/results, and words that their titles begin with."""
+    """A heading, what is said below it, and the tables: a file of docs/results, and how their titles begin."""
 
     heading: str
     text: str
     file: str
     titles: tuple[str, ...] = ("",)
+    picture: str = ""
 
 
 HEAD = """\
 # Performance
 
-This page shows what Fuseplug gains on a CPU, and where it loses, for users who want to know what to expect. `nox -s bench`
-measures again and writes the page. There are no speeds of [NPUs](ascend.md) and [GPUs](cuda.md).
+This page shows what Fuseplug gains on a CPU, and where it loses, for users who want to know what to expect. `nox -s
+bench` measures again and writes the page. There are no speeds of [NPUs](ascend.md) and [GPUs](cuda.md).
 
-**Method.** In each table the contenders take turns, so that a busy moment of the machine meets all of them. Results are checked
-before anything is timed. A number like × 1.34 says how many times as fast as the eager model a contender is: the median of the
-ratios, turn by turn. Times are medians, with quartiles in parentheses. The files in [docs/results](results) have all figures.
+**Method.** In each table the contenders take turns, so that a busy moment of the machine meets all of them. Results
+are checked before anything is timed. A number like × 1.34 says how many times as fast as the eager model a contender
+is: the median of the ratios, turn by turn. Times are medians, with quartiles in parentheses. The files in
+[docs/results](results) have all figures.
 """
 OWN = """\
 ## Measure your own model
@@ -45,10 +47,10 @@ OWN = """\
 $ fuseplug bench qwen3-0.6b --layers 8 --tokens 512 --tokens 2048 --vs compile --allow lazy_logits
 ```
 
-builds a model with random weights, applies every installed kernel, and compares logits and gradients of the fused and the unfused
-model with those in a wider dtype. It then times both by turns, prints medians, quartiles and peak memory, and says where the time
-goes. A model is one of the short names `qwen3-0.6b`, `qwen3-30b-a3b` and `llama-3-8b`, or whatever `fuseplug plan` takes: a
-`config.json`, a directory, a Hub id. Only the config is read.
+builds a model with random weights, applies every installed kernel, and compares logits and gradients of the fused and
+the unfused model with those in a wider dtype. It then times both by turns, prints medians, quartiles and peak memory,
+and says where the time goes. A model is one of the short names `qwen3-0.6b`, `qwen3-30b-a3b` and `llama-3-8b`, or
+whatever `fuseplug plan` takes: a `config.json`, a directory, a Hub id. Only the config is read.
 
 | to | add |
 |---|---|
@@ -58,16 +60,18 @@ goes. A model is one of the short names `qwen3-0.6b`, `qwen3-30b-a3b` and `llama
 | time each kernel by itself, in the model's own calls | `--ops` |
 | keep the figures | `--json`, `--plot times.png` |
 
-All contenders share one set of weights. A training step here is a forward and a backward, without an optimizer. The command exits
-with 1 if the fused model is further from the truth than twice the unfused one's distance, or 16 roundings.
+All contenders share one set of weights. A training step here is a forward and a backward, without an optimizer. The
+command exits with 1 if the fused model is further from the truth than twice the unfused one's distance, or 16
+roundings.
 """
 SECTIONS = (
     Section(
         "Whole models",
-        "Every installed kernel is applied. *eager again* is the unfused model a second time: how far its numbers are from 1 is the "
-        "noise. `torch.compile` compiles the unfused model. Training is a forward and a backward; decoding is of one token after the "
-        "number of tokens that the table names.",
+        "Every installed kernel is applied. *eager again* is the unfused model a second time: how far its numbers are "
+        "from 1 is the noise. `torch.compile` compiles the unfused model. Training is a forward and a backward; "
+        "decoding is of one token after the number of tokens that the table names.",
         "model",
+        picture="![How many times as fast as eager, by tokens](results/model.png)",
     ),
     Section("RMSNorm", "The whole module, as `apply_all` leaves it.", "rmsnorm"),
     Section("Gated MLPs", "What lies between the projections, forward and backward.", "swiglu"),
@@ -81,14 +85,15 @@ SECTIONS = (
     ),
     Section(
         "The loss of a head",
-        "Peak memory is that above hidden states, weight and gradients. `F.linear_cross_entropy` rounds the loss to bfloat16; "
-        "the fused loss is float32.",
+        "Peak memory is that above hidden states, weight and gradients. `F.linear_cross_entropy` rounds the loss to "
+        "bfloat16; the fused loss is float32.",
         "linear_cross_entropy",
     ),
     Section(
         "Start-up",
-        "A process that imports Fuseplug, and one that looks for kernels. How long `apply_all` takes on the models above is in "
-        "their tables *paid once*: with empty cache directories, in a new process.",
+        "A process that imports Fuseplug, and one that looks for kernels. How long `apply_all` takes on the models "
+        "above is in their tables *paid once*: nothing was kept, and programs that an earlier process compiled were "
+        "found in Inductor's cache.",
         "startup",
     ),
 )
@@ -108,7 +113,14 @@ def page() -> str:
 
 def _section(section: Section) -> str:
     about, tables = _read(section)
-    lines = [f"## {section.heading}", "", section.text, "", f"*{_machine(about)}*"]
+    lines = [
+        f"## {section.heading}",
+        "",
+        section.text,
+        "",
+        f"*{_machine(about)}*",
+        *(["", section.picture] if section.picture else []),
+    ]
     for title, rows in tables:
         lines += ["", f"**{title}**", "", *(_pivoted(rows) if "contender" in rows[0] else _plain(rows))]
     return "\n".join([*lines, ""])

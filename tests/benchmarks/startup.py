@@ -1,4 +1,4 @@
-"""How long a person waits before anything happens: importing fuseplug, finding kernels, ``fuseplug list``.
+"""How long a person waits: importing fuseplug, finding kernels, ``fuseplug list``, ``apply_all`` on a whole model.
 
 Every run is a fresh process, started in turn with those it is compared with; files are in the page cache.
 
@@ -34,6 +34,22 @@ class Kernel(BaseKernel):
         return None
 """
 
+APPLIED = 3
+"""How often ``apply_all`` is timed with empty directories, each of which takes half a minute."""
+
+APPLY = """
+import time
+from fuseplug import manager
+from fuseplug.bench.models import build_random
+import torch
+model = build_random("qwen3-0.6b", layers=None, dtype=torch.bfloat16, device="cpu")
+start = time.perf_counter()
+report = manager.apply_all(model, allow=["lazy_logits"]).report
+took = time.perf_counter() - start
+assert len(report.fused) == len(report.entries) == 170, report
+print(took)
+"""
+
 # Printed by the process itself, so that only what is inside is measured.
 TIMED = "import time; start = time.perf_counter(); {}; print(1000 * (time.perf_counter() - start))"
 
@@ -46,7 +62,7 @@ def main() -> None:
         few, all_of_them = Path(directory, "few"), Path(directory, "all")
         install(few, WITH_KERNELS)
         install(all_of_them, INSTALLED)
-        tables = [processes(runs), discovery(runs, {WITH_KERNELS: few, INSTALLED: all_of_them})]
+        tables = [processes(runs), discovery(runs, {WITH_KERNELS: few, INSTALLED: all_of_them}), applying(APPLIED)]
     write("startup", tables)
 
 
@@ -100,6 +116,21 @@ def discovery(runs: int, sites: Mapping[int, Path]) -> Table:
             cold.append(float(python("-c", f"import fuseplug; {call}; {ready}", **environ)))
             imports.append(float(python("-c", f"import fuseplug; {TIMED.format('fuseplug.KernelManager')}", **environ)))
         table.add(number, spread(cold[1:]), spread(imports[1:]))
+    return table
+
+
+def applying(runs: int) -> Table:
+    """The first ``apply_all`` of a process, on all layers of Qwen3-0.6B with its vocabulary."""
+    kinds = ("with nothing kept and nothing compiled", "with what was compiled before", "with what was checked before")
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as compiled, tempfile.TemporaryDirectory() as kept:
+            for kind, cache in zip(kinds, ("off", kept, kept), strict=True):
+                environ = {"TORCHINDUCTOR_CACHE_DIR": compiled, "FUSEPLUG_CACHE": cache}
+                seconds[kind].append(float(python("-c", APPLY, **environ)))
+    table = Table("apply_all on Qwen3-0.6B, 28 layers, bfloat16, all five ops, in a new process, in s", ("what", "s"))
+    for kind, times in seconds.items():
+        table.add(kind, spread(times))
     return table
 
 
