@@ -164,7 +164,7 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("transformers", TRANSFORMERS)
 def bench(session: nox.Session, transformers: str) -> None:
-    """Measure: start-up, planning, parity, and kernels and models against their best peers. Writes docs/results/ and docs/performance.md."""
+    """Measure start-up, planning, parity, kernels and models against their best peers. Writes docs/performance.md."""
     install(session, "psutil", "matplotlib", transformers=transformers)
     # These two depend on how transformers builds its models.
     for script in BENCHMARKS if transformers == TRANSFORMERS[0] else ("planning", "parity"):
