@@ -25,7 +25,8 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     """
     if gating.how.sparse and plain(gate, up):
         gating, gate, up = reference.sparsified(gating, gate, up)
-    if _halves_of_one(gate, up) or _autocast(gating, gate) or not worth_compiling(gate.shape, gate, up):
+    shape = reference.separated(gating, gate, up)[0].shape
+    if _autocast(gating, gate) or not worth_compiling(shape, gate, up):
         return reference.compute(gating, gate, up)
     return _fused(gating.constants, gate, up)
 
@@ -39,11 +40,6 @@ def swiglu_formula(gate: Tensor, up: Tensor | None, *constants: Any) -> Tensor:
 
 
 _fused = Compiled(swiglu_formula)
-
-
-def _halves_of_one(gate: Tensor, up: Tensor | None) -> bool:
-    """Whether gate and up are one tensor, with one element of each in a row: a size that is compiled once more for."""
-    return up is None and gate.shape[-1] == 2
 
 
 def _autocast(gating: Gating, gate: Tensor) -> bool:

@@ -82,7 +82,12 @@ class _Order(NamedTuple):
 
 def _sort(index: Tensor, number: int) -> _Order:
     flat = index.reshape(-1)
-    counts = torch.bincount(flat, minlength=number)[:number].tolist()
+    try:
+        counts = torch.bincount(flat, minlength=number)[:number].tolist()
+    except RuntimeError as error:
+        if bool((flat < 0).any()):
+            raise IndexError(f"top_k_index must not be negative; it has {int(flat.min())}") from error
+        raise
     hit = [expert for expert, count in enumerate(counts) if count]
     sizes = [counts[expert] for expert in hit]
     slots = torch.argsort(flat, stable=True)[: sum(sizes)]
