@@ -54,6 +54,12 @@ def _names(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def _swish(x: Tensor, beta: float) -> Tensor:
+    # Not multiplied by 1: where x lies in memory with gaps, the product does not, and on processors without AVX-512
+    # torch's sigmoid then rounds otherwise.
+    return x * torch.sigmoid(x if isinstance(beta, float | int) and beta == 1 else x * beta)
+
+
 ACTIVATIONS: dict[str, Activation] = {
     "silu": Activation(lambda x, _: functional.silu(x), "swish", _names("silu"), native=True),
     "gelu": Activation(lambda x, _: functional.gelu(x), "gelu", _names("gelu"), native=True),
@@ -66,7 +72,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": Activation(_gelu_fast, "gelu_tanh", _names("tanh")),
     "gelu_erf": Activation(_gelu_erf, "gelu", _names("erf")),
     "quick_gelu": Activation(lambda x, _: x * torch.sigmoid(1.702 * x), "swish", _names("sigmoid"), beta=1.702),
-    "swish": Activation(lambda x, beta: x * torch.sigmoid(x * beta), "swish", _names("sigmoid"), beta=None),
+    "swish": Activation(_swish, "swish", _names("sigmoid"), beta=None),
     "sigmoid": Activation(lambda x, _: torch.sigmoid(x), "sigmoid", _names("sigmoid", "glu"), native=True),
 }
 """Every activation by name, the likely ones first. ``gelu_new`` and ``gelu_tanh`` differ in their roundings."""
