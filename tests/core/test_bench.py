@@ -15,13 +15,13 @@ from support.managers import manager_of
 from fuseplug import PlanError, kernel_manager
 from fuseplug.bench import by_turns, compare, peak_memory, spread
 from fuseplug.bench.check import distances
-from fuseplug.bench.contenders import sharing
 from fuseplug.bench.models import SHORT_NAMES, build_random, layers_of
 from fuseplug.bench.ops import measure_ops
 from fuseplug.bench.shares import shares
 from fuseplug.bench.shown import draw
 from fuseplug.bench.work import MODES, tokens_for
 from fuseplug.cli import main
+from fuseplug.measuring import sharing
 from fuseplug_rmsnorm.kernels import RMSNormKernel
 from fuseplug_rope.kernels import RoPEKernel
 
@@ -80,7 +80,7 @@ class TestTurns:
             return lambda: setattr(clock, "now", clock.now + seconds)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fuseplug.bench.turns.time.perf_counter", lambda: clock.now)
+            patch.setattr("fuseplug.measuring.turns.time.perf_counter", lambda: clock.now)
             found = by_turns({"quick": takes(1e-4), "slow": takes(5e-4)}, 3)
         assert found["quick"] == pytest.approx([100.0] * 3)
         assert found["slow"] == pytest.approx([500.0] * 3)
@@ -363,7 +363,7 @@ class TestEachKernelByItself:
             return {name: [run() or 1.0] * 2 for name, run in runs.items()}
 
         monkeypatch.setattr("fuseplug.bench.ops.by_turns", once)
-        monkeypatch.setattr("fuseplug.bench.ops._run", lambda *called: given.append(called))
+        monkeypatch.setattr("fuseplug.bench.ops.make", lambda *called: given.append(called))
         model = built(tiny)
         fused = sharing(model)
         applied = manager_of(PlainNorms).apply_all(fused, verify=False)

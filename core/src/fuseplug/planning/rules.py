@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..contract import Mode
 from ..discovery import KernelRecord
@@ -25,6 +25,7 @@ class Rules:
         installed: Every kernel there is, for the report.
         allow: What the caller has agreed to give up, as `Consent.word`.
         every_size: Whether kernels compute calls of every size, those too small to gain included.
+        batches: What the model is run on to measure from which size on kernels gain; empty if they are not measured.
     """
 
     records: Sequence[KernelRecord]
@@ -34,6 +35,7 @@ class Rules:
     installed: Sequence[KernelRecord]
     allow: Sequence[str] = ()
     every_size: bool = False
+    batches: Sequence[Mapping[str, Any]] = ()
 
     def rank(self, record: KernelRecord, device_type: str) -> tuple[int, bool, int, str]:
         """Sort key: the caller's order, then kernels that name this device type, then priority, then id."""

@@ -1,0 +1,17 @@
+"""Times kernels against originals in the calls that a model makes, to find from which size on they gain there."""
+
+from .batches import batches_of, refuse_absent
+from .calls import sharing
+from .kinds import Kind, Kinds, Task
+from .turns import by_turns, spread
+
+__all__ = [
+    "Kind",
+    "Kinds",
+    "Task",
+    "batches_of",
+    "by_turns",
+    "refuse_absent",
+    "sharing",
+    "spread",
+]
