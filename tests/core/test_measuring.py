@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
-from support.kernels import GateKernel, NormKernel, RotaryKernel, quiet_norm, ran, variant_of
-from support.losses import PlainKernel
+from support import heads
+from support.heads import FreeSumKernel
+from support.kernels import (
+    ExpertsKernel,
+    GateKernel,
+    NormKernel,
+    RotaryKernel,
+    experts_reference,
+    quiet_norm,
+    ran,
+    variant_of,
+)
 from support.managers import manager_of
-from support.models import Attention
+from support.models import Attention, Experts
 from torch import nn
 
-from fuseplug import PlanError
+from fuseplug import PlanError, Target
 from fuseplug.cli import main
 from fuseplug.from_config import config_of_type, model_of
 from fuseplug.gains import EVERY_SIZE, NEVER, Gains, measured
@@ -102,6 +113,23 @@ def slow_in_training(x, *args):
     if torch.is_grad_enabled() and x.requires_grad:
         time.sleep(SLEEP)
     return quiet_norm(x, *args)
+
+
+def slow_experts(x, weights, epsilons):
+    time.sleep(SLEEP)
+    return experts_reference(x, weights, epsilons)
+
+
+def apply_gate(x, gate):
+    """What `GateKernel` computes, and as slow as `LongNorm`."""
+    for _ in range(400):
+        gate = gate.neg().neg()
+    return x * torch.sigmoid(gate)
+
+
+class Gated(nn.Module):
+    def forward(self, x):
+        return apply_gate(x, x)
 
 
 def fails_if_large(x, *args):
@@ -268,14 +296,35 @@ class TestWhatIsTimed:
         assert timed == []
         assert "its calls are the original's anyway: it has a dtype" in report.notes[0]
 
-    @pytest.mark.thorough
-    def test_the_loss_is_nothing_by_itself(self):
-        model = model_of(config_of_type("llama", LLAMA), "llama", device="cpu")
-        ids = {"input_ids": torch.zeros(1, 4, dtype=torch.int64)}
-        report = manager_of(PlainKernel).plan(model, allow=["lazy_logits"], measure=ids, verify=False).report
-        assert report.fused
+    def test_a_target_within_a_scope_is_nothing_by_itself(self):
+        report = manager_of(FreeSumKernel).plan(heads.Model(), measure={"x": torch.randn(2, 3, 8)}).report
+        (entry,) = report.fused
+        assert entry.figures == ()
         assert any("it serves some calls of the whole model only" in note for note in report.notes)
-        assert not any(entry.figures for entry in report.entries)
+
+    def test_one_below_the_site_that_is_asked(self):
+        class Above(NormKernel):
+            kernel_id = "norm_from_above"
+            function = QUICK
+
+            def match(self, site):
+                if not hasattr(site.module, "norms"):
+                    return None
+                found = super().match(replace(site, module=site.module.norms[0]))
+                return [replace(each, target=Target(path="norms.0")) for each in found]
+
+        (entry,) = plan(Above).report.fused
+        assert str(entry.target) == "norms.0.forward"
+        assert len(entry.figures) == 2
+
+    def test_what_a_slower_kernel_would_have_covered(self):
+        parent = variant_of(ExpertsKernel, function=f"{__name__}:slow_experts")
+        report = plan(parent, NormKernel, model=Experts(), measure={"x": torch.randn(4, 16)}).report
+        found = {entry.paths[0]: entry for entry in report.entries}
+        assert found[""].rejections[0][1].kind == "slower"
+        for path in ("experts.0", "experts.1"):
+            assert found[path].covered_by == ""
+            assert found[path].figures or found[path].rejections[0][1].kind == "slower"
 
 
 class TestTheModel:
@@ -299,6 +348,19 @@ class TestTheModel:
         assert [(calls.fused, calls.original) for calls in applied.calls()] == [(0, 0)]
         manager.undo(model)
         assert "forward" not in vars(model.norms[0])
+
+    def test_calls_that_are_timed_are_not_counted(self):
+        applied = manager_of(GateKernel).apply_all(Gated(), measure={"x": torch.randn(2, 6, 16)})
+        (entry,) = applied.report.fused
+        assert entry.gains_from == {}
+        assert [(calls.fused, calls.original) for calls in applied.calls()] == [(0, 0)]
+
+    def test_a_fused_parent_does_not_hide_its_children(self):
+        model, manager = Experts(), manager_of(ExpertsKernel, NormKernel)
+        manager.apply_all(model, include="toy_experts", every_size=True)
+        report = manager.plan(model, include="toy_norm", measure={"x": torch.randn(4, 16)}).report
+        assert not any("no batch leads to a call" in note for note in report.notes)
+        assert len(report.entries) == 2
 
     def test_with_the_gradients_and_in_the_mode_that_it_will_have(self):
         seen = []

@@ -80,7 +80,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _kept_or_timed(patch: Patch, call: Call, keeping: Keeping, *, backward: bool) -> Timing:
-    key = _key(patch, call, keeping, backward=backward) if keeping.kept else ""
+    key = _key(patch, call, keeping) if keeping.kept else ""
     if key and (before := _timing_of(keeping.kept.get(key))) is not None:
         return before
     leaves = leaves_of(call, method=patch.target.function is None) if backward else []
@@ -95,12 +95,13 @@ def _kept_or_timed(patch: Patch, call: Call, keeping: Keeping, *, backward: bool
     return found
 
 
-def _key(patch: Patch, call: Call, keeping: Keeping, *, backward: bool) -> str:
+def _key(patch: Patch, call: Call, keeping: Keeping) -> str:
+    """What the time of *call* is kept under; which gradients it has is part of the call."""
     checked = keeping.key()
     if not checked:
         return ""
     own = own_tensors_of(call.args[0]) if patch.target.function is None else ""
-    parts = (checked, processor(), str(backward), described(call), own)
+    parts = (checked, processor(), described(call), own)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
