@@ -300,7 +300,8 @@ class TestWhatIsTimed:
         report = manager_of(FreeSumKernel).plan(heads.Model(), measure={"x": torch.randn(2, 3, 8)}).report
         (entry,) = report.fused
         assert entry.figures == ()
-        assert any("it serves some calls of the whole model only" in note for note in report.notes)
+        (note,) = report.notes
+        assert "it serves some calls of the whole model only" in note
 
     def test_one_below_the_site_that_is_asked(self):
         class Above(NormKernel):
@@ -355,12 +356,28 @@ class TestTheModel:
         assert entry.gains_from == {}
         assert [(calls.fused, calls.original) for calls in applied.calls()] == [(0, 0)]
 
-    def test_a_fused_parent_does_not_hide_its_children(self):
-        model, manager = Experts(), manager_of(ExpertsKernel, NormKernel)
-        manager.apply_all(model, include="toy_experts", every_size=True)
-        report = manager.plan(model, include="toy_norm", measure={"x": torch.randn(4, 16)}).report
-        assert not any("no batch leads to a call" in note for note in report.notes)
-        assert len(report.entries) == 2
+    def test_kernels_that_are_in_place_do_not_run(self):
+        model, counting = Model(8, 4), kernel(slow_if_small)
+        manager_of(counting).apply_all(model, every_size=True)
+        ran.clear()
+        report = manager_of(kernel(QUICK)).plan(model, only="norms.1", measure=batch(8)).report
+        assert report.fused[0].figures
+        assert ran["small"] == 0
+
+    def test_under_the_autocast_around_it(self):
+        class Projected(Model):
+            def __init__(self):
+                super().__init__(8)
+                self.linear = nn.Linear(8, 8)
+
+            def forward(self, x):
+                return super().forward(self.linear(x))
+
+        mixed = kernel(QUICK, mixes=((torch.float32, torch.float32), (torch.bfloat16, torch.float32)))
+        with torch.autocast("cpu", torch.bfloat16):
+            found = [plan(mixed, model=Projected(), measure=batch(8)).report.fused[0]]
+        found.append(plan(mixed, model=Projected(), measure=batch(8)).report.fused[0])
+        assert [entry.figures[0].dtype for entry in found] == ["bfloat16", "float32"]
 
     def test_with_the_gradients_and_in_the_mode_that_it_will_have(self):
         seen = []

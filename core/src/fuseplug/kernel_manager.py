@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .devices import Destination
+    from .measuring import Runs
     from .patching import Applied, Change, Patch
     from .planning import Plan
     from .report import Report
@@ -89,10 +90,10 @@ class KernelManager:
     * ``measure``: find out by timing from which size on each kernel gains in this model, on this machine, instead of
       believing what it says. A kernel that gains in no call is not used. Give one batch, or a sequence of several, as
       keyword arguments of the model, in the sizes that you will use; or ``True`` for one row of 16, 128, 512 and 2048
-      random tokens. The model is run: its forward, once for each batch and as ``model.train()`` or ``model.eval()``
-      left it, without autocast, and without gradients for inference. It is run as a copy that shares its parameters.
-      So buffers, gradients and the state of random generators stay as they are, but what its code does to the world
-      outside, it does. Times are kept for other processes, as passed checks are.
+      random tokens. The model is run: its forward, once for each batch, as ``model.train()`` or ``model.eval()`` left
+      it, under autocast if that is on, and without gradients for inference. What is run is a copy that shares its
+      parameters. So buffers, gradients and the state of random generators stay as they are, but what its code does to
+      the world outside, it does. Times are kept for other processes, as passed checks are.
 
     Args:
         environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
@@ -186,7 +187,7 @@ class KernelManager:
         rules = Rules(
             *(taking_part, _names(include or ()), purpose, verify, records, _names(allow)),
             every_size=every,
-            batches=() if measure is False else _batches(model, measure, there, every_size=every),
+            runs=None if measure is False else _runs(model, measure, there, every_size=every),
         )
         with plain_torch():
             places = walk(model, only=_names(only), skip=_names(skip), device=there)
@@ -321,11 +322,9 @@ class KernelManager:
         return there, *_plugged_in(possible)
 
 
-def _batches(
-    model: nn.Module, measure: Measure, there: Destination | None, *, every_size: bool
-) -> list[Mapping[str, Any]]:
-    """What *model* is to be run on to measure it."""
-    from .measuring import batches_of, refuse_absent
+def _runs(model: nn.Module, measure: Measure, there: Destination | None, *, every_size: bool) -> Runs:
+    """How *model* is to be run to measure it."""
+    from .measuring import refuse_absent, runs_of
 
     if every_size:
         raise PlanError(
@@ -333,7 +332,7 @@ def _batches(
             "the environment, uses it at every size: drop one of them"
         )
     refuse_absent(model, None if there is None else there.type)
-    return batches_of(model, measure)
+    return runs_of(model, measure)
 
 
 def _plugged_in(records: Iterable[KernelRecord]) -> tuple[list[KernelRecord], pluggy.PluginManager]:

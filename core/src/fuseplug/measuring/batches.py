@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +20,38 @@ LENGTHS = (16, 128, 512, 2048)
 GIVE = "give measure= one batch or several, the keyword arguments of a call of the model"
 
 Batch = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How a model is run to record its calls, and how these are timed.
+
+    Attributes:
+        batches: What it is run on.
+        autocast: By type of device, the dtype of autocast; ``None`` where it is off.
+    """
+
+    batches: Sequence[Batch]
+    autocast: Mapping[str, torch.dtype | None] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Autocast as it was where the user asked, though a plan is made without it."""
+        with contextlib.ExitStack() as stack:
+            for device_type, dtype in self.autocast.items():
+                stack.enter_context(torch.autocast(device_type, dtype, enabled=dtype is not None))
+            yield
+
+
+def runs_of(model: nn.Module, measure: object) -> Runs:
+    """What *measure* asks for, under autocast if that is on now; *measure* and errors as for `batches_of`."""
+    types = dict.fromkeys(["cpu", *(each.device.type for each in model.parameters())])
+    autocast = {
+        each: torch.get_autocast_dtype(each) if torch.is_autocast_enabled(each) else None
+        for each in types
+        if torch.amp.is_autocast_available(each)
+    }
+    return Runs(batches_of(model, measure), autocast)
 
 
 def batches_of(model: nn.Module, measure: object) -> list[Batch]:

@@ -17,7 +17,7 @@ from ..patching import replacement_of
 from ..report import Figure
 from ..safe_access import class_name, said_by
 from ..verification import random_state_kept
-from .batches import GIVE, Batch
+from .batches import GIVE, Batch, Runs
 from .calls import Call, recorded
 from .timing import SECONDS, Keeping, described, figure, own_tensors_of
 
@@ -74,14 +74,14 @@ class Kinds:
 
     Args:
         model: The model.
-        batches: What it is run on.
+        runs: How it is run.
         gradients: Whether it is run with gradients, and the backward is timed too.
         kept: Where times are looked up, and kept for other processes.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Batch], *, gradients: bool, kept: Kept) -> None:
+    def __init__(self, model: nn.Module, runs: Runs, *, gradients: bool, kept: Kept) -> None:
         self._model = model
-        self._batches = batches
+        self._runs = runs
         self._gradients = gradients
         self._kept = kept
         self._kinds: dict[Hashable, Kind] = {}
@@ -108,10 +108,11 @@ class Kinds:
         if not new:
             return None
         calls: dict[Hashable, dict[str, Call]] = {key: {} for key in new}
-        for number, batch in enumerate(self._batches):
+        for number, batch in enumerate(self._runs.batches):
             for key, call in self._run(new, batch, number).items():
                 calls[key].setdefault(described(call), call)
-        return [task for key, kind in new.items() for task in _tasks(kind, [*calls[key].values()])]
+        with self._runs.entered():
+            return [task for key, kind in new.items() for task in _tasks(kind, [*calls[key].values()])]
 
     def seconds(self, tasks: Sequence[Task]) -> float:
         """How long it takes to time *tasks*, at most and about: a call that takes long is made some ten times."""
@@ -124,7 +125,8 @@ class Kinds:
             return
         keeping = Keeping(self._kept, kind.key)
         try:
-            found = figure(kind.first, task.call, task.main, keeping, gradients=self._gradients)
+            with self._runs.entered():
+                found = figure(kind.first, task.call, task.main, keeping, gradients=self._gradients)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything at a size at which nobody ran it
             shape = " × ".join(map(str, task.main.shape))
             kind.fault = Rejection(f"{said_by(error)} while it and the original were timed with {shape}", kind="error")
@@ -143,7 +145,7 @@ class Kinds:
         alike = {key: [*kind.patches.values()] for key, kind in kinds.items()}
 
         def run(model: nn.Module) -> None:
-            with torch.set_grad_enabled(self._gradients):
+            with torch.set_grad_enabled(self._gradients), self._runs.entered():
                 model(**batch)
 
         with contextlib.ExitStack() as stack:
@@ -152,9 +154,10 @@ class Kinds:
             try:
                 return recorded(self._model, alike, run)
             except Exception as error:
+                which = f"batch {number + 1} of {len(self._runs.batches)} ({', '.join(map(str, batch))})"
                 raise PlanError(
-                    f"measure= runs a copy of {class_name(self._model)}, which fails with batch {number + 1} of "
-                    f"{len(self._batches)} ({', '.join(map(str, batch))}): {said_by(error)}; {GIVE}, or drop measure="
+                    f"measure= runs a copy of {class_name(self._model)}, which fails with {which}: {said_by(error)}; "
+                    f"{GIVE}, or drop measure="
                 ) from error
 
 

@@ -101,7 +101,9 @@ def _key(patch: Patch, call: Call, keeping: Keeping) -> str:
     if not checked:
         return ""
     own = own_tensors_of(call.args[0]) if patch.target.function is None else ""
-    parts = (checked, processor(), described(call), own)
+    device_type = call.tensors[0].device.type
+    autocast = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    parts = (checked, processor(), str(autocast), described(call), own)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -95,10 +95,10 @@ def _decided(decider: Decider, places: Sequence[Place]) -> list[Decision]:
 
 def _kinds(model: nn.Module, rules: Rules) -> Kinds | None:
     """Where it is to be measured from which size on kernels gain, what does that."""
-    if not rules.batches:
+    if rules.runs is None:
         return None
     kept = NOWHERE if rules.check == "always" else Kept("timings", folder())
-    return Kinds(model, rules.batches, gradients=rules.mode == "training", kept=kept)
+    return Kinds(model, rules.runs, gradients=rules.mode == "training", kept=kept)
 
 
 def _measured(kinds: Kinds) -> bool:
