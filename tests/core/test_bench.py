@@ -85,6 +85,17 @@ class TestTurns:
         assert found["quick"] == pytest.approx([100.0] * 3)
         assert found["slow"] == pytest.approx([500.0] * 3)
 
+    @pytest.mark.parametrize(
+        ("seconds", "turns"), [(0.02, 26), (0.3, 3), (2.0, 1)], ids=["short", "longer", "very long"]
+    )
+    def test_they_end_in_time(self, seconds, turns):
+        clock = SimpleNamespace(now=0.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fuseplug.measuring.turns.time.perf_counter", lambda: clock.now)
+            run = {"only": lambda: setattr(clock, "now", clock.now + seconds)}
+            found = by_turns(run, 50, warm_up=1, within=0.505)
+        assert len(found["only"]) == turns
+
     def test_the_spread(self):
         found = spread([5.0, 1.0, 3.0, 2.0, 4.0])
         assert (found["median"], found["max"], found["n"]) == (3.0, 5.0, 5)

@@ -86,7 +86,7 @@ def test_what_is_measured_is_announced(impatient, monkeypatch):
     with contextlib.redirect_stderr(Terminal()) as stderr:
         manager_of(NormKernel).plan(Norm(), measure=batches)
     said = stderr.getvalue()
-    assert "timing 2 calls, about 2 s at most:" in said
+    assert "timing 2 calls, about 2 s at most, compilers aside:" in said
     assert "1/2" in said
     assert "the model.forward" in said
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import types
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -24,10 +25,17 @@ Function = Callable[..., Any]
 
 
 class Call(NamedTuple):
-    """How a target was called: its arguments, a module first where it is a method."""
+    """How a target was called.
+
+    Attributes:
+        args: Its arguments, a module first where it is a method.
+        kwargs: Those by keyword.
+        seconds: How long that took, about.
+    """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    seconds: float = 0.0
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -40,7 +48,7 @@ class Call(NamedTuple):
         def changed(value: Any) -> Any:
             return change(value) if isinstance(value, Tensor) else value
 
-        return Call(tree_map(changed, self.args), tree_map(changed, self.kwargs))
+        return self._replace(args=tree_map(changed, self.args), kwargs=tree_map(changed, self.kwargs))
 
 
 def sharing(model: nn.Module, *, buffers: bool = True) -> nn.Module:
@@ -75,9 +83,12 @@ def recorded(
 
     def recorder(kind: Hashable, original: Function) -> Function:
         def record(*args: Any, **kwargs: Any) -> Any:
-            if kind not in calls:
-                calls[kind] = Call(args, kwargs).with_each(_cut_off)
-            return original(*args, **kwargs)
+            if kind in calls:
+                return original(*args, **kwargs)
+            call, start = Call(args, kwargs).with_each(_cut_off), time.perf_counter()
+            result = original(*args, **kwargs)
+            calls[kind] = call._replace(seconds=time.perf_counter() - start)
+            return result
 
         return record
 

@@ -19,7 +19,7 @@ from ..safe_access import class_name, said_by
 from ..verification import random_state_kept
 from .batches import GIVE, Batch, Runs
 from .calls import Call, recorded
-from .timing import SECONDS, Keeping, described, figure, own_tensors_of
+from .timing import Keeping, at_most, described, figure, own_tensors_of
 
 if TYPE_CHECKING:
     from ..patching import Patch
@@ -115,8 +115,10 @@ class Kinds:
             return [task for key, kind in new.items() for task in _tasks(kind, [*calls[key].values()])]
 
     def seconds(self, tasks: Sequence[Task]) -> float:
-        """How long it takes to time *tasks*, at most and about: a call that takes long is made some ten times."""
-        return SECONDS * len(tasks) * (2 if self._gradients else 1)
+        """How long it takes to time *tasks*, at most and about, without what is compiled."""
+        # A backward takes twice as long as its forward.
+        works = (1, 3) if self._gradients else (1,)
+        return sum(at_most(work * task.call.seconds) for task in tasks for work in works)
 
     def time(self, task: Task) -> None:
         """Time *task*, and put the figure with its kind."""

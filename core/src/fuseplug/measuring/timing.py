@@ -28,6 +28,11 @@ SECONDS = 0.5
 _TURNS = 51
 
 
+def at_most(seconds: float) -> float:
+    """How long it takes to time a call of *seconds*: four times before anything counts, then by turns."""
+    return 4 * seconds + max(SECONDS, 2 * seconds)
+
+
 class Keeping(NamedTuple):
     """Where times are kept.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -106,7 +105,7 @@ def _measured(kinds: Kinds) -> bool:
     tasks = kinds.record()
     if tasks is None:
         return False
-    doing = f"timing {len(tasks)} calls, about {math.ceil(kinds.seconds(tasks))} s at most:"
+    doing = f"timing {len(tasks)} calls, about {max(1, round(kinds.seconds(tasks)))} s at most, compilers aside:"
     with showing(tasks, doing, lambda task: str(task.kind)) as each:
         for task in each:
             kinds.time(task)
