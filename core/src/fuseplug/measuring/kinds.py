@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -94,7 +95,7 @@ class Kinds:
             module: The module that it is of.
             key: As `Keeping.key`.
         """
-        kind = self._kinds.setdefault((patch.function, own_tensors_of(module)), Kind(key))
+        kind = self._kinds.setdefault((patch.function, own_tensors_of(module)), Kind(functools.cache(key)))
         kind.patches.setdefault(f"{patch.path or 'the model'}.{patch.target}", patch)
         return kind
 
