@@ -42,7 +42,7 @@ LAYERS = (
     {"accepts"},
     {"verification"},
     {"patching"},
-    {"proposing", "strict", "walking"},
+    {"proposing", "strict", "walking", "measuring"},
     {"planning"},
     {"kernel_manager"},
     {"from_config", "importing", "options"},

@@ -15,13 +15,13 @@ from support.managers import manager_of
 from fuseplug import PlanError, kernel_manager
 from fuseplug.bench import by_turns, compare, peak_memory, spread
 from fuseplug.bench.check import distances
-from fuseplug.bench.contenders import sharing
 from fuseplug.bench.models import SHORT_NAMES, build_random, layers_of
 from fuseplug.bench.ops import measure_ops
 from fuseplug.bench.shares import shares
 from fuseplug.bench.shown import draw
 from fuseplug.bench.work import MODES, tokens_for
 from fuseplug.cli import main
+from fuseplug.measuring import sharing
 from fuseplug_rmsnorm.kernels import RMSNormKernel
 from fuseplug_rope.kernels import RoPEKernel
 
@@ -80,10 +80,21 @@ class TestTurns:
             return lambda: setattr(clock, "now", clock.now + seconds)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fuseplug.bench.turns.time.perf_counter", lambda: clock.now)
+            patch.setattr("fuseplug.measuring.turns.time.perf_counter", lambda: clock.now)
             found = by_turns({"quick": takes(1e-4), "slow": takes(5e-4)}, 3)
         assert found["quick"] == pytest.approx([100.0] * 3)
         assert found["slow"] == pytest.approx([500.0] * 3)
+
+    @pytest.mark.parametrize(
+        ("seconds", "turns"), [(0.02, 26), (0.3, 3), (2.0, 1)], ids=["short", "longer", "very long"]
+    )
+    def test_they_end_in_time(self, seconds, turns):
+        clock = SimpleNamespace(now=0.0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fuseplug.measuring.turns.time.perf_counter", lambda: clock.now)
+            run = {"only": lambda: setattr(clock, "now", clock.now + seconds)}
+            found = by_turns(run, 50, warm_up=1, within=0.505)
+        assert len(found["only"]) == turns
 
     def test_the_spread(self):
         found = spread([5.0, 1.0, 3.0, 2.0, 4.0])
@@ -363,7 +374,7 @@ class TestEachKernelByItself:
             return {name: [run() or 1.0] * 2 for name, run in runs.items()}
 
         monkeypatch.setattr("fuseplug.bench.ops.by_turns", once)
-        monkeypatch.setattr("fuseplug.bench.ops._run", lambda *called: given.append(called))
+        monkeypatch.setattr("fuseplug.bench.ops.make", lambda *called: given.append(called))
         model = built(tiny)
         fused = sharing(model)
         applied = manager_of(PlainNorms).apply_all(fused, verify=False)

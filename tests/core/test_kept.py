@@ -17,6 +17,7 @@ from support.models import Norm
 from fuseplug import kept
 from fuseplug.cli import main
 from fuseplug.kept import Kept, folder
+from fuseplug.measuring import timing
 from fuseplug.verification import evidence
 from fuseplug.verification.evidence import UnstableError, stable
 from fuseplug_rmsnorm.recognise.structure import NormAdapter
@@ -247,6 +248,75 @@ class TestWhatIsNotKept:
         assert not (tmp_path / "home").exists()
 
 
+class TestTimes:
+    @pytest.fixture
+    def timed(self, written, cache, monkeypatch):
+        """Measure a norm; say how much was timed, and what the report has of it."""
+        monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
+        monkeypatch.setattr(timing, "SECONDS", 0.01)
+        count, by_turns = [0], timing.by_turns
+
+        def counted(*args, **kwargs):
+            count[0] += 1
+            return by_turns(*args, **kwargs)
+
+        monkeypatch.setattr(timing, "by_turns", counted)
+
+        def run(*shape, module=None, **options):
+            kernel = importlib.import_module("kept_kernel").Counting
+            before, module = count[0], module or Norm()
+            batch = {"hidden_states": torch.ones(shape or (4, 16), dtype=module.weight.dtype)}
+            (entry,) = manager_of(kernel).plan(module, measure=batch, **options).report.entries
+            return count[0] - before, entry.figures or entry.why_not
+
+        return run
+
+    def test_what_was_measured_is_not_measured_again(self, timed, cache):
+        times, said = timed()
+        assert times == 2
+        assert timed() == (0, said)
+        assert len(Kept("timings", cache)) == 2
+
+    def test_unless_the_user_insists(self, timed):
+        timed()
+        assert timed(verify="always")[0] == 2
+
+    def test_for_inference_it_is_the_forward_alone(self, timed):
+        assert timed(mode="inference")[0] == 1
+        assert timed(mode="inference")[0] == 0
+        assert timed()[0] == 1
+
+    @pytest.mark.parametrize("change", ["shape", "dtype", "module", "kernel", "threads", "processor"])
+    def test_other_questions_have_other_answers(self, timed, written, monkeypatch, change):
+        timed()
+        if change == "kernel":
+            written("numbers.py", NUMBERS + "# another\n")
+        if change == "processor":
+            monkeypatch.setattr(timing, "processor", lambda: "another")
+        threads = torch.get_num_threads()
+        try:
+            torch.set_num_threads(threads + (change == "threads"))
+            shape = (5, 16) if change == "shape" else (4, 16)
+            module = {"dtype": Norm().bfloat16(), "module": Norm(eps=1e-3)}.get(change)
+            assert timed(*shape, module=module)[0] == 2
+        finally:
+            torch.set_num_threads(threads)
+
+    @pytest.mark.parametrize("text", ["", "[]", '{"gain": 2}', '{"original": 1, "kernel": 1, "gain": NaN}'])
+    def test_an_answer_that_cannot_be_read_is_none(self, timed, cache, text):
+        timed()
+        for path in (cache / "timings").glob("*.json"):
+            path.write_text(text)
+        assert timed()[0] == 2
+
+    def test_the_command_counts_and_forgets_them(self, timed, cache, capsys):
+        timed()
+        _run("cache")
+        assert capsys.readouterr().out == f"{cache}: 1 checks, 2 timings\n"
+        _run("cache", "--clear")
+        assert not len(Kept("timings", cache))
+
+
 class TestDescriptions:
     def test_they_are_the_same_in_every_process(self):
         script = (
@@ -305,9 +375,9 @@ class TestWhere:
     def test_the_command_counts_and_forgets(self, checked, cache, capsys):
         checked()
         _run("cache")
-        assert capsys.readouterr().out == f"{cache}: 1 checks\n"
+        assert capsys.readouterr().out == f"{cache}: 1 checks, 0 timings\n"
         _run("cache", "--clear")
-        assert capsys.readouterr().out == f"{cache}: 1 checks forgotten\n"
+        assert capsys.readouterr().out == f"{cache}: 1 checks, 0 timings forgotten\n"
         assert not len(Kept("checks", cache))
 
     def test_the_command_says_if_nothing_is_kept(self, monkeypatch, capsys):

@@ -7,7 +7,10 @@ import io
 import time
 
 import pytest
+import torch
+from support.kernels import NormKernel
 from support.managers import manager_of
+from support.models import Norm
 from torch import nn
 
 from fuseplug import BaseKernel, planning
@@ -75,6 +78,17 @@ def test_nothing_is_shown_elsewhere_than_on_the_terminal_of_the_first_process(pl
     with contextlib.redirect_stderr(kind()) as stderr:
         plan(0.1)
     assert stderr.getvalue() == ""
+
+
+def test_what_is_measured_is_announced(impatient, monkeypatch):
+    monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
+    batches = [{"hidden_states": torch.ones(rows, 16)} for rows in (4, 8)]
+    with contextlib.redirect_stderr(Terminal()) as stderr:
+        manager_of(NormKernel).plan(Norm(), measure=batches)
+    said = stderr.getvalue()
+    assert "timing 2 calls, about 2 s at most, compilers aside:" in said
+    assert "1/2" in said
+    assert "the model.forward" in said
 
 
 def test_what_is_shown_ends_where_planning_fails(impatient, monkeypatch):

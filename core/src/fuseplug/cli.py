@@ -19,6 +19,7 @@ from .plain_text import one_line, some_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import nn
 
     from .doctor import Row
 
@@ -107,16 +108,21 @@ def plan(
     explain: Annotated[
         str | None, typer.Option(metavar="PATH", help="Say what every kernel answers about the module at this path.")
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Build the model with random weights, and measure from which size on each kernel gains in it here.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what would be fused in a model, what would not, and why."""
     manager, console = KernelManager(), _console(stderr=True)
     if not _kernels(manager):
         typer.echo(NOTHING_INSTALLED, err=True)
-    with console.status(f"building {one_line(model)} on meta"):
-        from .from_config import build
-
-        built = build(model, trust_remote_code=trust_remote_code)
+    with console.status(f"building {one_line(model)}{'' if measure else ' on meta'}"):
+        built = _built(model, device, random_weights=measure, trust_remote_code=trust_remote_code)
     planned = manager.plan(
         built,
         device=device,
@@ -126,6 +132,7 @@ def plan(
         only=only or (),
         skip=skip or (),
         allow=allow or (),
+        measure=measure,
     )
     if explain is not None:
         typer.echo(some_lines(planned.explain(explain)))
@@ -135,20 +142,33 @@ def plan(
         _console().print(planned.report)
 
 
+def _built(model: str, device: str | None, *, random_weights: bool, trust_remote_code: bool) -> nn.Module:
+    """The model to plan: on meta, or with weights, so that it can be run."""
+    if not random_weights:
+        from .from_config import build
+
+        return build(model, trust_remote_code=trust_remote_code)
+    from .bench.models import build_random
+    from .devices import device_here
+
+    where = device_here(device)
+    return build_random(model, layers=None, dtype=None, device=where, trust_remote_code=trust_remote_code)
+
+
 @app.command()
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Forget everything that is kept.")] = False,
 ) -> None:
-    """Show where passed checks of kernels are kept for other processes, and how many; or forget them."""
+    """Show where passed checks and times of kernels are kept for other processes, and how many; or forget them."""
     from .kept import VARIABLE, Kept, folder
 
     where = folder()
     if where is None:
         typer.echo(f"nothing is kept: {VARIABLE}=off, or there is no home directory")
         return
-    checks = Kept("checks", where)
-    count = checks.clear() if clear else len(checks)
-    typer.echo(f"{where}: {count} checks{' forgotten' if clear else ''}")
+    answers = {kind: Kept(kind, where) for kind in ("checks", "timings")}
+    counts = {kind: kept.clear() if clear else len(kept) for kind, kept in answers.items()}
+    typer.echo(f"{where}: {', '.join(f'{n} {kind}' for kind, n in counts.items())}{' forgotten' if clear else ''}")
 
 
 @app.command()

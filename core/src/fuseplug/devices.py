@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -52,3 +54,28 @@ def present(device_type: str) -> bool:
         return bool(torch.get_device_module(device_type).is_available())
     except (AttributeError, RuntimeError):
         return False
+
+
+def processor() -> str:
+    """The name of the CPU: the one that Linux knows, elsewhere what Python says."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
+
+
+def device_here(device: str | None) -> str:
+    """The device on which a model is to be run now: *device*, or by default the accelerator, if there is one.
+
+    Raises:
+        PlanError: If *device* is unknown, or not here.
+    """
+    if device is None:
+        here = torch.accelerator.current_accelerator(check_available=True)
+        return "cpu" if here is None else here.type
+    found = destination(device, KNOWN)
+    if found.device is None:
+        raise PlanError(
+            f"--device {device}: there is none here, and the model is to be run; `fuseplug doctor` says more"
+        )
+    return str(found.device)

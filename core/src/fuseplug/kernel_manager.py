@@ -9,7 +9,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import pluggy
 
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .devices import Destination
+    from .measuring import Runs
     from .patching import Applied, Change, Patch
     from .planning import Plan
     from .report import Report
 
 K = TypeVar("K", bound=type[BaseKernel])
+Measure: TypeAlias = bool | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 REGISTERED = "(registered)"
 EVERY_SIZE_VARIABLE = "FUSEPLUG_EVERY_SIZE"
 Find = Callable[[Mapping[str, str], Iterable[KernelRecord]], list[KernelRecord]]
@@ -47,6 +49,7 @@ class Options(TypedDict, total=False):
     strict: bool
     allow: Sequence[str] | str
     every_size: bool
+    measure: Measure
 
 
 class AllOptions(Options, total=False):
@@ -84,6 +87,13 @@ class KernelManager:
       (``"lazy_logits"``) and is used only if it is here. The report says which kernel asks for what.
     * ``every_size``: use kernels in calls of every size. By default a call that is too small to gain is the original's,
       as each kernel says (`BaseKernel.gains_from`). ``FUSEPLUG_EVERY_SIZE=1`` says the same.
+    * ``measure``: find out by timing from which size on each kernel gains in this model, on this machine, instead of
+      believing what it says. A kernel that gains in no call is not used. Give one batch, or a sequence of several, as
+      keyword arguments of the model, in the sizes that you will use; or ``True`` for one row of 16, 128, 512 and 2048
+      random tokens. The model is run: its forward, once for each batch, as ``model.train()`` or ``model.eval()`` left
+      it, under autocast if that is on, and without gradients for inference. What is run is a copy that shares its
+      parameters. So buffers, gradients and the state of random generators stay as they are, but what its code does to
+      the world outside, it does. Times are kept for other processes, as passed checks are.
 
     Args:
         environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
@@ -152,11 +162,13 @@ class KernelManager:
         strict: bool = False,
         allow: Sequence[str] | str = (),
         every_size: bool = False,
+        measure: Measure = False,
     ) -> Plan:
         """Decide and check what would be done to *model*, and change nothing. The class says what the arguments mean.
 
         Raises:
-            PlanError: If *model* is not a module, a glob matches nothing, or *device* or *mode* is unknown.
+            PlanError: If *model* is not a module, a glob matches nothing, *device* or *mode* is unknown, or *measure*
+                is no batch of the model, or asked of a model that cannot be run here.
             DiscoveryError: If a kernel asked for by name is not installed or not ready.
             RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if the reason is that
                 a kernel's numbers are wrong.
@@ -171,9 +183,11 @@ class KernelManager:
         purpose = _mode(mode)
         there, records, plugins = self._destination(device)
         taking_part = _select(records, include, exclude, purpose)
+        every = every_size or os.environ.get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
         rules = Rules(
             *(taking_part, _names(include or ()), purpose, verify, records, _names(allow)),
-            every_size=every_size or os.environ.get(EVERY_SIZE_VARIABLE, "") not in ("", "0"),
+            every_size=every,
+            runs=None if measure is False else _runs(model, measure, there, every_size=every),
         )
         with plain_torch():
             places = walk(model, only=_names(only), skip=_names(skip), device=there)
@@ -306,6 +320,19 @@ class KernelManager:
         if there.device is not None or possible == records:
             return there, records, self._plugins
         return there, *_plugged_in(possible)
+
+
+def _runs(model: nn.Module, measure: Measure, there: Destination | None, *, every_size: bool) -> Runs:
+    """How *model* is to be run to measure it."""
+    from .measuring import refuse_absent, runs_of
+
+    if every_size:
+        raise PlanError(
+            f"measure= finds the size from which on a kernel is used, and every_size=True, or {EVERY_SIZE_VARIABLE} in "
+            "the environment, uses it at every size: drop one of them"
+        )
+    refuse_absent(model, None if there is None else there.type)
+    return runs_of(model, measure)
 
 
 def _plugged_in(records: Iterable[KernelRecord]) -> tuple[list[KernelRecord], pluggy.PluginManager]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .contract import Mode, Rejection, Target
 from .discovery import KernelRecord
@@ -17,6 +18,56 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 CheckStatus = Literal["passed", "passed before", "pending", "skipped", ""]
+
+
+class Timing(NamedTuple):
+    """A kernel against its original in one call.
+
+    Attributes:
+        original: Microseconds of the original, the median.
+        kernel: Those of the kernel.
+        gain: How many times as fast the kernel is: the median of the ratios, turn by turn.
+    """
+
+    original: float
+    kernel: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What was measured in one call that the model made.
+
+    Attributes:
+        shape: That of the main input.
+        dtype: Its dtype, ``"bfloat16"``.
+        forward: The forward, without gradients.
+        both: Forward and backward; ``None`` if only the forward was timed.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    forward: Timing
+    both: Timing | None = None
+
+    @property
+    def elements(self) -> int:
+        """How many elements the main input has."""
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        both = "" if self.both is None else f", × {self.both.gain:.2f} forward and backward"
+        shape = " × ".join(map(str, self.shape)) or "1"
+        return f"{shape}, {self.dtype}: × {self.forward.gain:.2f} forward{both}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "forward, µs": self.forward._asdict(),
+            "forward and backward, µs": None if self.both is None else self.both._asdict(),
+        }
 
 
 @dataclass(frozen=True)
@@ -40,7 +91,9 @@ class Entry:
         covered_by: Path of the site whose replacement no longer calls this one.
         gives_up: What the user agreed to give up with it.
         gains_from: From how many elements of the main input on the kernel is used, by kind of call
-            (``"bfloat16 training"``). Smaller calls are the original's. Empty if calls of every size are the kernel's.
+            (``"bfloat16 training"``). Smaller calls are the original's; where it is ``None``, all are. Empty if calls
+            of every size are the kernel's.
+        figures: What was measured of the kernel, with ``measure=``.
     """
 
     paths: tuple[str, ...]
@@ -56,7 +109,8 @@ class Entry:
     outranked: tuple[str, ...] = ()
     covered_by: str = ""
     gives_up: str = ""
-    gains_from: Mapping[str, int] = field(default_factory=dict)
+    gains_from: Mapping[str, int | None] = field(default_factory=dict)
+    figures: tuple[Figure, ...] = ()
 
     @property
     def fused(self) -> bool:
@@ -89,6 +143,7 @@ class Entry:
             "covered_by": self.covered_by,
             "gives_up": self.gives_up,
             "gains_from": dict(self.gains_from),
+            "figures": [each.to_dict() for each in self.figures],
         }
 
 
@@ -105,6 +160,7 @@ class Report:
         notes: What else a person should know.
         seconds: How long planning and checking took, compilation not included.
         compile_seconds: How long the kernels took to compile.
+        measure_seconds: How long it took to run the model and time the kernels, with ``measure=``.
     """
 
     model_class: str
@@ -115,6 +171,7 @@ class Report:
     notes: Sequence[str] = ()
     seconds: float = 0.0
     compile_seconds: float = 0.0
+    measure_seconds: float = 0.0
 
     @property
     def fused(self) -> list[Entry]:
@@ -141,6 +198,7 @@ class Report:
             "left_alone": len(self.left_alone),
             "seconds": self.seconds,
             "compile_seconds": self.compile_seconds,
+            "measure_seconds": self.measure_seconds,
             "entries": [entry.to_dict() for entry in self.entries],
             "kernels": [record.to_dict() for record in self.records],
             "idle": dict(self.idle),
@@ -153,6 +211,8 @@ class Report:
         took = f"planned and checked in {self.seconds:.2f} s"
         if self.compile_seconds >= 0.01:
             took += f", kernels compiled in {self.compile_seconds:.1f} s"
+        if self.measure_seconds:
+            took += f", measured in {self.measure_seconds:.1f} s"
         targets = "target" if len(self.entries) == 1 else "targets"
         counted = f"{len(self.fused)} of {len(self.entries)} {targets} fused"
         return f"{self.model_class}: {counted} for {self.mode} on {devices}; {took}"

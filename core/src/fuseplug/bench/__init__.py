@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy
 
 if TYPE_CHECKING:
+    from ..measuring.turns import by_turns, spread
     from .compare import Benchmark, compare
     from .machine import machine
     from .memory import peak_memory
-    from .turns import by_turns, spread
 
 __all__ = ["Benchmark", "by_turns", "compare", "machine", "peak_memory", "spread"]
 
@@ -22,10 +22,10 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "Benchmark": ".compare",
-        "by_turns": ".turns",
+        "by_turns": "..measuring.turns",
         "compare": ".compare",
         "machine": ".machine",
         "peak_memory": ".memory",
-        "spread": ".turns",
+        "spread": "..measuring.turns",
     },
 )

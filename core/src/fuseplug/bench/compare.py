@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..devices import KNOWN, destination
+from ..devices import device_here
 from ..errors import PlanError
+from ..measuring.calls import sharing
+from ..measuring.turns import by_turns, spread
 from .check import Distance, distances
-from .contenders import EAGER, FUSED, OTHERS, Contender, eager_of, fused_of, sharing
+from .contenders import EAGER, FUSED, OTHERS, Contender, eager_of, fused_of
 from .machine import machine
 from .memory import peak_memory
 from .models import build_random, layers_of
 from .ops import OpRow, measure_ops
 from .shares import Share, shares
-from .turns import by_turns, spread
 from .work import MODES, cannot_work, tokens_for
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def compare(
         FuseplugError: What ``apply_all`` raises.
     """
     _check(dtype, tokens, modes, versus, repeats)
-    device = _device(device)
+    device = device_here(device)
     step("building the model")
     model = build_random(
         name, layers=layers, dtype=getattr(torch, dtype), device=device, trust_remote_code=trust_remote_code
@@ -173,16 +174,6 @@ def compare(
                 ids = tokens_for(model, count)
                 found.ops[mode, count] = measure_ops(model, applied, partial(_once, mode, ids), repeats)
     return found
-
-
-def _device(device: str | None) -> str:
-    if device is None:
-        here = torch.accelerator.current_accelerator(check_available=True)
-        return "cpu" if here is None else here.type
-    found = destination(device, KNOWN)
-    if found.device is None:
-        raise PlanError(f"--device {device}: there is none here, and a benchmark runs; `fuseplug doctor` says more")
-    return str(found.device)
 
 
 def _check(dtype: str, tokens: Sequence[int], modes: Sequence[str], versus: Sequence[str], repeats: int) -> None:

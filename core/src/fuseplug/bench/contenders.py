@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ..errors import PlanError
+from ..measuring.calls import sharing
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,9 +85,3 @@ OTHERS: dict[str, Callable[[Any], Contender]] = {
     "liger": liger_of,
 }
 """By what ``--vs`` names them."""
-
-
-def sharing(model: nn.Module) -> nn.Module:
-    """A copy of *model* with the same parameters and buffers: what is compared must fit into memory once."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})

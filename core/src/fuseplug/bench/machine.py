@@ -7,10 +7,11 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import importlib_metadata
+
+from ..devices import processor
 
 VERSIONS = ("fuseplug", "torch", "transformers", "pluggy", "importlib-metadata")
 
@@ -22,21 +23,13 @@ def machine(packages: Sequence[str] = VERSIONS) -> dict[str, Any]:
         packages: The distributions whose versions are told.
     """
     return {
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "python": sys.version.split()[0],
         "system": platform.system(),
         "date": datetime.date.today().isoformat(),
         "versions": {name: _version(name) for name in packages},
     }
-
-
-def _cpu() -> str:
-    """The name that Linux knows; elsewhere what Python says."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor())
 
 
 def _version(name: str) -> str:

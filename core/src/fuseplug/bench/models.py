@@ -60,14 +60,14 @@ SHORT_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build_random(
-    name: str, *, layers: int | None, dtype: torch.dtype, device: str, trust_remote_code: bool = False
+    name: str, *, layers: int | None, dtype: torch.dtype | None, device: str, trust_remote_code: bool = False
 ) -> nn.Module:
     """Build the model that *name* stands for, with random weights that are always the same.
 
     Args:
         name: One of `SHORT_NAMES`, or as for ``fuseplug plan``.
         layers: How many of its layers; ``None`` for all.
-        dtype: Of its weights.
+        dtype: Of its weights; ``None`` for the one that its config says.
         device: Where it is built.
         trust_remote_code: Whether Python code that comes with the model may be run.
 
@@ -80,13 +80,14 @@ def build_random(
         config = config_of_type(*SHORT_NAMES[name.lower()])
     else:
         config = config_of(name, trust_remote_code=trust_remote_code)
-    config.dtype = dtype
+    if dtype is not None:
+        config.dtype = dtype
     if layers is not None:
         _cut(config, name, layers)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = model_of(config, name, device=device, trust_remote_code=trust_remote_code)
-    return model.to(device=device, dtype=dtype)
+    return model.to(device=device) if dtype is None else model.to(device=device, dtype=dtype)
 
 
 def layers_of(model: nn.Module) -> int | None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..measuring.calls import wait_for
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -79,10 +81,3 @@ def tokens_for(model: nn.Module, count: int) -> Tensor:
 def _class_of(model: nn.Module) -> Any:
     """The class of *model*, below what torch.compile puts around it."""
     return type(getattr(model, "_orig_mod", model))
-
-
-def wait_for(tensor: Tensor) -> None:
-    """Until the device has done its work."""
-    backend: Any = getattr(torch, tensor.device.type, None)
-    if hasattr(backend, "synchronize"):
-        backend.synchronize()

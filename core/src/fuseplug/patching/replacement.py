@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from ..accepts import Accepts
 from ..contract import Adapter, Compute, Target
@@ -43,6 +44,7 @@ class Replacement:
 
     def __init__(self, original: Callable[..., Any], mark: Mark, accepts: Accepts) -> None:
         self.mark = mark
+        self._main = accepts.main
         self.watch = accepts.watch
         self.place = Placing(original, accepts.calls, accepts.extra)
         self.guards = [Guard(call, original, mark.target, mark.device_type, accepts) for call in accepts.calls]
@@ -54,6 +56,11 @@ class Replacement:
         if placed is None:
             return "it is called in a way that was not tried"
         return self.guards[placed.number].why_not(placed.values)
+
+    def main_input(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """The main input of a call; ``None`` if `why_not` has something against the call."""
+        placed = None if self.why_not(args, kwargs) else self.place(args, kwargs)
+        return None if placed is None else placed.values[self._main]
 
     def why_never(self, module: Any) -> str:
         """Why no call on *module* can reach the kernel; ``""`` if calls can."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from ..discovery import KernelRecord, elsewhere
+from ..kept import NOWHERE, Kept, folder
+from ..measuring import Kinds
 from ..patching import Patch
 from ..report import Report
 from ..safe_access import attributes_of, class_name
@@ -49,24 +51,81 @@ class Plan:
 
 
 def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask) -> Plan:
-    """Ask all kernels about all places and decide every target. Changes nothing."""
-    start = time.perf_counter()
-    decider = Decider(rules, ask)
+    """Ask all kernels about all places and decide every target. Changes nothing.
+
+    Raises:
+        PlanError: If the model is to be measured, and cannot be run.
+    """
+    start, measuring = time.perf_counter(), 0.0
+    kinds = _kinds(model, rules)
+    decider = Decider(rules, ask, kinds)
     decider.ask(places)
-    with showing(places) as each:
-        decisions = [decision for place in each for decision in decider.decide(place)]
+    decisions = _decided(decider, places)
+    if kinds is not None:
+        begun = time.perf_counter()
+        # Where a kernel turned out to be slower, the next may come, which then has to be measured in its turn.
+        while _measured(kinds):
+            decider.again()
+            decisions = _decided(decider, places)
+        measuring = time.perf_counter() - begun
     report = Report(
         model_class=class_name(model),
         mode=rules.mode,
         entries=[decision.entry for decision in decisions],
         records=[record for record in rules.installed if _concerns(record, places)],
         idle=_idle(rules, places, decider.answered),
-        notes=[*_notes(model, decisions, rules.installed), *_unasked(rules.allow, decider.consents)],
-        seconds=time.perf_counter() - start - decider.compile_seconds,
+        notes=[
+            *_notes(model, decisions, rules.installed),
+            *_unmeasured(kinds, decisions),
+            *_unasked(rules.allow, decider.consents),
+        ],
+        seconds=time.perf_counter() - start - decider.compile_seconds - measuring,
         compile_seconds=decider.compile_seconds,
+        measure_seconds=measuring,
     )
     classes = {path: class_name(place.module) for place in places for path in place.paths}
     return Plan(report, [patch for decision in decisions for patch in decision.patches], classes)
+
+
+def _decided(decider: Decider, places: Sequence[Place]) -> list[Decision]:
+    with showing(places, "checking kernels", lambda place: place.paths[0] or "the model") as each:
+        return [decision for place in each for decision in decider.decide(place)]
+
+
+def _kinds(model: nn.Module, rules: Rules) -> Kinds | None:
+    """Where it is to be measured from which size on kernels gain, what does that."""
+    if rules.runs is None:
+        return None
+    kept = NOWHERE if rules.check == "always" else Kept("timings", folder())
+    return Kinds(model, rules.runs, gradients=rules.mode == "training", kept=kept)
+
+
+def _measured(kinds: Kinds) -> bool:
+    """Whether there was anything that was not measured yet; now it is."""
+    tasks = kinds.record()
+    if tasks is None:
+        return False
+    doing = f"timing {len(tasks)} calls, about {max(1, round(kinds.seconds(tasks)))} s at most, compilers aside:"
+    with showing(tasks, doing, lambda task: str(task.kind)) as each:
+        for task in each:
+            kinds.time(task)
+    return True
+
+
+def _unmeasured(kinds: Kinds | None, decisions: Sequence[Decision]) -> list[str]:
+    """A note on each kernel that had to be used as it declares, though its user wanted it measured."""
+    if kinds is None:
+        return []
+    patches = [patch for decision in decisions for patch in decision.patches if patch.target.around]
+    around = dict.fromkeys(patch.kernel_id for patch in patches)
+    return [
+        *kinds.notes(),
+        *(
+            f"not measured: {kernel_id}, because it serves some calls of the whole model only, and is nothing by "
+            "itself; it is used from the size that it declares"
+            for kernel_id in around
+        ),
+    ]
 
 
 def _concerns(record: KernelRecord, places: Sequence[Place]) -> bool:

@@ -14,12 +14,13 @@ from torch import nn
 
 from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
-from ..gains import EVERY_SIZE, Gains, gains_of
+from ..gains import EVERY_SIZE, TIMED, Gains, gains_of, measured
 from ..hookspecs import BaseKernel, resolve
 from ..kept import NOWHERE, Kept, folder
+from ..measuring import Kind, Kinds
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
 from ..proposing import Question
-from ..report import CheckStatus, Entry
+from ..report import CheckStatus, Entry, Figure
 from ..safe_access import class_name, said_by
 from ..verification import Ran, Semantics, Subject, Verifier
 from ..walking import Place, upwards
@@ -53,11 +54,18 @@ class _Offered:
 
 
 class Decider:
-    """The state while one plan is made: what was verified, which sites cover others, which kernels were of use."""
+    """The state while one plan is made: what was verified, which sites cover others, which kernels were of use.
 
-    def __init__(self, rules: Rules, ask: Ask) -> None:
+    Args:
+        rules: How winners are decided.
+        ask: Puts questions to kernels.
+        kinds: What is measured; ``None``: nothing.
+    """
+
+    def __init__(self, rules: Rules, ask: Ask, kinds: Kinds | None = None) -> None:
         self._rules = rules
         self._ask = ask
+        self._kinds = kinds
         self._by_id = {record.kernel_id: record for record in rules.records}
         self._verifier = Verifier(NOWHERE if rules.check == "always" else Kept("checks", folder()))
         self._places: dict[str, Place] = {}
@@ -67,6 +75,11 @@ class Decider:
         self._consents: set[str] = set()
         self._unavailable: dict[tuple[str, str], str | None] = {}
         self._offered: dict[tuple[int, str], _Offered] = {}
+
+    def again(self) -> None:
+        """Forget what was decided, but nothing that was found out."""
+        self._taken.clear()
+        self._covered.clear()
 
     def decide(self, place: Place) -> list[Decision]:
         """The answers for *place*. An error while deciding is an answer, too; then nothing of the place is replaced."""
@@ -243,14 +256,26 @@ class Decider:
         if isinstance(gains, Rejection):
             return gains
         mark = Mark(record.kernel_id, semantics.adapter.variant, target, place.device_type)
-        patch = patch_of(
+        patched = functools.partial(
+            patch_of,
             *(place.module, place.paths[0], mark, _compute_of(record), semantics, ran, subject),
             differentiable=kernel.differentiable,
             traced=kernel.when_traced == "kernel",
-            gains=gains,
             scope=scope,
             lazy=proposal.lazy is not None,
         )
+        figures: Sequence[Figure] = ()
+        # Within a scope a target is called as it is nowhere else, and is nothing by itself.
+        if self._kinds is not None and scope is None and place.device is not None:
+            timed = patched(gains=TIMED)
+            if isinstance(timed, Rejection):
+                return timed
+            question = (kernel, proposal, semantics, subject, place.device)
+            kind = self._kinds.of(timed, place.module, functools.partial(self._verifier.key, *question))
+            gains, figures = _measured(kind, gains), kind.figures
+            if isinstance(gains, Rejection):
+                return gains
+        patch = patched(gains=gains)
         if isinstance(patch, Rejection):
             return patch
         entry = replace(
@@ -261,6 +286,7 @@ class Decider:
             check=check,
             watched=tuple(replacement_of(patch.function).watch.described()),
             gains_from=gains.to_dict(),
+            figures=tuple(figures),
         )
         return Decision(entry, (patch,))
 
@@ -331,6 +357,16 @@ class Decider:
         if key not in self._unavailable:
             self._unavailable[key] = kernel_of(record).lacks(device_type)
         return self._unavailable[key]
+
+
+def _measured(kind: Kind, declared: Gains) -> Gains | Rejection:
+    """From which size on the kernel of *kind* is used; as *declared* where it was not measured, or not yet."""
+    if kind.fault is not None:
+        return kind.fault
+    if (found := measured(declared, kind.figures)) is not None:
+        return found
+    figures = "; ".join(map(str, kind.figures))
+    return Rejection(f"it was measured, and gains in no call that the model made: {figures}", kind="slower")
 
 
 def _likeness(place: Place) -> tuple[int, str]:

@@ -47,6 +47,7 @@ def _answers(report: Report, record: KernelRecord, entry: Entry) -> Iterator[str
     if kernel_id == entry.kernel_id:
         yield f"fuses it: {entry.variant}; kernel check {entry.check}"
         yield from _sizes(entry.gains_from)
+        yield from (f"measured with {figure}" for figure in entry.figures)
         yield from (f"watched at each call: {each}" for each in entry.watched)
     elif kernel_id in entry.outranked:
         yield f"would fuse it too; {entry.kernel_id} is preferred"
@@ -58,8 +59,9 @@ def _answers(report: Report, record: KernelRecord, entry: Entry) -> Iterator[str
         yield report.idle.get(kernel_id, "none of its business")
 
 
-def _sizes(gains_from: Mapping[str, int]) -> Iterator[str]:
+def _sizes(gains_from: Mapping[str, int | None]) -> Iterator[str]:
     """From which size on the kernel is used, a line for each number of elements."""
-    for number in sorted(set(gains_from.values())):
+    for number in sorted(set(gains_from.values()), key=lambda number: (number is None, number)):
         kinds = ", ".join(kind for kind, least in gains_from.items() if least == number)
-        yield f"used from {number:,} elements of the main input on: {kinds}"
+        when = "never used" if number is None else f"used from {number:,} elements of the main input on"
+        yield f"{when}: {kinds}"

@@ -6,35 +6,42 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from ..plain_text import one_line
-from ..walking import Place
+
+T = TypeVar("T")
 
 PATIENCE = 1.0
 """Seconds before anything is shown."""
 
 
 @contextlib.contextmanager
-def showing(places: Sequence[Place]) -> Iterator[Iterable[Place]]:
-    """Give *places* to be gone through; meanwhile, stderr shows which one it is. In the end, that is wiped out.
+def showing(items: Sequence[T], doing: str, named: Callable[[T], str]) -> Iterator[Iterable[T]]:
+    """Give *items* to be gone through; meanwhile, stderr shows which one it is. In the end, that is wiped out.
 
     Nothing is shown if stderr is no terminal, or by any but the first process of a distributed run.
+
+    Args:
+        items: What takes its time.
+        doing: What is done with each.
+        named: What an item is called.
     """
     if not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
-        yield places
+        yield items
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("checking kernels"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[where]}"))
+    columns = (TextColumn(doing), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[where]}"))
     bar = Progress(*columns, console=Console(stderr=True, markup=False), transient=True)
-    task = bar.add_task("", total=len(places), where="")
+    task = bar.add_task("", total=len(items), where="")
 
-    def one_by_one() -> Iterator[Place]:
-        for number, place in enumerate(places):
-            bar.update(task, completed=number, where=one_line(place.paths[0] or "the model"))
-            yield place
+    def one_by_one() -> Iterator[T]:
+        for number, item in enumerate(items):
+            bar.update(task, completed=number, where=one_line(named(item)))
+            yield item
 
     # By another thread, because it may be a single place that takes long.
     patience = threading.Timer(PATIENCE, bar.start)

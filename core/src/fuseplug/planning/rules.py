@@ -10,6 +10,7 @@ from ..contract import Mode
 from ..discovery import KernelRecord
 from ..errors import DiscoveryError
 from ..hookspecs import BaseKernel
+from ..measuring import Runs
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Rules:
         installed: Every kernel there is, for the report.
         allow: What the caller has agreed to give up, as `Consent.word`.
         every_size: Whether kernels compute calls of every size, those too small to gain included.
+        runs: How the model is run to measure from which size on kernels gain; ``None``: they are not measured.
     """
 
     records: Sequence[KernelRecord]
@@ -34,6 +36,7 @@ class Rules:
     installed: Sequence[KernelRecord]
     allow: Sequence[str] = ()
     every_size: bool = False
+    runs: Runs | None = None
 
     def rank(self, record: KernelRecord, device_type: str) -> tuple[int, bool, int, str]:
         """Sort key: the caller's order, then kernels that name this device type, then priority, then id."""

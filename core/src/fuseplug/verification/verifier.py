@@ -62,6 +62,13 @@ class Verifier:
                 self._checks[key] = self._checked(KernelCheck(kernel, proposal, semantics, subject, device))
         return self._checks[key]
 
+    def key(
+        self, kernel: BaseKernel, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
+    ) -> str:
+        """The hash of all that `kernel_check` depends on; ``""`` if it has none."""
+        with neutral(device.type):
+            return KernelCheck(kernel, proposal, semantics, replace(subject, lazy=proposal.lazy), device).key()
+
     def _checked(self, check: KernelCheck) -> Ran | Rejection:
         key = check.key() if self._kept else ""
         if key and (before := Ran.kept(self._kept.get(key))) is not None:

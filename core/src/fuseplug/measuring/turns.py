@@ -12,6 +12,9 @@ _SHORT = 2e-3
 
 _MOST_AT_A_TIME = 50
 
+_LEAST = 3
+"""Turns whose median one busy moment does not move."""
+
 
 def by_turns(
     contenders: Mapping[str, Callable[[], Any]],
@@ -20,6 +23,7 @@ def by_turns(
     *,
     warm_up: int = 3,
     after_turn: Callable[[int], Any] | None = None,
+    within: float | None = None,
 ) -> dict[str, list[float]]:
     """Time each contender *repeats* times, one after the other in each turn.
 
@@ -29,6 +33,7 @@ def by_turns(
         settle: Called before each call that is timed, for what is still under way from the one before.
         warm_up: How many turns go before these, and do not count.
         after_turn: Called after each turn with how many counted so far.
+        within: Seconds after which no turn is begun, once three have counted; or one, if a single call takes longer.
 
     Returns:
         The microseconds of a call, for each contender one number a turn.
@@ -37,9 +42,16 @@ def by_turns(
     first()
     start = time.perf_counter()
     first()
-    at_a_time = max(1, min(_MOST_AT_A_TIME, int(_SHORT / (time.perf_counter() - start))))
+    took = time.perf_counter() - start
+    at_a_time = max(1, min(_MOST_AT_A_TIME, int(_SHORT / took)))
+    least = _LEAST if within is None or took < within else 1
     samples: dict[str, list[float]] = {name: [] for name in contenders}
+    begun = 0.0
     for turn in range(-warm_up, repeats):
+        if within is not None and turn >= 0:
+            begun = begun or time.perf_counter()
+            if turn >= least and time.perf_counter() - begun > within:
+                break
         for name, run in contenders.items():
             if settle is not None:
                 settle()

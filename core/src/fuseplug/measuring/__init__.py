@@ -1,0 +1,19 @@
+"""Times kernels against originals in the calls that a model makes, to find from which size on they gain there."""
+
+from .batches import Runs, batches_of, refuse_absent, runs_of
+from .calls import sharing
+from .kinds import Kind, Kinds, Task
+from .turns import by_turns, spread
+
+__all__ = [
+    "Kind",
+    "Kinds",
+    "Runs",
+    "Task",
+    "batches_of",
+    "by_turns",
+    "refuse_absent",
+    "runs_of",
+    "sharing",
+    "spread",
+]
