@@ -3,7 +3,7 @@
 What ``fuseplug bench`` measures, for a dense model and a mixture of experts, in two dtypes, from one token that is
 decoded to a training step of 2048. The table of ratios says where the fused model is slower than the unfused one.
 
-    python tests/benchmarks/model.py [--repeats N] [--only WORDS]
+    python tests/benchmarks/model.py [--repeats N] [--only WORDS] [--dtype float32]
 """
 
 from __future__ import annotations
@@ -55,12 +55,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", default="", help="a part of the name of the models to measure")
+    parser.add_argument("--dtype", choices=BOTH, action="append", help="by default both, where the model has both")
     options = parser.parse_args()
     tables = [
         table
         for name, (_, dtypes) in MODELS.items()
         if options.only in name
         for dtype in dtypes
+        if dtype in (options.dtype or BOTH)
         for table in measure(name, dtype, options.repeats)
     ]
     write("model", tables)

@@ -57,11 +57,12 @@ def present(device_type: str) -> bool:
 
 
 def processor() -> str:
-    """The name of the CPU: the one that Linux knows, elsewhere what Python says."""
+    """The CPU: its name, which Linux knows, or elsewhere what Python says; and which of its vectors torch uses."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor())
+    # One name may stand for many processors, above all on rented machines.
+    return f"{next(named, platform.processor())}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def device_here(device: str | None) -> str:
