@@ -3,7 +3,7 @@
 What ``fuseplug bench`` measures, for a dense model and a mixture of experts, in two dtypes, from one token that is
 decoded to a training step of 2048. The table of ratios says where the fused model is slower than the unfused one.
 
-    python tests/benchmarks/model.py [--repeats N] [--only WORDS] [--dtype float32]
+    python tests/benchmarks/model.py [--repeats N] [--only WORDS] [--dtype float32] [--tokens N] [--versus again]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -56,19 +57,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", default="", help="a part of the name of the models to measure")
     parser.add_argument("--dtype", choices=BOTH, action="append", help="by default both, where the model has both")
+    parser.add_argument("--tokens", type=int, action="append", help="by default 16, 128, 512 and 2048")
+    parser.add_argument("--versus", action="append", choices=VERSUS, help="by default all")
     options = parser.parse_args()
+    how = {"tokens": options.tokens or TOKENS, "versus": options.versus or VERSUS, "repeats": options.repeats}
     tables = [
         table
         for name, (_, dtypes) in MODELS.items()
         if options.only in name
         for dtype in dtypes
         if dtype in (options.dtype or BOTH)
-        for table in measure(name, dtype, options.repeats)
+        for table in measure(name, dtype, **how)
     ]
     write("model", tables)
 
 
-def measure(name: str, dtype: str, repeats: int) -> list[Table]:
+def measure(name: str, dtype: str, *, tokens: Sequence[int], versus: Sequence[str], repeats: int) -> list[Table]:
     """Milliseconds and memory of each kind of work, and what is paid once."""
     torch.compiler.reset()
     times = Table(f"{name}, {dtype}, in ms", ("work", "tokens", "contender", "ms", "× eager, turn by turn", "peak, MB"))
@@ -79,9 +83,9 @@ def measure(name: str, dtype: str, repeats: int) -> list[Table]:
             folder,
             manager,
             dtype=dtype,
-            tokens=TOKENS,
+            tokens=tokens,
             modes=("train", "prefill", "decode"),
-            versus=VERSUS,
+            versus=versus,
             repeats=repeats,
             allow=["lazy_logits"],
         )

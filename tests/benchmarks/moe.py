@@ -3,7 +3,7 @@
 Every contender does the same work on the same inputs and is first checked for being right; they are timed by turns, so
 that a busy moment meets them all. The fused module is what ``manager.apply_all`` makes of it, its guard included.
 
-    python tests/benchmarks/moe.py [--repeats N] [--large]
+    python tests/benchmarks/moe.py [--repeats N] [--large] [--dtype float32]
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--large", action="store_true", help="also an experts module of 2.4 GB in float32")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), action="append", help="by default both")
     options = parser.parse_args()
+    dtypes = [getattr(torch, name) for name in options.dtype or ("bfloat16", "float32")]
     tables = [
         measure(size, dtype, work, options.repeats)
         for size in (*SIZES, *(LARGE if options.large else ()))
-        for dtype in (torch.bfloat16, torch.float32)
+        for dtype in dtypes
         for work in WORKS
     ]
     write("moe", tables)
