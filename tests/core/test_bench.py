@@ -217,6 +217,21 @@ def test_the_shares_are_of_the_time_of_the_unfused_model():
     assert sum(each.before for each in found.values()) == pytest.approx(1)
 
 
+def test_a_mixture_in_float32_is_compared_with_one_in_float64(tmp_path):
+    experts = {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(TINY | experts))
+    model = build_random(str(tmp_path), layers=1, dtype=torch.float32, device="cpu")
+    found = distances(model, sharing(model), tokens_for(model, 8), gradients=True)
+    assert [each.what for each in found] == ["logits", "gradients"]
+    assert all(0 < each.fused == each.unfused < 1e-4 for each in found)
+
+
 class TestCompare:
     def test_every_mode_number_of_tokens_and_contender_has_a_row(self, tiny):
         steps = []
