@@ -64,6 +64,12 @@ All contenders share one set of weights. A training step here is a forward and a
 command exits with 1 if the fused model is further from the truth than twice the unfused one's distance, or 16
 roundings.
 """
+OLDER = (
+    "At small sizes these figures are of kernels that such calls no longer come to: they were taken before "
+    "[small calls were left to the originals](concepts.md#calls-that-are-too-small-to-gain)."
+)
+"""Goes once they are taken again."""
+
 SECTIONS = (
     Section(
         "Whole models",
@@ -76,11 +82,14 @@ SECTIONS = (
     Section("RMSNorm", "The whole module, as `apply_all` leaves it.", "rmsnorm"),
     Section("Gated MLPs", "What lies between the projections, forward and backward.", "swiglu"),
     Section(
-        "RoPE", "Rotated halves. [The file](results/rope.json) has the other variants.", "rope", ("RoPE of halves",)
+        "RoPE",
+        "Rotated halves. [The file](results/rope.json) has the other variants. " + OLDER,
+        "rope",
+        ("RoPE of halves",),
     ),
     Section(
         "Mixture of experts",
-        "Compared with `grouped_mm`, which transformers calls if nothing else is asked for.",
+        "Compared with `grouped_mm`, which transformers calls if nothing else is asked for. " + OLDER,
         "moe",
     ),
     Section(

@@ -30,6 +30,8 @@ def main() -> None:
             axis.axhline(1, color="0.85", zorder=0)
             for contender, (colour, style) in STYLES.items():
                 rows = [row for row in table["rows"] if row["work"] == work and row["contender"] == contender]
+                if not rows:
+                    continue
                 axis.plot(
                     [str(row["tokens"]) for row in rows],
                     [row[RATIO] for row in rows],
