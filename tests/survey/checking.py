@@ -174,7 +174,7 @@ def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) 
     """
     before = step(model, calls)
     again = step(model, calls)
-    with manager.apply_all(model, allow=ALLOW) as applied:
+    with manager.apply_all(model, allow=ALLOW, every_size=True) as applied:
         fused = step(model, calls)
         modules = [_replaced(model, entry) for entry in applied.report.fused]
     after = step(model, calls)

@@ -92,7 +92,7 @@ def compared(manager: KernelManager, model: nn.Module, inputs: Inputs) -> dict[s
         return {"status": "not run", "why": f"{said(error)}, when called again"}
     forwards = _forwards(model)
     # What a kernel computes is judged elsewhere, at sizes that take seconds.
-    applied = manager.apply_all(model, allow="lazy_logits", verify=False)
+    applied = manager.apply_all(model, allow="lazy_logits", verify=False, every_size=True)
     try:
         if not applied.report.fused:
             whys = sorted({entry.why_not for entry in applied.report.left_alone})

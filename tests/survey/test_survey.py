@@ -172,6 +172,15 @@ def test_a_wrong_kernel_is_a_mismatch(unjudged, function, dtype):
     assert found["wrong"]
 
 
+def test_the_models_are_small_and_their_calls_are_the_kernels_all_the_same(unjudged, monkeypatch):
+    monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")  # the survey runs outside of pytest
+    manager = only_registered()
+    wrong = f"{bad.zeros.__module__}:{bad.zeros.__name__}"
+    manager.register(kernels.variant_of(kernels.NormKernel, function=wrong, gains_from=lambda self, use: 1 << 30))
+    _, found = comparison(manager, Toy(norm=GemmaNorm), [Call("", {"x": inputs()})])
+    assert found["wrong"]
+
+
 def test_what_should_be_zero_and_is_not_is_a_mismatch(unjudged):
     model = Toy(norm=GemmaNorm)
     with torch.no_grad():

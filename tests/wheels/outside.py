@@ -50,7 +50,7 @@ lacking = ready["inductor_fused_rmsnorm"].unavailable("cpu")
 model = nn.Sequential(Norm(64), GatedMLP(64, 160), Norm(64), GatedMLP(64, 160))
 x = torch.randn(4, 300, 64)
 before = model(x)
-applied = manager.apply_all(model)
+applied = manager.apply_all(model, every_size=True)
 print(applied.report)
 fused = [entry.kernel_id for entry in applied.report.fused]
 assert fused == ([] if lacking else ["inductor_fused_rmsnorm", "inductor_fused_swiglu"] * 2), lacking
