@@ -6,8 +6,9 @@ from torch import Tensor
 
 from fuseplug import Target
 from fuseplug.accepts import Accepts
+from fuseplug.gains import DTYPES, NEVER, Gains
 from fuseplug.patching.guard import Guard
-from fuseplug.watch import ById, Call
+from fuseplug.watch import ById, Call, Step
 
 
 def turn(x):
@@ -25,3 +26,35 @@ def test_a_function_is_compared_whatever_its_name(name):
     names[name] = lambda x: x
     assert not guard.holds([torch.ones(2)])
     assert "is no longer the one that was replaced" in guard.why_not([torch.ones(2)])
+
+
+class Untouchable:
+    """Nothing of it may be looked up: that takes longer than the rest of a call that is declined."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError(f"{name} was looked up")
+
+
+def test_a_call_that_is_too_small_looks_up_nothing_of_the_module():
+    call = Call(2, (), (frozenset(), frozenset({Tensor})), (frozenset(), frozenset()))
+    weight = (Step("weight", "_parameters"),)
+    gains = Gains((8,) * len(DTYPES), (16,) * len(DTYPES))
+    accepts = Accepts((call,), 1, (1, weight), ((torch.float32, torch.float32),), gains=gains)
+    guard = Guard(call, turn, Target("forward"), "cpu", accepts)
+    assert not guard.holds([Untouchable(), torch.ones(7, requires_grad=True)])
+    assert not guard.holds([Untouchable(), torch.ones(15)])
+    for large in (torch.ones(8, requires_grad=True), torch.ones(16)):
+        with pytest.raises(RuntimeError, match="was looked up"):
+            guard.holds([Untouchable(), large])
+
+
+def test_sizes_are_those_of_the_dtype_and_of_gradients():
+    call = Call(1, (), (frozenset({Tensor}),), (frozenset(),))
+    gains = Gains((4, 5, 6, NEVER), (7, 8, 9, 0))
+    accepts = Accepts((call,), 0, (0,), tuple((dtype,) for dtype in DTYPES), space=ById({"turn": turn}), gains=gains)
+    guard = Guard(call, turn, Target("forward", "turn"), "cpu", accepts)
+    for dtype, training, inference in zip(DTYPES, gains.training, gains.inference, strict=True):
+        for size in range(1, 12):
+            x = torch.ones(size, dtype=dtype)
+            assert guard.holds([x]) == (size >= inference)
+            assert guard.holds([x.requires_grad_()]) == (size >= training)

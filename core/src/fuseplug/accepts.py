@@ -39,3 +39,8 @@ class Accepts:
     space: ById | None = None
     scope: Hashable | None = None
     gains: Gains = EVERY_SIZE
+
+    @property
+    def uncompiled(self) -> bool:
+        """Whether a call that ``torch.compile`` or ``torch.export`` traces is the original's."""
+        return self.scope is not None or self.watch.untraced

@@ -42,7 +42,7 @@ class Gains:
 
     def why_not(self, x: torch.Tensor) -> str:
         """What is said where *x*, the main input, is too small."""
-        number = dict(zip(DTYPES, self.training if x.requires_grad else self.inference, strict=True)).get(x.dtype, 0)
+        number = by_dtype(self.training if x.requires_grad else self.inference).get(x.dtype, 0)
         if number == NEVER:
             return f"the kernel is faster at no size {'with' if x.requires_grad else 'without'} gradients"
         return (
@@ -58,6 +58,11 @@ class Gains:
             for kind, numbers in kinds
             for dtype, number in zip(DTYPES, numbers, strict=True)
         }
+
+
+def by_dtype(numbers: Sequence[int]) -> dict[torch.dtype, int]:
+    """*numbers*, one for each of `DTYPES`. A call in any other dtype is never too small."""
+    return dict(zip(DTYPES, numbers, strict=True))
 
 
 EVERY_SIZE = Gains((0,) * len(DTYPES), (0,) * len(DTYPES))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..accepts import Accepts
 from ..contract import Target
-from ..gains import DTYPES, Gains
+from ..gains import Gains, by_dtype
 from ..reading import MISSING
 from ..safe_access import said_by
 from ..torch_private import GLOBAL_HOOKS, get_tracing_state
@@ -37,12 +37,18 @@ _STORES = ("_modules", "_parameters", "_buffers")
 _HOLDS = """\
 def holds(a):
     try:
+        if not ({}):
+            return False
         m = a[0]
         {}
         return {}
     except GONE:
         return False
 """
+
+# As names alone: they may also be attributes, keys, or parts of names of functions.
+_USED = r"(?<![\w.'\"]){}\b"
+_OF_MODULE = re.compile(_USED.format(f"(?:m|d|{'|'.join(_STORES)})"))
 
 
 class _Term(NamedTuple):
@@ -73,7 +79,7 @@ class Guard:
         accepts: Everything else that is compared.
 
     Attributes:
-        holds: Whether all comparisons hold.
+        holds: Whether all comparisons hold. That nothing is compiled is not asked there: whoever calls it knows.
     """
 
     def __init__(
@@ -81,17 +87,20 @@ class Guard:
     ) -> None:
         self._names: dict[str, Any] = {"read": object.__getattribute__, "P": PLAIN}
         main, watch = accepts.main, accepts.watch
+        compiling = [*self._compiling(accepts)]
         of_call = [
             *self._tracing(accepts),
             *self._scope(accepts),
-            *self._main(main, device_type),
+            *self._plain(main),
             *self._size(main, accepts.gains),
+            *self._device(main, device_type),
             *self._dtypes(accepts),
             *self._arguments(call, main),
         ]
         self._of_module = [*self._place(original, target, accepts), *self._module(watch)]
-        self._terms = [*of_call, *self._of_module, *self._surroundings(watch, main, device_type)]
-        self.holds: Holds = self._compiled(self._terms)
+        terms = [*of_call, *self._of_module, *self._surroundings(watch, main, device_type)]
+        self._terms = [*compiling, *terms]
+        self.holds: Holds = self._compiled(terms)
 
     def why_not(self, args: Sequence[Any]) -> str:
         """The reason of the first comparison that fails; ``""`` if none fails."""
@@ -105,13 +114,16 @@ class Guard:
             return f"it cannot be compared with what it was: {said_by(error)}"
 
     def _compiled(self, terms: Sequence[_Term]) -> Holds:
-        test = " and ".join(term.code for term in terms) or "True"
+        codes = [term.code for term in terms]
+        # What asks nothing of the module is compared before anything is looked up there.
+        first = [*itertools.takewhile(lambda code: not _OF_MODULE.search(code), codes)]
+        rest = _all_of(codes[len(first) :])
+        used = [f"{store} = d['{store}']" for store in _STORES if re.search(_USED.format(store), rest)]
+        needed = used or re.search(_USED.format("d"), rest)
+        locals_ = "; ".join(["d = m.__dict__", *used] if needed else ["pass"])
         names = {**self._names, "GONE": (AttributeError, KeyError, IndexError, TypeError)}
-        # As a name alone: it may also be an attribute, a key, or a part of the name of a function.
-        used = [f"{store} = d['{store}']" for store in _STORES if re.search(rf"(?<![\w.'\"]){store}\b", test)]
-        needed = used or re.search(r"(?<![\w.'\"])d\[", test)
-        first = "; ".join(["d = m.__dict__", *used] if needed else ["pass"])
-        exec(compile(_HOLDS.format(first, test), "<guard of a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name
+        code = _HOLDS.format(_all_of(first), locals_, rest)
+        exec(compile(code, "<guard of a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name
         holds: Holds = names["holds"]
         return holds
 
@@ -120,10 +132,11 @@ class Guard:
         self._names[name] = value
         return name
 
-    def _tracing(self, accepts: Accepts) -> Iterator[_Term]:
-        if accepts.scope is not None or accepts.watch.untraced:
-            # First: for the compiler it is a constant, and no more of the guard is traced.
+    def _compiling(self, accepts: Accepts) -> Iterator[_Term]:
+        if accepts.uncompiled:
             yield _Term(f"not {self._constant(torch.compiler.is_compiling)}()", "it is being compiled")
+
+    def _tracing(self, accepts: Accepts) -> Iterator[_Term]:
         if accepts.watch.untraced:
             yield _Term(f"{self._constant(get_tracing_state)}() is None", "it is being traced")
 
@@ -132,26 +145,33 @@ class Guard:
             inside = f"{self._constant(accepts.scope)} in {self._constant(entered)}()"
             yield _Term(inside, "it is called outside the calls for which the kernel was made")
 
-    def _main(self, main: int, device_type: str) -> Iterator[_Term]:
-        x = f"a[{main}]"
-        on = f"{x}.{_OWN_TYPES[device_type]}" if device_type in _OWN_TYPES else f"{x}.device.type == {device_type!r}"
-        yield _Term(f"type({x}) in P", "the main input is no plain tensor")
-        yield _Term(on, f"the main input is not on {device_type}")
+    def _plain(self, main: int) -> Iterator[_Term]:
+        yield _Term(f"type(a[{main}]) in P", "the main input is no plain tensor")
 
     def _size(self, main: int, gains: Gains) -> Iterator[_Term]:
-        """First of all that is asked of the input: what is too small is not to wait for the other comparisons."""
+        """First of all that is asked of a plain tensor: what is too small is not to wait for the other comparisons."""
         if not gains:
             return
         x = f"a[{main}]"
         training, inference = (self._number(x, numbers) for numbers in (gains.training, gains.inference))
         least = training if training == inference else f"({training} if {x}.requires_grad else {inference})"
-        yield _Term(f"{x}.numel() >= {least}", lambda args: gains.why_not(args[main]))
+        code = f"{x}.numel() >= {least}"
+        if not least.isdecimal():
+            # Most calls are smaller or larger than every number, and need not be asked which is theirs.
+            smallest, largest = (f(gains.training + gains.inference) for f in (min, max))
+            code = f"((n := {x}.numel()) >= {largest} or n >= {smallest} and n >= {least})"
+        yield _Term(code, lambda args: gains.why_not(args[main]))
+
+    def _device(self, main: int, device_type: str) -> Iterator[_Term]:
+        x = f"a[{main}]"
+        on = f"{x}.{_OWN_TYPES[device_type]}" if device_type in _OWN_TYPES else f"{x}.device.type == {device_type!r}"
+        yield _Term(on, f"the main input is not on {device_type}")
 
     def _number(self, x: str, numbers: Sequence[int]) -> str:
         """The expression for the one of *numbers* that belongs to the dtype of *x*."""
         if len(set(numbers)) == 1:
             return str(numbers[0])
-        return f"{self._constant(dict(zip(DTYPES, numbers, strict=True)))}.get({x}.dtype, 0)"
+        return f"{self._constant(by_dtype(numbers))}.get({x}.dtype, 0)"
 
     def _place(self, original: Callable[..., Any], target: Target, accepts: Accepts) -> Iterator[_Term]:
         if target.function is None:
@@ -265,6 +285,10 @@ class Guard:
             yield _Term(f"not ({own} or {everybodys})", "there are hooks that see its result")
         if watch.no_autocast:
             yield _Term(f"not {self._constant(torch.is_autocast_enabled)}({device_type!r})", "autocast is on")
+
+
+def _all_of(codes: Sequence[str]) -> str:
+    return " and ".join(codes) or "True"
 
 
 def _unlike(expected: str) -> str:

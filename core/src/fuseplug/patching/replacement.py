@@ -20,7 +20,7 @@ from .guard import Guard
 from .mark import Mark
 from .placing import Placing
 from .scoping import Around, put_around
-from .tally import Tally
+from .tally import Tally, listeners, tell
 
 # By identity, not as attributes: functools.wraps copies those onto what somebody else puts around ours.
 _replacements: weakref.WeakKeyDictionary[Callable[..., Any], Replacement] = weakref.WeakKeyDictionary()
@@ -78,7 +78,10 @@ def replacement(
     with _making:
         if key not in _made:
             about = Replacement(original, mark, accepts)
-            made = _guarded(original, adapter.bind(compute), about, accepts)
+            fused = adapter.bind(compute)
+            if accepts.watch.unhooked:
+                fused = _counting_uses(fused, about)
+            made = _guarded(original, fused, about, accepts)
             _replacements[made] = about
             _made[key] = made
             return made
@@ -138,29 +141,46 @@ def _guarded(
     bound = about.mark.target.function is None
     method, name = about.mark.target.method, about.mark.target.function
     space = None if accepts.space is None else accepts.space.held
-    lazy = accepts.watch.unhooked
+    uncompiled, count_original = accepts.uncompiled, tally.original
 
     @functools.wraps(original)
     def replaced(*args: Any, **kwargs: Any) -> Any:
+        # For the compiler this is a constant: where the original is to be traced, nothing of the guard is.
+        traced = compiling()
         test = None if kwargs else as_tried.get(len(args))
         result = NotImplemented
-        if test is not None and test(args):
+        if traced and uncompiled:
+            pass
+        elif test is not None and test(args):
             result = fused(*args)
         elif (test is None or not one_way) and (placed := place(args, kwargs)) is not None:
             number, values, named = placed
             if holds[number](values):
                 result = fused(*values[: accepts.calls[number].count], **named)
         if result is not NotImplemented:
-            if not compiling():
+            if not traced:
                 tally.fused(args[0] if bound else None)
-                if lazy and isinstance(result, LazyTensor):
-                    result.counted_by(tally.of(args[0] if bound else None))
             return result
-        if not compiling():
-            tally.original(args[0] if bound else None, lambda: about.why_not(args, kwargs) or DECLINED)
+        if not traced:
+            count = count_original(args[0] if bound else None)
+            if listeners:
+                tell(count, about.why_not(args, kwargs) or DECLINED)
         # What stands there now, if somebody put another there; and the call as it was made: what the original wraps
         # may look at its keywords.
         now = getattr(type(args[0]), method) if bound else original if space is None else space[name]
         return now(*args, **kwargs)
 
     return replaced
+
+
+def _counting_uses(fused: Callable[..., Any], about: Replacement) -> Callable[..., Any]:
+    """*fused*, whose lazy results count what needs their values."""
+    bound = about.mark.target.function is None
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        result = fused(*args, **kwargs)
+        if isinstance(result, LazyTensor):
+            result.counted_by(about.tally.of(args[0] if bound else None))
+        return result
+
+    return counted

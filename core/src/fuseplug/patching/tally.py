@@ -30,7 +30,8 @@ class Count:
 Listener = Callable[[Count, str], None]
 """``heard(count, why)``: told of every call that goes to an original, by where it is counted."""
 
-_listeners: list[Listener] = []
+listeners: list[Listener] = []
+"""Who is told of the calls that originals compute: `listening` adds to it, and the reason is found for nobody else."""
 
 
 @dataclass
@@ -44,35 +45,35 @@ class Tally:
 
     def fused(self, module: Any) -> None:
         """Count a call that the kernel computes."""
-        try:
-            self.counts[id(module)].fused += 1
-        except KeyError:
-            self.of(module).fused += 1
+        self.of(module).fused += 1
 
-    def original(self, module: Any, why: Callable[[], str]) -> None:
-        """Count a call that the original computes, and tell whoever listens why."""
-        try:
-            count = self.counts[id(module)]
-        except KeyError:
-            count = self.of(module)
+    def original(self, module: Any) -> Count:
+        """Count a call that the original computes."""
+        count = self.of(module)
         count.original += 1
-        for heard in _listeners:
-            heard(count, why())
+        return count
 
     def of(self, module: Any) -> Count:
         """The calls on *module*."""
-        return self.counts.setdefault(id(module), Count())
+        key = id(module)
+        return self.counts[key] if key in self.counts else self.counts.setdefault(key, Count())
 
     def forget(self, module: Any) -> None:
         """Reset the count of *module*, because an earlier module may have had the same id."""
         self.counts.pop(id(module), None)
 
 
+def tell(count: Count, why: str) -> None:
+    """Tell `listeners` of a call that an original computes."""
+    for heard in listeners:
+        heard(count, why)
+
+
 @contextlib.contextmanager
 def listening(heard: Listener) -> Iterator[None]:
     """Call *heard* for each call that an original computes inside the block."""
-    _listeners.append(heard)
+    listeners.append(heard)
     try:
         yield
     finally:
-        _listeners.remove(heard)
+        listeners.remove(heard)
