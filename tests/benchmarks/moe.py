@@ -73,10 +73,11 @@ def measure(size: Size, dtype: torch.dtype, work: Work, repeats: int) -> Table:
     for tokens in size.tokens:
         contenders, weights = make_contenders(size, dtype, tokens)
         torch.manual_seed(0)
+        trains = work is forward_and_backward
         arguments = (
-            torch.randn(tokens, size.hidden).to(dtype).requires_grad_(),
+            torch.randn(tokens, size.hidden).to(dtype).requires_grad_(trains),
             torch.rand(tokens, size.experts).topk(size.k)[1],
-            torch.rand(tokens, size.k).requires_grad_(),
+            torch.rand(tokens, size.k).requires_grad_(trains),
             *weights,
             torch.randn(tokens, size.hidden).to(dtype),
         )

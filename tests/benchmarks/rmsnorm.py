@@ -46,7 +46,7 @@ def measure(dtype: torch.dtype, work: Work, repeats: int) -> Table:
     table = Table(name, ("rows", "contender", "µs", "× eager, turn by turn"))
     for rows in ROWS:
         contenders, weight = make_contenders(dtype)
-        x = torch.randn(rows, HIDDEN).to(dtype).requires_grad_()
+        x = torch.randn(rows, HIDDEN).to(dtype).requires_grad_(work is forward_and_backward)
         arguments = (x, weight, torch.randn(rows, HIDDEN).to(dtype))
         assert_right(contenders, work, *arguments)
         samples = by_turns({n: partial(work, f, *arguments) for n, f in contenders.items()}, repeats)

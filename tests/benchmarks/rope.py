@@ -63,6 +63,8 @@ def measure(pairing: str, heads: str, dtype: torch.dtype, work: Work, repeats: i
     contenders = make_contenders(pairing)
     for tokens in LENGTHS:
         arguments = make_arguments(*HEADS[heads], tokens, dtype)
+        for rotated in arguments[:2]:
+            rotated.requires_grad_(work is forward_and_backward)
         assert_right(contenders, work, *arguments)
         samples = by_turns({n: partial(work, f, *arguments) for n, f in contenders.items()}, repeats)
         for contender, microseconds in samples.items():
@@ -85,7 +87,7 @@ def make_arguments(heads: int, key_heads: int, head_dim: int, tokens: int, dtype
         torch.randn(1, tokens, count, head_dim).to(dtype).transpose(1, 2) for count in (heads, key_heads) * 2
     )
     angles = torch.outer(torch.arange(tokens), torch.logspace(0, -4, head_dim // 2)).repeat(1, 2)[None]
-    return [q.requires_grad_(), k.requires_grad_(), angles.cos().to(dtype), angles.sin().to(dtype), grad_q, grad_k]
+    return [q, k, angles.cos().to(dtype), angles.sin().to(dtype), grad_q, grad_k]
 
 
 def forward(function: Contender, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Tensor) -> tuple[Tensor, ...]:

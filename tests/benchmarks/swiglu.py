@@ -53,7 +53,7 @@ def measure(what: str, make: Callable[..., tuple], dtype: torch.dtype, backward:
     for inner in WIDTHS:
         contenders, inputs_for, truth = make(inner, dtype)
         for rows in ROWS:
-            inputs = inputs_for(rows)
+            inputs = [x.requires_grad_(backward) for x in inputs_for(rows)]
             assert_right(contenders, truth, inputs, backward)
             samples = by_turns({n: partial(run, f, inputs, backward) for n, f in contenders.items()}, repeats)
             for contender, microseconds in samples.items():
@@ -69,7 +69,7 @@ def between(inner: int, dtype: torch.dtype) -> tuple:
         return functional.silu(gate) * up
 
     def inputs_for(rows: int) -> list[Tensor]:
-        return [torch.randn(rows, inner).to(dtype).requires_grad_() for _ in range(2)]
+        return [torch.randn(rows, inner).to(dtype) for _ in range(2)]
 
     torch.compiler.reset()
     contenders = {"fuseplug": swiglu, EAGER: eager, "torch.compile": torch.compile(lambda gate, up: eager(gate, up))}
@@ -86,7 +86,7 @@ def whole(inner: int, dtype: torch.dtype) -> tuple:
     exact.load_state_dict(eager.state_dict())
 
     def inputs_for(rows: int) -> list[Tensor]:
-        return [torch.randn(rows, HIDDEN).to(dtype).requires_grad_()]
+        return [torch.randn(rows, HIDDEN).to(dtype)]
 
     torch.compiler.reset()
     return {"fuseplug": fused, EAGER: eager, "torch.compile": torch.compile(compiled)}, inputs_for, exact
