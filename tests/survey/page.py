@@ -29,9 +29,9 @@ who want to know about one model, and for contributors who look for gaps.
 
 `nox -s coverage` makes this page. It builds each model type small, from its config, on the CPU. It fuses the model with
 the {ops} Inductor kernels and compares it with itself unfused: outputs and the gradient of every parameter, in float32
-and in bfloat16. Then it undoes the fusion and compares bit by bit. Small inputs would normally be computed eagerly;
-here everything is compiled. The tests check a random sample of the page. All records are in
-[coverage.json](coverage.json).
+and in bfloat16. Then it undoes the fusion and compares bit by bit. Small calls are normally left
+to the originals; here the kernels compute them all, compiled. The tests check a random sample of the page. All records
+are in [coverage.json](coverage.json).
 
 * A **class** counts as fused if Fuseplug chose a kernel for it, in a model or on its own, after it had found which of
   the known variants the class computes. For rotations, the functions that the classes call are counted.
