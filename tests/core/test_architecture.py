@@ -29,7 +29,7 @@ TORCH_PRIVATE = ("fuseplug/torch_private.py", "fuseplug_host_npu/torch_private.p
 
 # Lowest first; names on one line do not import each other.
 LAYERS = (
-    {"activations", "errors", "by_identity", "safe_access", "lazy", "plain_text", "torch_private", "kept"},
+    {"activations", "errors", "by_identity", "safe_access", "lazy", "plain_text", "torch_private", "kept", "ownership"},
     {"contract", "lazy_tensor"},
     {"answer_faults"},
     {"hookspecs", "differentiating"},

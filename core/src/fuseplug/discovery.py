@@ -17,6 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from .hookspecs import ENTRY_POINT_GROUP, BaseKernel
 from .kernel_faults import faults
+from .ownership import normal, owner
 
 KERNELS_VARIABLE = "FUSEPLUG_KERNELS"
 ALLOW_VARIABLE = "FUSEPLUG_ALLOW"
@@ -35,7 +36,8 @@ class KernelRecord:
         value: What the entry point names.
         state: ``"ready"``; ``"off"`` (by ``FUSEPLUG_KERNELS``); ``"not allowed"`` (by ``FUSEPLUG_ALLOW``);
             ``"not installed"`` (the extra that it needs); ``"missing"`` (a requirement of the distribution itself);
-            ``"broken"`` (it could not be loaded); ``"conflict"`` (two distributions claim the id).
+            ``"broken"`` (it could not be loaded); ``"conflict"`` (another distribution claims its id, and has it, or
+            nobody can tell whose it is).
         reason: Why it is not ready, and what to do; ``""`` if it is.
         requires: Of one that is ready on another machine only: what has to be installed there.
         kernel: The kernel, if it was loaded.
@@ -91,7 +93,7 @@ def discover(environ: Mapping[str, str] = os.environ, registered: Iterable[Kerne
     found = [*_installed(), *((record, None) for record in registered)]
     claims = []
     for record, entry in sorted(found, key=lambda claim: claim[0].name):
-        if entry and allowed is not None and _normal(record.distribution) not in allowed:
+        if entry and allowed is not None and normal(record.distribution) not in allowed:
             reason = f"{ALLOW_VARIABLE} does not name {record.distribution}"
             record = replace(record, state="not allowed", reason=reason)
         elif why := selection.refuses(record):
@@ -125,6 +127,28 @@ def elsewhere(record: KernelRecord) -> KernelRecord:
     if kernel is None:
         return record
     return replace(record, state="ready", reason="", requires=_with_extras(record, _entry(record)), kernel=kernel)
+
+
+def chosen(records: Sequence[KernelRecord], words: Iterable[str]) -> list[KernelRecord]:
+    """*records*, in which each that is in conflict and that one of *words* names as ``distribution:id`` is in force.
+
+    Then no other of its id is. Its distribution is imported now.
+    """
+    found = list(records)
+    for word in words:
+        for record in [each for each in found if each.name == word and each.state == "conflict"]:
+            if sum(each.name == word for each in found) == 1:
+                won = _load(replace(record, state="ready", reason=""), _entry_of(record))
+                found = [_given_way(each, won) if each.kernel_id == won.kernel_id else each for each in found]
+    return found
+
+
+def _given_way(record: KernelRecord, won: KernelRecord) -> KernelRecord:
+    if record.name == won.name:
+        return won
+    if record.kernel is None:
+        return record
+    return replace(record, state="conflict", reason=f"{won.name} was asked for instead", kernel=None)
 
 
 def kernel_of(record: KernelRecord) -> BaseKernel | None:
@@ -166,7 +190,7 @@ _ALSO = {"triton": ("triton-rocm", "pytorch-triton-rocm", "triton-xpu", "pytorch
 
 
 def _version(name: str) -> str:
-    for other in _ALSO.get(_normal(name), ()):
+    for other in _ALSO.get(normal(name), ()):
         with contextlib.suppress(importlib_metadata.PackageNotFoundError):
             return importlib_metadata.version(other)
     return importlib_metadata.version(name)
@@ -178,7 +202,7 @@ def _installed() -> Iterator[_Claim]:
     for distribution in importlib_metadata.distributions():
         try:
             if ENTRY_POINT_GROUP in (distribution.read_text("entry_points.txt") or ""):
-                names.add(_normal(distribution.name))
+                names.add(normal(distribution.name))
         except Exception as error:  # noqa: BLE001 - files may hold anything
             yield _damaged(Path(str(getattr(distribution, "_path", "(unknown)"))).name, error), None
     for name in names:
@@ -204,22 +228,30 @@ def _quarantine(claims: Sequence[_Claim]) -> Iterator[_Claim]:
     claimants = defaultdict(list)
     for record, _ in claims:
         if record.state == "ready":
-            claimants[record.kernel_id].append(record.name)
+            claimants[record.kernel_id].append(record.distribution)
+    owners = {kernel_id: _owner(kernel_id, names) for kernel_id, names in claimants.items() if len(names) > 1}
     for record, entry in claims:
-        names = claimants[record.kernel_id]
-        if record.state == "ready" and len(names) > 1:
-            record = replace(record, state="conflict", reason=_clash(names), kernel=None)
+        if record.state == "ready" and owners.get(record.kernel_id, record.distribution) != record.distribution:
+            reason = _clash(record, claimants[record.kernel_id], owners[record.kernel_id])
+            record = replace(record, state="conflict", reason=reason, kernel=None)
         yield record, entry
 
 
-def _clash(names: Sequence[str]) -> str:
-    if len(set(names)) == 1:
-        return f"{names[0]} is declared {len(names)} times by its own distribution, which has to be mended"
-    others = sorted({*names} - {names[0]})
-    return (
-        f"claimed by {' and '.join(names)}; uninstall all but one, or choose {names[0]} with "
-        f"{KERNELS_VARIABLE}={','.join('-' + name for name in others)}"
-    )
+def _owner(kernel_id: str, distributions: Sequence[str]) -> str | None:
+    found = owner(kernel_id, distributions)
+    return None if distributions.count(found or "") > 1 else found
+
+
+def _clash(record: KernelRecord, distributions: Sequence[str], its_owner: str | None) -> str:
+    if distributions.count(record.distribution) > 1:
+        times = distributions.count(record.distribution)
+        return f"{record.name} is declared {times} times by its own distribution, which has to be mended"
+    names = sorted({f"{name}:{record.kernel_id}" for name in distributions})
+    others = ",".join(f"-{name}" for name in names if name != record.name)
+    choose = f"choose this one with {KERNELS_VARIABLE}={others}, or ask for it as {record.name}"
+    if its_owner is None:
+        return f"claimed by {' and '.join(names)}; uninstall all but one, or {choose}"
+    return f"the id is that of {its_owner}, which stays in force; uninstall {record.distribution}, or {choose}"
 
 
 def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelRecord:
@@ -241,6 +273,13 @@ def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelR
         return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
 
 
+def _entry_of(record: KernelRecord) -> importlib_metadata.EntryPoint:
+    """The entry point of *record* with its distribution, whose requirements are to be checked."""
+    entries = importlib_metadata.distribution(record.distribution).entry_points
+    (found,) = entries.select(group=ENTRY_POINT_GROUP, name=record.kernel_id)
+    return found
+
+
 def _entry(record: KernelRecord) -> importlib_metadata.EntryPoint:
     return importlib_metadata.EntryPoint(record.kernel_id, record.value, ENTRY_POINT_GROUP)
 
@@ -249,12 +288,8 @@ def _with_extras(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> 
     return f"{record.distribution}[{','.join(entry.extras)}]" if entry.extras else record.distribution
 
 
-def _normal(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
 def _allowed(value: str | None) -> set[str] | None:
-    return None if value is None else {_normal(name) for name in _split(value)}
+    return None if value is None else {normal(name) for name in _split(value)}
 
 
 def _split(value: str) -> list[str]:

@@ -15,9 +15,10 @@ import pluggy
 
 from .by_identity import ByIdentity
 from .contract import Mode
-from .discovery import KernelRecord, discover, elsewhere, load_class
+from .discovery import KernelRecord, chosen, discover, elsewhere, load_class
 from .errors import DiscoveryError, PlanError
 from .hookspecs import PROJECT, BaseKernel
+from .ownership import REGISTERED
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=type[BaseKernel])
 Measure: TypeAlias = bool | Mapping[str, Any] | Sequence[Mapping[str, Any]]
-REGISTERED = "(registered)"
 EVERY_SIZE_VARIABLE = "FUSEPLUG_EVERY_SIZE"
 Find = Callable[[Mapping[str, str], Iterable[KernelRecord]], list[KernelRecord]]
 
@@ -133,11 +133,13 @@ class KernelManager:
         record = load_class(kernel, KernelRecord(kernel_id, REGISTERED, value=value))
         if record.state != "ready":
             raise DiscoveryError(f"cannot register {record.value}: {record.reason}", record=record)
+        # What gave way to a kernel that was registered before gives way to this one, too.
+        given_way = ("off", "conflict") if record.kernel_id in self._registered else ("off",)
         for other in self.kernels():
             if (
                 other.kernel_id == record.kernel_id
                 and other.distribution not in (REGISTERED, "")
-                and other.state != "off"
+                and other.state not in given_way
             ):
                 raise DiscoveryError(
                     f"cannot register {record.value}: {other.distribution} already has a kernel {record.kernel_id!r}; "
@@ -181,7 +183,7 @@ class KernelManager:
 
         _must_be_module(model)
         purpose = _mode(mode)
-        there, records, plugins = self._destination(device)
+        there, records, plugins = self._destination(device, _names(include or ()))
         taking_part = _select(records, include, exclude, purpose)
         every = every_size or os.environ.get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
         rules = Rules(
@@ -306,19 +308,21 @@ class KernelManager:
         return Applied(call.report, list(call.patches), undo_all, undo_call, run)
 
     def _destination(
-        self, device: torch.device | str | None
+        self, device: torch.device | str | None, asked_for: Sequence[str]
     ) -> tuple[Destination | None, list[KernelRecord], pluggy.PluginManager]:
         """Where the model will run, and the kernels for it: another machine may have what this one lacks."""
-        records = self.kernels()
+        records, plugins = self.kernels(), self._plugins
+        if (settled := chosen(records, asked_for)) != records:
+            records, plugins = _plugged_in(settled)
         if device is None:
-            return None, records, self._plugins
+            return None, records, plugins
         from .devices import KNOWN, destination
 
         possible = [elsewhere(record) for record in records]
         claimed = {kind for record in possible if record.kernel for kind in record.kernel.device_types}
         there = destination(device, KNOWN | claimed)
         if there.device is not None or possible == records:
-            return there, records, self._plugins
+            return there, records, plugins
         return there, *_plugged_in(possible)
 
 
@@ -359,8 +363,9 @@ def _select(
 def _named(records: Sequence[KernelRecord], word: str, *, must_be_ready: bool = True) -> list[KernelRecord]:
     """The kernels that *word*, an id or an op, stands for."""
     by_id = [record for record in records if word in (record.kernel_id, record.name)]
-    for record in by_id:
-        if must_be_ready and record.state != "ready":
+    ready = [record for record in by_id if record.state == "ready"]
+    for record in by_id if must_be_ready and not ready else ():
+        if record.state != "ready":
             raise DiscoveryError(
                 f"kernel {record.name} was asked for by name, but is {record.state}: {record.reason}", record=record
             )

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fuseplug.discovery import KernelRecord
-from fuseplug.kernel_manager import REGISTERED, KernelManager
+from fuseplug.kernel_manager import KernelManager
+from fuseplug.ownership import REGISTERED
 from fuseplug.lazy_tensor import LazyTensor
 from fuseplug.patching import Patch, put_on
 from fuseplug.patching.counting import Calls, tried
