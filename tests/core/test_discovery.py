@@ -217,8 +217,9 @@ class TestConflict:
         """Otherwise any distribution could turn them off by claiming their ids."""
         claimed = {}
         for project in (Path(__file__).parents[2] / "kernel-packages").glob("*/pyproject.toml"):
-            entries = project.read_text().partition('[project.entry-points."fuseplug.kernels"]\n')[2].partition("\n\n")[0]
-            claimed |= dict.fromkeys(re.findall(r"^(\w+) *=", entries, re.M), f"fuseplug-{project.parent.name}")
+            _, _, text = project.read_text().partition('[project.entry-points."fuseplug.kernels"]\n')
+            ids = re.findall(r"^(\w+) *=", text.partition("\n\n")[0], re.MULTILINE)
+            claimed |= dict.fromkeys(ids, f"fuseplug-{project.parent.name}")
         assert len(claimed) >= len(RELEASED) > 0
         for kernel_id, distribution in claimed.items():
             stranger = f"fuseplug-{kernel_id.partition('_')[0]}"
