@@ -174,11 +174,12 @@ def cache(
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Check this machine and every installed kernel; exit with 1 if something installed cannot work."""
+    records = _kernels(KernelManager())  # before torch is imported, to see who imports it
     from .doctor import examine, look
 
     with _console(stderr=True).status("importing torch and looking at the devices"):
         machine = look()
-    rows = examine(machine, _kernels(KernelManager()))
+    rows = examine(machine, records)
     if as_json:
         _print_json([row._asdict() for row in rows])
     else:
@@ -199,6 +200,8 @@ def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
     for record in records:
         if record.reason:
             _print_reason(console, record)
+        if record.effects:
+            _print_effects(console, record)
         if record.traceback and verbose:
             console.print(some_lines(record.traceback), markup=False, highlight=False, soft_wrap=True)
     if not verbose and any(record.traceback for record in records):
@@ -217,11 +220,21 @@ def _print_rows(rows: Sequence[Row]) -> None:
 
 
 def _print_reason(console: Console, record: KernelRecord) -> None:
+    _print_below(console, record, [" is ", _state(record.state)], record.reason)
+
+
+def _print_effects(console: Console, record: KernelRecord) -> None:
+    lasting = not all(effect.undone for effect in record.effects)
+    told = [f" {'has changed' if lasting else 'tried to change'} this process"]
+    _print_below(console, record, told, "\n".join(map(str, record.effects)))
+
+
+def _print_below(console: Console, record: KernelRecord, told: Sequence[Any], text: str) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    console.print(Text.assemble((one_line(record.name.lstrip(":")), "bold"), " is ", _state(record.state)))
-    console.print(Padding(Text(some_lines(record.reason)), (0, 0, 1, 2)))
+    console.print(Text.assemble((one_line(record.name.lstrip(":")), "bold"), *told))
+    console.print(Padding(Text(some_lines(text)), (0, 0, 1, 2)))
 
 
 def _table(*columns: str) -> Any:

@@ -16,6 +16,7 @@ import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
 
 from .hookspecs import ENTRY_POINT_GROUP, BaseKernel
+from .importing.effects import Effect, watched
 from .kernel_faults import faults
 from .ownership import normal, owner
 
@@ -42,6 +43,7 @@ class KernelRecord:
         requires: Of one that is ready on another machine only: what has to be installed there.
         kernel: The kernel, if it was loaded.
         traceback: What Python said when it could not be.
+        effects: What its import did to this process besides. What could be undone is undone.
     """
 
     kernel_id: str
@@ -53,6 +55,7 @@ class KernelRecord:
     requires: str = ""
     kernel: BaseKernel | None = None
     traceback: str = ""
+    effects: tuple[Effect, ...] = ()
 
     @property
     def name(self) -> str:
@@ -75,6 +78,7 @@ class KernelRecord:
             "compilable": kernel.compilable if kernel else None,
             "priority": kernel.priority if kernel else None,
             "traceback": self.traceback,
+            "effects": [effect._asdict() for effect in self.effects],
         }
 
 
@@ -156,7 +160,8 @@ def kernel_of(record: KernelRecord) -> BaseKernel | None:
     if record.state not in ("off", "not installed"):
         return record.kernel
     try:
-        return load_class(_entry(record).load(), record).kernel
+        with watched(_entry(record).module):
+            return load_class(_entry(record).load(), record).kernel
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001 - what is missing may be what its import needs
@@ -260,6 +265,15 @@ def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelR
             state: State = "missing" if missing_requirements(entry.dist, ()) else "not installed"
             remedy = f'pip install "{_with_extras(record, entry)}"'
             return replace(record, state=state, reason=f"needs {', '.join(lacking)}: {remedy}")
+        with watched(entry.module) as effects:
+            loaded = _imported(record, entry)
+        return replace(loaded, effects=tuple(effects))
+    except Exception as error:  # noqa: BLE001 - metadata may hold anything
+        return _broken(record, error)
+
+
+def _imported(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelRecord:
+    try:
         return load_class(entry.load(), record)
     except KeyboardInterrupt as error:
         # Whether somebody pressed Ctrl-C or the plug-in raised it cannot be told.
@@ -269,13 +283,18 @@ def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelR
             f"{record.kernel_id}"
         ) from error
     except BaseException as error:  # noqa: BLE001 - a third party's import may raise anything, or exit
-        reason = f"{type(error).__name__}: {error} (its entry point names {record.value})"
-        return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
+        return _broken(record, error)
+
+
+def _broken(record: KernelRecord, error: BaseException) -> KernelRecord:
+    reason = f"{type(error).__name__}: {error} (its entry point names {record.value})"
+    return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
 
 
 def _entry_of(record: KernelRecord) -> importlib_metadata.EntryPoint:
     """The entry point of *record* with its distribution, whose requirements are to be checked."""
     entries = importlib_metadata.distribution(record.distribution).entry_points
+    found: importlib_metadata.EntryPoint
     (found,) = entries.select(group=ENTRY_POINT_GROUP, name=record.kernel_id)
     return found
 

@@ -192,9 +192,9 @@ CHECKS: Sequence[MachineCheck] = (
 def _kernels(machine: Machine, records: Sequence[KernelRecord]) -> Iterator[Row]:
     if not records:
         yield Row("kernels", "warn", "none installed", "pip install fuseplug-rmsnorm, for one")
-    manners = {module: _manners(module) for module in dict.fromkeys(map(_module, records)) if module}
+    seen = {module: _seen_elsewhere(module) for module in dict.fromkeys(map(_module, records)) if module}
     for record in records:
-        yield _kernel(machine, record, manners.get(_module(record), ""))
+        yield _kernel(machine, record, seen.get(_module(record), ()))
 
 
 def _module(record: KernelRecord) -> str:
@@ -202,19 +202,21 @@ def _module(record: KernelRecord) -> str:
     return record.value.partition(":")[0] if record.kernel is not None else ""
 
 
-def _manners(module: str) -> str:
-    """What importing *module* does although it must not; ``""`` if nothing, or if a fresh Python cannot find it."""
+def _seen_elsewhere(module: str) -> Sequence[str]:
+    """What importing *module* does in a fresh Python although it must not; nothing if it cannot be found there."""
     try:
-        return "; ".join(ask(module, []))
+        return ask(module, [])
     except ImportError:
-        return ""
+        return ()
 
 
-def _kernel(machine: Machine, record: KernelRecord, manners: str) -> Row:
+def _kernel(machine: Machine, record: KernelRecord, seen_elsewhere: Sequence[str]) -> Row:
     state, found, remedy = _loading(record) if record.kernel is None else _running(machine, record.kernel)
-    if manners:
-        state = "warn" if state == "ok" else state
-        found, remedy = f"{found}, but {manners}", remedy or "tell whoever wrote it, or uninstall it"
+    undone = [effect.what for effect in record.effects if effect.undone]
+    lasting = [effect.what for effect in record.effects if not effect.undone]
+    if said := dict.fromkeys([*lasting, *undone, *seen_elsewhere]):
+        state = "fail" if lasting else "warn" if state == "ok" else state
+        found, remedy = f"{found}, but {'; '.join(said)}", remedy or "tell whoever wrote it, or uninstall it"
     source = f"{record.distribution} {record.version}".strip()
     return Row(record.kernel_id, state, f"{found} ({source})" if source else found, remedy)
 
