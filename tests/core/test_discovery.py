@@ -284,6 +284,12 @@ class TestRequirements:
             ("no-such-thing", "missing", "needs no-such-thing (not installed)"),
             ("pluggy>=99", "missing", "needs pluggy>=99 (installed: "),
             ("pluggy ~ nonsense", "missing", "not a valid requirement"),
+            ("fuseplug>=2", "missing", "needs fuseplug>=2 (installed: 0."),
+            ("torch<2", "missing", "needs torch<2 (installed: 2."),
+            ("torch<2; extra == 'npu'", "not installed", "needs torch<2 (installed: 2."),
+            ("torch<2; python_version >= '3'", "missing", "needs torch<2 (installed: 2."),
+            ("transformers>=99; extra == 'npu'", "not installed", "needs transformers>=99 ("),
+            ("torch_npu<2; extra == 'npu'", "not installed", "needs torch_npu<2 ("),
         ],
     )
     def test_missing(self, package, tmp_path, requirement, state, named):

@@ -72,6 +72,7 @@ class KernelRecord:
             "entry_point": self.value,
             "state": self.state,
             "reason": self.reason,
+            "api": kernel.api if kernel else None,
             "op": kernel.op if kernel else None,
             "device_types": list(kernel.device_types) if kernel else None,
             "differentiable": kernel.differentiable if kernel else None,

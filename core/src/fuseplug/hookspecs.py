@@ -15,6 +15,8 @@ from .contract import Adapter, Answer, Compute, Proposal, Rejection, Site, Use
 
 PROJECT = "fuseplug"
 ENTRY_POINT_GROUP = "fuseplug.kernels"
+NEWEST_API = 1
+"""The newest version of the contract. `BaseKernel.api` stays 1 when a second comes: who names none has the first."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -27,6 +29,8 @@ class BaseKernel(abc.ABC):
     applies it, takes it off and reports it, the same way for everybody.
 
     Attributes:
+        api: The version of this contract that the kernel was written for. It keeps working with every later release
+            of Fuseplug that has the same (``docs/compatibility.md``).
         kernel_id: The kernel's name everywhere; equal to the name of its entry point.
         op: What it computes, in the field's words: ``"rmsnorm"``, ``"swiglu"``, ``"rope"``, ``"moe"`` or your own.
         function: ``"package.module:function"`` that computes it; imported when the kernel is chosen, not before.
@@ -45,6 +49,7 @@ class BaseKernel(abc.ABC):
             different paths for small and large inputs.
     """
 
+    api: ClassVar[int] = 1
     kernel_id: ClassVar[str]
     op: ClassVar[str]
     function: ClassVar[str]
