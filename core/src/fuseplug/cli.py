@@ -160,15 +160,38 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Forget everything that is kept.")] = False,
 ) -> None:
     """Show where passed checks and times of kernels are kept for other processes, and how many; or forget them."""
+    from .configuration import environment, named
     from .kept import VARIABLE, Kept, folder
 
     where = folder()
     if where is None:
-        typer.echo(f"nothing is kept: {VARIABLE}=off, or there is no home directory")
+        typer.echo(f"nothing is kept: {named(environment(), VARIABLE)}=off, or there is no home directory")
         return
     answers = {kind: Kept(kind, where) for kind in ("checks", "timings")}
     counts = {kind: kept.clear() if clear else len(kept) for kind, kept in answers.items()}
     typer.echo(f"{where}: {', '.join(f'{n} {kind}' for kind, n in counts.items())}{' forgotten' if clear else ''}")
+
+
+@app.command()
+def config(as_json: AsJson = False) -> None:
+    """Show every setting that is in force, and where it is from."""
+    from .configuration import SETTINGS, environment
+
+    environ = environment()
+    rows = [
+        (name, environ.get(each.variable), str(environ.source(each.variable) or each.variable), each.unset)
+        for name, each in SETTINGS.items()
+    ]
+    if as_json:
+        _print_json(
+            {name: {"value": value, "from": None if value is None else source} for name, value, source, _ in rows}
+        )
+        return
+    table = _table("setting", "value", "from")
+    for name, value, source, unset in rows:
+        told = ("not set", unset) if value is None else (repr(value), source)
+        table.add_row(*map(one_line, (name, *told)))
+    _console().print(table)
 
 
 @app.command()

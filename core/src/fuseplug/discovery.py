@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import traceback
 from collections import defaultdict
@@ -15,13 +14,14 @@ from typing import Any, Literal
 import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
 
+from .configuration import SETTINGS, environment, named
 from .hookspecs import ENTRY_POINT_GROUP, BaseKernel
 from .importing.effects import Effect, watched
 from .kernel_faults import faults
 from .ownership import normal, owner
 
-KERNELS_VARIABLE = "FUSEPLUG_KERNELS"
-ALLOW_VARIABLE = "FUSEPLUG_ALLOW"
+KERNELS_VARIABLE = SETTINGS["kernels"].variable
+ALLOW_VARIABLE = SETTINGS["allow"].variable
 
 State = Literal["ready", "off", "not allowed", "not installed", "missing", "broken", "conflict"]
 
@@ -87,26 +87,31 @@ _Claim = tuple[KernelRecord, "importlib_metadata.EntryPoint | None"]
 """A record, and what is to be loaded to complete it."""
 
 
-def discover(environ: Mapping[str, str] = os.environ, registered: Iterable[KernelRecord] = ()) -> list[KernelRecord]:
+def discover(environ: Mapping[str, str] | None = None, registered: Iterable[KernelRecord] = ()) -> list[KernelRecord]:
     """Find every kernel of the entry-point group, in an order that does not depend on ``sys.path``.
 
     Args:
-        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
+        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read; ``None``: the environment and the user's
+            file.
         registered: Kernels that were registered in this process, which are chosen among and may clash as others do.
+
+    Raises:
+        SettingsError: If the user's file is not right.
     """
-    selection, allowed = _Selection(environ.get(KERNELS_VARIABLE)), _allowed(environ.get(ALLOW_VARIABLE))
+    environ = environment() if environ is None else environ
+    selection, allowed = _Selection(environ), _allowed(environ.get(ALLOW_VARIABLE))
     found = [*_installed(), *((record, None) for record in registered)]
     claims = []
     for record, entry in sorted(found, key=lambda claim: claim[0].name):
         if entry and allowed is not None and normal(record.distribution) not in allowed:
-            reason = f"{ALLOW_VARIABLE} does not name {record.distribution}"
+            reason = f"{named(environ, ALLOW_VARIABLE)} does not name {record.distribution}"
             record = replace(record, state="not allowed", reason=reason)
         elif why := selection.refuses(record):
             record = replace(record, state="off", reason=why, kernel=None)
         claims.append((record, entry))
     settled = list(_quarantine(claims))
     return [_load(record, entry) if entry and record.state == "ready" else record for record, entry in settled] + [
-        KernelRecord(name, "", state="missing", reason=f"{KERNELS_VARIABLE} names it, but it is not installed")
+        KernelRecord(name, "", state="missing", reason=f"{selection.said_by} names it, but it is not installed")
         for name in selection.unmatched(record for record, _ in settled)
     ]
 
@@ -319,7 +324,8 @@ def _split(value: str) -> list[str]:
 class _Selection:
     """``FUSEPLUG_KERNELS``: ids to use, ``-id`` to leave out, ``none`` for nothing; ids may say ``distribution:id``."""
 
-    def __init__(self, value: str | None) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.said_by, value = named(environ, KERNELS_VARIABLE), environ.get(KERNELS_VARIABLE)
         words = _split(value or "")
         self.nothing = words == ["none"] or (value is not None and not words)
         self.wanted = [word for word in words if not word.startswith("-") and word != "none"]
@@ -327,11 +333,11 @@ class _Selection:
 
     def refuses(self, record: KernelRecord) -> str:
         if self.nothing:
-            return f"{KERNELS_VARIABLE} turns every kernel off"
+            return f"{self.said_by} turns every kernel off"
         if self._names(record, self.unwanted):
-            return f"{KERNELS_VARIABLE} leaves it out"
+            return f"{self.said_by} leaves it out"
         if self.wanted and not self._names(record, self.wanted):
-            return f"{KERNELS_VARIABLE} names others only"
+            return f"{self.said_by} names others only"
         return ""
 
     def unmatched(self, records: Iterable[KernelRecord]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 import importlib_metadata
 from packaging.version import Version
 
-from .discovery import ALLOW_VARIABLE, KERNELS_VARIABLE, KernelRecord
+from .configuration import SETTINGS, environment, named
+from .discovery import KernelRecord
 from .hookspecs import BaseKernel
 from .importing.fresh_python import ask
 from .inductor.kernel import INSTALL_COMPILER, cpp_compiler
@@ -48,7 +48,7 @@ class Machine:
     """What the checks look at.
 
     Attributes:
-        environ: The environment variables.
+        environ: The environment variables, and what the user's file says of those of Fuseplug.
         torch: The module, if it could be imported.
         torch_error: What it raised if it could not.
         devices: The device types that are present.
@@ -65,8 +65,13 @@ class Machine:
 MachineCheck = Callable[[Machine], Row]
 
 
-def look(environ: Mapping[str, str] = os.environ) -> Machine:
-    """Import torch and list the devices. If that fails, the error is kept for the checks to explain."""
+def look(environ: Mapping[str, str] | None = None) -> Machine:
+    """Import torch and list the devices. If that fails, the error is kept for the checks to explain.
+
+    Raises:
+        SettingsError: If *environ* is not given, and the user's file is not right.
+    """
+    environ = environment() if environ is None else environ
     npus = len(list(Path("/dev").glob("davinci[0-9]*")))
     try:
         import torch
@@ -168,12 +173,12 @@ def accelerate(machine: Machine) -> Row:
 
 def kernels_variable(machine: Machine) -> Row:
     """Which kernels the user chose."""
-    return _variable(machine, KERNELS_VARIABLE, "every kernel is used")
+    return _variable(machine, "kernels")
 
 
 def allow_variable(machine: Machine) -> Row:
     """Whose code the user allows to be imported."""
-    return _variable(machine, ALLOW_VARIABLE, "every distribution is allowed")
+    return _variable(machine, "allow")
 
 
 CHECKS: Sequence[MachineCheck] = (
@@ -257,9 +262,10 @@ def _device(torch: Any, kind: str) -> str:
         return kind
 
 
-def _variable(machine: Machine, name: str, unset: str) -> Row:
-    value = machine.environ.get(name)
-    return Row(name, "ok", f"not set ({unset})" if value is None else f"{value!r}")
+def _variable(machine: Machine, setting: str) -> Row:
+    variable, unset = SETTINGS[setting].variable, SETTINGS[setting].unset
+    value, said_by = machine.environ.get(variable), named(machine.environ, variable)
+    return Row(said_by, "ok", f"not set ({unset})" if value is None else f"{value!r}")
 
 
 def _said(error: BaseException) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 import pluggy
 
 from .by_identity import ByIdentity
+from .configuration import SETTINGS, environment, named
 from .contract import Mode
 from .discovery import KernelRecord, chosen, discover, elsewhere, load_class
 from .errors import DiscoveryError, PlanError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=type[BaseKernel])
 Measure: TypeAlias = bool | Mapping[str, Any] | Sequence[Mapping[str, Any]]
-EVERY_SIZE_VARIABLE = "FUSEPLUG_EVERY_SIZE"
+EVERY_SIZE_VARIABLE = SETTINGS["every_size"].variable
 Find = Callable[[Mapping[str, str], Iterable[KernelRecord]], list[KernelRecord]]
 
 
@@ -96,11 +96,12 @@ class KernelManager:
       the world outside, it does. Times are kept for other processes, as passed checks are.
 
     Args:
-        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
+        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read; ``None``: the environment, and the nearest
+            ``fuseplug.toml`` or ``[tool.fuseplug]`` of a ``pyproject.toml`` above the working directory.
         find: Finds the kernels, given *environ* and the records of registered kernels; ``None``: the installed kernels.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ, find: Find | None = None) -> None:
+    def __init__(self, environ: Mapping[str, str] | None = None, find: Find | None = None) -> None:
         self._environ = environ
         self._find = find
         self._records: list[KernelRecord] | None = None
@@ -118,7 +119,8 @@ class KernelManager:
         """Look again at what is installed, after a ``pip install`` in a running process."""
         if self._records is not None:
             importlib.invalidate_caches()
-        records = (self._find or discover)(self._environ, self._registered.values())
+        environ = environment() if self._environ is None else self._environ
+        records = (self._find or discover)(environ, self._registered.values())
         self._records, self._plugins = _plugged_in(records)
 
     def register(self, kernel: K) -> K:
@@ -172,6 +174,7 @@ class KernelManager:
             PlanError: If *model* is not a module, a glob matches nothing, *device* or *mode* is unknown, or *measure*
                 is no batch of the model, or asked of a model that cannot be run here.
             DiscoveryError: If a kernel asked for by name is not installed or not ready.
+            SettingsError: If the user's file with settings is not right.
             RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if the reason is that
                 a kernel's numbers are wrong.
         """
@@ -185,7 +188,7 @@ class KernelManager:
         purpose = _mode(mode)
         there, records, plugins = self._destination(device, _names(include or ()))
         taking_part = _select(records, include, exclude, purpose)
-        every = every_size or os.environ.get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
+        every = every_size or environment().get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
         rules = Rules(
             *(taking_part, _names(include or ()), purpose, verify, records, _names(allow)),
             every_size=every,
@@ -332,8 +335,8 @@ def _runs(model: nn.Module, measure: Measure, there: Destination | None, *, ever
 
     if every_size:
         raise PlanError(
-            f"measure= finds the size from which on a kernel is used, and every_size=True, or {EVERY_SIZE_VARIABLE} in "
-            "the environment, uses it at every size: drop one of them"
+            "measure= finds the size from which on a kernel is used, and every_size=True, or "
+            f"{named(environment(), EVERY_SIZE_VARIABLE)}, uses it at every size: drop one of them"
         )
     refuse_absent(model, None if there is None else there.type)
     return runs_of(model, measure)
