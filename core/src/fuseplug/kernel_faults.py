@@ -33,7 +33,7 @@ def faults(kernel: Any) -> list[str]:
         found.append(f"device_types must be a tuple of strings, not {kernel.device_types!r}")
     found += [
         f"{name} must be True or False, not {getattr(kernel, name)!r}"
-        for name in ("differentiable", "compilable")
+        for name in ("differentiable", "compilable", "depends_on_path")
         if not isinstance(getattr(kernel, name), bool)
     ]
     if kernel.when_traced not in ("kernel", "original"):
