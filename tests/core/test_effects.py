@@ -131,7 +131,7 @@ def test_interrupted_it_is_undone_all_the_same(package):
 
 
 def test_a_stream_that_is_kept_by_what_heard_it_goes_on(capsys):
-    with watched("mine") as effects:
+    with watched("mine", "x:mine") as effects:
         kept = sys.stdout
         print("heard")
         other = threading.Thread(target=print, args=("from another thread",))
@@ -144,7 +144,7 @@ def test_a_stream_that_is_kept_by_what_heard_it_goes_on(capsys):
 
 def test_what_is_warned_about_within_is_told_as_ever():
     """A kernel that looks for its compiler may warn, which is not to print."""
-    with pytest.warns(UserWarning, match="mine"), watched("mine") as effects:
+    with pytest.warns(UserWarning, match="mine"), watched("mine", "x:mine") as effects:
         warnings.warn("mine", stacklevel=1)
     assert effects == []
 

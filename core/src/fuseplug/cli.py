@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import importlib_metadata
 import typer
 
 from .bench.command import bench
-from .discovery import KernelRecord
+from .discovery import KernelRecord, discover
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
 from .options import Allow, AsJson, Include, TrustRemoteCode
@@ -197,12 +198,15 @@ def config(as_json: AsJson = False) -> None:
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Check this machine and every installed kernel; exit with 1 if something installed cannot work."""
-    records = _kernels(KernelManager())  # before torch is imported, to see who imports it
-    from .doctor import examine, look
+    from .doctor import Elsewhere, examine, look
 
+    elsewhere = Elsewhere()
+    with _console(stderr=True).status("importing each kernel's module in a Python of its own"):
+        # Before torch is imported, to see who imports it.
+        records = _kernels(KernelManager(find=functools.partial(discover, unfit=elsewhere.unfit)))
     with _console(stderr=True).status("importing torch and looking at the devices"):
         machine = look()
-    rows = examine(machine, records)
+    rows = examine(machine, records, elsewhere)
     if as_json:
         _print_json([row._asdict() for row in rows])
     else:

@@ -6,7 +6,7 @@ import contextlib
 import re
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -87,13 +87,18 @@ _Claim = tuple[KernelRecord, "importlib_metadata.EntryPoint | None"]
 """A record, and what is to be loaded to complete it."""
 
 
-def discover(environ: Mapping[str, str] | None = None, registered: Iterable[KernelRecord] = ()) -> list[KernelRecord]:
+def discover(
+    environ: Mapping[str, str] | None = None,
+    registered: Iterable[KernelRecord] = (),
+    unfit: Callable[[str], str] | None = None,
+) -> list[KernelRecord]:
     """Find every kernel of the entry-point group, in an order that does not depend on ``sys.path``.
 
     Args:
         environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read; ``None``: the environment and the user's
             file.
         registered: Kernels that were registered in this process, which are chosen among and may clash as others do.
+        unfit: Says why a module of this name must not be imported here; ``""`` if it may be.
 
     Raises:
         SettingsError: If the user's file is not right.
@@ -110,7 +115,8 @@ def discover(environ: Mapping[str, str] | None = None, registered: Iterable[Kern
             record = replace(record, state="off", reason=why, kernel=None)
         claims.append((record, entry))
     settled = list(_quarantine(claims))
-    return [_load(record, entry) if entry and record.state == "ready" else record for record, entry in settled] + [
+    loaded = [_load(record, entry, unfit) if entry and record.state == "ready" else record for record, entry in settled]
+    return loaded + [
         KernelRecord(name, "", state="missing", reason=f"{selection.said_by} names it, but it is not installed")
         for name in selection.unmatched(record for record, _ in settled)
     ]
@@ -166,7 +172,7 @@ def kernel_of(record: KernelRecord) -> BaseKernel | None:
     if record.state not in ("off", "not installed"):
         return record.kernel
     try:
-        with watched(_entry(record).module):
+        with watched(_entry(record).module, record.name):
             return load_class(_entry(record).load(), record).kernel
     except KeyboardInterrupt:
         raise
@@ -265,13 +271,17 @@ def _clash(record: KernelRecord, distributions: Sequence[str], its_owner: str | 
     return f"the id is that of {its_owner}, which stays in force; uninstall {record.distribution}, or {choose}"
 
 
-def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelRecord:
+def _load(
+    record: KernelRecord, entry: importlib_metadata.EntryPoint, unfit: Callable[[str], str] | None = None
+) -> KernelRecord:
     try:
         if entry.dist and (lacking := missing_requirements(entry.dist, entry.extras)):
             state: State = "missing" if missing_requirements(entry.dist, ()) else "not installed"
             remedy = f'pip install "{_with_extras(record, entry)}"'
             return replace(record, state=state, reason=f"needs {', '.join(lacking)}: {remedy}")
-        with watched(entry.module) as effects:
+        if unfit and (why := unfit(entry.module)):
+            return replace(record, state="broken", reason=why)
+        with watched(entry.module, record.name) as effects:
             loaded = _imported(record, entry)
         return replace(loaded, effects=tuple(effects))
     except Exception as error:  # noqa: BLE001 - metadata may hold anything

@@ -15,7 +15,7 @@ from packaging.version import Version
 from .configuration import SETTINGS, environment, named
 from .discovery import KernelRecord
 from .hookspecs import BaseKernel
-from .importing.fresh_python import ask
+from .importing.fresh_python import ask, ends_all
 from .inductor.kernel import INSTALL_COMPILER, cpp_compiler
 from .npu.kernel import how_to_install, version_of
 
@@ -83,9 +83,29 @@ def look(environ: Mapping[str, str] | None = None) -> Machine:
         return Machine(environ, torch_error=error, npus=npus)
 
 
-def examine(machine: Machine, records: Sequence[KernelRecord]) -> list[Row]:
+class Elsewhere:
+    """What importing modules does in a fresh Python although it must not: each is imported there once."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, Sequence[str]] = {}
+
+    def said(self, module: str) -> Sequence[str]:
+        """What importing *module* does; nothing if it cannot be found there."""
+        if module not in self._said:
+            try:
+                self._said[module] = ask(module, [])
+            except ImportError:
+                self._said[module] = ()
+        return self._said[module]
+
+    def unfit(self, module: str) -> str:
+        """Why no process outlives the import of *module*; ``""`` if one does."""
+        return ends_all(self.said(module))
+
+
+def examine(machine: Machine, records: Sequence[KernelRecord], elsewhere: Elsewhere | None = None) -> list[Row]:
     """Carry out every check."""
-    return [check(machine) for check in CHECKS] + list(_kernels(machine, records))
+    return [check(machine) for check in CHECKS] + list(_kernels(machine, records, elsewhere or Elsewhere()))
 
 
 def python(machine: Machine) -> Row:
@@ -194,25 +214,17 @@ CHECKS: Sequence[MachineCheck] = (
 )
 
 
-def _kernels(machine: Machine, records: Sequence[KernelRecord]) -> Iterator[Row]:
+def _kernels(machine: Machine, records: Sequence[KernelRecord], elsewhere: Elsewhere) -> Iterator[Row]:
     if not records:
         yield Row("kernels", "warn", "none installed", "pip install fuseplug-rmsnorm, for one")
-    seen = {module: _seen_elsewhere(module) for module in dict.fromkeys(map(_module, records)) if module}
     for record in records:
-        yield _kernel(machine, record, seen.get(_module(record), ()))
+        module = _module(record)
+        yield _kernel(machine, record, elsewhere.said(module) if module else ())
 
 
 def _module(record: KernelRecord) -> str:
     """Where its class is; ``""`` if it was not loaded, or was registered in this process."""
     return record.value.partition(":")[0] if record.kernel is not None else ""
-
-
-def _seen_elsewhere(module: str) -> Sequence[str]:
-    """What importing *module* does in a fresh Python although it must not; nothing if it cannot be found there."""
-    try:
-        return ask(module, [])
-    except ImportError:
-        return ()
 
 
 def _kernel(machine: Machine, record: KernelRecord, seen_elsewhere: Sequence[str]) -> Row:

@@ -154,8 +154,12 @@ class BaseKernel(abc.ABC):
                 raise TypeError("; ".join(wrong))
             if isinstance(said, Rejection):
                 return Answer(self.kernel_id, rejection=said)
-        except KeyboardInterrupt:
-            raise
+        except KeyboardInterrupt as error:
+            # Whether somebody pressed Ctrl-C or the kernel raised it cannot be told.
+            raise KeyboardInterrupt(
+                f"interrupted while kernel {self.kernel_id} of {type(self).__module__} was asked about "
+                f"{site.path or 'the model'}; exclude={self.kernel_id!r} leaves it out"
+            ) from error
         except BaseException as error:  # noqa: BLE001 - third-party code may raise anything, or exit
             where = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__} while matching: {error} ({where.filename}:{where.lineno})"

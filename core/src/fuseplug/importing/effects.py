@@ -20,6 +20,9 @@ HEAVY = ("torch", "triton", "torch_npu", "transformers", "jax", "tensorflow")
 SLOW = 0.5
 """Seconds from which on the import of a module is worth a word. Without torch it takes milliseconds."""
 
+PATIENCE = 5.0
+"""Seconds after which a user is told what they are waiting for. Nothing can stop an import but Ctrl-C."""
+
 
 class Effect(NamedTuple):
     """Something that the import of a kernel did to the process.
@@ -37,24 +40,38 @@ class Effect(NamedTuple):
 
 
 @contextlib.contextmanager
-def watched(module: str) -> Iterator[list[Effect]]:
+def watched(module: str, whose: str) -> Iterator[list[Effect]]:
     """While *module* is imported, keep what is printed from the screen; afterwards undo what can be, and say all.
+
+    Args:
+        module: Its name.
+        whose: For which kernel it is imported: said to the user if it takes long.
 
     Yields:
         A list that is filled when the block ends, however it ends.
     """
     found: list[Effect] = []
+    notice = threading.Timer(PATIENCE, _tell, (module, whose))
+    notice.daemon = True
+    notice.start()
     before, start = _Look(), time.perf_counter()
     try:
         with heard() as text:
             yield found
     finally:
+        notice.cancel()
         seconds = time.perf_counter() - start
         if printed := "".join(text).strip():
             found.append(Effect(prints(module, printed), undone=True))
         found += before.undo(module)
         if seconds > SLOW:
             found.append(Effect(f"importing {module} takes {seconds:.1f} s: do nothing on import", undone=False))
+
+
+def _tell(module: str, whose: str) -> None:
+    told = f"fuseplug: still importing {module}, for kernel {whose}; Ctrl-C stops it, and says how to leave it out"
+    with contextlib.suppress(Exception):  # nobody may be listening
+        print(told, file=sys.stderr, flush=True)  # noqa: T201 - it is for a person who waits
 
 
 def prints(module: str, text: str) -> str:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,14 @@ def ask(module: str, functions: list[str], *, before_torch: str = "") -> list[st
     if any(f"importing {module} imports torch" in what for what in said):
         said += _in_a_fresh_python(module, [], "--torch-first", *options)
     return said
+
+
+def ends_all(said: Sequence[str]) -> str:
+    """What of *said* no process outlives that imports the module: it would wait for ever, or end."""
+    return next((what for what in said if _NEVER_BACK.search(what)), "")
+
+
+_NEVER_BACK = re.compile("takes longer than|ends the process|does not end within")
 
 
 def _call(function: str) -> None:
