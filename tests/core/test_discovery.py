@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
+from torch import nn
 
-from fuseplug import BaseKernel, DiscoveryError, KernelManager
+from fuseplug import BaseKernel, DiscoveryError, KernelManager, RejectedError
 from fuseplug.discovery import KernelRecord, discover, elsewhere
+from fuseplug.ownership import RELEASED, owner
 
 SOURCE = """
 from fuseplug import BaseKernel
@@ -144,24 +148,24 @@ class TestDamagedMetadata:
 
 
 class TestConflict:
-    def test_both_are_quarantined_and_named(self, package):
+    def test_where_nobody_has_the_id_both_are_quarantined_and_named(self, package):
         for name in ("x-b", "x-a"):
             package(name, "same")
         package("x-c", "third")
         found = find()
         assert found["x-c:third"].state == "ready"
-        for name in ("x-a:same", "x-b:same"):
+        for name, other in (("x-a:same", "x-b:same"), ("x-b:same", "x-a:same")):
             assert found[name].state == "conflict"
             assert found[name].kernel is None
             assert "claimed by x-a:same and x-b:same" in found[name].reason
-            assert "FUSEPLUG_KERNELS=-x-b:same" in found[name].reason
+            assert f"choose this one with FUSEPLUG_KERNELS=-{other}," in found[name].reason
 
     @pytest.mark.parametrize("number", [2, 3])
     def test_the_remedy_it_names_works(self, package, number):
         for i in range(number):
             package(f"x-{i}", "same")
         reason = find()["x-0:same"].reason
-        chosen = find(kernels=reason.rpartition("FUSEPLUG_KERNELS=")[2])
+        chosen = find(kernels=re.search(r"FUSEPLUG_KERNELS=(\S+),", reason)[1])
         assert {name: r.state for name, r in chosen.items()} == {
             "x-0:same": "ready",
             **{f"x-{i}:same": "off" for i in range(1, number)},
@@ -184,6 +188,83 @@ class TestConflict:
         assert not (tmp_path / "x-a").exists()
         assert not (tmp_path / "x-b").exists()
 
+    @pytest.mark.parametrize(
+        ("first", "newcomer", "kernel_id"),
+        [
+            ("x-acme", "x-b", "x_acme_norm"),
+            ("X_Acme", "x-b", "x_acme_norm"),
+            ("x-acme", "x", "x_acme_norm"),
+            ("x-acme", "x-acm", "x_acme_norm"),
+            ("x-acme", "x-b", "x-acme"),
+            ("fuseplug-x", "x-b", "x_norm"),
+        ],
+    )
+    def test_whose_name_the_id_begins_with_stays_in_force(self, package, tmp_path, first, newcomer, kernel_id):
+        package(newcomer, kernel_id, source=f"open({str(tmp_path / 'imported')!r}, 'w')")
+        package(first, kernel_id)
+        found = find(prefix="")
+        assert found[f"{first}:{kernel_id}"].state == "ready"
+        quarantined = found[f"{newcomer}:{kernel_id}"]
+        assert (quarantined.state, quarantined.kernel) == ("conflict", None)
+        assert f"the id is that of {first}, which stays in force; uninstall {newcomer}, or choose" in quarantined.reason
+        assert not (tmp_path / "imported").exists()
+        chosen = quarantined.reason.partition("FUSEPLUG_KERNELS=")[2].partition(",")[0]
+        states = {name: r.state for name, r in find(prefix="", kernels=chosen).items() if r.kernel_id == kernel_id}
+        assert states[f"{first}:{kernel_id}"] == "off"
+        assert states[f"{newcomer}:{kernel_id}"] == "broken"  # it was imported, and there is no class in it
+
+    def test_the_ids_of_released_kernels_are_their_own(self):
+        """Otherwise any distribution could turn them off by claiming their ids."""
+        claimed = {}
+        for project in (Path(__file__).parents[2] / "kernel-packages").glob("*/pyproject.toml"):
+            _, _, text = project.read_text().partition('[project.entry-points."fuseplug.kernels"]\n')
+            ids = re.findall(r"^(\w+) *=", text.partition("\n\n")[0], re.MULTILINE)
+            claimed |= dict.fromkeys(ids, f"fuseplug-{project.parent.name}")
+        assert len(claimed) >= len(RELEASED) > 0
+        for kernel_id, distribution in claimed.items():
+            stranger = f"fuseplug-{kernel_id.partition('_')[0]}"
+            strangers = [name for name in (stranger, "x-a") if name != distribution]
+            assert owner(kernel_id, [*strangers, distribution]) == distribution
+            assert owner(kernel_id, ["x-a", "x-b"]) is None
+
+    def test_an_owner_that_claims_it_twice_owns_nothing(self, package, distribution):
+        distribution("x-a", entry_points="x_a_norm = a:B\nx_a_norm = a:C\n")
+        package("x-b", "x_a_norm")
+        found = find()
+        assert "declared 2 times by its own distribution" in found["x-a:x_a_norm"].reason
+        assert found["x-b:x_a_norm"].state == "conflict"
+
+    @pytest.mark.parametrize("first", ["x-c", "x-same"], ids=["nobody's", "another's"])
+    def test_one_asked_for_by_both_names_is_in_force_for_that_call(self, package, first):
+        """The other one is quarantined for as long."""
+        package(first, "x_same", source=source("x_same", "priority = 1"))
+        package("x-b", "x_same")
+        ours = manager()
+        before = ours.kernels()
+        plan = ours.plan(nn.Linear(1, 1), include="x-b:x_same")
+        states = {r.distribution: (r.state, r.reason) for r in plan.report.records if r.kernel_id == "x_same"}
+        assert states["x-b"] == ("ready", "")
+        assert states[first][0] == "conflict"
+        assert first == "x-c" or states[first][1] == "x-b:x_same was asked for instead"
+        assert ours.kernels() == before
+        with pytest.raises(RejectedError, match="x-b:x_same was asked for by name, but fits nothing in Linear"):
+            ours.apply("x-b:x_same", nn.Linear(1, 1))
+        with pytest.raises(DiscoveryError, match="was asked for by name, but is conflict"):
+            ours.plan(nn.Linear(1, 1), include=["x-b:x_same", f"{first}:x_same"])
+
+    def test_asked_for_by_its_id_is_the_one_in_force(self, package):
+        package("x-same", "x_same", source=source("x_same"))
+        package("x-b", "x_same")
+        ours = manager()
+        assert not ours.plan(nn.Linear(1, 1), include="x_same").report.entries
+        ours.plan(nn.Linear(1, 1), exclude=["x-same:x_same", "x-b:x_same"])
+
+    def test_a_newcomer_asked_for_by_both_names_that_is_broken_is_told(self, package):
+        package("x-same", "x_same")
+        package("x-b", "x_same", source="1 / 0")
+        with pytest.raises(DiscoveryError, match="x-b:x_same was asked for by name, but is broken: ZeroDivisionError"):
+            manager().plan(nn.Linear(1, 1), include="x-b:x_same")
+
     def test_twice_in_one_distribution(self, distribution):
         distribution("x-a", entry_points="same = a:B\nsame = a:C\n")
         assert "declared 2 times by its own distribution" in find()["x-a:same"].reason
@@ -203,6 +284,12 @@ class TestRequirements:
             ("no-such-thing", "missing", "needs no-such-thing (not installed)"),
             ("pluggy>=99", "missing", "needs pluggy>=99 (installed: "),
             ("pluggy ~ nonsense", "missing", "not a valid requirement"),
+            ("fuseplug>=2", "missing", "needs fuseplug>=2 (installed: 0."),
+            ("torch<2", "missing", "needs torch<2 (installed: 2."),
+            ("torch<2; extra == 'npu'", "not installed", "needs torch<2 (installed: 2."),
+            ("torch<2; python_version >= '3'", "missing", "needs torch<2 (installed: 2."),
+            ("transformers>=99; extra == 'npu'", "not installed", "needs transformers>=99 ("),
+            ("torch_npu<2; extra == 'npu'", "not installed", "needs torch_npu<2 ("),
         ],
     )
     def test_missing(self, package, tmp_path, requirement, state, named):
@@ -385,14 +472,15 @@ class TestManager:
         states = {r.distribution: r.state for r in ours.kernels() if r.kernel_id == "a"}
         assert states == {"(registered)": "ready", "x-a": "off"}
 
-    def test_installed_later_than_registered_is_a_conflict(self, package):
+    def test_what_is_installed_later_gives_way_to_what_is_registered(self, package):
         ours = manager()
         ours.register(kernel_class("a"))
         package("x-a", "a")
         ours.refresh()
-        clashing = [r for r in ours.kernels() if r.kernel_id == "a"]
-        assert [r.state for r in clashing] == ["conflict", "conflict"]
-        assert all(r.kernel is None for r in clashing)
+        for _ in range(2):
+            states = {r.distribution: r.state for r in ours.kernels() if r.kernel_id == "a"}
+            assert states == {"(registered)": "ready", "x-a": "conflict"}
+            ours.register(kernel_class("a"))  # again, as a notebook does
 
     @pytest.mark.parametrize("thing", [None, 3, "text", object, lambda: None, BaseKernel])
     def test_non_kernel(self, thing):
@@ -421,8 +509,6 @@ class TestManager:
 
     @staticmethod
     def plan(ours: KernelManager, include: str) -> object:
-        from torch import nn
-
         return ours.plan(nn.Linear(1, 1), include=include)
 
     def test_what_pluggy_refuses_is_a_record(self, package):

@@ -18,6 +18,7 @@ from .errors import (
     PatchError,
     PlanError,
     RejectedError,
+    SettingsError,
     UndoError,
     VerificationError,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Rejection",
     "Report",
     "Scope",
+    "SettingsError",
     "Site",
     "Target",
     "UndoError",

@@ -43,8 +43,8 @@ def ready_names(records: Sequence[KernelRecord]) -> list[str]:
 
 def _named(name: str, records: Sequence[KernelRecord]) -> list[KernelRecord]:
     named = [record for record in records if _class_name(record) == name]
-    # Whoever turns a kernel off settles whose name it is.
-    return [record for record in named if record.state not in ("off", "not allowed")] or named
+    # Whoever turns a kernel off settles whose name it is, and so does whoever has the id.
+    return [record for record in named if record.state not in ("off", "not allowed", "conflict")] or named
 
 
 def _class_name(record: KernelRecord) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import importlib_metadata
 import typer
 
 from .bench.command import bench
-from .discovery import KernelRecord
+from .discovery import KernelRecord, discover
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
 from .options import Allow, AsJson, Include, TrustRemoteCode
@@ -160,11 +161,12 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Forget everything that is kept.")] = False,
 ) -> None:
     """Show where passed checks and times of kernels are kept for other processes, and how many; or forget them."""
+    from .configuration import environment, named
     from .kept import VARIABLE, Kept, folder
 
     where = folder()
     if where is None:
-        typer.echo(f"nothing is kept: {VARIABLE}=off, or there is no home directory")
+        typer.echo(f"nothing is kept: {named(environment(), VARIABLE)}=off, or there is no home directory")
         return
     answers = {kind: Kept(kind, where) for kind in ("checks", "timings")}
     counts = {kind: kept.clear() if clear else len(kept) for kind, kept in answers.items()}
@@ -172,13 +174,39 @@ def cache(
 
 
 @app.command()
+def config(as_json: AsJson = False) -> None:
+    """Show every setting that is in force, and where it is from."""
+    from .configuration import SETTINGS, environment
+
+    environ = environment()
+    rows = [
+        (name, environ.get(each.variable), str(environ.source(each.variable) or each.variable), each.unset)
+        for name, each in SETTINGS.items()
+    ]
+    if as_json:
+        _print_json(
+            {name: {"value": value, "from": None if value is None else source} for name, value, source, _ in rows}
+        )
+        return
+    table = _table("setting", "value", "from")
+    for name, value, source, unset in rows:
+        told = ("not set", unset) if value is None else (repr(value), source)
+        table.add_row(*map(one_line, (name, *told)))
+    _console().print(table)
+
+
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Check this machine and every installed kernel; exit with 1 if something installed cannot work."""
-    from .doctor import examine, look
+    from .doctor import Elsewhere, examine, look
 
+    elsewhere = Elsewhere()
+    with _console(stderr=True).status("importing each kernel's module in a Python of its own"):
+        # Before torch is imported, to see who imports it.
+        records = _kernels(KernelManager(find=functools.partial(discover, unfit=elsewhere.unfit)))
     with _console(stderr=True).status("importing torch and looking at the devices"):
         machine = look()
-    rows = examine(machine, _kernels(KernelManager()))
+    rows = examine(machine, records, elsewhere)
     if as_json:
         _print_json([row._asdict() for row in rows])
     else:
@@ -199,6 +227,8 @@ def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
     for record in records:
         if record.reason:
             _print_reason(console, record)
+        if record.effects:
+            _print_effects(console, record)
         if record.traceback and verbose:
             console.print(some_lines(record.traceback), markup=False, highlight=False, soft_wrap=True)
     if not verbose and any(record.traceback for record in records):
@@ -217,11 +247,21 @@ def _print_rows(rows: Sequence[Row]) -> None:
 
 
 def _print_reason(console: Console, record: KernelRecord) -> None:
+    _print_below(console, record, [" is ", _state(record.state)], record.reason)
+
+
+def _print_effects(console: Console, record: KernelRecord) -> None:
+    lasting = not all(effect.undone for effect in record.effects)
+    told = [f" {'has changed' if lasting else 'tried to change'} this process"]
+    _print_below(console, record, told, "\n".join(map(str, record.effects)))
+
+
+def _print_below(console: Console, record: KernelRecord, told: Sequence[Any], text: str) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    console.print(Text.assemble((one_line(record.name.lstrip(":")), "bold"), " is ", _state(record.state)))
-    console.print(Padding(Text(some_lines(record.reason)), (0, 0, 1, 2)))
+    console.print(Text.assemble((one_line(record.name.lstrip(":")), "bold"), *told))
+    console.print(Padding(Text(some_lines(text)), (0, 0, 1, 2)))
 
 
 def _table(*columns: str) -> Any:

@@ -21,17 +21,21 @@ class Site:
     """One module of one model: what a kernel is asked about.
 
     Attributes:
-        path: Where the module is, as in ``model.named_modules()``; ``""`` is the model itself.
+        path: Where the module is, as in ``model.named_modules()``; ``""`` is the model itself. A kernel is asked once
+            about all modules that are alike, and this is the path of the first; see `BaseKernel.depends_on_path`.
         module: A stand-in for the module: its class, its attributes and its children, with parameters and buffers that
             have shape and dtype but no values (they are on ``meta``). Nothing done to it reaches the model.
         device_type: Where the module runs or will run: ``"cpu"``, ``"cuda"``, ``"npu"``, …
         mode: ``"training"`` if gradients are needed.
+        paths: The paths of all modules that the question is about: of all that are alike, in the order of the model, or
+            of the one module. A module that is in the model twice has two.
     """
 
     path: str
     module: torch.nn.Module
     device_type: str
     mode: Mode = "training"
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import traceback
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,11 +14,14 @@ from typing import Any, Literal
 import importlib_metadata
 from packaging.requirements import InvalidRequirement, Requirement
 
+from .configuration import SETTINGS, environment, named
 from .hookspecs import ENTRY_POINT_GROUP, BaseKernel
+from .importing.effects import Effect, watched
 from .kernel_faults import faults
+from .ownership import normal, owner
 
-KERNELS_VARIABLE = "FUSEPLUG_KERNELS"
-ALLOW_VARIABLE = "FUSEPLUG_ALLOW"
+KERNELS_VARIABLE = SETTINGS["kernels"].variable
+ALLOW_VARIABLE = SETTINGS["allow"].variable
 
 State = Literal["ready", "off", "not allowed", "not installed", "missing", "broken", "conflict"]
 
@@ -35,11 +37,13 @@ class KernelRecord:
         value: What the entry point names.
         state: ``"ready"``; ``"off"`` (by ``FUSEPLUG_KERNELS``); ``"not allowed"`` (by ``FUSEPLUG_ALLOW``);
             ``"not installed"`` (the extra that it needs); ``"missing"`` (a requirement of the distribution itself);
-            ``"broken"`` (it could not be loaded); ``"conflict"`` (two distributions claim the id).
+            ``"broken"`` (it could not be loaded); ``"conflict"`` (another distribution claims its id, and has it, or
+            nobody can tell whose it is).
         reason: Why it is not ready, and what to do; ``""`` if it is.
         requires: Of one that is ready on another machine only: what has to be installed there.
         kernel: The kernel, if it was loaded.
         traceback: What Python said when it could not be.
+        effects: What its import did to this process besides. What could be undone is undone.
     """
 
     kernel_id: str
@@ -51,6 +55,7 @@ class KernelRecord:
     requires: str = ""
     kernel: BaseKernel | None = None
     traceback: str = ""
+    effects: tuple[Effect, ...] = ()
 
     @property
     def name(self) -> str:
@@ -67,12 +72,14 @@ class KernelRecord:
             "entry_point": self.value,
             "state": self.state,
             "reason": self.reason,
+            "api": kernel.api if kernel else None,
             "op": kernel.op if kernel else None,
             "device_types": list(kernel.device_types) if kernel else None,
             "differentiable": kernel.differentiable if kernel else None,
             "compilable": kernel.compilable if kernel else None,
             "priority": kernel.priority if kernel else None,
             "traceback": self.traceback,
+            "effects": [effect._asdict() for effect in self.effects],
         }
 
 
@@ -80,26 +87,37 @@ _Claim = tuple[KernelRecord, "importlib_metadata.EntryPoint | None"]
 """A record, and what is to be loaded to complete it."""
 
 
-def discover(environ: Mapping[str, str] = os.environ, registered: Iterable[KernelRecord] = ()) -> list[KernelRecord]:
+def discover(
+    environ: Mapping[str, str] | None = None,
+    registered: Iterable[KernelRecord] = (),
+    unfit: Callable[[str], str] | None = None,
+) -> list[KernelRecord]:
     """Find every kernel of the entry-point group, in an order that does not depend on ``sys.path``.
 
     Args:
-        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
+        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read; ``None``: the environment and the user's
+            file.
         registered: Kernels that were registered in this process, which are chosen among and may clash as others do.
+        unfit: Says why a module of this name must not be imported here; ``""`` if it may be.
+
+    Raises:
+        SettingsError: If the user's file is not right.
     """
-    selection, allowed = _Selection(environ.get(KERNELS_VARIABLE)), _allowed(environ.get(ALLOW_VARIABLE))
+    environ = environment() if environ is None else environ
+    selection, allowed = _Selection(environ), _allowed(environ.get(ALLOW_VARIABLE))
     found = [*_installed(), *((record, None) for record in registered)]
     claims = []
     for record, entry in sorted(found, key=lambda claim: claim[0].name):
-        if entry and allowed is not None and _normal(record.distribution) not in allowed:
-            reason = f"{ALLOW_VARIABLE} does not name {record.distribution}"
+        if entry and allowed is not None and normal(record.distribution) not in allowed:
+            reason = f"{named(environ, ALLOW_VARIABLE)} does not name {record.distribution}"
             record = replace(record, state="not allowed", reason=reason)
         elif why := selection.refuses(record):
             record = replace(record, state="off", reason=why, kernel=None)
         claims.append((record, entry))
     settled = list(_quarantine(claims))
-    return [_load(record, entry) if entry and record.state == "ready" else record for record, entry in settled] + [
-        KernelRecord(name, "", state="missing", reason=f"{KERNELS_VARIABLE} names it, but it is not installed")
+    loaded = [_load(record, entry, unfit) if entry and record.state == "ready" else record for record, entry in settled]
+    return loaded + [
+        KernelRecord(name, "", state="missing", reason=f"{selection.said_by} names it, but it is not installed")
         for name in selection.unmatched(record for record, _ in settled)
     ]
 
@@ -127,12 +145,35 @@ def elsewhere(record: KernelRecord) -> KernelRecord:
     return replace(record, state="ready", reason="", requires=_with_extras(record, _entry(record)), kernel=kernel)
 
 
+def chosen(records: Sequence[KernelRecord], words: Iterable[str]) -> list[KernelRecord]:
+    """*records*, in which each that is in conflict and that one of *words* names as ``distribution:id`` is in force.
+
+    Then no other of its id is. Its distribution is imported now.
+    """
+    found = list(records)
+    for word in words:
+        for record in [each for each in found if each.name == word and each.state == "conflict"]:
+            if sum(each.name == word for each in found) == 1:
+                won = _load(replace(record, state="ready", reason=""), _entry_of(record))
+                found = [_given_way(each, won) if each.kernel_id == won.kernel_id else each for each in found]
+    return found
+
+
+def _given_way(record: KernelRecord, won: KernelRecord) -> KernelRecord:
+    if record.name == won.name:
+        return won
+    if record.kernel is None:
+        return record
+    return replace(record, state="conflict", reason=f"{won.name} was asked for instead", kernel=None)
+
+
 def kernel_of(record: KernelRecord) -> BaseKernel | None:
     """The kernel of *record*: loaded now if it is off or only its extra is missing; ``None`` if there is none."""
     if record.state not in ("off", "not installed"):
         return record.kernel
     try:
-        return load_class(_entry(record).load(), record).kernel
+        with watched(_entry(record).module, record.name):
+            return load_class(_entry(record).load(), record).kernel
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001 - what is missing may be what its import needs
@@ -166,7 +207,7 @@ _ALSO = {"triton": ("triton-rocm", "pytorch-triton-rocm", "triton-xpu", "pytorch
 
 
 def _version(name: str) -> str:
-    for other in _ALSO.get(_normal(name), ()):
+    for other in _ALSO.get(normal(name), ()):
         with contextlib.suppress(importlib_metadata.PackageNotFoundError):
             return importlib_metadata.version(other)
     return importlib_metadata.version(name)
@@ -178,7 +219,7 @@ def _installed() -> Iterator[_Claim]:
     for distribution in importlib_metadata.distributions():
         try:
             if ENTRY_POINT_GROUP in (distribution.read_text("entry_points.txt") or ""):
-                names.add(_normal(distribution.name))
+                names.add(normal(distribution.name))
         except Exception as error:  # noqa: BLE001 - files may hold anything
             yield _damaged(Path(str(getattr(distribution, "_path", "(unknown)"))).name, error), None
     for name in names:
@@ -204,30 +245,51 @@ def _quarantine(claims: Sequence[_Claim]) -> Iterator[_Claim]:
     claimants = defaultdict(list)
     for record, _ in claims:
         if record.state == "ready":
-            claimants[record.kernel_id].append(record.name)
+            claimants[record.kernel_id].append(record.distribution)
+    owners = {kernel_id: _owner(kernel_id, names) for kernel_id, names in claimants.items() if len(names) > 1}
     for record, entry in claims:
-        names = claimants[record.kernel_id]
-        if record.state == "ready" and len(names) > 1:
-            record = replace(record, state="conflict", reason=_clash(names), kernel=None)
+        if record.state == "ready" and owners.get(record.kernel_id, record.distribution) != record.distribution:
+            reason = _clash(record, claimants[record.kernel_id], owners[record.kernel_id])
+            record = replace(record, state="conflict", reason=reason, kernel=None)
         yield record, entry
 
 
-def _clash(names: Sequence[str]) -> str:
-    if len(set(names)) == 1:
-        return f"{names[0]} is declared {len(names)} times by its own distribution, which has to be mended"
-    others = sorted({*names} - {names[0]})
-    return (
-        f"claimed by {' and '.join(names)}; uninstall all but one, or choose {names[0]} with "
-        f"{KERNELS_VARIABLE}={','.join('-' + name for name in others)}"
-    )
+def _owner(kernel_id: str, distributions: Sequence[str]) -> str | None:
+    found = owner(kernel_id, distributions)
+    return None if distributions.count(found or "") > 1 else found
 
 
-def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelRecord:
+def _clash(record: KernelRecord, distributions: Sequence[str], its_owner: str | None) -> str:
+    if distributions.count(record.distribution) > 1:
+        times = distributions.count(record.distribution)
+        return f"{record.name} is declared {times} times by its own distribution, which has to be mended"
+    names = sorted({f"{name}:{record.kernel_id}" for name in distributions})
+    others = ",".join(f"-{name}" for name in names if name != record.name)
+    choose = f"choose this one with {KERNELS_VARIABLE}={others}, or ask for it as {record.name}"
+    if its_owner is None:
+        return f"claimed by {' and '.join(names)}; uninstall all but one, or {choose}"
+    return f"the id is that of {its_owner}, which stays in force; uninstall {record.distribution}, or {choose}"
+
+
+def _load(
+    record: KernelRecord, entry: importlib_metadata.EntryPoint, unfit: Callable[[str], str] | None = None
+) -> KernelRecord:
     try:
         if entry.dist and (lacking := missing_requirements(entry.dist, entry.extras)):
             state: State = "missing" if missing_requirements(entry.dist, ()) else "not installed"
             remedy = f'pip install "{_with_extras(record, entry)}"'
             return replace(record, state=state, reason=f"needs {', '.join(lacking)}: {remedy}")
+        if unfit and (why := unfit(entry.module)):
+            return replace(record, state="broken", reason=why)
+        with watched(entry.module, record.name) as effects:
+            loaded = _imported(record, entry)
+        return replace(loaded, effects=tuple(effects))
+    except Exception as error:  # noqa: BLE001 - metadata may hold anything
+        return _broken(record, error)
+
+
+def _imported(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelRecord:
+    try:
         return load_class(entry.load(), record)
     except KeyboardInterrupt as error:
         # Whether somebody pressed Ctrl-C or the plug-in raised it cannot be told.
@@ -237,8 +299,20 @@ def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelR
             f"{record.kernel_id}"
         ) from error
     except BaseException as error:  # noqa: BLE001 - a third party's import may raise anything, or exit
-        reason = f"{type(error).__name__}: {error} (its entry point names {record.value})"
-        return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
+        return _broken(record, error)
+
+
+def _broken(record: KernelRecord, error: BaseException) -> KernelRecord:
+    reason = f"{type(error).__name__}: {error} (its entry point names {record.value})"
+    return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
+
+
+def _entry_of(record: KernelRecord) -> importlib_metadata.EntryPoint:
+    """The entry point of *record* with its distribution, whose requirements are to be checked."""
+    entries = importlib_metadata.distribution(record.distribution).entry_points
+    found: importlib_metadata.EntryPoint
+    (found,) = entries.select(group=ENTRY_POINT_GROUP, name=record.kernel_id)
+    return found
 
 
 def _entry(record: KernelRecord) -> importlib_metadata.EntryPoint:
@@ -249,12 +323,8 @@ def _with_extras(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> 
     return f"{record.distribution}[{','.join(entry.extras)}]" if entry.extras else record.distribution
 
 
-def _normal(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
 def _allowed(value: str | None) -> set[str] | None:
-    return None if value is None else {_normal(name) for name in _split(value)}
+    return None if value is None else {normal(name) for name in _split(value)}
 
 
 def _split(value: str) -> list[str]:
@@ -264,7 +334,8 @@ def _split(value: str) -> list[str]:
 class _Selection:
     """``FUSEPLUG_KERNELS``: ids to use, ``-id`` to leave out, ``none`` for nothing; ids may say ``distribution:id``."""
 
-    def __init__(self, value: str | None) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.said_by, value = named(environ, KERNELS_VARIABLE), environ.get(KERNELS_VARIABLE)
         words = _split(value or "")
         self.nothing = words == ["none"] or (value is not None and not words)
         self.wanted = [word for word in words if not word.startswith("-") and word != "none"]
@@ -272,11 +343,11 @@ class _Selection:
 
     def refuses(self, record: KernelRecord) -> str:
         if self.nothing:
-            return f"{KERNELS_VARIABLE} turns every kernel off"
+            return f"{self.said_by} turns every kernel off"
         if self._names(record, self.unwanted):
-            return f"{KERNELS_VARIABLE} leaves it out"
+            return f"{self.said_by} leaves it out"
         if self.wanted and not self._names(record, self.wanted):
-            return f"{KERNELS_VARIABLE} names others only"
+            return f"{self.said_by} names others only"
         return ""
 
     def unmatched(self, records: Iterable[KernelRecord]) -> list[str]:

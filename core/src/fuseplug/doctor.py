@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,9 +12,10 @@ from typing import Any, Literal, NamedTuple
 import importlib_metadata
 from packaging.version import Version
 
-from .discovery import ALLOW_VARIABLE, KERNELS_VARIABLE, KernelRecord
+from .configuration import SETTINGS, environment, named
+from .discovery import KernelRecord
 from .hookspecs import BaseKernel
-from .importing.fresh_python import ask
+from .importing.fresh_python import ask, ends_all
 from .inductor.kernel import INSTALL_COMPILER, cpp_compiler
 from .npu.kernel import how_to_install, version_of
 
@@ -48,7 +48,7 @@ class Machine:
     """What the checks look at.
 
     Attributes:
-        environ: The environment variables.
+        environ: The environment variables, and what the user's file says of those of Fuseplug.
         torch: The module, if it could be imported.
         torch_error: What it raised if it could not.
         devices: The device types that are present.
@@ -65,8 +65,13 @@ class Machine:
 MachineCheck = Callable[[Machine], Row]
 
 
-def look(environ: Mapping[str, str] = os.environ) -> Machine:
-    """Import torch and list the devices. If that fails, the error is kept for the checks to explain."""
+def look(environ: Mapping[str, str] | None = None) -> Machine:
+    """Import torch and list the devices. If that fails, the error is kept for the checks to explain.
+
+    Raises:
+        SettingsError: If *environ* is not given, and the user's file is not right.
+    """
+    environ = environment() if environ is None else environ
     npus = len(list(Path("/dev").glob("davinci[0-9]*")))
     try:
         import torch
@@ -78,9 +83,29 @@ def look(environ: Mapping[str, str] = os.environ) -> Machine:
         return Machine(environ, torch_error=error, npus=npus)
 
 
-def examine(machine: Machine, records: Sequence[KernelRecord]) -> list[Row]:
+class Elsewhere:
+    """What importing modules does in a fresh Python although it must not: each is imported there once."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, Sequence[str]] = {}
+
+    def said(self, module: str) -> Sequence[str]:
+        """What importing *module* does; nothing if it cannot be found there."""
+        if module not in self._said:
+            try:
+                self._said[module] = ask(module, [])
+            except ImportError:
+                self._said[module] = ()
+        return self._said[module]
+
+    def unfit(self, module: str) -> str:
+        """Why no process outlives the import of *module*; ``""`` if one does."""
+        return ends_all(self.said(module))
+
+
+def examine(machine: Machine, records: Sequence[KernelRecord], elsewhere: Elsewhere | None = None) -> list[Row]:
     """Carry out every check."""
-    return [check(machine) for check in CHECKS] + list(_kernels(machine, records))
+    return [check(machine) for check in CHECKS] + list(_kernels(machine, records, elsewhere or Elsewhere()))
 
 
 def python(machine: Machine) -> Row:
@@ -168,12 +193,12 @@ def accelerate(machine: Machine) -> Row:
 
 def kernels_variable(machine: Machine) -> Row:
     """Which kernels the user chose."""
-    return _variable(machine, KERNELS_VARIABLE, "every kernel is used")
+    return _variable(machine, "kernels")
 
 
 def allow_variable(machine: Machine) -> Row:
     """Whose code the user allows to be imported."""
-    return _variable(machine, ALLOW_VARIABLE, "every distribution is allowed")
+    return _variable(machine, "allow")
 
 
 CHECKS: Sequence[MachineCheck] = (
@@ -189,12 +214,12 @@ CHECKS: Sequence[MachineCheck] = (
 )
 
 
-def _kernels(machine: Machine, records: Sequence[KernelRecord]) -> Iterator[Row]:
+def _kernels(machine: Machine, records: Sequence[KernelRecord], elsewhere: Elsewhere) -> Iterator[Row]:
     if not records:
         yield Row("kernels", "warn", "none installed", "pip install fuseplug-rmsnorm, for one")
-    manners = {module: _manners(module) for module in dict.fromkeys(map(_module, records)) if module}
     for record in records:
-        yield _kernel(machine, record, manners.get(_module(record), ""))
+        module = _module(record)
+        yield _kernel(machine, record, elsewhere.said(module) if module else ())
 
 
 def _module(record: KernelRecord) -> str:
@@ -202,19 +227,13 @@ def _module(record: KernelRecord) -> str:
     return record.value.partition(":")[0] if record.kernel is not None else ""
 
 
-def _manners(module: str) -> str:
-    """What importing *module* does although it must not; ``""`` if nothing, or if a fresh Python cannot find it."""
-    try:
-        return "; ".join(ask(module, []))
-    except ImportError:
-        return ""
-
-
-def _kernel(machine: Machine, record: KernelRecord, manners: str) -> Row:
+def _kernel(machine: Machine, record: KernelRecord, seen_elsewhere: Sequence[str]) -> Row:
     state, found, remedy = _loading(record) if record.kernel is None else _running(machine, record.kernel)
-    if manners:
-        state = "warn" if state == "ok" else state
-        found, remedy = f"{found}, but {manners}", remedy or "tell whoever wrote it, or uninstall it"
+    undone = [effect.what for effect in record.effects if effect.undone]
+    lasting = [effect.what for effect in record.effects if not effect.undone]
+    if said := dict.fromkeys([*lasting, *undone, *seen_elsewhere]):
+        state = "fail" if lasting else "warn" if state == "ok" else state
+        found, remedy = f"{found}, but {'; '.join(said)}", remedy or "tell whoever wrote it, or uninstall it"
     source = f"{record.distribution} {record.version}".strip()
     return Row(record.kernel_id, state, f"{found} ({source})" if source else found, remedy)
 
@@ -255,9 +274,10 @@ def _device(torch: Any, kind: str) -> str:
         return kind
 
 
-def _variable(machine: Machine, name: str, unset: str) -> Row:
-    value = machine.environ.get(name)
-    return Row(name, "ok", f"not set ({unset})" if value is None else f"{value!r}")
+def _variable(machine: Machine, setting: str) -> Row:
+    variable, unset = SETTINGS[setting].variable, SETTINGS[setting].unset
+    value, said_by = machine.environ.get(variable), named(machine.environ, variable)
+    return Row(said_by, "ok", f"not set ({unset})" if value is None else f"{value!r}")
 
 
 def _said(error: BaseException) -> str:

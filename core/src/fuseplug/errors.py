@@ -17,6 +17,10 @@ class FuseplugError(Exception):
         self.__dict__.update(objects)
 
 
+class SettingsError(FuseplugError):
+    """A file with settings says something that cannot be set, or cannot be read as TOML."""
+
+
 class DiscoveryError(FuseplugError):
     """A kernel was asked for by name and is not there, is broken, or is claimed by two distributions."""
 

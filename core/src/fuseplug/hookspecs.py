@@ -15,6 +15,8 @@ from .contract import Adapter, Answer, Compute, Proposal, Rejection, Site, Use
 
 PROJECT = "fuseplug"
 ENTRY_POINT_GROUP = "fuseplug.kernels"
+NEWEST_API = 1
+"""The newest version of the contract. `BaseKernel.api` stays 1 when a second comes: who names none has the first."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -27,6 +29,8 @@ class BaseKernel(abc.ABC):
     applies it, takes it off and reports it, the same way for everybody.
 
     Attributes:
+        api: The version of this contract that the kernel was written for. It keeps working with every later release
+            of Fuseplug that has the same (``docs/compatibility.md``).
         kernel_id: The kernel's name everywhere; equal to the name of its entry point.
         op: What it computes, in the field's words: ``"rmsnorm"``, ``"swiglu"``, ``"rope"``, ``"moe"`` or your own.
         function: ``"package.module:function"`` that computes it; imported when the kernel is chosen, not before.
@@ -40,11 +44,14 @@ class BaseKernel(abc.ABC):
         compilable: Whether ``torch.compile`` can trace through it.
         when_traced: What computes a call that ``torch.compile``, ``torch.export`` or ``torch.jit.trace`` traces: the
             ``"kernel"``, or the ``"original"``, if the compiler fuses that as well.
+        depends_on_path: Whether the answer of `match` depends on where a module is: "only the last layer". It is then
+            asked about each module by itself, which takes longer. Otherwise it is asked once about all that are alike.
         priority: Among kernels equally specific to a device the higher one is preferred.
         check_sizes: Numbers of elements at which the kernel is checked on its device. Name more than one where it takes
             different paths for small and large inputs.
     """
 
+    api: ClassVar[int] = 1
     kernel_id: ClassVar[str]
     op: ClassVar[str]
     function: ClassVar[str]
@@ -54,6 +61,7 @@ class BaseKernel(abc.ABC):
     differentiable: ClassVar[bool] = True
     compilable: ClassVar[bool] = True
     when_traced: ClassVar[Literal["kernel", "original"]] = "kernel"
+    depends_on_path: ClassVar[bool] = False
     priority: ClassVar[int] = 0
     check_sizes: ClassVar[tuple[int, ...]] = (512, 1 << 17)
 
@@ -146,8 +154,12 @@ class BaseKernel(abc.ABC):
                 raise TypeError("; ".join(wrong))
             if isinstance(said, Rejection):
                 return Answer(self.kernel_id, rejection=said)
-        except KeyboardInterrupt:
-            raise
+        except KeyboardInterrupt as error:
+            # Whether somebody pressed Ctrl-C or the kernel raised it cannot be told.
+            raise KeyboardInterrupt(
+                f"interrupted while kernel {self.kernel_id} of {type(self).__module__} was asked about "
+                f"{site.path or 'the model'}; exclude={self.kernel_id!r} leaves it out"
+            ) from error
         except BaseException as error:  # noqa: BLE001 - third-party code may raise anything, or exit
             where = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__} while matching: {error} ({where.filename}:{where.lineno})"

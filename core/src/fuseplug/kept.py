@@ -22,8 +22,16 @@ LOADED = time.time()
 """When this process began to import Fuseplug. Of a file that is newer, it may have imported what was there before."""
 
 
-def folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where answers are kept; ``None`` if they are not."""
+def folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where answers are kept; ``None`` if they are not.
+
+    Raises:
+        SettingsError: If *environ* is not given, and the user's file is not right.
+    """
+    if environ is None:
+        from .configuration import environment  # not before `LOADED`
+
+        environ = environment()
     named = environ.get(VARIABLE, "").strip()
     if named.lower() == "off":
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from .hookspecs import BaseKernel
+from .hookspecs import NEWEST_API, BaseKernel
 from .porting import how_to_port
 
 
@@ -15,6 +15,8 @@ def faults(kernel: Any) -> list[str]:
         return [remedy]
     if not inspect.isclass(kernel) or not issubclass(kernel, BaseKernel):
         return [f"{kernel!r} is not a subclass of fuseplug.BaseKernel"]
+    if wrong := _wrong_api(kernel.api):
+        return [wrong]  # what else is wrong by today's rules is of no interest
     found = [
         f"{name} must be a non-empty string, not {getattr(kernel, name, None)!r}"
         for name in ("kernel_id", "op", "function", "reference")
@@ -31,7 +33,7 @@ def faults(kernel: Any) -> list[str]:
         found.append(f"device_types must be a tuple of strings, not {kernel.device_types!r}")
     found += [
         f"{name} must be True or False, not {getattr(kernel, name)!r}"
-        for name in ("differentiable", "compilable")
+        for name in ("differentiable", "compilable", "depends_on_path")
         if not isinstance(getattr(kernel, name), bool)
     ]
     if kernel.when_traced not in ("kernel", "original"):
@@ -46,3 +48,14 @@ def faults(kernel: Any) -> list[str]:
     if abstract := getattr(kernel, "__abstractmethods__", None):
         found.append(f"abstract: {', '.join(sorted(abstract))} not implemented")
     return found
+
+
+def _wrong_api(api: Any) -> str:
+    if type(api) is not int or api < 1:
+        return f"api must be the number of the contract that it was written for, 1 or later, not {api!r}"
+    if api > NEWEST_API:
+        return (
+            f"it was written for API {api} of kernels, and this Fuseplug has API {NEWEST_API}: "
+            "pip install --upgrade fuseplug, or install an older release of its distribution"
+        )
+    return ""

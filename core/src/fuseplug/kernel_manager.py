@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 import pluggy
 
 from .by_identity import ByIdentity
+from .configuration import SETTINGS, environment, named
 from .contract import Mode
-from .discovery import KernelRecord, discover, elsewhere, load_class
+from .discovery import KernelRecord, chosen, discover, elsewhere, load_class
 from .errors import DiscoveryError, PlanError
 from .hookspecs import PROJECT, BaseKernel
+from .ownership import REGISTERED
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=type[BaseKernel])
 Measure: TypeAlias = bool | Mapping[str, Any] | Sequence[Mapping[str, Any]]
-REGISTERED = "(registered)"
-EVERY_SIZE_VARIABLE = "FUSEPLUG_EVERY_SIZE"
+EVERY_SIZE_VARIABLE = SETTINGS["every_size"].variable
 Find = Callable[[Mapping[str, str], Iterable[KernelRecord]], list[KernelRecord]]
 
 
@@ -96,11 +96,12 @@ class KernelManager:
       the world outside, it does. Times are kept for other processes, as passed checks are.
 
     Args:
-        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read.
+        environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read; ``None``: the environment, and the nearest
+            ``fuseplug.toml`` or ``[tool.fuseplug]`` of a ``pyproject.toml`` above the working directory.
         find: Finds the kernels, given *environ* and the records of registered kernels; ``None``: the installed kernels.
     """
 
-    def __init__(self, environ: Mapping[str, str] = os.environ, find: Find | None = None) -> None:
+    def __init__(self, environ: Mapping[str, str] | None = None, find: Find | None = None) -> None:
         self._environ = environ
         self._find = find
         self._records: list[KernelRecord] | None = None
@@ -118,7 +119,8 @@ class KernelManager:
         """Look again at what is installed, after a ``pip install`` in a running process."""
         if self._records is not None:
             importlib.invalidate_caches()
-        records = (self._find or discover)(self._environ, self._registered.values())
+        environ = environment() if self._environ is None else self._environ
+        records = (self._find or discover)(environ, self._registered.values())
         self._records, self._plugins = _plugged_in(records)
 
     def register(self, kernel: K) -> K:
@@ -133,11 +135,13 @@ class KernelManager:
         record = load_class(kernel, KernelRecord(kernel_id, REGISTERED, value=value))
         if record.state != "ready":
             raise DiscoveryError(f"cannot register {record.value}: {record.reason}", record=record)
+        # What gave way to a kernel that was registered before gives way to this one, too.
+        given_way = ("off", "conflict") if record.kernel_id in self._registered else ("off",)
         for other in self.kernels():
             if (
                 other.kernel_id == record.kernel_id
                 and other.distribution not in (REGISTERED, "")
-                and other.state != "off"
+                and other.state not in given_way
             ):
                 raise DiscoveryError(
                     f"cannot register {record.value}: {other.distribution} already has a kernel {record.kernel_id!r}; "
@@ -170,6 +174,7 @@ class KernelManager:
             PlanError: If *model* is not a module, a glob matches nothing, *device* or *mode* is unknown, or *measure*
                 is no batch of the model, or asked of a model that cannot be run here.
             DiscoveryError: If a kernel asked for by name is not installed or not ready.
+            SettingsError: If the user's file with settings is not right.
             RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if the reason is that
                 a kernel's numbers are wrong.
         """
@@ -181,9 +186,9 @@ class KernelManager:
 
         _must_be_module(model)
         purpose = _mode(mode)
-        there, records, plugins = self._destination(device)
+        there, records, plugins = self._destination(device, _names(include or ()))
         taking_part = _select(records, include, exclude, purpose)
-        every = every_size or os.environ.get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
+        every = every_size or environment().get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
         rules = Rules(
             *(taking_part, _names(include or ()), purpose, verify, records, _names(allow)),
             every_size=every,
@@ -306,19 +311,21 @@ class KernelManager:
         return Applied(call.report, list(call.patches), undo_all, undo_call, run)
 
     def _destination(
-        self, device: torch.device | str | None
+        self, device: torch.device | str | None, asked_for: Sequence[str]
     ) -> tuple[Destination | None, list[KernelRecord], pluggy.PluginManager]:
         """Where the model will run, and the kernels for it: another machine may have what this one lacks."""
-        records = self.kernels()
+        records, plugins = self.kernels(), self._plugins
+        if (settled := chosen(records, asked_for)) != records:
+            records, plugins = _plugged_in(settled)
         if device is None:
-            return None, records, self._plugins
+            return None, records, plugins
         from .devices import KNOWN, destination
 
         possible = [elsewhere(record) for record in records]
         claimed = {kind for record in possible if record.kernel for kind in record.kernel.device_types}
         there = destination(device, KNOWN | claimed)
         if there.device is not None or possible == records:
-            return there, records, self._plugins
+            return there, records, plugins
         return there, *_plugged_in(possible)
 
 
@@ -328,8 +335,8 @@ def _runs(model: nn.Module, measure: Measure, there: Destination | None, *, ever
 
     if every_size:
         raise PlanError(
-            f"measure= finds the size from which on a kernel is used, and every_size=True, or {EVERY_SIZE_VARIABLE} in "
-            "the environment, uses it at every size: drop one of them"
+            "measure= finds the size from which on a kernel is used, and every_size=True, or "
+            f"{named(environment(), EVERY_SIZE_VARIABLE)}, uses it at every size: drop one of them"
         )
     refuse_absent(model, None if there is None else there.type)
     return runs_of(model, measure)
@@ -359,8 +366,9 @@ def _select(
 def _named(records: Sequence[KernelRecord], word: str, *, must_be_ready: bool = True) -> list[KernelRecord]:
     """The kernels that *word*, an id or an op, stands for."""
     by_id = [record for record in records if word in (record.kernel_id, record.name)]
-    for record in by_id:
-        if must_be_ready and record.state != "ready":
+    ready = [record for record in by_id if record.state == "ready"]
+    for record in by_id if must_be_ready and not ready else ():
+        if record.state != "ready":
             raise DiscoveryError(
                 f"kernel {record.name} was asked for by name, but is {record.state}: {record.reason}", record=record
             )

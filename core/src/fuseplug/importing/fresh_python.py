@@ -17,14 +17,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .effects import Names, changed, heavy_since, imports_heavy, prints, starts_thread, writes_variable
 from .settings import of_python, of_torch
-
-HEAVY = ("torch", "triton", "torch_npu", "transformers", "jax", "tensorflow")
-"""What importing the module of a kernel's class must not import: `fuseplug list` would wait for it."""
 
 LONGEST = 10.0
 """Seconds that importing the module of a kernel's class may take. Without torch it takes milliseconds."""
@@ -47,14 +45,14 @@ def imports_of(module: str, functions: list[str], *, longest: float = LONGEST, b
     with _written_variables() as written:
         _import(module, module, found)
     faulthandler.cancel_dump_traceback_later()
-    heavy = [name for name in HEAVY if name in sys.modules]
+    heavy = heavy_since()
     if heavy:
-        found.append(f"importing {module} imports {', '.join(heavy)}: import it in match() or later")
-    found += [f"importing {module} writes the environment variable {name}" for name in sorted(written)]
+        found.append(imports_heavy(module, heavy))
+    found += [writes_variable(module, name) for name in sorted(written)]
     if not heavy:  # whose own doings are no fault of the module's: see settings_changed_by
-        found += _felt(f"importing {module}", before, of_python())
+        found += changed(module, before, of_python()).values()
     if threading.active_count() > threads:
-        found.append(f"importing {module} starts a thread")
+        found.append(starts_thread(module))
     _call(before_torch)
     for function in functions:
         from .process_state import ProcessState  # torch only now
@@ -67,15 +65,16 @@ def imports_of(module: str, functions: list[str], *, longest: float = LONGEST, b
 
 
 def settings_changed_by(module: str) -> list[str]:
-    """Import torch, then *module*, which imports it as well; say which settings that changes."""
+    """Import torch, then *module*, which imports it as well; say which settings and names of torch that changes."""
     import torch
 
     from ..torch_private import import_dynamo
 
     import_dynamo()
-    before = of_python() | of_torch(torch)
+    before, names = of_python() | of_torch(torch), Names(torch)
     importlib.import_module(module)
-    return _felt(f"importing {module}", before, of_python() | of_torch(torch))
+    replaced = [effect.what for effect in names.undo(module)]
+    return [*changed(module, before, of_python() | of_torch(torch)).values(), *replaced]
 
 
 def ask(module: str, functions: list[str], *, before_torch: str = "") -> list[str]:
@@ -91,19 +90,19 @@ def ask(module: str, functions: list[str], *, before_torch: str = "") -> list[st
     return said
 
 
+def ends_all(said: Sequence[str]) -> str:
+    """What of *said* no process outlives that imports the module: it would wait for ever, or end."""
+    return next((what for what in said if _NEVER_BACK.search(what)), "")
+
+
+_NEVER_BACK = re.compile("takes longer than|ends the process|does not end within")
+
+
 def _call(function: str) -> None:
     """Call what ``"module:name"`` names; ``""`` names nothing."""
     if function:
         module, _, name = function.partition(":")
         getattr(importlib.import_module(module), name)()
-
-
-def _felt(doing: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    return [
-        f"{doing} changes {name} for the whole process"
-        for name, value in after.items()
-        if not name.startswith("os.environ") and name in before and before[name] != value
-    ]
 
 
 def _import(module: str, name: str, found: list[str]) -> None:
@@ -115,7 +114,7 @@ def _import(module: str, name: str, found: list[str]) -> None:
     except BaseException as error:  # noqa: BLE001 - a third party's module may raise anything, or exit
         found.append(f"importing {name} raises {type(error).__name__}: {error}")
     if text := _printed()[len(printed) :].strip():
-        found.append(f"importing {name} prints {text[:80]!r}")
+        found.append(prints(name, text))
 
 
 def _printed() -> str:

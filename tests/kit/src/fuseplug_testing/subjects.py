@@ -136,7 +136,7 @@ class Specimen:
     def sites(self) -> Iterator[tuple[Place, Site]]:
         """What the kernel is asked about."""
         for place in self.places:
-            yield place, Site(place.paths[0], place.stand_in, place.device_type, self.examined.mode)
+            yield place, Site(place.paths[0], place.stand_in, place.device_type, self.examined.mode, place.paths)
 
     @functools.cached_property
     def answers(self) -> list[tuple[Place, Answer]]:

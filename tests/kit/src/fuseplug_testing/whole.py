@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fuseplug.discovery import KernelRecord
-from fuseplug.kernel_manager import REGISTERED, KernelManager
+from fuseplug.kernel_manager import KernelManager
 from fuseplug.lazy_tensor import LazyTensor
+from fuseplug.ownership import REGISTERED
 from fuseplug.patching import Patch, put_on
 from fuseplug.patching.counting import Calls, tried
 from fuseplug.torch_private import tree_leaves, tree_map

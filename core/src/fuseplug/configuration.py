@@ -1,0 +1,164 @@
+"""What a user may set, in the environment or in a file: ``fuseplug.toml``, or ``[tool.fuseplug]`` of a pyproject.toml.
+
+The file is the nearest one above the working directory, which anybody may have written. So it can do no more than
+choose among what is installed: it cannot say where passed checks are read from.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .errors import SettingsError
+
+FILE = "fuseplug.toml"
+TABLE = "tool.fuseplug"
+
+
+def _words(value: Any) -> str | None:
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return None
+    return ",".join(words)
+
+
+class Setting(NamedTuple):
+    """One thing that can be set.
+
+    Attributes:
+        variable: Its environment variable.
+        unset: What holds if it is not set.
+        expected: What a file may say.
+        read: What a file says as the variable would; ``None`` if a file must not say it.
+    """
+
+    variable: str
+    unset: str
+    expected: str
+    read: Callable[[Any], str | None]
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "kernels": Setting("FUSEPLUG_KERNELS", "every kernel is used", 'a list of ids, such as ["-this_one"]', _words),
+    "allow": Setting("FUSEPLUG_ALLOW", "every distribution is allowed", "a list of distributions", _words),
+    "cache": Setting(
+        *("FUSEPLUG_CACHE", "the user's cache directory", '"off"; a directory has to be named by the variable'),
+        read=lambda value: value if value == "off" else None,
+    ),
+    "every_size": Setting(
+        *("FUSEPLUG_EVERY_SIZE", "calls that are too small to gain are the original's", "true or false"),
+        read=lambda value: str(int(value)) if isinstance(value, bool) else None,
+    ),
+}
+"""By the name that a file uses."""
+
+
+class File(NamedTuple):
+    """The file with a user's settings.
+
+    Attributes:
+        path: Where it is.
+        variables: What it says, under the names of the environment variables.
+    """
+
+    path: Path
+    variables: Mapping[str, str]
+
+
+class Environment(dict[str, str]):
+    """The environment variables, and under their names what *file* says of those that are not set."""
+
+    def __init__(self, environ: Mapping[str, str], file: File | None) -> None:
+        super().__init__({**(file.variables if file else {}), **environ})
+        self._set_in_file = {name: file.path for name in file.variables if name not in environ} if file else {}
+
+    def source(self, variable: str) -> Path | None:
+        """The file that says it; ``None`` if it is the environment, or nobody."""
+        return self._set_in_file.get(variable)
+
+
+def environment(environ: Mapping[str, str] = os.environ) -> Environment:
+    """What is in force now, here.
+
+    Raises:
+        SettingsError: If the file is not right.
+    """
+    return Environment(environ, nearest_file())
+
+
+def named(environ: Mapping[str, str], variable: str) -> str:
+    """What a user has to look at to change *variable*: itself, or the setting of a file."""
+    source = environ.source(variable) if isinstance(environ, Environment) else None
+    if source is None:
+        return variable
+    return f"{next(name for name, each in SETTINGS.items() if each.variable == variable)} in {source}"
+
+
+def nearest_file() -> File | None:
+    """The file of the working directory, or of the nearest directory above that has one.
+
+    Raises:
+        SettingsError: If it is not right.
+    """
+    try:
+        here = Path.cwd()
+    except OSError:  # somebody has deleted it
+        return None
+    for folder in (here, *here.parents):
+        for path in (folder / FILE, folder / "pyproject.toml"):
+            try:
+                stat = path.stat()
+                found = _file(path, stat.st_mtime_ns, stat.st_size)
+            except OSError:  # it is not there, or not for us to read
+                continue
+            if found is not None:
+                return found
+    return None
+
+
+@functools.lru_cache(maxsize=32)
+def _file(path: Path, *version: int) -> File | None:
+    """What *path* says; ``None`` if it is another project's. *version* tells it from what it said before."""
+    del version
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.name != FILE and TABLE not in text:
+        return None
+    table = _parsed(path, text)
+    if path.name != FILE:
+        table = table.get("tool", {}).get("fuseplug")
+        if table is None:
+            return None
+    if not isinstance(table, dict):
+        raise SettingsError(f"{path}: [{TABLE}] is {table!r}; expected a table with {', '.join(SETTINGS)}", path=path)
+    return File(path, dict(_variables(path, table)))
+
+
+def _parsed(path: Path, text: str) -> Any:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not TOML: {error}: mend or remove it", path=path) from error
+
+
+def _variables(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in table.items():
+        setting = SETTINGS.get(name)
+        if setting is None:
+            known = ", ".join(SETTINGS)
+            raise SettingsError(f"{path}: there is no setting {name!r}; there are: {known}", path=path, setting=name)
+        read = setting.read(value)
+        if read is None:
+            raise SettingsError(
+                f"{path}: {name} is {value!r}; expected {setting.expected} ({setting.variable})",
+                path=path,
+                setting=name,
+            )
+        yield setting.variable, read

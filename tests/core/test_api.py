@@ -1,0 +1,243 @@
+"""What was published for API 1 keeps working, and what is public is written down."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import fuseplug
+from fuseplug import BaseKernel, KernelManager
+from fuseplug.kernel_faults import faults
+
+FROZEN = Path(__file__).parents[1] / "frozen" / "api1"
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+
+
+@pytest.fixture
+def frozen(site, distribution):
+    """A manager in whose process the frozen distribution is installed."""
+    project = (FROZEN / "pyproject.toml").read_text()
+    _, _, entries = project.partition('[project.entry-points."fuseplug.kernels"]\n')
+    requires = json.loads(re.search(r"^dependencies = (.*)$", project, re.MULTILINE)[1])
+    extra, needed = re.search(r"^\[project.optional-dependencies\]\n(\w+) = (.*)$", project, re.MULTILINE).groups()
+    requires += [f"{line}; extra == '{extra}'" for line in json.loads(needed)]
+    shutil.copytree(FROZEN / "src" / "frozen_relu2", site / "frozen_relu2")
+    distribution("frozen-relu2", entry_points=entries.partition("\n\n")[0].replace('"', ""), requires=requires)
+    return KernelManager({"FUSEPLUG_ALLOW": "frozen-relu2"})
+
+
+class TestFrozen:
+    def test_its_kernels_are_found(self, frozen):
+        records = {record.kernel_id: record for record in frozen.kernels() if record.distribution == "frozen-relu2"}
+        states = {kernel_id: record.state for kernel_id, record in records.items()}
+        assert states.pop("frozen_relu2_npu") in ("ready", "not installed")
+        assert states == dict.fromkeys(
+            ["frozen_relu2", "frozen_relu2_inductor", "frozen_soft_cap", "frozen_tail"], "ready"
+        )
+        assert not [e for r in records.values() for e in r.effects if " takes " not in e.what]
+        assert {record.kernel.api for record in records.values() if record.kernel} == {1}
+
+    def test_they_compute_what_they_did(self, frozen, monkeypatch):
+        """All of the contract is used: proposals, rejections, scopes, consent, `unsupported`, `gains_from`."""
+        monkeypatch.setattr("fuseplug.inductor.compiled.SMALL", 1 << 30)  # nothing is compiled
+        self.fused_and_right(frozen)
+
+    @pytest.mark.thorough
+    def test_they_compute_what_they_did_compiled(self, frozen):
+        self.fused_and_right(frozen)
+
+    def fused_and_right(self, frozen):
+        frozen.kernels()
+        from frozen_relu2.mathematics import ran
+        from frozen_relu2.specimens import Model
+
+        model, x, labels = Model(), torch.randn(40, 16, requires_grad=True), torch.arange(40) % 16
+        expected = model(x, labels=labels)
+        wanted = torch.autograd.grad(expected[1], [x, *model.parameters()])
+        applied = frozen.apply_all(model, allow="other_sums", every_size=False)
+        fused = {(e.paths[0], str(e.target), e.kernel_id, e.variant) for e in applied.report.fused}
+        assert fused == {
+            ("", "tail.forward", "frozen_tail", "projection"),
+            ("scaled", "forward", "frozen_relu2", "plain"),
+            ("biased", "forward", "frozen_relu2_inductor", "biased"),
+            ("scores", "forward:soft_cap", "frozen_soft_cap", "tanh"),
+        }
+        assert ["it is cubed: square it" in entry.why_not for entry in applied.report.left_alone] == [True]
+        declined = [e.rejections for e in applied.report.entries if e.paths == ("biased",)]
+        assert any("it adds no bias" in why.reason for rejections in declined for _, why in rejections)
+        ran.clear()
+        found = model(x, labels=labels)
+        assert ran == ["frozen_relu2", "frozen_relu2_inductor", "frozen_soft_cap", "frozen_tail"]
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found[1], [x, *model.parameters()]), wanted)
+        ran.clear()
+        model(x)  # outside of the scope
+        assert "frozen_tail" not in ran
+        applied.undo()
+        assert torch.equal(model(x, labels=labels)[0], expected[0])
+
+    def test_they_are_small_where_they_do_not_gain(self, frozen, monkeypatch):
+        monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
+        frozen.kernels()
+        from frozen_relu2.mathematics import ran
+        from frozen_relu2.specimens import Scaled
+
+        model = Scaled()
+        frozen.apply("frozen_relu2", model)
+        for rows, computed in ((2, []), (40, ["frozen_relu2"])):
+            ran.clear()
+            model(torch.randn(rows, 16, requires_grad=True))
+            assert ran == computed
+
+
+class TestLater:
+    def kernel(self, **declared):
+        body = {"kernel_id": "k", "op": "o", "function": "a:b", "reference": "a:b", "match": lambda self, site: None}
+        return type("Later", (BaseKernel,), {**body, **declared})
+
+    @pytest.mark.parametrize(
+        ("api", "why"),
+        [
+            (2, "it was written for API 2 of kernels, and this Fuseplug has API 1: pip install --upgrade fuseplug"),
+            (0, "api must be the number of the contract that it was written for, 1 or later, not 0"),
+            ("1", "not '1'"),
+            (True, "not True"),
+        ],
+    )
+    def test_another_api_is_a_fault(self, api, why):
+        (found,) = faults(self.kernel(api=api, op=None))  # what else is wrong by today's rules is of no interest
+        assert why in found
+        assert faults(self.kernel(api=1)) == faults(self.kernel()) == []
+
+    def test_it_is_a_row_and_never_asked(self, package):
+        text = (
+            "from fuseplug import BaseKernel\n"
+            "class Kernel(BaseKernel):\n"
+            "    api = 2\n    kernel_id = 'later'\n    op = function = reference = 'a:b'\n"
+            "    def __init__(self): raise AssertionError('made')\n"
+            "    def match(self, site): raise AssertionError('asked')\n"
+        )
+        package("x-later", "later", source=text)
+        manager = KernelManager({"FUSEPLUG_ALLOW": "x-later"})
+        report = manager.apply_all(torch.nn.Linear(1, 1)).report
+        (record,) = [record for record in report.records if record.kernel_id == "later"]
+        assert (record.state, record.reason.partition(",")[0]) == (
+            "broken",
+            "it was written for API 2 of kernels",
+        )
+        assert report.entries == []
+
+
+# --- what is public
+
+
+def written_down() -> dict[str, set[str]]:
+    """The public names of the page, by module."""
+    sections = re.findall(r"^### `([\w.]+)`\n(.*?)(?=^#|\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return {module: set(re.findall(r"`(\w+)`", text)) for module, text in sections}
+
+
+@pytest.mark.parametrize("module", written_down())
+def test_the_page_lists_what_is_public(module):
+    there = importlib.import_module(module)
+    names = written_down()[module]
+    assert names == set(getattr(there, "__all__", names))
+    assert all(hasattr(there, name) for name in names)
+
+
+def test_the_page_has_every_module_that_promises_something():
+    packages = {path.name for path in (Path(__file__).parents[2] / "kernel-packages").glob("*/src/*")}
+    named = {module.partition(".")[0] for module in written_down()}
+    assert packages <= named
+    assert {"fuseplug", "fuseplug.inductor", "fuseplug.npu", "fuseplug.triton"} <= set(written_down())
+
+
+def parameters(thing) -> list[tuple[str, str, bool]]:
+    return [
+        (each.name, each.kind.name, each.default is not each.empty)
+        for each in inspect.signature(thing).parameters.values()
+    ]
+
+
+def signatures() -> dict[str, list[tuple[str, str, bool]]]:
+    """The parameters of every public function, class and method, by dotted name."""
+    found = {}
+    for module, names in written_down().items():
+        for name in sorted(names):
+            thing = getattr(importlib.import_module(module), name)
+            if not callable(thing):
+                continue
+            methods = vars(thing).items() if inspect.isclass(thing) else ()
+            public = {f".{n}": m for n, m in methods if not n.startswith("_") and inspect.isfunction(m)}
+            for suffix, each in {"": thing, **public}.items():
+                try:
+                    found[f"{module}:{name}{suffix}"] = parameters(each)
+                except ValueError:  # an exception's
+                    continue
+    return found
+
+
+def broken_promises(before, now) -> list[str]:
+    """What a caller of *before* may write that *now* does not take."""
+    found = []
+    for name, were in before.items():
+        if name not in now:
+            found.append(f"{name} is gone")
+            continue
+        there = {each: (kind, default) for each, kind, default in now[name]}
+        for each, kind, default in were:
+            if each not in there:
+                found.append(f"{name} no longer has {each}")
+            elif there[each][0] != kind or (default and not there[each][1]):
+                found.append(f"{name} takes {each} otherwise")
+        positional = [each for each, kind, _ in were if kind.startswith("POSITIONAL")]
+        if [each for each, kind, _ in now[name] if kind.startswith("POSITIONAL")][: len(positional)] != positional:
+            found.append(f"{name} has its parameters in another order")
+        known = {each for each, *_ in were}
+        added = [each for each, kind, default in now[name] if each not in known and not default and "VAR" not in kind]
+        found += [f"{name} needs {each}" for each in added]
+    return found
+
+
+def test_what_was_public_takes_what_it_took():
+    before = json.loads((FROZEN / "signatures.json").read_text())
+    assert len(before) > 60
+    assert broken_promises(before, signatures()) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        ({}, "f is gone"),
+        ({"f": [("b", "POSITIONAL_OR_KEYWORD", True)]}, "f no longer has a"),
+        ({"f": [("a", "POSITIONAL_OR_KEYWORD", False), ("b", "KEYWORD_ONLY", True)]}, "f takes b otherwise"),
+        ({"f": [("a", "POSITIONAL_OR_KEYWORD", False), ("b", "POSITIONAL_OR_KEYWORD", False)]}, "f takes b otherwise"),
+        ({"f": [("b", "POSITIONAL_OR_KEYWORD", True), ("a", "POSITIONAL_OR_KEYWORD", True)]}, "in another order"),
+        (
+            {
+                "f": [
+                    ("a", "POSITIONAL_OR_KEYWORD", False),
+                    ("b", "POSITIONAL_OR_KEYWORD", True),
+                    ("c", "KEYWORD_ONLY", False),
+                ]
+            },
+            "f needs c",
+        ),
+    ],
+)
+def test_a_broken_promise_is_found(now, why):
+    before = {"f": [("a", "POSITIONAL_OR_KEYWORD", False), ("b", "POSITIONAL_OR_KEYWORD", True)]}
+    assert broken_promises(before, before) == []
+    assert any(why in each for each in broken_promises(before, now))
+
+
+def test_the_rule_for_versions_is_that_of_the_code():
+    assert fuseplug.hookspecs.NEWEST_API == BaseKernel.api == 1
+    assert f"`api = {BaseKernel.api}`" in PAGE.read_text()

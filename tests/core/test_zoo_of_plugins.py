@@ -1,0 +1,207 @@
+"""Hostile distributions, all installed at once: everything does its work, and names each of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.models import Toy, inputs
+from typer.testing import CliRunner
+
+from fuseplug import KernelManager
+from fuseplug.cli import app
+
+KERNEL = """
+from fuseplug import BaseKernel
+
+class Kernel(BaseKernel):
+    kernel_id = "{}"
+    op = function = reference = "a:b"
+
+    def match(self, site):
+        {}
+
+"""
+GREEDY = """
+        from fuseplug import Example, Proposal, Target
+        from support.kernels import NormAdapter
+        import torch
+        example = lambda mix, size, generator: Example((torch.randn(size // 16, 16, generator=generator),))
+        return [Proposal(Target(), (NormAdapter("greedy", "eps"),), example, (torch.float32,))]
+
+    priority = 9
+    reference = "support.kernels:norm_reference"
+    function = "support.bad:zeros"
+"""
+RIGHT = """
+from fuseplug import BaseKernel
+
+class Kernel(BaseKernel):
+    kernel_id, op = "toy_norm", "toynorm"
+    function, reference = "support.kernels:fused_norm", "support.kernels:norm_reference"
+
+    def match(self, site):
+        from support.kernels import NormKernel
+        return NormKernel().match(site)
+"""
+ON_IMPORT = {
+    "raises": ("1 / 0", "ZeroDivisionError: division by zero"),
+    "exits": ("raise SystemExit(3)", "SystemExit: 3"),
+    "prints": ("print('look at me')", "importing x_prints prints 'look at me'"),
+    "dtype": ("import torch; torch.set_default_dtype(torch.float64)", "importing x_dtype changes the default dtype"),
+    "patches": ("import torch; torch.nn.functional.silu = print", "importing x_patches replaces torch.nn.functional."),
+    "environ": ("import os; os.environ['X'] = '1'", "importing x_environ writes the environment variable X"),
+    "warns": ("import warnings; warnings.simplefilter('ignore')", "importing x_warns changes warnings.filters"),
+    "thread": (
+        "import threading, time; threading.Thread(target=time.sleep, args=(2,), daemon=True).start()",
+        "importing x_thread starts a thread",
+    ),
+    "later": ("Kernel.api = 2", "it was written for API 2"),
+}
+"""What each does when it is imported, and what is said of it."""
+
+IN_MATCH = {
+    "mutates": ("site.module.seen = True", "it changed the module it was asked about"),
+    "leaves": ("raise SystemExit(3)", "SystemExit while matching: 3"),
+    "greedy": (GREEDY, "computes none of the known variants"),
+}
+"""What each does when it is asked, and what is said of it."""
+
+BY_METADATA = {
+    "x-clash:toy_norm": "the id is that of toy, which stays in force; uninstall x-clash",
+    "x-one:both": "claimed by x-one:both and x-two:both",
+    "x-two:both": "claimed by x-one:both and x-two:both",
+    "x-needs:needs": "needs no-such-thing",
+}
+"""What is said of those that are not imported."""
+
+
+@pytest.fixture
+def zoo(package, site):
+    """All of them, and one right kernel."""
+    for name, (text, _) in ON_IMPORT.items():
+        package(f"x-{name}", name, source=KERNEL.format(name, "return None") + text)
+    for name, (text, _) in IN_MATCH.items():
+        package(f"x-{name}", name, source=KERNEL.format(name, text.strip()))
+    package("x-needs", "needs", requires=["no-such-thing"])
+    for name in ("x-one", "x-two"):
+        package(name, "both")
+    package("x-clash", "toy_norm")
+    if not (site / "toy.py").exists():
+        package("toy", "toy_norm", source=RIGHT)
+
+
+@pytest.fixture
+def hangs(package):
+    package("x-hangs", "hangs", source="import time; time.sleep(3600)")
+
+
+SAID = {
+    **{f"x-{name}:{name}": what for name, (_, what) in ON_IMPORT.items()},
+    **BY_METADATA,
+}
+
+
+@pytest.mark.usefixtures("zoo")
+def test_apply_all_does_its_work_and_names_each():
+    manager = KernelManager({})
+    model, functions = Toy().eval(), (torch.nn.functional.silu, torch.get_default_dtype(), dict(os.environ))
+    want = model(inputs())
+    ours = [record.name for record in manager.kernels() if record.distribution.startswith("fuseplug-")]
+    applied = manager.apply_all(model, exclude=ours)
+    report = applied.report
+    assert {entry.kernel_id for entry in report.fused} == {"toy_norm"}
+    assert len(report.fused) == 5
+    torch.testing.assert_close(model(inputs()), want)
+    applied.undo()
+    assert torch.equal(model(inputs()), want)
+    assert (torch.nn.functional.silu, torch.get_default_dtype(), dict(os.environ)) == functions
+    records = {record.name: record for record in report.records}
+    for name, what in SAID.items():
+        assert what in "\n".join([records[name].reason, *(effect.what for effect in records[name].effects)]), name
+    said = {(kernel_id, why.reason) for entry in report.entries for kernel_id, why in entry.rejections}
+    for name, (_, what) in IN_MATCH.items():
+        assert any(kernel_id == name and what in reason for kernel_id, reason in said), (name, said)
+
+
+@pytest.mark.usefixtures("zoo")
+def test_list_does_its_work_and_names_each(fresh_python):
+    done = fresh_python("-m", "fuseplug", "list", "--json")
+    records = {f"{each['distribution']}:{each['id']}": each for each in json.loads(done.stdout)}
+    assert records["toy:toy_norm"]["state"] == "ready"
+    for name, what in SAID.items():
+        each = records[name]
+        said = "\n".join([each["reason"], *(effect["what"] for effect in each["effects"])])
+        assert what in said, (name, said)
+
+
+DEADLY = {"x-hangs:hangs": "importing x_hangs takes longer than ", "x-dies:dies": "exit code 5"}
+"""What `doctor` says of those that it does not import itself."""
+
+
+@pytest.fixture
+def deadly(package, hangs):
+    package("x-dies", "dies", source="import os; os._exit(5)")
+    package("toy", "toy_norm", source=RIGHT)
+
+
+def doctors_words(said):
+    """`doctor` names each of *said*, and the right kernel is well."""
+    done = CliRunner().invoke(app, ["doctor", "--json"])
+    assert done.exit_code == 1
+    rows = json.loads(done.stdout)
+    for name, what in said.items():
+        distribution, _, kernel_id = name.partition(":")
+        found = [row for row in rows if row["name"] == kernel_id and distribution in row["found"]]
+        assert found, name
+        assert what in found[0]["found"]
+        assert found[0]["state"] in ("warn", "fail")
+    assert {row["name"]: row["state"] for row in rows if "(toy 1.0)" in row["found"]} == {"toy_norm": "ok"}
+
+
+@pytest.mark.usefixtures("deadly")
+def test_doctor_gets_past_what_hangs_and_what_ends_the_process(package, monkeypatch):
+    monkeypatch.setattr("fuseplug.importing.fresh_python.LONGEST", 3.0)
+    monkeypatch.setenv("FUSEPLUG_ALLOW", "x-hangs,x-dies,x-raises,toy")
+    package("x-raises", "raises", source="1 / 0")
+    doctors_words({**DEADLY, "x-raises:raises": "ZeroDivisionError"})
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("deadly", "zoo")
+def test_doctor_does_its_work_and_names_each(monkeypatch):
+    monkeypatch.setattr("fuseplug.importing.fresh_python.LONGEST", 60.0)  # importing torch may take that long
+    doctors_words({**SAID, **DEADLY})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
+def test_a_hang_is_named_while_it_lasts_and_when_it_is_interrupted(hangs, fresh_python):
+    code = (
+        "from fuseplug import cli\nfrom fuseplug.importing import effects\neffects.PATIENCE = 0.2\ncli.main(['list'])"
+    )
+    command = [sys.executable, "-c", code]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        while "x_hangs" not in (told := running.stderr.readline()):
+            assert told, "it ended"
+        assert told.startswith("fuseplug: still importing x_hangs, for kernel x-hangs:hangs; Ctrl-C stops it")
+        running.send_signal(signal.SIGINT)
+        _, error = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130
+    assert "interrupted while importing kernel x-hangs:hangs" in error
+    assert "FUSEPLUG_KERNELS=-hangs" in error
+    assert fresh_python("-m", "fuseplug", "list", FUSEPLUG_KERNELS="-hangs").returncode == 0
+
+
+def test_an_interrupt_in_match_names_the_kernel(package):
+    package("x-stops", "stops", source=KERNEL.format("stops", "raise KeyboardInterrupt"))
+    manager = KernelManager({"FUSEPLUG_ALLOW": "x-stops"})
+    with pytest.raises(KeyboardInterrupt, match="while kernel stops of x_stops was asked about the model; exclude='st"):
+        manager.apply_all(torch.nn.Linear(1, 1))

@@ -1,0 +1,1 @@
+"""Kernels for Fuseplug's API 1."""
