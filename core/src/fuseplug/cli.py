@@ -11,6 +11,7 @@ import importlib_metadata
 import typer
 
 from .bench.command import bench
+from .check import check
 from .discovery import KernelRecord
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 
 app.command()(bench)
+app.command()(check)
 
 
 def main(args: Sequence[str] | None = None) -> None:
