@@ -68,10 +68,10 @@ def test_what_cannot_be_checked_here_is_skipped_with_the_reason(run_pytest):
     ("name", "message"),
     first_quick(
         [
-            ("no_such_kernel", "--fuseplug-kernel no_such_kernel: it is not installed; these are: "),
+            ("no_such_kernel", "--fuseplug-kernel no_such_kernel: no_such_kernel is not installed; these are: "),
             (
                 "conformance.zoo.kernels:Nobody",
-                "it cannot be imported: module 'conformance.zoo.kernels' has no attribute",
+                "and cannot be imported: module 'conformance.zoo.kernels' has no attribute",
             ),
         ]
     ),

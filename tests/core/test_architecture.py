@@ -48,7 +48,7 @@ LAYERS = (
     {"planning"},
     {"kernel_manager"},
     {"from_config", "options"},
-    {"doctor", "bench"},
+    {"doctor", "bench", "check"},
     {"cli"},
     {"__init__", "__main__"},
     {"interface"},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from io import StringIO
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
+from rich.console import Console
 from support.losses import PlainKernel
 from support.managers import manager_of
 
@@ -18,10 +20,11 @@ from fuseplug.bench.check import distances
 from fuseplug.bench.models import SHORT_NAMES, build_random, layers_of
 from fuseplug.bench.ops import measure_ops
 from fuseplug.bench.shares import shares
-from fuseplug.bench.shown import draw
+from fuseplug.bench.shown import draw, show
 from fuseplug.bench.work import MODES, tokens_for
 from fuseplug.cli import main
 from fuseplug.measuring import sharing
+from fuseplug.patching import replacement_of
 from fuseplug_rmsnorm.kernels import RMSNormKernel
 from fuseplug_rope.kernels import RoPEKernel
 
@@ -394,7 +397,7 @@ class TestEachKernelByItself:
         fused = sharing(model)
         applied = manager_of(PlainNorms).apply_all(fused, verify=False)
         ids = tokens_for(model, 5)
-        (row,) = measure_ops(model, applied, lambda each: MODES["train"](each, ids)(), 2)
+        (row,) = measure_ops(model, applied, applied, lambda each: MODES["train"](each, ids)(), 2)
         assert row.declined == ""
         (original, call, leaves), (kernel, same, _) = given
         assert call is same
@@ -404,6 +407,34 @@ class TestEachKernelByItself:
         assert original is type(model.model.norm).forward
         assert torch.equal(original(*call.args), kernel(*call.args))
 
+    def test_a_call_that_is_too_small_to_gain_is_timed_all_the_same_and_said_to_be(self, tiny, monkeypatch):
+        class FromAThousandOn(PlainNorms):
+            kernel_id: ClassVar[str] = "large_rmsnorm"
+
+            def gains_from(self, use):
+                return 1000
+
+        monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
+        called = []
+
+        def once(runs, _repeats):
+            return {name: [run() or 1.0] * 2 for name, run in runs.items()}
+
+        monkeypatch.setattr("fuseplug.bench.ops.by_turns", once)
+        monkeypatch.setattr("fuseplug.bench.ops.make", lambda function, *rest: called.append((function, rest[0])))
+        found = compare(
+            tiny, manager_of(FromAThousandOn), dtype="float32", device="cpu", tokens=(4, 64), repeats=2, ops=True
+        )
+        (small,), (large,) = found.ops["train", 4], found.ops["train", 64]
+        assert small.declined == (
+            "it is too small to gain: the main input has 128 elements, and the kernel is faster from 1,000 on"
+        )
+        assert large.declined == ""
+        assert [replacement_of(function).why_not(*call[:2]) for function, call in called[1::2]] == ["", ""]
+        text = StringIO()
+        show(found, Console(file=text, width=200))
+        assert text.getvalue().count("left to the original in the model: it is too small to gain") == 1
+
     def test_calls_that_the_kernel_leaves_to_the_original_are_said_to_be(self, tiny):
         class WithoutGradients(PlainNorms):
             kernel_id: ClassVar[str] = "inference_rmsnorm"
@@ -412,8 +443,9 @@ class TestEachKernelByItself:
         model = built(tiny)
         applied = manager_of(WithoutGradients).apply_all(sharing(model), mode="inference", verify=False)
         ids = tokens_for(model, 5)
-        (row,) = measure_ops(model, applied, lambda each: MODES["train"](each, ids)(), 2)
+        (row,) = measure_ops(model, applied, applied, lambda each: MODES["train"](each, ids)(), 2)
         assert row.declined == "gradients are on, and the kernel has none"
+        assert (row.kernel, row.gain) == (None, None)
 
     def test_functions_are_recorded_where_the_model_calls_them(self, tiny):
         model = built(tiny)
@@ -421,7 +453,7 @@ class TestEachKernelByItself:
         applied = manager_of(PlainRotations).apply_all(fused, verify=False)
         assert applied.report.fused
         ids = tokens_for(model, 6)
-        (row,) = measure_ops(model, applied, lambda each: MODES["prefill"](each, ids)(), 2)
+        (row,) = measure_ops(model, applied, applied, lambda each: MODES["prefill"](each, ids)(), 2)
         assert (row.kernel_id, row.work) == ("plain_rope", "forward")
         assert row.sizes.startswith("1 × 4 × 6 × 8, 1 × 2 × 6 × 8, 1 × 6 × 8")
         assert not any("forward" in vars(module) for module in model.modules())
@@ -431,4 +463,4 @@ class TestEachKernelByItself:
         applied = manager_of(PlainKernel).apply_all(sharing(model), verify=False, allow=["lazy_logits"])
         assert applied.report.fused
         ids = tokens_for(model, 5)
-        assert measure_ops(model, applied, lambda each: MODES["train"](each, ids)(), 2) == []
+        assert measure_ops(model, applied, applied, lambda each: MODES["train"](each, ids)(), 2) == []

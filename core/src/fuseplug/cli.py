@@ -12,6 +12,7 @@ import importlib_metadata
 import typer
 
 from .bench.command import bench
+from .check import check
 from .discovery import KernelRecord, discover
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 
 app.command()(bench)
+app.command()(check)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -78,6 +78,10 @@ def norms():
     return [CastLastNorm(), OffsetNorm(size=15, eps=1e-5)]
 
 
+def five_norms():
+    return [CastLastNorm(size) for size in (16, 8, 12, 24, 20)]
+
+
 def centring():
     return [Centring()]
 

@@ -162,7 +162,7 @@ def compare(
     ids = tokens_for(model, min(_CHECKED, max(tokens)))
     every = sharing(model)
     # What is too small to gain is checked as well. Each kernel was verified just now.
-    manager.apply_all(every, mode=mode_of, allow=allow, include=include, verify=False, every_size=True)
+    every_size = manager.apply_all(every, mode=mode_of, allow=allow, include=include, verify=False, every_size=True)
     found.checked = distances(model, every, ids, gradients=training)
     contenders = [eager_of(model), fused, *(OTHERS[each](model) for each in versus)]
     found.once = {each.name: each.seconds for each in contenders if each.seconds}
@@ -172,7 +172,7 @@ def compare(
             if ops:
                 step(f"{mode}, {count} tokens: each kernel by itself")
                 ids = tokens_for(model, count)
-                found.ops[mode, count] = measure_ops(model, applied, partial(_once, mode, ids), repeats)
+                found.ops[mode, count] = measure_ops(model, applied, every_size, partial(_once, mode, ids), repeats)
     return found
 
 

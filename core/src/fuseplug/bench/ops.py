@@ -31,9 +31,10 @@ class OpRow:
         work: ``"forward"``, or ``"forward and backward"``.
         sizes: The shapes of the tensors that it is called with.
         original: Milliseconds of the model's own code, as `spread` gives them.
-        kernel: Those of the kernel.
-        gain: How many times as fast it is: the median of the ratios, turn by turn.
-        declined: Why the kernel leaves such calls to the original; ``""`` if it does not.
+        kernel: Those of the kernel; ``None`` if it cannot compute such calls, whatever their size.
+        gain: How many times as fast it is: the median of the ratios, turn by turn; ``None`` as `kernel`.
+        declined: Why such calls are the original's in the fused model, be it for their size alone; ``""`` if they are
+            not.
     """
 
     kernel_id: str
@@ -42,17 +43,21 @@ class OpRow:
     work: str
     sizes: str
     original: dict[str, float]
-    kernel: dict[str, float]
-    gain: float
+    kernel: dict[str, float] | None
+    gain: float | None
     declined: str = ""
 
 
-def measure_ops(model: nn.Module, applied: Applied, run: Callable[[nn.Module], Any], repeats: int) -> list[OpRow]:
-    """Time every kernel of *applied* against the code that it replaces, on its own.
+def measure_ops(
+    model: nn.Module, applied: Applied, every_size: Applied, run: Callable[[nn.Module], Any], repeats: int
+) -> list[OpRow]:
+    """Time every kernel of *applied* against the code that it replaces, on its own, in calls of every size.
 
     Args:
         model: The unfused model.
         applied: What was applied to a copy of it.
+        every_size: What was applied to another copy with ``every_size=True``: these replacements are timed, because
+            those of *applied* leave small calls to the original.
         run: Runs a model: the calls that it makes of its modules are those that are timed. If it records gradients, the
             backward is timed too.
         repeats: Turns that count.
@@ -68,19 +73,26 @@ def measure_ops(model: nn.Module, applied: Applied, run: Callable[[nn.Module], A
     around = {patch.kernel_id for patch in applied.patches if patch.target.around}
     first = {function: patches for function, patches in alike.items() if patches[0].kernel_id not in around}
     calls = recorded(model, {function: patches[:1] for function, patches in first.items()}, run)
-    return [_row(patches, calls[function], repeats) for function, patches in first.items() if function in calls]
+    timed = {(patch.path, patch.target, patch.kernel_id): patch.function for patch in every_size.patches}
+    return [
+        _row(patches, timed[patches[0].path, patches[0].target, patches[0].kernel_id], calls[function], repeats)
+        for function, patches in first.items()
+        if function in calls
+    ]
 
 
-def _row(patches: Sequence[Patch], call: Call, repeats: int) -> OpRow:
+def _row(patches: Sequence[Patch], timed: Callable[..., Any], call: Call, repeats: int) -> OpRow:
     patch = patches[0]
     tensors = call.tensors
     backward = any(each.requires_grad for each in tensors)
     leaves = leaves_of(call, method=patch.target.function is None) if backward else []
-    functions = {ORIGINAL: original_of(patch.function), KERNEL: patch.function}
+    functions = {ORIGINAL: original_of(patch.function)}
+    if not replacement_of(timed).why_not(call.args, call.kwargs):
+        functions[KERNEL] = timed
     runs = {name: partial(make, function, call, leaves) for name, function in functions.items()}
     samples = by_turns(runs, repeats)
-    ratios = [theirs / ours for theirs, ours in zip(*(samples[name] for name in (ORIGINAL, KERNEL)), strict=True)]
-    original, kernel = (spread([each / 1e3 for each in samples[name]]) for name in (ORIGINAL, KERNEL))
+    times = {name: spread([each / 1e3 for each in found]) for name, found in samples.items()}
+    ratios = [theirs / ours for theirs, ours in zip(samples[ORIGINAL], samples.get(KERNEL, ()), strict=False)]
     more = f" and {len(patches) - 1} more" if len(patches) > 1 else ""
     return OpRow(
         patch.kernel_id,
@@ -88,8 +100,8 @@ def _row(patches: Sequence[Patch], call: Call, repeats: int) -> OpRow:
         f"{patch.path or 'the model'}{more}",
         "forward and backward" if backward else "forward",
         ", ".join(" × ".join(map(str, each.shape)) for each in tensors),
-        original,
-        kernel,
-        statistics.median(ratios),
+        times[ORIGINAL],
+        times.get(KERNEL),
+        statistics.median(ratios) if ratios else None,
         replacement_of(patch.function).why_not(call.args, call.kwargs),
     )

@@ -96,10 +96,10 @@ def _times(found: Benchmark) -> Any:
 def _ops(rows: Sequence[OpRow]) -> Any:
     table = _table("kernel", "where", "original, ms", "kernel, ms", "×")
     for row in rows:
-        ms = [f"{each['median']:.3g}" for each in (row.original, row.kernel)]
+        ms = ["–" if each is None else f"{each['median']:.3g}" for each in (row.original, row.kernel)]
         where = f"{row.where}, {row.variant}, {row.work}"
-        where += f"; left to the original: {row.declined}" if row.declined else ""
-        table.add_row(one_line(row.kernel_id), one_line(where), *ms, f"{row.gain:.2f}")
+        where += f"; left to the original in the model: {row.declined}" if row.declined else ""
+        table.add_row(one_line(row.kernel_id), one_line(where), *ms, "–" if row.gain is None else f"{row.gain:.2f}")
     return table
 
 

@@ -55,6 +55,8 @@ def imports(examined: Examined) -> Iterator[Finding]:
     """Importing its module imports no torch and changes, prints and starts nothing; nor do those of its functions."""
     kernel = examined.sound
     functions = [kernel.reference] + ([] if examined.device is None else [kernel.function])
+    if examined.depth == "quick":  # another Python would import torch for them, which takes seconds
+        functions = []
     module = type(kernel).__module__
     try:
         found = ask(module, functions, before_torch=_stand_in())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from fuseplug.errors import PlanError
 from fuseplug.verification import neutral
 
 from .checks import CHECKS, Check
 from .results import Conformance, ConformanceError, Finding
-from .subjects import Examined, Specimen, raised
+from .subjects import Depth, Examined, Specimen, raised
 from .triton import rounding_to_nearest
 
 
@@ -44,7 +46,9 @@ class Step:
         try:
             with rounding_to_nearest(), neutral(self.examined.device_type if self.examined.device else "cpu"):
                 findings.extend(self._ask())
-        except Exception as error:  # noqa: BLE001 - third-party code may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - third-party code may raise anything, or exit
             findings.append(Finding("", fault=f"raises {raised(error)}"))
         if self.specimen is not None:
             self.specimen.settled[self.check.name] = not any(finding.fault for finding in findings)
@@ -74,12 +78,54 @@ class Step:
                     yield Finding(f"{case.label}: {where}" if where else case.label, fault, skipped)
 
 
-def steps(examined: Examined) -> list[Step]:
-    """Every check on everything it is asked about: the kernel first, then specimen by specimen."""
-    found = [Step(check, examined) for check in CHECKS if check.per == "kernel"]
+QUICK = ("specimens", "numbers")
+"""What a quick check asks of every specimen that it looks at."""
+
+
+def steps(examined: Examined, checks: Sequence[str] | None = None) -> list[Step]:
+    """Every check on everything it is asked about: the kernel first, then specimen by specimen.
+
+    Args:
+        examined: The kernel.
+        checks: The names of the checks that are wanted; ``None``: all.
+
+    Raises:
+        PlanError: If there is no check of such a name.
+    """
+    quick = examined.depth == "quick"
+    wanted = [check for check in CHECKS if checks is None or check.name in checks]
+    if checks is not None and (unknown := [name for name in checks if name not in NAMES]):
+        near = difflib.get_close_matches(unknown[0], NAMES, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise PlanError(f"there is no check {unknown[0]!r}; {hint}expected one of {', '.join(NAMES)}")
+    found = [Step(check, examined) for check in wanted if check.per == "kernel"]
+    if quick and examined.left_out:  # which may have the other variants
+        found = [step for step in found if step.check.name != "variants"]
     for specimen in examined.specimens:
-        found += [Step(check, examined, specimen) for check in CHECKS if check.per != "kernel"]
+        of_it = [check for check in wanted if check.per != "kernel"]
+        if quick and specimen is not examined.chief:
+            of_it = [check for check in of_it if check.name in QUICK]
+        found += [Step(check, examined, specimen) for check in of_it]
     return found
+
+
+NAMES = tuple(check.name for check in CHECKS)
+
+
+def announced(examined: Examined, planned: Sequence[Step]) -> str:
+    """What is about to be run, as it may take minutes."""
+    asked = len({step.check.name for step in planned})
+    specimens = len({step.subject for step in planned if step.subject})
+    where = f"on {examined.device}" if examined.device else f"without its numbers ({examined.absent})"
+    of_all = f" of {specimens + examined.left_out}" if examined.left_out else ""
+    return (
+        f"{examined.name} {where}: {_counted(asked, 'check')}, {_counted(specimens, 'specimen')}{of_all}, "
+        f"{_counted(len(planned), 'step')}"
+    )
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def check_kernel(
@@ -88,6 +134,7 @@ def check_kernel(
     *,
     device: torch.device | str | None = None,
     thorough: bool = False,
+    quick: bool = False,
     checks: Sequence[str] | None = None,
 ) -> Conformance:
     """Check *kernel* in every way that the kit knows.
@@ -99,6 +146,9 @@ def check_kernel(
             skipped and the rest is checked.
         thorough: Try every edge on every specimen at every size; otherwise the edges are tried at a small size on every
             specimen, and at the largest on the first.
+        quick: Ask everything of one specimen only, and of two more whether values and gradients are right. Leave out
+            sizes beyond those that the kernel names, edges at the largest, whether every variant is found, and what
+            importing the kernel's functions does.
         checks: The names of those wanted; ``None``: all.
 
     Returns:
@@ -106,13 +156,24 @@ def check_kernel(
 
     Raises:
         ConformanceError: If there are faults. It names every one, and has the same result.
-        PlanError: If *device* is unknown, or not one that the kernel runs on.
+        PlanError: If *device* is unknown, or not one that the kernel runs on, if there is no such check, or if both
+            *thorough* and *quick* are wanted.
     """
-    examined = Examined(kernel, specimens, device, thorough=thorough)
+    examined = Examined(kernel, specimens, device, depth=depth_of(thorough=thorough, quick=quick))
     result = Conformance(examined.name, str(examined.device) if examined.device else None)
-    for step in steps(examined):
-        if checks is None or step.check.name in checks:
-            result.add(step.check.name, step.subject, step.run())
+    for step in steps(examined, checks):
+        result.add(step.check.name, step.subject, step.run())
     if result.faults:
         raise ConformanceError(str(result), result=result)
     return result
+
+
+def depth_of(*, thorough: bool, quick: bool) -> Depth:
+    """How much is asked.
+
+    Raises:
+        PlanError: If both are wanted.
+    """
+    if thorough and quick:
+        raise PlanError("quick and thorough exclude each other: choose one")
+    return "thorough" if thorough else "quick" if quick else "standard"

@@ -24,7 +24,7 @@ from fuseplug.torch_private import tree_map
 from fuseplug.verification import difference, random_state_kept
 
 from .results import Finding
-from .subjects import Around, Case, Specimen, raised
+from .subjects import Around, Case, Specimen, by_the_original, given_back, raised
 from .whole import inputs_of, manager_of, options_for, placed
 
 _serial = itertools.count()
@@ -118,6 +118,11 @@ def compiled(case: Case) -> Iterator[Finding]:
     where = "torch.compile(fullgraph=True)" if whole else "torch.compile"
     example = case.example()
     finding = case.compare(where, example, function=function)
+    if not finding.fault and not finding.skipped:
+        # In a program nobody counts who computes; the guard compares the same things outside of one.
+        with given_back() as reasons:
+            case.kernel_on(example, case.patch_in_scope.function)
+        finding = finding._replace(skipped=by_the_original(reasons))
     if finding.fault and whole and not _compiles(case.subject.original, case, example):
         finding = Finding(where, skipped="the original cannot be compiled as one graph")
     yield finding
@@ -216,9 +221,9 @@ def _runs_in_place(case: Case, module: nn.Module) -> Iterator[Finding]:
         else:
             yield Finding(case.label, skipped=f"the original cannot do it ({raised(error)[:80]})")
         return
-    with torch.set_grad_enabled(case.gradients):
+    with torch.set_grad_enabled(case.gradients), given_back() as reasons:
         _method(part, case)(*args)
-    yield Finding(case.label)
+    yield Finding(case.label, skipped=by_the_original(reasons))
 
 
 def _held_by(module: nn.Module) -> list[tuple[str, dict[str, Any]]]:

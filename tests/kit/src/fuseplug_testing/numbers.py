@@ -40,7 +40,7 @@ def sizes(case: Case) -> Iterator[Finding]:
     """At each size that the kernel names, and on the first specimen of a variant far beyond them, odd sizes too."""
     for size in case.sizes:
         yield from _at(case, [case.example(size=size, number=number) for number in range(2)])
-    if not case.first_of_variant:
+    if not case.first_of_variant or case.examined.depth == "quick":
         return
     if interpreted() and isinstance(case.examined.sound, TritonKernel):
         yield Finding("far beyond", skipped="Triton's interpreter would take minutes")
@@ -110,7 +110,7 @@ def gradients(case: Case) -> Iterator[Finding]:
 
 def no_grad(case: Case) -> Iterator[Finding]:
     """The same bits under ``no_grad`` and ``inference_mode``, and nothing recorded."""
-    for size in case.edge_sizes:
+    for size in case.repeated_sizes:
         example = case.example(size=size)
         # What the model goes on to do with a lazy result may be computed in another way when gradients are recorded.
         alone = replace(example, after=None)

@@ -33,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--fuseplug-thorough", action="store_true", help="Try every edge on every specimen at every size. Slow."
     )
+    group.addoption(
+        "--fuseplug-quick",
+        action="store_true",
+        help="Ask everything of one specimen only, and of two more whether values and gradients are right.",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,17 +64,15 @@ def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
     for item in items:
         if isinstance(item, CheckItem):
             kernels.setdefault(item.step.examined.name, []).append(item.step)
-    return [_announced(name, steps) for name, steps in kernels.items()]
+    return [_announced(steps) for steps in kernels.values()]
 
 
-def _announced(name: str, steps: list[Step]) -> str:
-    checks = len({step.check.name for step in steps})
-    specimens = len({step.subject for step in steps if step.subject})
-    device = steps[0].examined.device
-    where = f"on {device}" if device else "without its numbers"
+def _announced(steps: list[Step]) -> str:
+    from .kit import announced
+
     return (
-        f"fuseplug: {name} {where}: {checks} checks, {specimens} specimens, {len(steps)} tests. A kernel that is "
-        "compiled takes minutes the first time, most of it in sizes; -v names each test, --durations=10 the slowest"
+        f"fuseplug: {announced(steps[0].examined, steps)}. What is compiled takes minutes the first time, most of it "
+        "in sizes; -v names each test, --durations=10 the slowest"
     )
 
 
@@ -87,14 +90,14 @@ class KernelUnderTest(pytest.Collector):
     def _examined(self) -> Examined:
         from fuseplug.errors import FuseplugError
 
+        from .kit import depth_of
+        from .naming import named
         from .subjects import Examined
 
+        option = self.config.getoption
         try:
-            return Examined(
-                _named(self.name),
-                device=self.config.getoption("fuseplug_device"),
-                thorough=self.config.getoption("fuseplug_thorough"),
-            )
+            depth = depth_of(thorough=option("fuseplug_thorough"), quick=option("fuseplug_quick"))
+            return Examined(named(self.name).kernel, device=option("fuseplug_device"), depth=depth)
         except FuseplugError as error:
             raise pytest.UsageError(f"--fuseplug-kernel {self.name}: {error}") from error
 
@@ -130,23 +133,3 @@ class CheckItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Where it is, for pytest: the kernel, and no line."""
         return Path(self.step.examined.name), None, self.name
-
-
-def _named(name: str) -> Any:
-    """The kernel that *name*, an id or ``package.module:Class``, stands for."""
-    from fuseplug.errors import DiscoveryError
-    from fuseplug.hookspecs import resolve
-    from fuseplug.kernel_manager import KernelManager
-
-    if ":" in name:
-        try:
-            return resolve(name)
-        except (ImportError, AttributeError) as error:
-            raise DiscoveryError(f"it cannot be imported: {error}") from error
-    records = {record.kernel_id: record for record in KernelManager().kernels()}
-    record = records.get(name)
-    if record is None:
-        raise DiscoveryError(f"it is not installed; these are: {', '.join(sorted(records)) or 'none'}")
-    if record.kernel is None:
-        raise DiscoveryError(f"it is {record.state}: {record.reason}")
-    return record.kernel

@@ -46,7 +46,7 @@ def memory(case: Case) -> Iterator[Finding]:
 
 def references(case: Case) -> Iterator[Finding]:
     """Once a call and its result are gone, so is their memory."""
-    for size in case.edge_sizes:
+    for size in case.repeated_sizes:
         for held in [_held(case, size) for _ in range(2)]:
             kept = _still_there(held)
             where = f"{size} elements"
@@ -66,7 +66,7 @@ def _still_there(held: dict[str, Any]) -> list[str]:
 
 def determinism(case: Case) -> Iterator[Finding]:
     """The same bits every time."""
-    for size in case.edge_sizes:
+    for size in case.repeated_sizes:
         example = case.example(size=size)
         first, *more = [case.kernel_on(example) for _ in range(RUNS)]
         for again in more:

@@ -7,9 +7,9 @@ import copy
 import functools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from fuseplug.hookspecs import BaseKernel, resolve
 from fuseplug.importing.process_state import ProcessState, owners_of
 from fuseplug.kernel_faults import faults
 from fuseplug.patching import Mark, Patch, patch_of, put_on, subject_of
+from fuseplug.patching.tally import listening
 from fuseplug.torch_private import tree_map as mapped
 from fuseplug.verification import (
     SEMANTICS_SIZE,
@@ -39,6 +40,12 @@ from fuseplug.verification import (
 from fuseplug.walking import Place, walk
 
 from .results import Finding
+
+Depth = Literal["quick", "standard", "thorough"]
+"""How much is asked: `fuseplug_testing.kit.check_kernel` says what each leaves out."""
+
+QUICK_SPECIMENS = 3
+"""How many specimens a quick check looks at: to find out what one computes takes up to three seconds."""
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Gives a function that does the same as another, in other circumstances."""
@@ -64,13 +71,14 @@ class Examined:
         kernel: A class or an instance.
         specimens: Modules that it fuses; those that it declares if ``None``.
         device: Where to run it; where it says it runs, if ``None``.
-        thorough: Whether every edge is tried on every specimen at every size.
+        depth: How much is asked.
 
     Attributes:
         kernel: The instance; ``None`` if the class is not a kernel, and `broken` says why.
         device: Where its numbers can be checked; ``None`` if nowhere, and `absent` says why.
         device_type: What its sites are said to run on.
         specimens: What it is checked on.
+        left_out: How many specimens there are besides.
         no_specimens: Why there are none.
         before: The process before anything was asked or run.
     """
@@ -81,7 +89,7 @@ class Examined:
         specimens: Sequence[nn.Module] | None = None,
         device: torch.device | str | None = None,
         *,
-        thorough: bool = False,
+        depth: Depth = "standard",
     ) -> None:
         cls = kernel if isinstance(kernel, type) else type(kernel)
         self.broken = faults(cls)
@@ -89,20 +97,28 @@ class Examined:
         self.kernel: BaseKernel | None = None
         self.device: torch.device | None = None
         self.device_type, self.absent, self.no_specimens = "cpu", "it is not a kernel", ""
-        self.thorough = thorough
+        self.depth = depth
         self.specimens: list[Specimen] = []
+        self.left_out = 0
         if self.broken:
             return
         self.kernel = kernel() if isinstance(kernel, type) else kernel
-        self.device_type, self.device, self.absent = _device(self.kernel, device)
+        self.device_type, self.device, self.absent = device_for(self.kernel, device)
         given, self.no_specimens = _specimens(self.kernel) if specimens is None else (list(specimens), "")
-        self.specimens = [Specimen(self, number, module) for number, module in enumerate(given)]
+        every = [Specimen(self, number, module) for number, module in enumerate(given)]
+        self.specimens = _spread(every, QUICK_SPECIMENS) if depth == "quick" else every
+        self.left_out = len(every) - len(self.specimens)
         self.before = ProcessState({owner: None for module in given for owner in owners_of(module)})
 
     @property
     def mode(self) -> Mode:
         """Gradients are asked for where the kernel says it has them."""
         return "training" if self.sound.differentiable else "inference"
+
+    @functools.cached_property
+    def chief(self) -> Specimen | None:
+        """The specimen that most is asked of: the first on which the kernel has anything to do."""
+        return next((specimen for specimen in self.specimens if not _idle(specimen)), next(iter(self.specimens), None))
 
     @property
     def sound(self) -> BaseKernel:
@@ -263,7 +279,8 @@ class Case:
         variant = self.semantics.adapter.variant
         cases = (case for specimen in self.examined.specimens for case in specimen.cases)
         return (
-            self.examined.thorough or next(case for case in cases if case.semantics.adapter.variant == variant) is self
+            self.examined.depth == "thorough"
+            or next(case for case in cases if case.semantics.adapter.variant == variant) is self
         )
 
     @property
@@ -285,9 +302,14 @@ class Case:
     @property
     def edge_sizes(self) -> tuple[int, ...]:
         """The sizes at which edges are tried: the large one, which may cost compilations, on the first specimen."""
-        first = self.examined.specimens[0].cases[:1] == [self]
-        largest = max(self.examined.sound.check_sizes)
-        return (SEMANTICS_SIZE, largest) if first or self.examined.thorough else (SEMANTICS_SIZE,)
+        return (SEMANTICS_SIZE,) if self.examined.depth == "quick" else self.repeated_sizes
+
+    @property
+    def repeated_sizes(self) -> tuple[int, ...]:
+        """The sizes at which a usual call is made again: the large one costs no compilation after `sizes`."""
+        depth, chief = self.examined.depth, self.examined.chief
+        large = depth == "thorough" or (chief is not None and chief.cases[:1] == [self])
+        return (SEMANTICS_SIZE, max(self.examined.sound.check_sizes)) if large else (SEMANTICS_SIZE,)
 
     @functools.cached_property
     def compute(self) -> Counted:
@@ -414,11 +436,12 @@ class Case:
         except Exception as error:  # noqa: BLE001 - a reference may raise anything
             return Finding(where, fault=f"the reference raises {raised(error)} in float64, where the original does not")
         try:
-            with surroundings():
+            with surroundings(), given_back() as reasons:
                 found = self.kernel_on(example, function, around, **how)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             return Finding(where, fault=f"raises {raised(error)}, where the original does not")
-        return Finding(where, fault=self.excess(found, expected, truth, coarsest, usual=usual))
+        fault = self.excess(found, expected, truth, coarsest, usual=usual)
+        return Finding(where, fault=fault, skipped="" if fault else by_the_original(reasons))
 
     def excess(
         self,
@@ -482,13 +505,36 @@ def _put_around(
     return around(ended), replace(example, after=None)
 
 
+@contextlib.contextmanager
+def given_back() -> Iterator[dict[str, None]]:
+    """Why guards leave calls to originals meanwhile: an original that is compared with itself shows nothing."""
+    reasons: dict[str, None] = {}
+
+    def heard(_: Any, why: str) -> None:
+        reasons[why] = None
+
+    with listening(heard):
+        yield reasons
+
+
+def by_the_original(reasons: Iterable[str]) -> str:
+    """Why a question was not put to the kernel, if a guard had *reasons*; ``""`` if it had none."""
+    said = "; ".join(reasons)
+    return f"such calls are the original's: {said}" if said else ""
+
+
 def raised(error: BaseException) -> str:
     """An error in one line."""
     said = str(error).strip().splitlines()
     return f"{type(error).__name__}: {said[0][:160]}" if said else type(error).__name__
 
 
-def _device(kernel: BaseKernel, wanted: torch.device | str | None) -> tuple[str, torch.device | None, str]:
+def device_for(kernel: BaseKernel, wanted: torch.device | str | None) -> tuple[str, torch.device | None, str]:
+    """The type of device on which *kernel* is looked at, the device if it can run here, or else why it cannot.
+
+    Raises:
+        PlanError: If *wanted* is unknown, or not one that the kernel runs on.
+    """
     kinds = tuple(kernel.device_types) or ("cpu",)
     if wanted is not None:
         place = destination(wanted, KNOWN | set(kernel.device_types))
@@ -503,6 +549,19 @@ def _device(kernel: BaseKernel, wanted: torch.device | str | None) -> tuple[str,
     return here, torch.device(here if wanted is None else wanted), ""
 
 
+def _spread(specimens: list[Specimen], most: int) -> list[Specimen]:
+    """At most *most* of them, the first among them, evenly spread: those that are alike stand together."""
+    step = max(1.0, len(specimens) / most)
+    return [specimens[int(number * step)] for number in range(min(most, len(specimens)))]
+
+
+def _idle(specimen: Specimen) -> bool:
+    try:
+        return not specimen.cases
+    except Exception:  # noqa: BLE001 - the checks will say what it is
+        return False
+
+
 def _specimens(kernel: BaseKernel) -> tuple[list[nn.Module], str]:
     if not kernel.specimens:
         return [], (
@@ -511,7 +570,9 @@ def _specimens(kernel: BaseKernel) -> tuple[list[nn.Module], str]:
         )
     try:
         made = list(resolve(kernel.specimens)())
-    except Exception as error:  # noqa: BLE001 - a third party's function may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a third party's function may raise anything, or exit
         return [], f"{kernel.specimens} raises {raised(error)}"
     if not made or not all(isinstance(module, nn.Module) for module in made):
         return [], f"{kernel.specimens} must return modules, at least one, not {made!r:.80}"

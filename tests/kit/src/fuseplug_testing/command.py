@@ -1,0 +1,97 @@
+"""What ``fuseplug check`` does."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from fuseplug.errors import DiscoveryError
+from fuseplug.plain_text import one_line, some_lines
+
+from .kit import announced, depth_of
+from .naming import Named, all_ready, named
+from .record import Record
+from .shown import progress, show, summary
+from .subjects import Depth, device_for
+
+LEFT_OUT = {
+    "quick": "Quick asks everything of one specimen, and of the others here whether values and gradients are right. It "
+    "leaves out larger sizes than the kernel names, edges at the largest, and what importing its functions does.",
+    "standard": "What is compiled takes minutes the first time; --quick takes less than a minute.",
+    "thorough": "Every edge on every specimen at every size takes long.",
+}
+
+
+def check(
+    names: Sequence[str],
+    *,
+    device: str | None = None,
+    quick: bool = False,
+    thorough: bool = False,
+    checks: Sequence[str] | None = None,
+    as_json: bool = False,
+) -> int:
+    """Check kernels, show how far that has come on stderr, and print what came of it.
+
+    Args:
+        names: As for `naming.named`; if there are none, every installed kernel that can run here.
+        device: As for `fuseplug_testing.check_kernel`; so are the following three.
+        quick: Whether to ask little.
+        thorough: Whether to ask all there is.
+        checks: The names of the checks that are wanted; ``None``: all.
+        as_json: Print JSON.
+
+    Returns:
+        The exit code: 0 if nothing is wrong, 1 if a kernel has faults or could not be run, 130 if interrupted.
+
+    Raises:
+        DiscoveryError: If there is no such kernel.
+        PlanError: As `fuseplug_testing.check_kernel`.
+    """
+    said, console = (Console(stderr=stderr, highlight=False, markup=False, emoji=False) for stderr in (True, False))
+    depth, records = depth_of(thorough=thorough, quick=quick), []
+    try:
+        for each in _chosen(names, device, said):
+            records.append(_checked(each, device, depth, checks, said))
+            if not as_json:
+                show(records[-1], console)
+    except KeyboardInterrupt as interrupt:
+        said.print(f"fuseplug: {some_lines(interrupt) or 'interrupted'}")
+        return 130
+    if as_json:
+        print(json.dumps([record.to_dict() for record in records], indent=2))  # noqa: T201 - what was asked for
+    elif len(records) > 1:
+        summary(records, console)
+    return int(any(record.verdict in ("failed", "unchecked") for record in records))
+
+
+def _checked(each: Named, device: str | None, depth: Depth, checks: Sequence[str] | None, said: Console) -> Record:
+    # What torch and kernels warn of would tear the bar apart; the filters are left as they are, for a check compares
+    # them.
+    with warnings.catch_warnings(record=True):
+        with said.status("looking at the kernel and its specimens"):
+            record = Record(each, device, depth, checks)
+        said.print(f"{announced(record.examined, record.steps)}. {LEFT_OUT[depth]}")
+        with progress(record, said) as told:
+            record.run(told)
+    return record
+
+
+def _chosen(names: Sequence[str], device: str | None, said: Console) -> list[Named]:
+    if names:
+        return [named(name) for name in dict.fromkeys(names)]
+    kind, here = None if device is None else device.partition(":")[0], []
+    for each in all_ready():
+        if kind is not None and not each.kernel.runs_on(kind):
+            continue
+        _, place, why = device_for(each.kernel, device)
+        if place is None:
+            said.print(f"{each.kernel.kernel_id} is left out: {one_line(why)}")
+        else:
+            here.append(each)
+    if not here:
+        raise DiscoveryError("no installed kernel runs here; `fuseplug list` and `fuseplug doctor` say which there are")
+    return here

@@ -1,0 +1,75 @@
+"""Which kernel a user means."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import importlib_metadata
+
+from fuseplug.discovery import KERNELS_VARIABLE, KernelRecord
+from fuseplug.errors import DiscoveryError
+from fuseplug.hookspecs import ENTRY_POINT_GROUP, resolve
+from fuseplug.kernel_manager import KernelManager
+
+
+@dataclass(frozen=True)
+class Named:
+    """A kernel, and who it comes from.
+
+    Attributes:
+        kernel: The class or an instance.
+        distribution: Its distribution; ``None`` if it is not installed as a kernel.
+        version: The version of that.
+    """
+
+    kernel: Any
+    distribution: str | None = None
+    version: str | None = None
+
+
+def named(name: str) -> Named:
+    """The kernel that *name* stands for.
+
+    Args:
+        name: The id of an installed kernel, ``distribution:id`` where two have the id, or ``package.module:Class``.
+
+    Raises:
+        DiscoveryError: If there is none, or it cannot be used.
+    """
+    records = KernelManager().kernels()
+    if ":" in name:
+        if not any(record.name == name for record in records):
+            return _imported(name)
+        # Chosen so, it has its id to itself.
+        records = KernelManager({**os.environ, KERNELS_VARIABLE: name}).kernels()
+    record = next((record for record in records if name in (record.kernel_id, record.name)), None)
+    if record is None:
+        installed = ", ".join(sorted({record.kernel_id for record in records})) or "none"
+        raise DiscoveryError(f"{name} is not installed; these are: {installed}")
+    if record.kernel is None:
+        raise DiscoveryError(f"{name} is {record.state}: {record.reason}", record=record)
+    return _of(record)
+
+
+def all_ready() -> list[Named]:
+    """Every installed kernel that can be used."""
+    return [_of(record) for record in KernelManager().kernels() if record.state == "ready"]
+
+
+def _of(record: KernelRecord) -> Named:
+    return Named(record.kernel, record.distribution, record.version or None)
+
+
+def _imported(name: str) -> Named:
+    try:
+        kernel = resolve(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a third party's import may raise anything, or exit
+        raise DiscoveryError(f"{name} is no installed kernel, and cannot be imported: {error}") from error
+    for entry in importlib_metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if entry.value.partition("[")[0].strip() == name and entry.dist is not None:
+            return Named(kernel, entry.dist.name, entry.dist.version)
+    return Named(kernel)
