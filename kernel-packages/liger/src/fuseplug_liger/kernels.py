@@ -39,9 +39,9 @@ class LigerRMSNormKernel(LigerKernel, RMSNormKernel):
 
     def unsupported(self, adapter: Adapter) -> str | None:
         """Liger normalises whole rows, without a gate."""
-        from .rmsnorm import unsupported
+        from .declines import of_rmsnorm
 
-        return unsupported(adapter)
+        return of_rmsnorm(adapter)
 
 
 class LigerSwiGLUKernel(LigerKernel, SwiGLUKernel):
@@ -52,9 +52,9 @@ class LigerSwiGLUKernel(LigerKernel, SwiGLUKernel):
 
     def unsupported(self, adapter: Adapter) -> str | None:
         """Liger has two activations, and no clamp."""
-        from .swiglu import unsupported
+        from .declines import of_swiglu
 
-        return unsupported(adapter)
+        return of_swiglu(adapter)
 
 
 class LigerRoPEKernel(LigerKernel, RoPEKernel):
@@ -65,16 +65,16 @@ class LigerRoPEKernel(LigerKernel, RoPEKernel):
 
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
         """Recognise the rotary functions; check them on tables of which Liger may read half, too."""
-        from .rope import also_with_tables_alike
+        from .tables_alike import also_with_tables_alike
 
         said = super().match(site)
         return said if said is None or isinstance(said, Rejection) else [also_with_tables_alike(each) for each in said]
 
     def unsupported(self, adapter: Adapter) -> str | None:
         """Liger rotates q and k together, half of a head against the other."""
-        from .rope import unsupported
+        from .declines import of_rope
 
-        return unsupported(adapter)
+        return of_rope(adapter)
 
 
 class LigerLinearCrossEntropyKernel(LigerKernel, LinearCrossEntropyKernel):

@@ -8,28 +8,12 @@ import torch
 from liger_kernel.ops.rms_norm import rms_norm_backward, rms_norm_forward
 from torch import Tensor
 
-from fuseplug import Adapter
 from fuseplug.functional import computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 from fuseplug_rmsnorm import reference
-from fuseplug_rmsnorm.recognise.structure import NormAdapter
 from fuseplug_rmsnorm.reference import Norming, Variant
 
 from .launching import WIDEST, launch, serves, unseen_as_view
-
-
-def unsupported(adapter: Adapter) -> str | None:
-    """Return what of *adapter* Liger's RMSNorm does not compute; ``None`` if nothing."""
-    if not isinstance(adapter, NormAdapter):
-        return None
-    how = reference.VARIANTS[adapter.variant]
-    if how.gate is not None or adapter.gated:
-        return "Liger's RMSNorm takes no gate"
-    if adapter.group_size is not None or adapter.groups is not None:
-        return "Liger's RMSNorm normalises whole rows, and this module normalises groups of neighbours"
-    if how.weight == "input":
-        return "Liger's RMSNorm multiplies by the weight after it has normalised, and this module before"
-    return None
 
 
 def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:

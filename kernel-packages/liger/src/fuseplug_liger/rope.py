@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, MutableMapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,80 +10,12 @@ from liger_kernel.ops.rope import rope_backward, rope_forward
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fuseplug import Adapter, Example, Proposal
 from fuseplug.functional import computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 from fuseplug_rope import reference
-from fuseplug_rope.recognise.adapters import ConformerAdapter, MethodAdapter, RotaryAdapter
-from fuseplug_rope.recognise.modules import ModuleAdapter
 from fuseplug_rope.reference import Variant
 
 from .launching import WIDEST, launch, serves, unseen_as_view
-
-
-def unsupported(adapter: Adapter) -> str | None:
-    """Return what of *adapter* Liger's RoPE does not compute; ``None`` if nothing."""
-    if isinstance(adapter, MethodAdapter):
-        adapter = adapter.function
-    if isinstance(adapter, RotaryAdapter | ConformerAdapter | ModuleAdapter):
-        how = reference.VARIANTS[adapter.variant]
-        if how.reads == "pairs":
-            return "Liger's RoPE rotates one half of a head against the other, and this one pairs of neighbours"
-        if how.width == "trailing":
-            return "Liger's RoPE rotates the first elements of a head, and this one the last"
-    if isinstance(adapter, ConformerAdapter | ModuleAdapter):
-        return _ALONE
-    if isinstance(adapter, RotaryAdapter):
-        return _other_call(adapter)
-    return None
-
-
-_ALONE = "Liger's RoPE rotates a q and a k together, and this one rotates one tensor at a time"
-
-
-def _other_call(adapter: RotaryAdapter) -> str | None:
-    if len(adapter.roles.rotated) != 2 or adapter.alignment == "first":
-        return _ALONE
-    if reference.VARIANTS[adapter.variant].table == "full" and (adapter.gathers or adapter.roles.sections is not None):
-        return (
-            "Liger's RoPE reads one half of the tables, and this one makes its tables anew at each call: to find out "
-            "that the other half is the same would stop the device each time"
-        )
-    return None
-
-
-def also_with_tables_alike(proposal: Proposal) -> Proposal:
-    """*proposal*, checked on tables of two equal halves as well: Liger computes with no others."""
-    adapter = proposal.adapters[0]
-    roles = getattr(adapter.function if isinstance(adapter, MethodAdapter) else adapter, "roles", None)
-    if roles is None or roles.cos is None or roles.sin is None:
-        return proposal
-    alike = [_Alike(mix) for mix in (proposal.mixes[0], *proposal.likely)]
-    return replace(
-        proposal,
-        mixes=(*proposal.mixes, *alike),
-        likely=(*proposal.likely, *alike),
-        example=functools.partial(_example, proposal.example, (roles.cos, roles.sin)),
-    )
-
-
-class _Alike(NamedTuple):
-    """A mix whose tables have two equal halves."""
-
-    mix: Any
-
-
-def _example(
-    make: Callable[..., Example], tables: tuple[int, ...], mix: Any, size: int, generator: torch.Generator
-) -> Example:
-    if not isinstance(mix, _Alike):
-        return make(mix, size, generator)
-    example = make(mix.mix, size, generator)
-    arguments = list(example.args)
-    for at in tables:
-        half = arguments[at][..., : arguments[at].shape[-1] // 2]
-        arguments[at] = torch.cat((half, half), -1)
-    return replace(example, args=tuple(arguments))
 
 
 def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -14,52 +14,14 @@ from liger_kernel.ops.swiglu import (
 )
 from torch import Tensor
 
-from fuseplug import Adapter
 from fuseplug.activations import ACTIVATIONS
 from fuseplug.functional import computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 from fuseplug_swiglu import reference
-from fuseplug_swiglu.recognise.adapters import GatedAdapter
 from fuseplug_swiglu.reference import Gating
 
+from .declines import other_activation, other_variant
 from .launching import WIDEST, launch, serves, unseen_as_view
-
-
-def unsupported(adapter: Adapter) -> str | None:
-    """Return what of *adapter* Liger's SwiGLU and GeGLU do not compute; ``None`` if nothing."""
-    if not isinstance(adapter, GatedAdapter):
-        return None
-    steep = "beta" in dict(adapter.numbers)
-    return _other_activation(adapter.activation, 2.0 if steep else 1.0) or _other_variant(
-        adapter.form, adapter.activation
-    )
-
-
-def _other_activation(name: str, beta: float) -> str | None:
-    activation = ACTIVATIONS[name]
-    if activation.formula == "gelu":
-        return "Liger's GeGLU is the approximation by tanh, and this module computes the exact gelu"
-    if activation.formula == "gelu_tanh":
-        return None
-    if activation.formula != "swish":
-        return f"Liger has a gated silu and a gated gelu, and no {name}"
-    if activation.steepness(beta) != 1:
-        return "Liger's SwiGLU is x · sigmoid(x), and this module's sigmoid has another steepness"
-    return None
-
-
-def _other_variant(form: str, activation: str) -> str | None:
-    how = reference.VARIANTS[form]
-    if how.scaled and ACTIVATIONS[activation].formula == "swish":
-        return None
-    if how.scaled:
-        return "Liger's GeGLU does not scale the gate, and this module does"
-    if how.wide:
-        return "Liger rounds the activated gate, and this module computes in float32 up to the product"
-    if how.simple:
-        return None
-    what = "clamps gate and up" if how.clamp else "keeps a part of each row only"
-    return f"this module {what}, and Liger does not"
 
 
 def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
@@ -68,13 +30,14 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     The result is the reference's up to rounding, and contiguous. Gate and up that one projection gives are read where
     they are if they are one after the other, and silu is the activation; otherwise Liger takes copies.
 
-    For these calls it is the reference: what `unsupported` names; a gate and an up of two dtypes, or of others than
-    float16, bfloat16 and float32; empty tensors; rows of more than 65536 elements; tracers, functorch transforms and
-    subclasses; autocast, where that changes the activation. So is a backward that is to be differentiated again.
+    For these calls it is the reference: activations and variants that `fuseplug_liger.declines` names; a gate and an up
+    of two dtypes, or of others than float16, bfloat16 and float32; empty tensors; rows of more than 65536 elements;
+    tracers, functorch transforms and subclasses; autocast, where that changes the activation. So is a backward that is
+    to be differentiated again.
     """
     activation = ACTIVATIONS[gating.activation]
     autocast = activation.autocast and torch.is_autocast_enabled(gate.device.type)
-    other = _other_activation(gating.activation, gating.beta) or _other_variant(gating.how.name, gating.activation)
+    other = other_activation(gating.activation, gating.beta) or other_variant(gating.how.name, gating.activation)
     mixed = up is not None and up.dtype is not gate.dtype
     if autocast or other or mixed or not gate.dim() or gate.shape[-1] > WIDEST or not serves(gate, up):
         return reference.compute(gating, gate, up)
