@@ -154,6 +154,14 @@ def coverage_elsewhere(session: nox.Session, kernels: str) -> None:
     session.run("python", "-m", "survey.run", "--kernels", kernels, *session.posargs, env=alone)
 
 
+@nox.session(name="coverage-liger", default=False)
+def coverage_liger(session: nox.Session) -> None:
+    """Plan every model type with Liger-Kernel's kernels, for a GPU that need not be here. Writes docs/liger.json."""
+    install(session, "triton", "liger-kernel", *FOR_SURVEY)
+    alone = {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", **ONE_THREAD, **NOTHING_KEPT}
+    session.run("python", "-m", "survey.liger", *session.posargs, env=alone)
+
+
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
     """Train a small language model on real text, unfused and fused, and show that only the speed differs."""

@@ -1,4 +1,4 @@
-"""Who imports whom: core one way, downwards; kernel packages public names of core, and not each other.
+"""Who imports whom: core one way, downwards; kernel packages public names of core, and what they require.
 
 And who names what is private in torch: one module.
 """
@@ -155,9 +155,12 @@ def vendors(core: Path) -> Iterator[str]:
 
 
 def trespasses(packages: Path) -> Iterator[str]:
-    """What kernel packages import of core that is not public, and of each other."""
+    """What kernel packages import of core that is not public, and of other packages that they do not require."""
     for source in sorted(packages.glob("*/src")):
         own = {path.name for path in source.iterdir()}
+        project = source.parent / "pyproject.toml"
+        required = re.findall(r'"(fuseplug-[\w-]+)>=', project.read_text()) if project.exists() else []
+        own |= {name.replace("-", "_") for name in required}
         for path in sorted(source.rglob("*.py")):
             for module, name, _ in imports(path, source):
                 first = module.partition(".")[0]

@@ -29,6 +29,13 @@ def _interpreted(_: KernelManager) -> AbstractContextManager[object]:
     return rounding_to_nearest()
 
 
+def _interpreted_liger(manager: KernelManager) -> AbstractContextManager[object]:
+    from benchmarks.gpu.interpreting import let_peers_in
+
+    let_peers_in()
+    return _interpreted(manager)
+
+
 @dataclass(frozen=True)
 class KernelKind:
     """One kind of kernels.
@@ -59,4 +66,5 @@ KERNEL_KINDS = {
     COMPILED: KernelKind("", "cpu", "Inductor's, on the CPU, all compiled", _compiled),
     "npu": KernelKind("npu_", "npu", "those for Ascend NPUs, on the stand-in in host memory", _on_a_stand_in),
     "triton": KernelKind("triton_", "cpu", "Triton's in its interpreter", _interpreted),
+    "liger": KernelKind("liger_", "cpu", "Liger-Kernel's in Triton's interpreter", _interpreted_liger),
 }

@@ -6,18 +6,21 @@ import os
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
 
 def let_peers_in() -> None:
-    """Give kernels their floats as tensors, as compiled ones get them, and the function of libdevice that one calls.
+    """Give kernels their floats as tensors, as compiled ones get them, and the functions of libdevice that some call.
 
-    And let nothing be tuned, which takes a GPU.
+    Have bfloat16 computed with: the interpreter takes its bits for integers. And let nothing be tuned, which takes a
+    GPU.
     """
     os.environ["LIGER_FUSED_MOE_AUTOTUNE"] = "0"
     libdevice.rsqrt = lambda x: tl.rsqrt(x)
+    libdevice.tanh = lambda x: 2.0 * tl.sigmoid(2.0 * x) - 1.0
     convert = interpreter._implicit_cvt
 
     def with_floats(argument: Any) -> Any:
@@ -26,3 +29,13 @@ def let_peers_in() -> None:
         return convert(argument)
 
     interpreter._implicit_cvt = with_floats
+    compute = interpreter.InterpreterBuilder.binary_op
+
+    def with_bfloat16(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        if lhs.dtype.scalar != tl.bfloat16 or op not in (np.add, np.subtract, np.multiply, np.divide):
+            return compute(self, lhs, rhs, op)
+        wide = [torch.from_numpy(each.data.view(np.int16)).view(torch.bfloat16).float().numpy() for each in (lhs, rhs)]
+        narrow = torch.from_numpy(np.asarray(op(*wide))).to(torch.bfloat16)
+        return interpreter.TensorHandle(narrow.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
+
+    interpreter.InterpreterBuilder.binary_op = with_bfloat16

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..lazy import lazy
-from .kernel import FORMULAS, TritonKernel
+from .kernel import FORMULAS, TritonKernel, interpreted
 
 if TYPE_CHECKING:
     from ..differentiating import differentiated_again, recording, vjp
@@ -16,6 +16,7 @@ __all__ = [
     "Operation",
     "TritonKernel",
     "differentiated_again",
+    "interpreted",
     "operation",
     "recording",
     "transparent",

@@ -1,0 +1,84 @@
+"""Which kernels of Liger there are. Nothing here imports torch or Liger."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from fuseplug import Adapter, Proposal, Rejection, Site
+from fuseplug.triton import TritonKernel, interpreted
+from fuseplug_linear_cross_entropy.kernels import LinearCrossEntropyKernel
+from fuseplug_rmsnorm.kernels import RMSNormKernel
+from fuseplug_rope.kernels import RoPEKernel
+from fuseplug_swiglu.kernels import SwiGLUKernel
+
+
+class LigerKernel(TritonKernel):
+    """What Liger's kernels have in common; name it before the base that has the op."""
+
+    # Kernels that serve more variants, copy less and can be differentiated twice come first, unless the user chooses.
+    priority: ClassVar[int] = -10
+    # Liger's launches were never traced here, and what compiles a model fuses the originals.
+    when_traced: ClassVar[Literal["kernel", "original"]] = "original"
+
+    def unavailable(self, device_type: str) -> str | None:
+        """Liger must be importable, and what Triton needs must be there."""
+        if importlib.util.find_spec("liger_kernel") is None:
+            return 'Liger-Kernel is not installed: pip install "fuseplug-liger[cuda]"'
+        return super().unavailable(device_type)
+
+
+class LigerRMSNormKernel(LigerKernel, RMSNormKernel):
+    """RMSNorm by Liger."""
+
+    kernel_id: ClassVar[str] = "liger_fused_rmsnorm"
+    function: ClassVar[str] = "fuseplug_liger.rmsnorm:rms_norm"
+    # From 32768 rows of at most 256 elements on, Liger has a program take several rows.
+    check_sizes: ClassVar[tuple[int, ...]] = (*TritonKernel.check_sizes, *(() if interpreted() else (1 << 23,)))
+
+    def unsupported(self, adapter: Adapter) -> str | None:
+        """Liger normalises whole rows, without a gate."""
+        from .declines import of_rmsnorm
+
+        return of_rmsnorm(adapter)
+
+
+class LigerSwiGLUKernel(LigerKernel, SwiGLUKernel):
+    """SwiGLU and GeGLU by Liger."""
+
+    kernel_id: ClassVar[str] = "liger_fused_swiglu"
+    function: ClassVar[str] = "fuseplug_liger.swiglu:swiglu"
+
+    def unsupported(self, adapter: Adapter) -> str | None:
+        """Liger has two activations, and no clamp."""
+        from .declines import of_swiglu
+
+        return of_swiglu(adapter)
+
+
+class LigerRoPEKernel(LigerKernel, RoPEKernel):
+    """RoPE by Liger."""
+
+    kernel_id: ClassVar[str] = "liger_fused_rope"
+    function: ClassVar[str] = "fuseplug_liger.rope:rope"
+
+    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
+        """Recognise the rotary functions; check them on tables of which Liger may read half, too."""
+        from .tables_alike import also_with_tables_alike
+
+        said = super().match(site)
+        return said if said is None or isinstance(said, Rejection) else [also_with_tables_alike(each) for each in said]
+
+    def unsupported(self, adapter: Adapter) -> str | None:
+        """Liger rotates q and k together, half of a head against the other."""
+        from .declines import of_rope
+
+        return of_rope(adapter)
+
+
+class LigerLinearCrossEntropyKernel(LigerKernel, LinearCrossEntropyKernel):
+    """The loss in chunks of tokens by Liger."""
+
+    kernel_id: ClassVar[str] = "liger_fused_linear_cross_entropy"
+    function: ClassVar[str] = "fuseplug_liger.linear_cross_entropy:linear_cross_entropy"

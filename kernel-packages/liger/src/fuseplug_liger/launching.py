@@ -1,0 +1,52 @@
+"""Which calls Liger's launches can serve, and how they are made."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplug.torch_private import FakeTensor
+from fuseplug.triton import interpreted, transparent
+
+WIDEST = 1 << 16
+"""Elements of a row, beyond which Liger raises."""
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+# Triton's interpreter keeps in globals which program it runs.
+_in_turn: contextlib.AbstractContextManager[Any] = threading.RLock() if interpreted() else contextlib.nullcontext()
+
+
+def serves(*tensors: Tensor | None) -> bool:
+    """Whether Liger can be called with *tensors*: not empty, in a dtype that it has, and not to be traced."""
+    return (
+        not torch.compiler.is_compiling()
+        and all(t is None or (t.dtype in _DTYPES and t.numel() > 0 and type(t) is not FakeTensor) for t in tensors)
+        and transparent(*tensors)
+    )
+
+
+def launch(function: Callable[..., Any], on: Tensor, *arguments: Any, **options: Any) -> Any:
+    """Call *function* of Liger with the current device being that of *on*.
+
+    Some of Liger's functions launch on the current device, wherever their tensors are.
+    """
+    index = on.device.index
+    with _in_turn:
+        if index is None or index == torch.accelerator.current_device_index():
+            return function(*arguments, **options)
+        with torch.accelerator.device_index(index):
+            return function(*arguments, **options)
+
+
+def unseen_as_view(result: Tensor) -> Tensor:
+    """*result*, which the forward of an autograd function has made as a view: torch lets nobody write into such a one.
+
+    The memory behind it is the result's alone.
+    """
+    return result.data

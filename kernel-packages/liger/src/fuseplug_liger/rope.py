@@ -1,0 +1,198 @@
+"""RoPE by Liger, which rotates in place and reads half of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+from liger_kernel.ops.rope import rope_backward, rope_forward
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fuseplug.functional import computed_by
+from fuseplug.triton import differentiated_again, recording, transparent, vjp
+from fuseplug_rope import reference
+from fuseplug_rope.reference import Variant
+
+from .launching import WIDEST, launch, serves, unseen_as_view
+
+
+def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`fuseplug_rope.reference.rope` by Liger: the same arguments, result and errors.
+
+    The result is the reference's up to rounding. Liger rotates in place, so it is given copies of q and k, and in the
+    backward of their gradients. Of tables with an angle for each element it reads one half. Whether the other is the
+    same is looked at once for each pair of tables, for which the host waits for the device: once in each forward of a
+    model whose layers share them.
+
+    For these calls it is the reference: pairs of neighbours; a q without a k, or with one of another dtype, length or
+    head; more than four dimensions; tables of two different halves, with gradients, or that belong to more than the
+    batch and the sequence; other dtypes than float16, bfloat16 and float32; empty tensors; tracers, functorch
+    transforms and subclasses. So is a backward that is to be differentiated again.
+    """
+    fitted = None if k is None else _fitted(how, q, k, cos, sin)
+    if k is None or fitted is None:
+        return reference.compute(how, q, k, cos, sin)
+    if recording(q, k):
+        found: tuple[Tensor, Tensor] = _Rotation.apply(q, k, cos, sin, how, fitted)  # type: ignore[no-untyped-call]
+        return found
+    return _rotated(rope_forward, q, k, fitted, reference.result_dtype(how, q, q, cos, sin), how.keeps_order)
+
+
+rope = computed_by(compute, reference.rope)
+
+
+class _Fitted(NamedTuple):
+    """What Liger is given besides q and k.
+
+    Attributes:
+        cos: ``(1 or batch, sequence, angles)``.
+        sin: Likewise.
+        width: How many elements of a head are rotated.
+        heads: The dimension of q and k that the heads are in, counted from the end.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    width: int
+    heads: int
+
+
+def _fitted(how: Variant, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> _Fitted | None:
+    """What Liger is given in the place of *cos* and *sin*; ``None`` where it cannot be."""
+    width = cos.shape[-1] * (2 if how.table == "half" else 1)
+    if (
+        (how.reads, how.writes) != ("halves", "halves")
+        or how.width == "trailing"
+        or width % 2
+        or not serves(q, k, cos, sin)
+        or recording(cos, sin)
+        or (q.dtype, cos.dtype, cos.shape) != (k.dtype, sin.dtype, sin.shape)
+    ):
+        return None
+    heads = _heads(q, k, cos)
+    if heads is None or max(q.shape[heads], k.shape[heads]) * width > WIDEST:
+        return None
+    if how.table == "full" and not _alike(cos, sin):
+        return None
+    wide = how.widen is not None or how.widen_table
+    dtype = torch.promote_types(torch.promote_types(q.dtype, torch.float32) if wide else q.dtype, cos.dtype)
+    cos, sin = (_four(table).squeeze(heads).to(dtype) for table in (cos, sin))
+    return _Fitted(cos, -sin if how.negated else sin, width, heads)
+
+
+def _four(tensor: Tensor) -> Tensor:
+    return tensor[(None,) * (4 - tensor.dim())]
+
+
+def _heads(q: Tensor, k: Tensor, cos: Tensor) -> int | None:
+    """The dimension in which all of q and k have the same angle, -3 or -2; ``None`` if Liger knows no such call."""
+    if not (3 <= q.dim() == k.dim() <= 4 and cos.dim() <= 4 and q.shape[-1] == k.shape[-1]):
+        return None
+    q, k, cos = _four(q), _four(k), _four(cos)
+    if q.shape[0] != k.shape[0] or cos.shape[0] not in (1, q.shape[0]):
+        return None
+    for heads, sequence in ((-3, -2), (-2, -3)):
+        if cos.shape[heads] == 1 and q.shape[sequence] == k.shape[sequence] == cos.shape[sequence]:
+            return heads
+    return None
+
+
+_answers: MutableMapping[Tensor, tuple[int, dict[Any, bool]]] = WeakTensorKeyDictionary()
+"""For a table that tensors are views of: what was found out about each view, and of which version of the table."""
+
+
+def _alike(cos: Tensor, sin: Tensor) -> bool:
+    """Whether both tables have two equal halves, each. The host waits for the answer, which is kept with the tables."""
+    if cos.is_inference() or sin.is_inference():  # of these nobody can tell whether they were changed since
+        return False
+    known = [_kept(table) for table in (cos, sin)]
+    if None in known and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return False
+    answers = [_looked_at(table) if answer is None else answer for table, answer in zip((cos, sin), known, strict=True)]
+    return all(answers)
+
+
+def _owner(table: Tensor) -> tuple[Tensor, tuple[Any, ...]]:
+    """The tensor that *table* is a view of, and which view it is."""
+    owner = table if table._base is None else table._base
+    return owner, (table.storage_offset(), table.shape, table.stride(), table.dtype)
+
+
+def _kept(table: Tensor) -> bool | None:
+    owner, view = _owner(table)
+    version, answers = _answers.get(owner, (-1, {}))
+    return answers.get(view) if version == table._version else None
+
+
+def _looked_at(table: Tensor) -> bool:
+    half = table.shape[-1] // 2
+    answer = torch.equal(table[..., :half], table[..., half:])
+    owner, view = _owner(table)
+    version, answers = _answers.get(owner, (-1, {}))
+    _answers[owner] = table._version, {**(answers if version == table._version else {}), view: answer}
+    return answer
+
+
+def _rotated(
+    turn: Callable[..., Any], q: Tensor, k: Tensor, fitted: _Fitted, dtype: torch.dtype, keeps_order: bool
+) -> tuple[Tensor, Tensor]:
+    """Copies of q and k, turned, in *dtype*, and laid out as the reference lays them out."""
+    # In memory that is (batch, sequence, heads, head_dim) Liger rotates where it is.
+    copies = [
+        _tokens_first(x, fitted.heads).to(dtype, copy=True, memory_format=torch.contiguous_format) for x in (q, k)
+    ]
+    launch(
+        turn,
+        q,
+        *(copy.transpose(1, 2) for copy in copies),
+        *(fitted.cos, fitted.sin),
+        rotary_dim=fitted.width,
+    )
+    return _as_in(q, _tokens_first(copies[0], fitted.heads), keeps_order), _as_in(
+        k, _tokens_first(copies[1], fitted.heads), keeps_order
+    )
+
+
+def _tokens_first(x: Tensor, heads: int) -> Tensor:
+    """*x* with the sequence before the heads, in four dimensions; and back, from four."""
+    x = _four(x)
+    return x.transpose(1, 2) if heads == -3 else x
+
+
+def _as_in(x: Tensor, y: Tensor, keeps_order: bool) -> Tensor:
+    """*y* in the shape of *x*, and in its order in memory if that is kept."""
+    y = y.view(x.shape) if x.dim() == 4 else y.squeeze(0)
+    like = torch.preserve_format if keeps_order else torch.contiguous_format
+    strides = torch.empty_like(x, device="meta", memory_format=like).stride()
+    return y if y.stride() == strides else torch.empty_like(x, dtype=y.dtype, memory_format=like).copy_(y)
+
+
+class _Rotation(torch.autograd.Function):
+    """The gradient of a rotation is a rotation of the gradient. Liger's own function writes over what comes in."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, how: Variant, fitted: _Fitted
+    ) -> tuple[Tensor, Tensor]:
+        ctx.how, ctx.width, ctx.heads = how, fitted.width, fitted.heads
+        ctx.dtype, ctx.shapes = q.dtype, (q.shape, k.shape)
+        ctx.save_for_backward(cos, sin, fitted.cos, fitted.sin)
+        of_q, of_k = _rotated(rope_forward, q, k, fitted, reference.result_dtype(how, q, q, cos, sin), how.keeps_order)
+        return unseen_as_view(of_q), unseen_as_view(of_k)
+
+    @staticmethod
+    def backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin, *tables = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:2]
+        if differentiated_again() or not transparent(dq, dk, cos):
+            # A rotation is linear in q and k: its gradient does not depend on their values.
+            q, k = (cos.new_zeros(shape, dtype=ctx.dtype) for shape in ctx.shapes)
+            how = ctx.how
+            found = vjp(lambda q, k: reference.compute(how, q, k, cos, sin), (q, k), wanted, (dq, dk))
+        else:
+            fitted = _Fitted(tables[0], tables[1], ctx.width, ctx.heads)
+            turned = _rotated(rope_backward, dq, dk, fitted, dq.dtype, ctx.how.keeps_order)
+            found = [each.to(ctx.dtype) if need else None for each, need in zip(turned, wanted, strict=True)]
+        return *found, None, None, None, None

@@ -1,0 +1,47 @@
+"""Examples of RoPE on which Liger computes: it reads one half of the tables, and those of the op differ."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from fuseplug import Example, Proposal
+from fuseplug_rope.recognise.adapters import MethodAdapter
+
+
+def also_with_tables_alike(proposal: Proposal) -> Proposal:
+    """*proposal*, checked on tables of two equal halves as well: Liger computes with no others."""
+    adapter = proposal.adapters[0]
+    roles = getattr(adapter.function if isinstance(adapter, MethodAdapter) else adapter, "roles", None)
+    if roles is None or roles.cos is None or roles.sin is None:
+        return proposal
+    alike = [_Alike(mix) for mix in (proposal.mixes[0], *proposal.likely)]
+    return replace(
+        proposal,
+        mixes=(*proposal.mixes, *alike),
+        likely=(*proposal.likely, *alike),
+        example=functools.partial(_example, proposal.example, (roles.cos, roles.sin)),
+    )
+
+
+class _Alike(NamedTuple):
+    """A mix whose tables have two equal halves."""
+
+    mix: Any
+
+
+def _example(
+    make: Callable[..., Example], tables: tuple[int, ...], mix: Any, size: int, generator: torch.Generator
+) -> Example:
+    if not isinstance(mix, _Alike):
+        return make(mix, size, generator)
+    example = make(mix.mix, size, generator)
+    arguments = list(example.args)
+    for at in tables:
+        half = arguments[at][..., : arguments[at].shape[-1] // 2]
+        arguments[at] = torch.cat((half, half), -1)
+    return replace(example, args=tuple(arguments))
