@@ -46,7 +46,7 @@ LAYERS = (
     {"planning"},
     {"kernel_manager"},
     {"from_config", "importing", "options"},
-    {"doctor", "bench"},
+    {"doctor", "bench", "new"},
     {"cli"},
     {"__init__", "__main__"},
     {"interface"},

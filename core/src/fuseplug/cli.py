@@ -14,6 +14,7 @@ from .bench.command import bench
 from .discovery import KernelRecord
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
+from .new.command import new
 from .options import Allow, AsJson, Include, TrustRemoteCode
 from .plain_text import one_line, some_lines
 
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 
 app.command()(bench)
+app.command()(new)
 
 
 def main(args: Sequence[str] | None = None) -> None:
