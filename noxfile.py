@@ -109,6 +109,8 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", *(str(ROOT / path / "src") for path in DISTRIBUTIONS))
+    with tempfile.TemporaryDirectory() as elsewhere:
+        lint_new_distributions(session, Path(elsewhere))
 
 
 @nox.session
@@ -133,6 +135,35 @@ def wheels(session: nox.Session) -> None:
         session.install("-c", str(ROOT / "constraints.txt"), *wheels("tests/kit", "tests/host-npu"))
         session.run("pytest", "--fuseplug-kernel", "inductor_fused_rmsnorm", "-k", "declaration or import")
         session.run("python", "-c", "from fuseplug_host_npu.cann import build; assert build.SOURCE.exists()")
+        new_distributions(session, Path(elsewhere))
+
+
+def lint_new_distributions(session: nox.Session, folder: Path) -> None:
+    """Check what the templates of ``fuseplug new`` become. Programs in Triton have no types."""
+    session.run("python", str(ROOT / "tests" / "wheels" / "every_template.py"), str(folder))
+    rules = (f"extend = {str(ROOT / 'pyproject.toml')!r}", 'src = ["*/src"]', "[lint.per-file-ignores]")
+    ignored = ('"*/tests/**" = ["ANN", "D", "S"]', '"triton*/src/**/backend.py" = ["ANN001", "ANN202", "N803"]')
+    (folder / "ruff.toml").write_text("\n".join((*rules, *ignored)))
+    session.run("ruff", "check", str(folder))
+    session.run("ruff", "format", "--check", str(folder))
+    session.run("mypy", "--explicit-package-bases", *map(str, folder.glob("[!t]*/src")))
+
+
+def new_distributions(session: nox.Session, folder: Path) -> None:
+    """Have the installed ``fuseplug new`` write distributions, install their wheels, run and break their tests."""
+    session.install("-c", str(ROOT / "constraints.txt"), "build", "hatchling")
+    for name, *options in (("scaled", "--params", "weight,bias,eps=1e-5"), ("my-rmsnorm", "--op", "rmsnorm")):
+        session.run("fuseplug", "new", name, *options)
+        written = folder / f"fuseplug-{name}"
+        session.run("python", "-m", "build", "--no-isolation", "--wheel", str(written), silent=True)
+        (wheel,) = (written / "dist").glob("*.whl")
+        session.install("-c", str(ROOT / "constraints.txt"), f"{wheel}[testing]")
+        session.run("pytest", "-q", str(written / "tests"))
+        package = f"fuseplug_{name.replace('-', '_')}"
+        found = session.run("python", "-c", f"import {package}; print({package}.__file__)", silent=True)
+        backend = Path(str(found).strip()).with_name("backend.py")
+        backend.write_text(backend.read_text().replace("return _compiled(", "return 1.0625 * _compiled("))
+        session.run("pytest", "-q", str(written / "tests"), "-k", "in_a_model", success_codes=[1])
 
 
 @nox.session(default=False)

@@ -48,7 +48,7 @@ LAYERS = (
     {"planning"},
     {"kernel_manager"},
     {"from_config", "options"},
-    {"doctor", "bench", "check"},
+    {"doctor", "bench", "check", "new"},
     {"cli"},
     {"__init__", "__main__"},
     {"interface"},

@@ -16,6 +16,7 @@ from .check import check
 from .discovery import KernelRecord, discover
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
+from .new.command import new
 from .options import Allow, AsJson, Include, TrustRemoteCode
 from .plain_text import one_line, some_lines
 
@@ -39,6 +40,7 @@ app = typer.Typer(
 
 app.command()(bench)
 app.command()(check)
+app.command()(new)
 
 
 def main(args: Sequence[str] | None = None) -> None:

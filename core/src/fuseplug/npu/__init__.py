@@ -12,9 +12,9 @@ from ..lazy import lazy
 from .kernel import NpuKernel
 
 if TYPE_CHECKING:
+    from ..differentiating import recomputed
     from .differentiating import first_order
-    from .recomputing import recomputed
 
 __all__ = ["NpuKernel", "first_order", "recomputed"]
 
-__getattr__, __dir__ = lazy(__name__, {"first_order": ".differentiating", "recomputed": ".recomputing"})
+__getattr__, __dir__ = lazy(__name__, {"first_order": ".differentiating", "recomputed": "..differentiating"})

@@ -8,7 +8,7 @@ from ..lazy import lazy
 from .kernel import FORMULAS, TritonKernel, interpreted
 
 if TYPE_CHECKING:
-    from ..differentiating import differentiated_again, recording, vjp
+    from ..differentiating import differentiated_again, recomputed, recording, vjp
     from .launching import Operation, operation, transparent
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "differentiated_again",
     "interpreted",
     "operation",
+    "recomputed",
     "recording",
     "transparent",
     "vjp",
@@ -26,7 +27,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        **dict.fromkeys(("differentiated_again", "recording", "vjp"), "..differentiating"),
+        **dict.fromkeys(("differentiated_again", "recomputed", "recording", "vjp"), "..differentiating"),
         **dict.fromkeys(("Operation", "operation", "transparent"), ".launching"),
     },
 )

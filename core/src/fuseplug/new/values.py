@@ -1,0 +1,206 @@
+"""What stands in the place of each ``$name`` in the templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import importlib_metadata
+from packaging.version import Version
+
+from .asked import Asked
+from .known import KNOWN
+
+
+class _Backend(NamedTuple):
+    """What depends on the backend.
+
+    Attributes:
+        base: The class of ``fuseplug.<backend>`` in front of the kernel's.
+        extra: The extra of the entry point.
+        requirement: What the extra installs.
+        testing: What the tests need besides.
+        addopts: Options of pytest.
+        devices: Where the kernel runs.
+        machine: What the machine must have, for the README.
+        device: An expression: where the tests run the kernel.
+    """
+
+    base: str
+    devices: str
+    machine: str
+    device: str
+    extra: str = ""
+    requirement: str = ""
+    testing: tuple[str, ...] = ()
+    addopts: str = ""
+
+
+_BACKENDS = {
+    "inductor": _Backend(
+        base="InductorKernel",
+        devices="every device that Inductor compiles for, CPUs included",
+        machine="On the CPU, Inductor needs a C++ compiler: `apt-get install g++`, or set `CXX`.",
+        device='"cpu"',
+    ),
+    "triton": _Backend(
+        base="TritonKernel",
+        devices="GPUs: CUDA, ROCm, XPU",
+        machine="Without a GPU, Triton's interpreter runs the kernel on the CPU (`tests/conftest.py`). It finds wrong "
+        "numbers, but\nshows neither the speed nor races between programs.",
+        device='"cuda" if torch.cuda.is_available() else "cpu"',
+        extra="cuda",
+        requirement="triton>=3.6",
+        testing=("triton>=3.6",),
+    ),
+    "npu": _Backend(
+        base="NpuKernel",
+        devices="Ascend NPUs",
+        machine="The tests run on a stand-in for the NPU, in host memory. It needs Linux and a C compiler. On an NPU, "
+        "run\n`pytest -o addopts=`.",
+        device='"npu"',
+        extra="npu",
+        requirement="torch_npu>=2.7",
+        testing=("torch_npu>=2.7", "numpy", "pyyaml"),  # the last two torch_npu imports, and does not require
+        addopts="--fuseplug-host-npu",
+    ),
+}
+
+_OPS_OF_NPU = {"rmsnorm": "npu_rms_norm", "swiglu": "npu_swiglu", "rope": "npu_rotary_mul", "moe": "npu_swiglu"}
+_OP_OF_A_NEW_OP = "npu_swiglu"
+
+_GAINS = '''
+    def gains_from(self, use: Use) -> int:
+        """Elements from which on it is faster; measure them: ``fuseplug bench MODEL --ops``."""
+        del use
+        return 1 << 16  # it compiles nothing for fewer
+'''
+
+
+def values_of(request: Asked) -> dict[str, str]:
+    """The values of all templates of a distribution."""
+    version = Version(importlib_metadata.version("fuseplug"))
+    series = f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}"
+    backend, known = _BACKENDS[request.backend], request.known
+    title = "".join(part.capitalize() for part in request.stem.split("_"))
+    needed = [f"fuseplug{series}", *([f"{known.distribution}{series}"] if known else []), "torch>=2.7"]
+    testing = [f"fuseplug-testing{series}", "pytest>=8", *backend.testing]
+    if request.backend == "npu":
+        testing.append(f"fuseplug-host-npu{series}")
+    return {
+        "distribution": request.distribution,
+        "package": request.package,
+        "op": request.op,
+        "title": title,
+        "backend": request.backend,
+        "base": backend.base,
+        "kernel": f"{request.backend.capitalize()}{title}Kernel",
+        "kernel_id": request.kernel_id,
+        "dependencies": _quoted(needed),
+        "testing": _quoted(testing),
+        "extra": f" [{backend.extra}]" if backend.extra else "",
+        "extras": f'\n{backend.extra} = ["{backend.requirement}"]' if backend.extra else "",
+        "install": f"{request.distribution}[{backend.extra}]" if backend.extra else request.distribution,
+        "addopts": f'\naddopts = ["{backend.addopts}"]' if backend.addopts else "",
+        "devices": backend.devices,
+        "machine": backend.machine,
+        "device_of_tests": backend.device,
+        "rows_of_test": "8" if request.backend == "triton" else "512",  # the interpreter takes milliseconds for each
+        "use": ", Use" if request.backend == "inductor" else "",
+        "of_backend": _of_backend(request),
+        **(_of_a_known_op(request.op) if known else _of_a_new_op(request, title)),
+    }
+
+
+def _of_backend(request: Asked) -> str:
+    """What a class says besides its names."""
+    if request.backend == "inductor":
+        return _GAINS
+    if request.backend == "npu":
+        ops = _OPS_OF_NPU.get(request.op, _OP_OF_A_NEW_OP)
+        return f'    ops: ClassVar[tuple[str, ...]] = ("{ops}",)  # what backend.py calls\n'
+    return ""
+
+
+def _of_a_known_op(op: str) -> dict[str, str]:
+    known = KNOWN[op]
+    return {
+        "about": f"A fused kernel for the op {op}",
+        "function": known.function,
+        "op_package": known.distribution.replace("-", "_"),
+        "op_base": known.base,
+        "variants": f"({_quoted(known.variants)}{',' if len(known.variants) == 1 else ''})",
+    }
+
+
+def _of_a_new_op(request: Asked, title: str) -> dict[str, str]:
+    """The formula ``x · silu(x)``, times the first tensor, plus all else, in the forms in which the files write it."""
+    tensors, numbers = request.tensors, tuple(name for name, _ in request.numbers)
+    names = (*tensors, *numbers)
+    return {
+        "about": f"A fused kernel for {request.op}",
+        "formula": _formula(tensors, numbers),
+        "formula_in_words": "x · silu(x)" + _formula(tensors, numbers).replace("*", "·"),
+        "formula_of_self": _formula([f"self.{name}" for name in tensors], [f"self.{name}" for name in numbers]),
+        "signature": "".join([*(f", {name}: Tensor" for name in tensors), *(f", {name}: float" for name in numbers)]),
+        "documented": "".join(
+            [
+                *(f"\n        {name}: ``(width,)``, floating." for name in tensors),
+                *(f"\n        {name}: A number." for name in numbers),
+            ]
+        ),
+        "names": _each(", {}", names),
+        "tensor_names": _each(", {}", tensors),
+        "constants": _tuple(numbers),
+        "module": "module" if names else "_module",
+        "of_module": _each(", module.{}", names),
+        "reads": _tuple(f'"{name}"' for name in names),
+        "tensor_strings": _tuple(f'"{name}"' for name in tensors),
+        "numbers_are_there": _each(' or not isinstance(getattr(module, "{}", None), float)', numbers),
+        "other_numbers": _other_numbers(numbers),
+        "width_of_specimen": ", width: int, dtype: torch.dtype = torch.float32" if tensors else "",
+        "attributes": "".join(
+            [
+                *(f"\n        self.{name} = nn.Parameter(torch.ones(width, dtype=dtype))" for name in tensors),
+                *(f"\n        self.{name} = {value!r}" for name, value in request.numbers),
+            ]
+        ),
+        "specimens": ", ".join(f"{title}({each})" for each in (("48", "37, torch.bfloat16") if tensors else ("",))),
+        **_of_triton(tensors, numbers),
+        "npu_result": f"(y{_formula(tensors, numbers)}).to(x.dtype)" if names else "y.to(x.dtype)",
+    }
+
+
+def _formula(tensors: Iterable[str], numbers: Iterable[str]) -> str:
+    """What comes after ``x · silu(x)``."""
+    first, *others = (*tensors,) or ("",)
+    return (f" * {first}" if first else "") + _each(" + {}", (*others, *numbers))
+
+
+def _of_triton(tensors: tuple[str, ...], numbers: tuple[str, ...]) -> dict[str, str]:
+    """A program reads each tensor once; it goes by the name of its pointer from then on."""
+    return {
+        "loads": _each("\n    {0} = tl.load({0} + column, mask=inside, other=0.0).to(tl.float32)", tensors),
+        "schema": "Tensor x" + _each(", Tensor {}", tensors) + _each(", float {}", numbers),
+        "contiguous": _each(", {}.contiguous()", tensors) + _each(", {}", numbers),
+    }
+
+
+def _other_numbers(numbers: tuple[str, ...]) -> str:
+    """Values that no module has, so that it shows which numbers are used."""
+    if not numbers:
+        return ""
+    return ", attributes={" + ", ".join(f'"{name}": {0.25 + 0.5 * at}' for at, name in enumerate(numbers)) + "}"
+
+
+def _each(text: str, names: Iterable[str]) -> str:
+    return "".join(text.format(name) for name in names)
+
+
+def _tuple(items: Iterable[str]) -> str:
+    items = list(items)
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
