@@ -148,6 +148,20 @@ class TestList:
         assert "good" in done.stdout
 
 
+class TestCheck:
+    def test_of_two_kernels_with_one_id_the_distribution_says_which(self, run, package):
+        package("x-one", "silu", source=ACTIVATION)
+        package("x-two", "silu", source=ACTIVATION)
+        code, out, err = run("check", "silu")
+        assert (code, out) == (2, "")
+        assert "silu is conflict: claimed by x-one:silu and x-two:silu" in err
+        code, out, _ = run("check", "x-two:silu", "--checks", "declaration", "--json")
+        (found,) = json.loads(out)
+        assert found["kernel"]["distribution"] == "x-two"
+        assert code == 1
+        assert "it names no specimens" in found["checks"][0]["faults"][0]["what"]
+
+
 class TestPlan:
     def test_report(self, run, package, config):
         package("x-act", "silu", source=ACTIVATION)
