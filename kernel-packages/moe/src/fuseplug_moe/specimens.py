@@ -34,6 +34,7 @@ def specimens() -> list[nn.Module]:
         SparseBlock(4, 12, 7, top_k=2, shared=8, shared_gate=True),
         SparseBlock(4, 12, 7, top_k=2, shared=8, all_experts=True),
         ChosenFirst(5, 12, 7, top_k=2),
+        ChosenFirst(6, 9, 5, top_k=2, of_all=True),
         RoutedBlock(5, 12, 7, top_k=2),
         SortingBlock(5, 12, 7, top_k=2),
         SortingBlock(6, 9, 5, top_k=3, bias=True, logits=False),
@@ -319,18 +320,26 @@ class Arguments:
 
 
 class ChosenFirst(nn.Module):
-    """As the first Mixtral's: experts are chosen by their logits, and the chosen ones' softmax weighs them."""
+    """As the first Mixtral's: experts are chosen by their logits, and the chosen ones' softmax weighs them.
 
-    def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int) -> None:
+    With *of_all*, the softmax of all logits does, and no flag says so.
+    """
+
+    def __init__(self, num_experts: int, hidden: int, inner: int, top_k: int, of_all: bool = False) -> None:
         super().__init__()
+        self.of_all = of_all
         self.gate = nn.Linear(hidden, num_experts, bias=False)
         self.experts = nn.ModuleList([FunctionalExpert(hidden, inner) for _ in range(num_experts)])
         self.args = Arguments(top_k)
 
     def forward(self, inputs: Tensor) -> Tensor:
         x = inputs.view(-1, inputs.shape[-1])
-        weights, selected = torch.topk(self.gate(x), self.args.num_experts_per_tok)
-        weights = functional.softmax(weights, dim=1, dtype=torch.float).type_as(x)
+        logits = self.gate(x)
+        weights, selected = torch.topk(logits, self.args.num_experts_per_tok)
+        if self.of_all:
+            weights = functional.softmax(logits, dim=1, dtype=torch.float).gather(1, selected).type_as(x)
+        else:
+            weights = functional.softmax(weights, dim=1, dtype=torch.float).type_as(x)
         results = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             token, place = torch.where(selected == number)
