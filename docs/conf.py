@@ -1,4 +1,4 @@
-"""The site, built by ``nox -s docs``. Pages are Markdown that GitHub shows as well; its source folder is the checkout."""
+"""The site, built by ``nox -s docs``. Its pages are Markdown that GitHub shows, too."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 
 
-def _contents(app: Sphinx, page: str, source: list[str]) -> None:
+def _contents(_: Sphinx, page: str, source: list[str]) -> None:
     """The lists of the index are the table of contents, so that it is written once, and in Markdown."""
     if page != root_doc:
         return
@@ -46,11 +46,11 @@ def _contents(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
 
 
-def _command_line(app: Sphinx, page: str, source: list[str]) -> None:
+def _command_line(_: Sphinx, page: str, source: list[str]) -> None:
     """The page of the command line is followed by what typer writes of it."""
     if page == "docs/reference/cli":
         command = [sys.executable, "-m", "typer", "fuseplug.cli", "utils", "docs", "--name", "fuseplug"]
-        written = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout  # noqa: S603
+        written = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
         source[0] += "\n" + written.replace("# `fuseplug`", "## `fuseplug`", 1)
 
 

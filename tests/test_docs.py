@@ -6,12 +6,15 @@ import linecache
 import re
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 NEEDS_AN_NPU = "test-without-an-npu.md"  # which the tests of NPUs have
 IN_TRITON = "write-a-triton-kernel.md"  # which the tests of GPUs have
+LONG = "(?:python|python thorough)"  # blocks that compile say so after the language; a reader does not see it
 PAGES = sorted(
     page for page in (Path(__file__).parents[1] / "docs").glob("*.md") if page.name not in (NEEDS_AN_NPU, IN_TRITON)
 )
@@ -21,11 +24,19 @@ def blocks(page: Path, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
-def test_the_python_of_a_page_runs_from_top_to_bottom(page, monkeypatch):
+def _pages() -> Iterator[ParameterSet]:
+    for page in PAGES:
+        if blocks(page):
+            yield pytest.param(page, "python", id=page.stem)
+        if blocks(page, "python thorough"):
+            yield pytest.param(page, LONG, id=f"{page.stem}, all of it", marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(("page", "language"), list(_pages()))
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, language, monkeypatch):
     module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for number, block in enumerate(blocks(page)):
+    for number, block in enumerate(blocks(page, language)):
         name = f"{page.name}, block {number + 1}"
         # As a notebook does, so that the source of what is defined there can be read.
         linecache.cache[name] = (len(block), None, block.splitlines(keepends=True), name)

@@ -29,7 +29,9 @@ Launch = Callable[..., None]
 
 
 def operation(schema: str, results: Results) -> Callable[[Launch], Operation]:
-    """Make an `Operation` of the function below::
+    """Make an `Operation` of the function below.
+
+    It is a decorator::
 
         @operation("fuseplug_example::double(Tensor x) -> Tensor", torch.empty_like)
         def double(y, x):
