@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
 import sys
@@ -12,12 +13,12 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 NEEDS_AN_NPU = "test-without-an-npu.md"  # which the tests of NPUs have
 IN_TRITON = "write-a-triton-kernel.md"  # which the tests of GPUs have
 LONG = "(?:python|python thorough)"  # blocks that compile say so after the language; a reader does not see it
-PAGES = sorted(
-    page for page in (Path(__file__).parents[1] / "docs").glob("*.md") if page.name not in (NEEDS_AN_NPU, IN_TRITON)
-)
+PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in (NEEDS_AN_NPU, IN_TRITON))
 
 
 def blocks(page: Path, language: str = "python") -> list[str]:
@@ -52,3 +53,24 @@ def test_the_page_of_figures_says_what_the_results_say(monkeypatch):
     import page as figures
 
     assert figures.PAGE.read_text() == figures.page(), "run tests/benchmarks/page.py"
+
+
+@pytest.fixture(scope="module")
+def strings() -> set[str]:
+    """Every string in the code of the distributions, with … for what it is filled with."""
+    found = set()
+    for path in (*ROOT.glob("core/src/**/*.py"), *ROOT.glob("kernel-packages/*/src/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.add("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+MESSAGES = re.findall(r"^\| `(.+?)` \|", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_that_is_explained_is_one_that_the_code_has(message, strings):
+    assert any(message in string for string in strings)
