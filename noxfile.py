@@ -12,7 +12,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"  # the same installer everywhere, whatever else is on the machine
-nox.options.sessions = ["tests", "tests-npu", "tests-triton", "lint", "wheels"]
+nox.options.sessions = ["tests", "tests-npu", "tests-triton", "lint", "docs", "wheels"]
 
 ROOT = Path(__file__).parent
 KERNELS = tuple(sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")))
@@ -31,6 +31,7 @@ WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # eac
 SLOWEST = ("--durations", "15", "--durations-min", "5")  # where the next minute of a run is to be saved
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # the workers fill the cores
 NOTHING_KEPT = {"FUSEPLUG_CACHE": "off"}  # what another run has found out is not to be measured, nor published
+SITE = ("-q", "-E", "-W", "--keep-going", "-d", "build/doctrees")  # read anew: a warning is given when a page is read
 BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy", "model")
 
 
@@ -111,6 +112,13 @@ def lint(session: nox.Session) -> None:
     session.run("mypy", *(str(ROOT / path / "src") for path in DISTRIBUTIONS))
     with tempfile.TemporaryDirectory() as elsewhere:
         lint_new_distributions(session, Path(elsewhere))
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site of the documentation in build/site; a warning is an error."""
+    install(session, "sphinx", "myst-parser", "furo")
+    session.run("python", "-m", "sphinx", *SITE, "-c", "docs", ".", "build/site", env=ONE_THREAD)
 
 
 @nox.session

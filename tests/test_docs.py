@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 NEEDS_AN_NPU = "test-without-an-npu.md"  # which the tests of NPUs have
 IN_TRITON = "write-a-triton-kernel.md"  # which the tests of GPUs have
-PAGES = sorted(
-    page for page in (Path(__file__).parents[1] / "docs").glob("*.md") if page.name not in (NEEDS_AN_NPU, IN_TRITON)
-)
+LONG = "(?:python|python thorough)"  # blocks that compile say so after the language; a reader does not see it
+PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in (NEEDS_AN_NPU, IN_TRITON))
 
 
 def blocks(page: Path, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
-def test_the_python_of_a_page_runs_from_top_to_bottom(page, monkeypatch):
+def _pages() -> Iterator[ParameterSet]:
+    for page in PAGES:
+        if blocks(page):
+            yield pytest.param(page, "python", id=page.stem)
+        if blocks(page, "python thorough"):
+            yield pytest.param(page, LONG, id=f"{page.stem}, all of it", marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(("page", "language"), list(_pages()))
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, language, monkeypatch):
     module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for number, block in enumerate(blocks(page)):
+    for number, block in enumerate(blocks(page, language)):
         name = f"{page.name}, block {number + 1}"
         # As a notebook does, so that the source of what is defined there can be read.
         linecache.cache[name] = (len(block), None, block.splitlines(keepends=True), name)
@@ -41,3 +53,24 @@ def test_the_page_of_figures_says_what_the_results_say(monkeypatch):
     import page as figures
 
     assert figures.PAGE.read_text() == figures.page(), "run tests/benchmarks/page.py"
+
+
+@pytest.fixture(scope="module")
+def strings() -> set[str]:
+    """Every string in the code of the distributions, with … for what it is filled with."""
+    found = set()
+    for path in (*ROOT.glob("core/src/**/*.py"), *ROOT.glob("kernel-packages/*/src/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.add("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value)
+    return found
+
+
+MESSAGES = re.findall(r"^\| `(.+?)` \|", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_that_is_explained_is_one_that_the_code_has(message, strings):
+    assert any(message in string for string in strings)

@@ -38,7 +38,7 @@ bench` measures again and writes the page. There are no speeds of [NPUs](ascend.
 **Method.** In each table the contenders take turns, so that a busy moment of the machine meets all of them. Results
 are checked before anything is timed. A number like × 1.34 says how many times as fast as the eager model a contender
 is: the median of the ratios, turn by turn. Times are medians, with quartiles in parentheses. The files in
-[docs/results](results) have all figures.
+`docs/results` have all figures.
 """
 OWN = """\
 ## Measure your own model

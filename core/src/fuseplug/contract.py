@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Mode = Literal["training", "inference"]
 
 Compute = Callable[..., Any]
-"""A function that computes an op: the reference, or a kernel with the reference's signature."""
+"""A function that computes an op. It is the reference, or a kernel with the reference's signature."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class Adapter(abc.ABC):
     """
 
     variant: str
-    """The name of the exact semantics: ``"llama"``, ``"gemma"``, …"""
+    """The name of the exact semantics, such as ``"llama"`` or ``"gemma"``."""
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What the bound function reads from the module at each call: names below it, with dots (``"config.dropout"``).
+        """What the bound function reads from the module at each call, by names below it, with dots (``"config.dropout"``).
 
         ``"*"`` is each item of a list of modules: ``"experts.*.up_proj.weight"``.
         Name parameters, buffers, numbers and flags. Do not name the children that it calls: Fuseplug finds them.

@@ -138,8 +138,8 @@ class LazyTensor(Tensor):
             **facts: What the subclass wants to know later.
 
         Returns:
-            The lazy tensor; ``NotImplemented`` if a result cannot be lazy here: no gradient is recorded, an input is no
-            plain tensor, or the call is traced, compiled or transformed.
+            The lazy tensor; ``NotImplemented`` if a result cannot be lazy here, because no gradient is recorded, an
+            input is no plain tensor, or the call is traced, compiled or transformed.
         """
         given = [each for each in inputs if each is not None]
         if (
@@ -187,8 +187,8 @@ class LazyTensor(Tensor):
             kwargs: Its keyword arguments.
 
         Returns:
-            The result: what `then` makes, or anything computed from the inputs in another way; or ``NotImplemented``,
-            for the real tensor to be used.
+            What `then` makes, or anything computed from the inputs in another way; or ``NotImplemented``, for the real
+            tensor to be used.
         """
         del function, args, kwargs
         return NotImplemented

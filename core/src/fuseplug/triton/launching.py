@@ -31,11 +31,11 @@ Launch = Callable[..., None]
 def operation(schema: str, results: Results) -> Callable[[Launch], Operation]:
     """Make an `Operation` of the function below.
 
-    ```python
-    @operation("fuseplug_example::double(Tensor x) -> Tensor", torch.empty_like)
-    def double(y, x):
-        _double[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
-    ```
+    It is a decorator::
+
+        @operation("fuseplug_example::double(Tensor x) -> Tensor", torch.empty_like)
+        def double(y, x):
+            _double[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
 
     Args:
         schema: ``"namespace::name(arguments) -> results"``, as `torch.library.Library.define` has it. No result may be

@@ -1,0 +1,59 @@
+"""The site, built by ``nox -s docs``. Its pages are Markdown that GitHub shows, too."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import importlib_metadata
+from sphinx.application import Sphinx
+
+project = "Fuseplug"
+copyright = "the Fuseplug contributors"  # noqa: A001 - Sphinx's name for it
+release = importlib_metadata.version("fuseplug")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+
+# The checkout, not docs/, so that links to the READMEs and to files of the repository are the same here and on GitHub.
+root_doc = "docs/index"
+include_patterns = ["docs/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "kernel-packages/*/README.md"]
+include_patterns += ["tests/kit/README.md", "tests/host-npu/README.md"]
+exclude_patterns = [".nox", "build", "core", "docs/demo/text", "kernel-packages/*/src", "**/.*"]  # not walked through
+
+html_theme = "furo"
+html_title = f"Fuseplug {release}"
+templates_path = ["_templates"]
+html_additional_pages = {"index": "index.html"}  # the folder's own, which leads to the root_doc
+html_copy_source = False
+myst_heading_anchors = 4  # links to headings, as GitHub names them
+
+default_role = "py:obj"  # `Name` in a docstring is a link if the name is in the reference, and code if not
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+
+
+def _contents(_: Sphinx, page: str, source: list[str]) -> None:
+    """The lists of the index are the table of contents, so that it is written once, and in Markdown."""
+    if page != root_doc:
+        return
+    for section in re.split(r"^## ", source[0], flags=re.MULTILINE)[1:]:
+        linked = re.findall(r"^- \[([^]]*)\]\((\S+)\.md\)", section, re.MULTILINE)
+        pages = "\n".join(f"{title} <{target}>" for title, target in linked)
+        caption = section.partition("\n")[0]
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"
+
+
+def _command_line(_: Sphinx, page: str, source: list[str]) -> None:
+    """The page of the command line is followed by what typer writes of it."""
+    if page == "docs/reference/cli":
+        command = [sys.executable, "-m", "typer", "fuseplug.cli", "utils", "docs", "--name", "fuseplug"]
+        written = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+        source[0] += "\n" + written.replace("# `fuseplug`", "## `fuseplug`", 1)
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", _contents)
+    app.connect("source-read", _command_line)
