@@ -102,9 +102,9 @@ class Adapter(abc.ABC):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What the bound function reads from the module at each call, by names below it, with dots (``"config.dropout"``).
+        """What the bound function reads from the module at each call, by names below it.
 
-        ``"*"`` is each item of a list of modules: ``"experts.*.up_proj.weight"``.
+        Names may have dots: ``"config.dropout"``. ``"*"`` is each item of a list of modules: ``"experts.*.up_proj.weight"``.
         Name parameters, buffers, numbers and flags. Do not name the children that it calls: Fuseplug finds them.
         What is named here may change after the kernel was applied, because the kernel sees the change. Everything else
         that the original reads is compared at each call with its former value, and the original runs if it differs. So
