@@ -64,7 +64,7 @@ def summary(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         reasons: dict[str, set[str]] = defaultdict(set)
         for record in planned:
             for why in record["declined"].get(op, {}):
-                reasons[why].add(record["model_type"])
+                reasons[of_liger(why)].add(record["model_type"])
         of_op[op] = {
             "model types fused": sum(op in record["fused"] for record in planned),
             "targets fused": sum(record["fused"].get(op, 0) for record in planned),
@@ -86,6 +86,12 @@ def summary(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         },
         "ops": of_op,
     }
+
+
+def of_liger(why: str) -> str:
+    """What Liger does not compute, without the variant that it is; or that the module is not recognised at all."""
+    _, _, reason = why.partition(": it computes ")
+    return reason.partition(": ")[2] or "not recognised, so that no kernel of any backend is proposed"
 
 
 def main() -> None:
