@@ -76,7 +76,7 @@ def summary(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {
         "versions": {name: version(name) for name in ("liger-kernel", "transformers", "torch")},
         "model types": {
-            "of transformers": len(transformers.CONFIG_MAPPING),
+            "of transformers": len(model_types()),
             "planned": len(planned),
             "with a kernel of Liger's": len(fused),
             "in Liger's own list": len(MODEL_TYPE_TO_APPLY_LIGER_FN),
