@@ -64,7 +64,7 @@ def summary(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         reasons: dict[str, set[str]] = defaultdict(set)
         for record in planned:
             for why in record["declined"].get(op, {}):
-                reasons[why].add(record["model_type"])
+                reasons[of_liger(why)].add(record["model_type"])
         of_op[op] = {
             "model types fused": sum(op in record["fused"] for record in planned),
             "targets fused": sum(record["fused"].get(op, 0) for record in planned),
@@ -76,7 +76,7 @@ def summary(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {
         "versions": {name: version(name) for name in ("liger-kernel", "transformers", "torch")},
         "model types": {
-            "of transformers": len(transformers.CONFIG_MAPPING),
+            "of transformers": len(model_types()),
             "planned": len(planned),
             "with a kernel of Liger's": len(fused),
             "in Liger's own list": len(MODEL_TYPE_TO_APPLY_LIGER_FN),
@@ -86,6 +86,12 @@ def summary(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         },
         "ops": of_op,
     }
+
+
+def of_liger(why: str) -> str:
+    """What Liger does not compute, without the variant that it is; or that the module is not recognised at all."""
+    _, _, reason = why.partition(": it computes ")
+    return reason.partition(": ")[2] or "not recognised, so that no kernel of any backend is proposed"
 
 
 def main() -> None:
