@@ -102,7 +102,7 @@ class Adapter(abc.ABC):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """What the bound function reads from the module at each call, by names below it.
+        """What the bound function reads from the module at each call, by names with dots (``"config.dropout"``).
 
         Names may have dots: ``"config.dropout"``. ``"*"`` is each item of a list of modules: ``"experts.*.up_proj.weight"``.
         Name parameters, buffers, numbers and flags. Do not name the children that it calls: Fuseplug finds them.
