@@ -104,7 +104,7 @@ class Adapter(abc.ABC):
     def reads(self) -> tuple[str, ...]:
         """What the bound function reads from the module at each call, by names with dots (``"config.dropout"``).
 
-        Names may have dots: ``"config.dropout"``. ``"*"`` is each item of a list of modules: ``"experts.*.up_proj.weight"``.
+        ``"*"`` is each item of a list of modules: ``"experts.*.up_proj.weight"``.
         Name parameters, buffers, numbers and flags. Do not name the children that it calls: Fuseplug finds them.
         What is named here may change after the kernel was applied, because the kernel sees the change. Everything else
         that the original reads is compared at each call with its former value, and the original runs if it differs. So
