@@ -112,6 +112,7 @@ class Names:
     """What the public names of torch stand for."""
 
     def __init__(self, torch: types.ModuleType) -> None:
+        self._torch, self._had_compiler = torch, _has_compiler(torch)
         owners = (torch, torch.nn, torch.nn.functional, torch.Tensor, torch.nn.Module)
         self._names = [(owner, dict(vars(owner))) for owner in owners]
 
@@ -132,12 +133,21 @@ class Names:
                     found.append(Effect(f"importing {module} replaces {owner.__name__}.{name}", undone=True))
         return found
 
+    def compiler_came(self) -> bool:
+        """Whether torch's compiler was imported since, which replaces names itself."""
+        return _has_compiler(self._torch) != self._had_compiler
+
+
+def _has_compiler(torch: types.ModuleType) -> bool:
+    # Not by fuseplug.torch_private, which imports torch: here torch may be absent, and must stay so.
+    return "_dynamo" in vars(torch)
+
 
 class _Look:
     """The process before an import."""
 
     def __init__(self) -> None:
-        self._heavy, self._dynamo = heavy_since(), "torch._dynamo" in sys.modules
+        self._heavy = heavy_since()
         self._settings = _settings()
         self._environ = dict(os.environ)
         self._threads = set(threading.enumerate())
@@ -154,7 +164,7 @@ class _Look:
                 found.append(Effect(writes_variable(module, name), undone=True))
         # What such a library filters and replaces for itself is its own business.
         found += self._undo_settings(module, but=("warnings.filters",) if heavy else ())
-        if self._names and not heavy and self._dynamo == ("torch._dynamo" in sys.modules):
+        if self._names and not heavy and not self._names.compiler_came():
             found += self._names.undo(module)  # now, for torch.Storage goes with the default dtype
         if set(threading.enumerate()) - self._threads:
             found.append(Effect(starts_thread(module), undone=False))
