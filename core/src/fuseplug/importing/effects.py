@@ -119,9 +119,12 @@ class Names:
     def undo(self, module: str) -> list[Effect]:
         """Give each name back what it stood for, and say which ones importing *module* replaced."""
         found = []
+        compiler_came = _has_compiler(self._torch) != self._had_compiler
         for owner, names in self._names:
             now = dict(vars(owner))
             replaced = [name for name, value in names.items() if now.get(name, value) is not value]
+            if compiler_came:  # it replaces names itself, by functions of torch
+                replaced = [name for name in replaced if not _is_of_torch(now[name])]
             # In a class, a name that was inherited; modules get names as their parts are imported.
             added = [name for name in now if name not in names] if isinstance(owner, type) else []
             for name in (*replaced, *added):
@@ -133,14 +136,14 @@ class Names:
                     found.append(Effect(f"importing {module} replaces {owner.__name__}.{name}", undone=True))
         return found
 
-    def compiler_came(self) -> bool:
-        """Whether torch's compiler was imported since, which replaces names itself."""
-        return _has_compiler(self._torch) != self._had_compiler
-
 
 def _has_compiler(torch: types.ModuleType) -> bool:
     # Not by fuseplug.torch_private, which imports torch: here torch may be absent, and must stay so.
     return "_dynamo" in vars(torch)
+
+
+def _is_of_torch(value: Any) -> bool:
+    return str(getattr(value, "__module__", None)).partition(".")[0] == "torch"
 
 
 class _Look:
@@ -164,7 +167,7 @@ class _Look:
                 found.append(Effect(writes_variable(module, name), undone=True))
         # What such a library filters and replaces for itself is its own business.
         found += self._undo_settings(module, but=("warnings.filters",) if heavy else ())
-        if self._names and not heavy and not self._names.compiler_came():
+        if self._names and not heavy:
             found += self._names.undo(module)  # now, for torch.Storage goes with the default dtype
         if set(threading.enumerate()) - self._threads:
             found.append(Effect(starts_thread(module), undone=False))
