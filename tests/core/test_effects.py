@@ -117,6 +117,25 @@ def test_a_well_behaved_kernel_does_nothing(package):
     assert not [effect for effect in rude().effects if " takes " not in effect.what]
 
 
+def test_what_another_thread_draws_meanwhile_is_not_drawn_again(package):
+    package("x-rude", "rude", source=KERNEL + "import time; time.sleep(0.05)")
+    drawn, done = [], threading.Event()
+
+    def draw():
+        while not done.is_set():
+            drawn.append(torch.rand(()).item())
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        record = rude()
+    finally:
+        done.set()
+        thread.join()
+    assert not [effect for effect in record.effects if "random" in effect.what]
+    assert len(set(drawn)) > 0.99 * len(drawn)  # float32 has few numbers, so that some come twice
+
+
 @pytest.mark.usefixtures("_there")
 def test_everything_that_one_import_does_is_named(package):
     package("x-rude", "rude", source=KERNEL + "\n".join(UNDONE))

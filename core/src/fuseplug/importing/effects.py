@@ -24,6 +24,10 @@ PATIENCE = 5.0
 """Seconds after which a user is told what they are waiting for. Nothing can stop an import but Ctrl-C."""
 
 
+_A_MOMENT = 0.01
+"""Seconds after which a setting that is still changing is taken to be changed by another thread."""
+
+
 class Effect(NamedTuple):
     """Something that the import of a kernel did to the process.
 
@@ -176,7 +180,12 @@ class _Look:
     def _undo_settings(self, module: str, but: tuple[Setting, ...]) -> list[Effect]:
         came = _torch() if "torch" not in self._heavy else None
         before = (of_fresh_torch(came) if came else {}) | self._settings
-        different = changed(module, before, _settings())
+        different = changed(module, before, now := _settings())
+        if different and len(self._threads) > 1:
+            # Other threads draw random numbers, for one, and must not draw them again.
+            time.sleep(_A_MOMENT)
+            later = _settings()
+            different = {name: what for name, what in different.items() if later.get(name) == now[name]}
         for name in different:
             if name not in but:
                 with contextlib.suppress(Exception):  # what cannot be set is said to be as it was left
