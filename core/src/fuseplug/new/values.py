@@ -81,12 +81,13 @@ def values_of(request: Asked) -> dict[str, str]:
     """The values of all templates of a distribution."""
     version = Version(importlib_metadata.version("fuseplug"))
     series = f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}"
+    api = f">={version.major}.{version.minor},<2"  # API 1 is kept to the end of 1.x
     backend, known = _BACKENDS[request.backend], request.known
     title = "".join(part.capitalize() for part in request.stem.split("_"))
-    needed = [f"fuseplug{series}", *([f"{known.distribution}{series}"] if known else []), "torch>=2.7"]
-    testing = [f"fuseplug-testing{series}", "pytest>=8", *backend.testing]
+    needed = [f"fuseplug{api}", *([f"{known.distribution}{series}"] if known else []), "torch>=2.7"]
+    testing = [f"fuseplug-testing{api}", "pytest>=8", *backend.testing]
     if request.backend == "npu":
-        testing.append(f"fuseplug-host-npu{series}")
+        testing.append(f"fuseplug-host-npu{api}")
     return {
         "distribution": request.distribution,
         "package": request.package,
