@@ -17,6 +17,7 @@ nox.options.sessions = ["tests", "tests-npu", "tests-triton", "lint", "docs", "w
 ROOT = Path(__file__).parent
 KERNELS = tuple(sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")))
 DISTRIBUTIONS = ("core", "tests/kit", "tests/host-npu", *KERNELS)
+EXAMPLES = tuple(sorted(ROOT.glob("docs/examples/*/pyproject.toml")))
 TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
 OLDEST_TORCH = re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text())[0]
@@ -110,6 +111,8 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", *(str(ROOT / path / "src") for path in DISTRIBUTIONS))
+    for example in EXAMPLES:
+        session.run("mypy", str(example.parent / "src"))
     with tempfile.TemporaryDirectory() as elsewhere:
         lint_new_distributions(session, Path(elsewhere))
 
@@ -158,20 +161,30 @@ def lint_new_distributions(session: nox.Session, folder: Path) -> None:
 
 
 def new_distributions(session: nox.Session, folder: Path) -> None:
-    """Have the installed ``fuseplug new`` write distributions, install their wheels, run and break their tests."""
+    """Build what ``fuseplug new`` writes, and the examples that were made with it; install the wheels, run their tests.
+
+    What it writes is then broken, which its tests must notice.
+    """
     session.install("-c", str(ROOT / "constraints.txt"), "build", "hatchling")
+    for example in EXAMPLES:
+        tested_as_wheel(session, Path(shutil.copytree(example.parent, folder / example.parent.name)))
     for name, *options in (("scaled", "--params", "weight,bias,eps=1e-5"), ("my-rmsnorm", "--op", "rmsnorm")):
         session.run("fuseplug", "new", name, *options)
         written = folder / f"fuseplug-{name}"
-        session.run("python", "-m", "build", "--no-isolation", "--wheel", str(written), silent=True)
-        (wheel,) = (written / "dist").glob("*.whl")
-        session.install("-c", str(ROOT / "constraints.txt"), f"{wheel}[testing]")
-        session.run("pytest", "-q", str(written / "tests"))
+        tested_as_wheel(session, written)
         package = f"fuseplug_{name.replace('-', '_')}"
         found = session.run("python", "-c", f"import {package}; print({package}.__file__)", silent=True)
         backend = Path(str(found).strip()).with_name("backend.py")
         backend.write_text(backend.read_text().replace("return _compiled(", "return 1.0625 * _compiled("))
         session.run("pytest", "-q", str(written / "tests"), "-k", "in_a_model", success_codes=[1])
+
+
+def tested_as_wheel(session: nox.Session, distribution: Path) -> None:
+    """Install the wheel of the folder *distribution*, and run the tests beside it."""
+    session.run("python", "-m", "build", "--no-isolation", "--wheel", str(distribution), silent=True)
+    (wheel,) = (distribution / "dist").glob("*.whl")
+    session.install("-c", str(ROOT / "constraints.txt"), f"{wheel}[testing]")
+    session.run("pytest", "-q", str(distribution / "tests"))
 
 
 @nox.session(default=False)

@@ -1,0 +1,35 @@
+"""Which kernels there are. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from fuseplug import BaseKernel, Proposal, Rejection, Site, Use
+from fuseplug.inductor import InductorKernel
+
+
+class LayernormKernel(BaseKernel):
+    """The base of every kernel for layer_norm: a subclass names its id, its function and its device types."""
+
+    op: ClassVar[str] = "layer_norm"
+    reference: ClassVar[str] = "fuseplug_layernorm.reference:layer_norm"
+    specimens: ClassVar[str] = "fuseplug_layernorm.specimens:specimens"
+
+    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
+        """Recognise the op by the structure of a module."""
+        from .recognise import match
+
+        return match(site)
+
+
+class InductorLayernormKernel(InductorKernel, LayernormKernel):
+    """For every device that Inductor compiles for, CPUs included."""
+
+    kernel_id: ClassVar[str] = "inductor_fused_layernorm"
+    function: ClassVar[str] = "fuseplug_layernorm.backend:layer_norm"
+
+    def gains_from(self, use: Use) -> int:
+        """Elements from which on it is faster; measure them: ``fuseplug bench MODEL --ops``."""
+        del use
+        return 1 << 16  # it compiles nothing for fewer
