@@ -45,18 +45,23 @@ class Tally:
 
     def fused(self, module: Any) -> None:
         """Count a call that the kernel computes."""
-        self.of(module).fused += 1
+        try:
+            self.counts[id(module)].fused += 1
+        except KeyError:
+            self.of(module).fused += 1
 
     def original(self, module: Any) -> Count:
         """Count a call that the original computes."""
-        count = self.of(module)
+        try:
+            count = self.counts[id(module)]
+        except KeyError:
+            count = self.of(module)
         count.original += 1
         return count
 
     def of(self, module: Any) -> Count:
         """The calls on *module*."""
-        key = id(module)
-        return self.counts[key] if key in self.counts else self.counts.setdefault(key, Count())
+        return self.counts.setdefault(id(module), Count())
 
     def forget(self, module: Any) -> None:
         """Reset the count of *module*, because an earlier module may have had the same id."""
