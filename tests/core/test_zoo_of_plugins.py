@@ -181,9 +181,14 @@ def test_doctor_does_its_work_and_names_each(monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
 def test_a_hang_is_named_while_it_lasts_and_when_it_is_interrupted(hangs, fresh_python):
-    code = (
-        "from fuseplug import cli\nfrom fuseplug.importing import effects\neffects.PATIENCE = 0.2\ncli.main(['list'])"
-    )
+    code = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
+from fuseplug import cli
+from fuseplug.importing import effects
+effects.PATIENCE = 0.2
+cli.main(["list"])
+"""
     command = [sys.executable, "-c", code]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
