@@ -35,10 +35,11 @@ Contender = Callable[..., Tensor]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), action="append", help="by default both")
     options = parser.parse_args()
     torch.manual_seed(0)
     tables = []
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in [getattr(torch, name) for name in options.dtype or ("bfloat16", "float32")]:
         for backward in (False, True):
             tables.append(measure("between the projections", between, dtype, backward, options.repeats))
             tables.append(measure(f"the whole MLP, hidden {HIDDEN}", whole, dtype, backward, options.repeats))
