@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,10 @@ def by_turns(
     after_turn: Callable[[int], Any] | None = None,
     within: float | None = None,
 ) -> dict[str, list[float]]:
-    """Time each contender *repeats* times, one after the other in each turn.
+    """Time each contender *repeats* times, one after the other in each turn, in an order of its own.
+
+    Whoever comes after a contender that fills the caches or frees much memory pays for it: in one order for all turns
+    that is always the same one.
 
     Args:
         contenders: What to call, by name. Each returns when its work is done.
@@ -46,13 +50,14 @@ def by_turns(
     at_a_time = max(1, min(_MOST_AT_A_TIME, int(_SHORT / took)))
     least = _LEAST if within is None or took < within else 1
     samples: dict[str, list[float]] = {name: [] for name in contenders}
-    begun = 0.0
+    begun, order, shuffling = 0.0, list(contenders.items()), random.Random(0)  # noqa: S311 - no secret
     for turn in range(-warm_up, repeats):
         if within is not None and turn >= 0:
             begun = begun or time.perf_counter()
             if turn >= least and time.perf_counter() - begun > within:
                 break
-        for name, run in contenders.items():
+        shuffling.shuffle(order)
+        for name, run in order:
             if settle is not None:
                 settle()
             start = time.perf_counter()
