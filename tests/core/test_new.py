@@ -136,6 +136,7 @@ def test_a_name_is_normalised(name):
         ("norm-", {}, "NAME is 'norm-'"),
         ("rmsnorm", {}, "fuseplug new my-rmsnorm --op rmsnorm"),
         ("fuseplug-testing", {}, "fuseplug-testing is a distribution of Fuseplug's own"),
+        ("liger", {}, "fuseplug-liger is a distribution of Fuseplug's own"),
         ("norm", {"backend": "cuda"}, "--backend is 'cuda'; expected one of inductor, triton, npu"),
         ("norm", {"op": "RMSNorm"}, "--op has the name 'RMSNorm'"),
         ("norm", {"op": "torch"}, "'torch', and the templates use it"),

@@ -3,7 +3,8 @@
     python -m survey.liger [model types]
 
 Nothing is run on a device: each module is examined on the CPU, and the kernels' own checks are pending. Records are
-kept as they come in ``.nox/coverage/liger.jsonl``; a run that was stopped goes on where it was. Writes docs/liger.json.
+kept as they come; a run that was stopped goes on where it was. Writes docs/liger.json from all that were made with
+this code.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ from fuseplug_liger import KERNELS
 
 from .build import NoModel, build
 from .checking import ALLOW, said
-from .run import KEPT, ROOT, model_types
+from .run import KEPT, ROOT, Kept, model_types
 
-RECORDS = KEPT / "liger.jsonl"
 RESULT = ROOT / "docs" / "liger.json"
 
 
@@ -97,15 +97,12 @@ def of_liger(why: str) -> str:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    RECORDS.parent.mkdir(parents=True, exist_ok=True)
-    lines = RECORDS.read_text().splitlines() if RECORDS.exists() else []
-    records = {record["model_type"]: record for record in map(json.loads, lines)}
-    with RECORDS.open("a") as kept:
-        for model_type in sys.argv[1:] or model_types():
-            if model_type not in records:
-                records[model_type] = record_of(model_type)
-                print(json.dumps(records[model_type]), file=kept, flush=True)
-    RESULT.write_text(json.dumps(summary(records.values()), indent=1) + "\n")
+    kept = Kept(KEPT / transformers.__version__ / "liger planned")
+    for model_type in sys.argv[1:] or model_types():
+        if kept.get(model_type) is None:
+            kept.put(model_type, record_of(model_type))
+    records = [record for model_type in model_types() if (record := kept.get(model_type)) is not None]
+    RESULT.write_text(json.dumps(summary(records), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -88,8 +88,7 @@ def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Cal
             return tuple(vjp(formula, arguments, ctx.needs_input_grad, (grad,), create_graph=differentiated_again()))
 
     def differentiable(*arguments: Any) -> Tensor:
-        records = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in arguments)
-        if not records:
+        if not recording(*(each for each in arguments if isinstance(each, Tensor))):
             return op(*arguments)
         if torch.compiler.is_compiling():
             return formula(*arguments)

@@ -9,16 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import FuseplugError
+from ..ownership import RELEASED, normal
 from .known import KNOWN, NOT_TEMPLATES, Known
 
 BACKENDS = ("inductor", "triton", "npu")
 PREFIX = "fuseplug-"
 
-_OURS = {known.distribution for known in KNOWN.values()} | {
-    "fuseplug-linear-cross-entropy",
-    "fuseplug-testing",
-    "fuseplug-host-npu",
-}
+_OURS = {*RELEASED.values(), "fuseplug-liger", "fuseplug-testing", "fuseplug-host-npu"}
 
 _NAMES_IN_TEMPLATES = """
 x y self module compute forward training wide row column inside width reference functional functools torch tl triton
@@ -91,7 +88,7 @@ def asked(name: str, *, op: str, backend: str, params: str) -> Asked:
 
 
 def _stem(name: str) -> str:
-    stem = re.sub(r"[-_.]+", "-", name.strip().lower()).removeprefix(PREFIX)
+    stem = normal(name.strip()).removeprefix(PREFIX)
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", stem):
         raise FuseplugError(
             f"NAME is {name!r}; expected the name of a distribution, letters, digits and hyphens with a letter "
