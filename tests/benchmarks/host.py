@@ -25,7 +25,7 @@ from benchmarks.gpu.turns import Entry
 from benchmarks.record import Table, write
 
 from fuseplug.bench import by_turns, machine, spread
-from fuseplug.bench.machine import VERSIONS
+from fuseplug.bench.this_machine import VERSIONS
 from fuseplug_testing.triton import compile_only
 
 CAPABILITY = 90

@@ -4,6 +4,7 @@ What ``fuseplug bench`` measures, for a dense model and a mixture of experts, in
 decoded to a training step of 2048. The table of ratios says where the fused model is slower than the unfused one.
 
     python tests/benchmarks/model.py [--repeats N] [--only WORDS] [--dtype float32] [--tokens N] [--versus again]
+        [--seconds S]
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from record import Table, write
 
 from fuseplug import manager
-from fuseplug.bench import compare
+from fuseplug.bench import Benchmark, compare
 
 DENSE = {
     "model_type": "qwen3",
@@ -49,18 +50,27 @@ MODELS = {
 }
 """By name: the config, and the dtypes. In float32 a step with such a vocabulary takes a quarter of a minute."""
 
+LARGE = 512
+"""Tokens from which on a step says where its time goes."""
+
 TOKENS, VERSUS = (16, 128, 512, 2048), ("again", "compile")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="turns at the least")
+    parser.add_argument("--seconds", type=float, default=20, help="for which turns go on in each cell")
     parser.add_argument("--only", default="", help="a part of the name of the models to measure")
     parser.add_argument("--dtype", choices=BOTH, action="append", help="by default both, where the model has both")
     parser.add_argument("--tokens", type=int, action="append", help="by default 16, 128, 512 and 2048")
     parser.add_argument("--versus", action="append", choices=VERSUS, help="by default all")
     options = parser.parse_args()
-    how = {"tokens": options.tokens or TOKENS, "versus": options.versus or VERSUS, "repeats": options.repeats}
+    how = {
+        "tokens": options.tokens or TOKENS,
+        "versus": options.versus or VERSUS,
+        "repeats": options.repeats,
+        "seconds": options.seconds,
+    }
     tables = [
         table
         for name, (_, dtypes) in MODELS.items()
@@ -72,8 +82,8 @@ def main() -> None:
     write("model", tables)
 
 
-def measure(name: str, dtype: str, *, tokens: Sequence[int], versus: Sequence[str], repeats: int) -> list[Table]:
-    """Milliseconds and memory of each kind of work, and what is paid once."""
+def measure(name: str, dtype: str, **how: Any) -> list[Table]:
+    """Milliseconds and memory of each kind of work, what is paid once, and where the time goes."""
     torch.compiler.reset()
     times = Table(f"{name}, {dtype}, in ms", ("work", "tokens", "contender", "ms", "× eager, turn by turn", "peak, MB"))
     paid = Table(f"{name}, {dtype}, paid once, in s", ("what", "s"))
@@ -83,11 +93,9 @@ def measure(name: str, dtype: str, *, tokens: Sequence[int], versus: Sequence[st
             folder,
             manager,
             dtype=dtype,
-            tokens=tokens,
             modes=("train", "prefill", "decode"),
-            versus=versus,
-            repeats=repeats,
             allow=["lazy_logits"],
+            **how,
         )
     assert found.right, found.checked
     for row in found.rows:
@@ -95,7 +103,16 @@ def measure(name: str, dtype: str, *, tokens: Sequence[int], versus: Sequence[st
         times.add(row.mode, row.tokens, row.contender, row.ms, row.gain, peak)
     for what, seconds in found.once.items():
         paid.add(what, seconds)
-    return [times, paid]
+    return [times, paid, *(_shares(found, name, dtype, count) for count in how["tokens"] if count >= LARGE)]
+
+
+def _shares(found: Benchmark, name: str, dtype: str, tokens: int) -> Table:
+    """What is left between the matmuls of a training step, for whoever wants to fuse more of it."""
+    columns = ("operation", "unfused", "fused")
+    table = Table(f"{name}, {dtype}, a training step of {tokens} tokens, in % of the unfused step", columns)
+    for share in found.shares["train", tokens]:
+        table.add(share.operation, 100 * share.before, 100 * share.after)
+    return table
 
 
 if __name__ == "__main__":

@@ -58,6 +58,7 @@ whatever `fuseplug plan` takes: a `config.json`, a directory, a Hub id. Only the
 | time less of a large model | `--layers 2` |
 | compare with others | `--vs compile,liger`; `again` is the unfused model once more, which shows the noise |
 | time each kernel by itself, in the model's own calls, also those that are too small to gain | `--ops` |
+| take more turns: by default each cell of the table has seven, and as many as fit into five seconds | `--seconds 20` |
 | keep the figures | `--json`, `--plot times.png` |
 
 All contenders share one set of weights. A training step here is a forward and a backward, without an optimizer. The

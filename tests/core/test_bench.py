@@ -16,7 +16,7 @@ from support.losses import PlainKernel
 from support.managers import manager_of
 
 from fuseplug import PlanError, kernel_manager
-from fuseplug.bench import by_turns, compare, peak_memory, spread
+from fuseplug.bench import by_turns, compare, peak_memory
 from fuseplug.bench.check import distances
 from fuseplug.bench.models import SHORT_NAMES, build_random, layers_of
 from fuseplug.bench.ops import measure_ops
@@ -93,20 +93,17 @@ class TestTurns:
         assert found["slow"] == pytest.approx([500.0] * 3)
 
     @pytest.mark.parametrize(
-        ("seconds", "turns"), [(0.02, 26), (0.3, 3), (2.0, 1)], ids=["short", "longer", "very long"]
+        ("seconds", "least", "turns"),
+        [(0.02, None, 26), (0.3, None, 3), (2.0, None, 1), (2.0, 7, 7)],
+        ids=["short", "longer", "very long", "very long, and asked for"],
     )
-    def test_they_end_in_time(self, seconds, turns):
+    def test_they_end_in_time(self, seconds, least, turns):
         clock = SimpleNamespace(now=0.0)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("fuseplug.measuring.turns.time.perf_counter", lambda: clock.now)
             run = {"only": lambda: setattr(clock, "now", clock.now + seconds)}
-            found = by_turns(run, 50, warm_up=1, within=0.505)
+            found = by_turns(run, 50, warm_up=1, within=0.505, least=least)
         assert len(found["only"]) == turns
-
-    def test_the_spread(self):
-        found = spread([5.0, 1.0, 3.0, 2.0, 4.0])
-        assert (found["median"], found["max"], found["n"]) == (3.0, 5.0, 5)
-        assert 1 < found["quartile_1"] < 3 < found["quartile_3"] < 5
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says")
@@ -252,6 +249,7 @@ class TestCompare:
             modes=("train", "decode"),
             versus=("again",),
             repeats=2,
+            seconds=0,
             step=steps.append,
         )
         assert [(row.mode, row.tokens, row.contender) for row in found.rows] == [
@@ -266,7 +264,7 @@ class TestCompare:
         assert all(row.gain == 1 for row in found.rows if row.contender == "eager")
         assert found.shares.keys() == {(row.mode, row.tokens) for row in found.rows}
         assert [each for each in steps if each and each.startswith("train, 4")][1:-1] == [
-            f"train, 4 tokens: {done} of 2 turns" for done in range(3)
+            f"train, 4 tokens: {done} turns" for done in range(3)
         ]
         assert "(LlamaForCausalLM, 1 layer, " in found.model
 
@@ -316,7 +314,7 @@ class TestCommand:
         monkeypatch.setenv("COLUMNS", "120")
 
     def run(self, *args):
-        quick = ("--device", "cpu", "--layers", "1", "--tokens", "4", "--repeats", "2")
+        quick = ("--device", "cpu", "--layers", "1", "--tokens", "4", "--repeats", "2", "--seconds", "0")
         try:
             main(("bench", *args, *quick))
         except SystemExit as leave:
@@ -380,6 +378,7 @@ class TestEachKernelByItself:
             tokens=(4,),
             modes=(mode,),
             repeats=2,
+            seconds=0,
             ops=True,
         )
         (row,) = found.ops[mode, 4]
@@ -427,7 +426,14 @@ class TestEachKernelByItself:
         monkeypatch.setattr("fuseplug.bench.ops.by_turns", once)
         monkeypatch.setattr("fuseplug.bench.ops.make", lambda function, *rest: called.append((function, rest[0])))
         found = compare(
-            tiny, manager_of(FromAThousandOn), dtype="float32", device="cpu", tokens=(4, 64), repeats=2, ops=True
+            tiny,
+            manager_of(FromAThousandOn),
+            dtype="float32",
+            device="cpu",
+            tokens=(4, 64),
+            repeats=2,
+            seconds=0,
+            ops=True,
         )
         (small,), (large,) = found.ops["train", 4], found.ops["train", 64]
         assert small.declined == (

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import types
 import warnings
 
 import pytest
@@ -149,6 +150,18 @@ def test_interrupted_it_is_undone_all_the_same(package):
     with pytest.raises(KeyboardInterrupt, match="interrupted while importing kernel x-rude:rude"):
         rude()
     assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_one_that_is_imported_is_watched_only_if_it_runs_code_for_a_name(monkeypatch, capsys, lazy):
+    module = types.ModuleType("mine")
+    if lazy:
+        module.__getattr__ = lambda name: print("hello")
+    monkeypatch.setitem(sys.modules, "mine", module)
+    with watched("mine", "x:mine") as effects:
+        getattr(module, "Kernel", None)
+    assert [effect.what for effect in effects] == ["importing mine prints 'hello'"] * lazy
+    assert capsys.readouterr().out == ""
 
 
 def test_a_stream_that_is_kept_by_what_heard_it_goes_on(capsys):

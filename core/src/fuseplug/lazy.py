@@ -18,7 +18,13 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
     Returns:
         Two functions, for ``__getattr__, __dir__ = lazy(__name__, {...})``. The first imports the module of a name,
         and keeps what it finds there in the package; it raises `AttributeError` for names that are not in *homes*.
+
+    Raises:
+        ValueError: If a name is that of its module, which stands under this name in the package once it is imported.
     """
+    for name, home in homes.items():
+        if home == f".{name}":
+            raise ValueError(f"{package}.{name} would be the module {package}{home} once that is imported: rename it")
 
     def find(name: str) -> Any:
         if name not in homes:

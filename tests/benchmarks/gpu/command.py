@@ -12,7 +12,7 @@ import torch
 from benchmarks.record import RESULTS, Table, gpu, save, show
 
 from fuseplug.bench import machine
-from fuseplug.bench.machine import VERSIONS
+from fuseplug.bench.this_machine import VERSIONS
 from fuseplug.triton.kernel import interpreted
 
 from . import linear_cross_entropy, models, moe, rmsnorm, rope, swiglu

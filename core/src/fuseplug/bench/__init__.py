@@ -12,19 +12,19 @@ from ..lazy import lazy
 
 if TYPE_CHECKING:
     from ..measuring.turns import by_turns, spread
-    from .compare import Benchmark, compare
-    from .machine import machine
+    from .comparing import Benchmark, compare
     from .memory import peak_memory
+    from .this_machine import machine
 
 __all__ = ["Benchmark", "by_turns", "compare", "machine", "peak_memory", "spread"]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        "Benchmark": ".compare",
+        "Benchmark": ".comparing",
         "by_turns": "..measuring.turns",
-        "compare": ".compare",
-        "machine": ".machine",
+        "compare": ".comparing",
+        "machine": ".this_machine",
         "peak_memory": ".memory",
         "spread": "..measuring.turns",
     },

@@ -34,7 +34,10 @@ def bench(
     vs: Annotated[
         str, typer.Option(help="What else to time: compile, liger, again (eager twice, which shows the noise); commas.")
     ] = "",
-    repeats: Annotated[int, typer.Option(help="Turns that count.")] = 7,
+    repeats: Annotated[int, typer.Option(help="Turns that count at the least.")] = 7,
+    seconds: Annotated[
+        float, typer.Option(help="For so long turns go on, for each mode and number of tokens: small work needs many.")
+    ] = 5.0,
     ops: Annotated[bool, typer.Option("--ops", help="Time each kernel by itself, too.")] = False,
     include: Include = None,
     allow: Allow = None,
@@ -47,7 +50,7 @@ def bench(
 
     # What torch's profiler would say of itself; read when torch is imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from .compare import compare
+    from .comparing import compare
     from .shown import draw, show
 
     said = Console(stderr=True, highlight=False, markup=False, emoji=False)
@@ -70,6 +73,7 @@ def bench(
             modes=mode or ("train",),
             versus=[each.strip() for each in vs.split(",") if each.strip() not in ("", "eager")],
             repeats=repeats,
+            seconds=seconds,
             ops=ops,
             include=include or None,
             allow=allow or (),

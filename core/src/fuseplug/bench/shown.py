@@ -13,7 +13,7 @@ from .contenders import EAGER, FUSED
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .compare import Benchmark
+    from .comparing import Benchmark
     from .ops import OpRow
 
 

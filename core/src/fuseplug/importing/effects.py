@@ -55,6 +55,9 @@ def watched(module: str, whose: str) -> Iterator[list[Effect]]:
         A list that is filled when the block ends, however it ends.
     """
     found: list[Effect] = []
+    if _is_there(module):
+        yield found  # one module has several kernels, and a look takes milliseconds
+        return
     notice = threading.Timer(PATIENCE, _tell, (module, whose))
     notice.daemon = True
     notice.start()
@@ -70,6 +73,12 @@ def watched(module: str, whose: str) -> Iterator[list[Effect]]:
         found += before.undo(module)
         if seconds > SLOW:
             found.append(Effect(f"importing {module} takes {seconds:.1f} s: do nothing on import", undone=False))
+
+
+def _is_there(module: str) -> bool:
+    """Whether *module* is imported, and looking a name up in it runs no code of its own."""
+    there = sys.modules.get(module)
+    return isinstance(there, types.ModuleType) and "__getattr__" not in vars(there)
 
 
 def _tell(module: str, whose: str) -> None:

@@ -25,6 +25,7 @@ def by_turns(
     warm_up: int = 3,
     after_turn: Callable[[int], Any] | None = None,
     within: float | None = None,
+    least: int | None = None,
 ) -> dict[str, list[float]]:
     """Time each contender *repeats* times, one after the other in each turn, in an order of its own.
 
@@ -37,7 +38,8 @@ def by_turns(
         settle: Called before each call that is timed, for what is still under way from the one before.
         warm_up: How many turns go before these, and do not count.
         after_turn: Called after each turn with how many counted so far.
-        within: Seconds after which no turn is begun, once three have counted; or one, if a single call takes longer.
+        within: Seconds after which no turn is begun, once *least* have counted.
+        least: By default three; or one, if a single call takes longer than *within*.
 
     Returns:
         The microseconds of a call, for each contender one number a turn.
@@ -48,7 +50,8 @@ def by_turns(
     first()
     took = time.perf_counter() - start
     at_a_time = max(1, min(_MOST_AT_A_TIME, int(_SHORT / took)))
-    least = _LEAST if within is None or took < within else 1
+    if least is None:
+        least = _LEAST if within is None or took < within else 1
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     begun, order, shuffling = 0.0, list(contenders.items()), random.Random(0)  # noqa: S311 - no secret
     for turn in range(-warm_up, repeats):

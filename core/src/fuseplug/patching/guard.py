@@ -28,8 +28,8 @@ _SEE_RESULTS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN_TYPES = {"cpu": "is_cpu", "cuda": "is_cuda"}
 """Properties that say in a twentieth of a microsecond what ``device.type`` says in half of one."""
 
-Holds = Callable[[Sequence[Any]], bool]
-"""``holds(args)``, the module first: whether a call is as it was verified."""
+Holds = Callable[[Sequence[Any]], "bool | None"]
+"""``holds(args)``, the module first: whether a call is as it was verified; ``None`` if its main input is too small."""
 
 _STORES = ("_modules", "_parameters", "_buffers")
 """Dictionaries in a module's own, each a local variable of the guard: looking one up costs as much as a comparison."""
@@ -37,8 +37,7 @@ _STORES = ("_modules", "_parameters", "_buffers")
 _HOLDS = """\
 def holds(a):
     try:
-        if not ({}):
-            return False
+        {}
         m = a[0]
         {}
         return {}
@@ -58,10 +57,12 @@ class _Term(NamedTuple):
         code: An expression in ``a``, the arguments; ``m``, the first of them; and, if that is a module, ``d``, its
             dictionary, and those in it that `_STORES` names.
         meaning: What is said where it is false; or makes that of the arguments.
+        answer: What `Holds` returns then.
     """
 
     code: str
     meaning: str | Callable[[Sequence[Any]], str]
+    answer: bool | None = False
 
     def why(self, args: Sequence[Any]) -> str:
         """What is said of a call with *args*."""
@@ -114,15 +115,18 @@ class Guard:
             return f"it cannot be compared with what it was: {said_by(error)}"
 
     def _compiled(self, terms: Sequence[_Term]) -> Holds:
-        codes = [term.code for term in terms]
         # What asks nothing of the module is compared before anything is looked up there.
-        first = [*itertools.takewhile(lambda code: not _OF_MODULE.search(code), codes)]
-        rest = _all_of(codes[len(first) :])
+        first = [*itertools.takewhile(lambda term: not _OF_MODULE.search(term.code), terms)]
+        rest = _all_of([term.code for term in terms[len(first) :]])
+        lines = [
+            f"if not ({_all_of([term.code for term in group])}): return {answer}"
+            for answer, group in itertools.groupby(first, lambda term: term.answer)
+        ]
         used = [f"{store} = d['{store}']" for store in _STORES if re.search(_USED.format(store), rest)]
         needed = used or re.search(_USED.format("d"), rest)
         locals_ = "; ".join(["d = m.__dict__", *used] if needed else ["pass"])
         names = {**self._names, "GONE": (AttributeError, KeyError, IndexError, TypeError)}
-        code = _HOLDS.format(_all_of(first), locals_, rest)
+        code = _HOLDS.format("\n        ".join(lines or ["pass"]), locals_, rest)
         exec(compile(code, "<guard of a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name
         holds: Holds = names["holds"]
         return holds
@@ -160,7 +164,7 @@ class Guard:
             # Most calls are smaller or larger than every number, and need not be asked which is theirs.
             smallest, largest = (f(gains.training + gains.inference) for f in (min, max))
             code = f"((n := {x}.numel()) >= {largest} or n >= {smallest} and n >= {least})"
-        yield _Term(code, lambda args: gains.why_not(args[main]))
+        yield _Term(code, lambda args: gains.why_not(args[main]), answer=None)
 
     def _device(self, main: int, device_type: str) -> Iterator[_Term]:
         x = f"a[{main}]"

@@ -149,11 +149,12 @@ def _guarded(
         traced = compiling()
         test = None if kwargs else as_tried.get(len(args))
         result = NotImplemented
+        held: bool | None = False
         if traced and uncompiled:
             pass
-        elif test is not None and test(args):
+        elif test is not None and (held := test(args)):
             result = fused(*args)
-        elif (test is None or not one_way) and (placed := place(args, kwargs)) is not None:
+        elif held is not None and (test is None or not one_way) and (placed := place(args, kwargs)) is not None:
             number, values, named = placed
             if holds[number](values):
                 result = fused(*values[: accepts.calls[number].count], **named)

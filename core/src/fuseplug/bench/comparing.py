@@ -16,11 +16,11 @@ from ..measuring.calls import sharing
 from ..measuring.turns import by_turns, spread
 from .check import Distance, distances
 from .contenders import EAGER, FUSED, OTHERS, Contender, eager_of, fused_of
-from .machine import machine
 from .memory import peak_memory
 from .models import build_random, layers_of
 from .ops import OpRow, measure_ops
 from .shares import Share, shares
+from .this_machine import machine
 from .work import MODES, cannot_work, tokens_for
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 CONTENDERS = tuple(OTHERS)
 """What eager and Fuseplug can be compared with."""
+
+_MOST_TURNS = 1000
 
 _CHECKED = 256
 """Tokens on which results are compared, at most: the model runs in a wider dtype for that."""
@@ -117,6 +119,7 @@ def compare(
     modes: Sequence[str] = ("train",),
     versus: Sequence[str] = (),
     repeats: int = 7,
+    seconds: float = 5.0,
     ops: bool = False,
     allow: Sequence[str] = (),
     include: Sequence[str] | None = None,
@@ -134,7 +137,8 @@ def compare(
         tokens: How many tokens a call has; each number is measured.
         modes: Of `MODES`; each is measured.
         versus: Of `CONTENDERS`: what is timed besides eager and Fuseplug.
-        repeats: Turns that count, two at least.
+        repeats: Turns that count at the least, two or more.
+        seconds: For so long turns go on, for each kind of work and number of tokens, a thousand at the most.
         ops: Whether to time each kernel by itself, too, in the calls that this model makes.
         allow: As for ``apply_all``.
         include: As for ``apply_all``.
@@ -168,7 +172,7 @@ def compare(
     found.once = {each.name: each.seconds for each in contenders if each.seconds}
     for mode in modes:
         for count in tokens:
-            _measure(found, contenders, mode, count, repeats, step)
+            _measure(found, contenders, mode, count, repeats, seconds, step)
             if ops:
                 step(f"{mode}, {count} tokens: each kernel by itself")
                 ids = tokens_for(model, count)
@@ -197,6 +201,7 @@ def _measure(
     mode: str,
     tokens: int,
     repeats: int,
+    seconds: float,
     step: Callable[[str | None], Any],
 ) -> None:
     step(f"{mode}, {tokens} tokens: the first calls, in which compilers work")
@@ -204,9 +209,9 @@ def _measure(
     runs = {each.name: MODES[mode](each.model, ids) for each in contenders}
 
     def told(done: int) -> None:
-        step(f"{mode}, {tokens} tokens: {done} of {repeats} turns")
+        step(f"{mode}, {tokens} tokens: {done} turns")
 
-    samples = by_turns(runs, repeats, warm_up=1, after_turn=told)
+    samples = by_turns(runs, max(repeats, _MOST_TURNS), warm_up=1, after_turn=told, within=seconds, least=repeats)
     for name, times in samples.items():
         ratios = [eager / own for eager, own in zip(samples[EAGER], times, strict=True)]
         peak = peak_memory(runs[name], ids.device.type)

@@ -1,0 +1,22 @@
+"""Names of a package that are imported when they are first asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fuseplug.lazy import lazy
+
+
+def test_a_name_is_not_that_of_its_module():
+    # The import of a module puts it into its package, under its name: `__getattr__` is asked no more.
+    with pytest.raises(
+        ValueError, match=r"here\.compare would be the module here\.compare once that is imported: rename it"
+    ):
+        lazy("here", {"Result": ".compare", "compare": ".compare"})
+
+
+def test_names_mean_the_same_in_any_order():
+    code = "from fuseplug.bench import Benchmark, compare, machine; print(callable(compare), callable(machine))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "True True\n"
