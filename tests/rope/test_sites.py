@@ -14,6 +14,8 @@ from support.thorough import covering, first_quick
 from torch import nn
 
 from fuseplug import Rejection, Site, Target
+from fuseplug.patching.placing import Placing
+from fuseplug.patching.replacement import replacement_of
 from fuseplug_rope import reference, specimens
 from fuseplug_rope.kernels import RoPEKernel
 from fuseplug_rope.recognise.structure import match
@@ -556,3 +558,15 @@ def test_a_scripted_rotary_function_is_left_alone_with_a_reason(monkeypatch):
 def test_tables_in_float32_are_likely_where_the_results_can_be_used(specimen, dtype, likely):
     (proposal,) = match(Site("module", specimen().to(dtype), "cpu"))
     assert {mix.x for mix in proposal.likely if mix.table is torch.float32} == likely
+
+
+def test_a_small_call_is_compared_once_however_many_ways_of_calling_were_tried(manager, monkeypatch):
+    monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
+    monkeypatch.setattr(RoPEKernel, "gains_from", lambda *_: 1_000_000)
+    module = calls_as_global(right, monkeypatch)
+    applied = manager.apply_all(module)
+    assert len(replacement_of(applied.patches[0].function).guards) > 1
+    monkeypatch.setattr(Placing, "__call__", lambda *_: pytest.fail("another way of calling was looked for"))
+    for fused, want in zip(module(*tensors()), right(*tensors()), strict=True):
+        assert torch.equal(fused, want)
+    assert [(calls.fused, calls.original) for calls in applied.calls()] == [(0, 1)]
