@@ -61,7 +61,7 @@ def draw_loss(losses: Losses, path: Path) -> None:
             axes.set_xlim(0, 1.08 * max(map(max, series)))
             axes.set_xlabel(kind)
             axes.set_title(kinds[kind])
-        figure.suptitle("The loss of 1024 tokens, 151,936 words, bfloat16", fontsize=12, fontweight="bold")
+        figure.suptitle(f"The loss of 1024 tokens, 151,936 words, {losses.dtype}", fontsize=12, fontweight="bold")
         figure.supxlabel(machine.line(), fontsize=7.5, color=UNFUSED)
         figure.savefig(path, dpi=150)
 

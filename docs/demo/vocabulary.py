@@ -60,14 +60,15 @@ class Losses:
     unfused: Steps
     fused: Steps
     gradient_difference: float
+    dtype: str
 
     def to_dict(self) -> dict[str, Any]:
-        return {"config": CONFIG, "tokens": TOKENS, "dtype": "bfloat16", **asdict(self)}
+        return {"config": CONFIG, "tokens": TOKENS, **asdict(self)}
 
 
-def compare(seed: int) -> Losses:
+def compare(seed: int, dtype: torch.dtype) -> Losses:
     """Time steps of two equal models by turns. All other kernels are on in both."""
-    models = {fused: _build(seed, fused=fused) for fused in (False, True)}
+    models = {fused: _build(seed, dtype, fused=fused) for fused in (False, True)}
     tokens = torch.randint(CONFIG["vocab_size"], (1, TOKENS))
     steps = {False: Steps(), True: Steps()}
     gradients = {}
@@ -78,12 +79,12 @@ def compare(seed: int) -> Losses:
                 steps[fused].loss = found
                 gradients[fused] = models[fused].lm_head.weight.grad.float()
     difference = (gradients[True] - gradients[False]).norm() / gradients[False].norm()
-    return Losses(steps[False], steps[True], difference.item())
+    return Losses(steps[False], steps[True], difference.item(), str(dtype).removeprefix("torch."))
 
 
-def _build(seed: int, *, fused: bool) -> Qwen3ForCausalLM:
+def _build(seed: int, dtype: torch.dtype, *, fused: bool) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(Qwen3Config(**CONFIG)).to(torch.bfloat16)
+    model = Qwen3ForCausalLM(Qwen3Config(**CONFIG)).to(dtype)
     report = manager.apply_all(model, allow=["lazy_logits"] if fused else []).report
     if fused != any(entry.op == "linear_cross_entropy" for entry in report.fused):
         raise BrokenPromiseError(f"the loss was not fused as asked. The report:\n{report}")
@@ -109,6 +110,7 @@ def _step(model: Qwen3ForCausalLM, tokens: torch.Tensor, steps: Steps) -> float:
 
 def print_losses(found: Losses) -> None:
     unfused, fused = found.unfused, found.fused
+    print(f"  in {found.dtype}, a vocabulary of {CONFIG['vocab_size']:,}, {TOKENS} tokens")
     print(f"  loss                   {unfused.loss:.5f} unfused, {fused.loss:.5f} fused")
     print(f"  gradient of the head   {found.gradient_difference:.1e} apart, relative to its norm")
     print(f"  seconds of a step      {Spread.of(unfused.seconds)} unfused, {Spread.of(fused.seconds)} fused")

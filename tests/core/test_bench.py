@@ -268,6 +268,12 @@ class TestCompare:
         ]
         assert "(LlamaForCausalLM, 1 layer, " in found.model
 
+    @pytest.mark.parametrize(("emulated", "dtype"), [(True, "float32"), (False, "bfloat16")])
+    def test_bfloat16_is_measured_where_a_cpu_has_instructions_for_it(self, tiny, monkeypatch, emulated, dtype):
+        monkeypatch.setattr("fuseplug.bench.comparing.emulates_bfloat16", lambda: emulated)
+        how = {"device": "cpu", "layers": 1, "tokens": (4,), "modes": ("decode",), "repeats": 2, "seconds": 0}
+        assert compare(tiny, manager_of(PlainNorms), **how).model.endswith(f", {dtype}, cpu")
+
     @pytest.mark.parametrize(
         ("given", "said"),
         [

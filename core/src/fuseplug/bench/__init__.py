@@ -13,10 +13,11 @@ from ..lazy import lazy
 if TYPE_CHECKING:
     from ..measuring.turns import by_turns, spread
     from .comparing import Benchmark, compare
+    from .dtypes import emulates_bfloat16
     from .memory import peak_memory
     from .this_machine import machine
 
-__all__ = ["Benchmark", "by_turns", "compare", "machine", "peak_memory", "spread"]
+__all__ = ["Benchmark", "by_turns", "compare", "emulates_bfloat16", "machine", "peak_memory", "spread"]
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -24,6 +25,7 @@ __getattr__, __dir__ = lazy(
         "Benchmark": ".comparing",
         "by_turns": "..measuring.turns",
         "compare": ".comparing",
+        "emulates_bfloat16": ".dtypes",
         "machine": ".this_machine",
         "peak_memory": ".memory",
         "spread": "..measuring.turns",

@@ -26,7 +26,10 @@ def bench(
     device: Annotated[
         str | None, typer.Option(help="Where it runs: npu, cuda, cpu, … The default is the accelerator here, or cpu.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="bfloat16, float16 or float32. The default is bfloat16; float32 on a CPU that emulates it."),
+    ] = None,
     tokens: Annotated[list[int] | None, typer.Option(help="Tokens of a call; may be repeated. By default 512.")] = None,
     mode: Annotated[
         list[str] | None, typer.Option(help="train, prefill or decode; may be repeated. By default train.")

@@ -16,6 +16,7 @@ from ..measuring.calls import sharing
 from ..measuring.turns import by_turns, spread
 from .check import Distance, distances
 from .contenders import EAGER, FUSED, OTHERS, Contender, eager_of, fused_of
+from .dtypes import emulates_bfloat16
 from .memory import peak_memory
 from .models import build_random, layers_of
 from .ops import OpRow, measure_ops
@@ -114,7 +115,7 @@ def compare(
     *,
     layers: int | None = None,
     device: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str | None = None,
     tokens: Sequence[int] = (512,),
     modes: Sequence[str] = ("train",),
     versus: Sequence[str] = (),
@@ -133,7 +134,8 @@ def compare(
         manager: Whose kernels are applied.
         layers: How many layers the model is to have; ``None`` for all.
         device: Where it runs; by default on the accelerator, if there is one.
-        dtype: Of its weights: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
+        dtype: Of its weights: ``"bfloat16"``, ``"float16"`` or ``"float32"``. By default ``"bfloat16"``, or, on a CPU
+            that emulates it, ``"float32"``.
         tokens: How many tokens a call has; each number is measured.
         modes: Of `MODES`; each is measured.
         versus: Of `CONTENDERS`: what is timed besides eager and Fuseplug.
@@ -151,6 +153,8 @@ def compare(
     """
     _check(dtype, tokens, modes, versus, repeats)
     device = device_here(device)
+    if dtype is None:
+        dtype = "float32" if torch.device(device).type == "cpu" and emulates_bfloat16() else "bfloat16"
     step("building the model")
     model = build_random(
         name, layers=layers, dtype=getattr(torch, dtype), device=device, trust_remote_code=trust_remote_code
@@ -180,9 +184,9 @@ def compare(
     return found
 
 
-def _check(dtype: str, tokens: Sequence[int], modes: Sequence[str], versus: Sequence[str], repeats: int) -> None:
+def _check(dtype: str | None, tokens: Sequence[int], modes: Sequence[str], versus: Sequence[str], repeats: int) -> None:
     for what, given, known in (
-        ("dtype", [dtype], ("bfloat16", "float16", "float32")),
+        ("dtype", [dtype] if dtype else [], ("bfloat16", "float16", "float32")),
         ("mode", modes, tuple(MODES)),
         ("contender", versus, CONTENDERS),
     ):
