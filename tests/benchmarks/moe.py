@@ -43,13 +43,16 @@ class Size(NamedTuple):
 
 SIZES = (Size(8, 2, 512, 1024, (1, 16, 128, 512, 2048)), Size(64, 8, 256, 512, (1, 16, 128, 512, 2048)))
 LARGE = (Size(128, 8, 2048, 768, (1, 16)),)
-BATCHED_UP_TO = 16
-"""Tokens: batched_mm copies a matrix for each of their experts."""
+BATCHED, BATCHED_UP_TO = "batched_mm", 16
+"""Tokens: it copies a matrix for each of their experts."""
+
+SECONDS = 10.0
+"""For so long turns go on in each cell."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=20, help="turns at the most")
     parser.add_argument("--large", action="store_true", help="also an experts module of 2.4 GB in float32")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), action="append", help="by default both")
     options = parser.parse_args()
@@ -70,8 +73,9 @@ def measure(size: Size, dtype: torch.dtype, work: Work, repeats: int) -> Table:
         f"{str(dtype).removeprefix('torch.')}, {work.__name__.replace('_', ' ')}, in µs"
     )
     table = Table(name, ("tokens", "contender", "µs", f"× {USUAL}, turn by turn"))
+    every, weights = make_contenders(size, dtype)
     for tokens in size.tokens:
-        contenders, weights = make_contenders(size, dtype, tokens)
+        contenders = {n: f for n, f in every.items() if n != BATCHED or tokens <= BATCHED_UP_TO}
         torch.manual_seed(0)
         trains = work is forward_and_backward
         arguments = (
@@ -82,16 +86,15 @@ def measure(size: Size, dtype: torch.dtype, work: Work, repeats: int) -> Table:
             torch.randn(tokens, size.hidden).to(dtype),
         )
         assert_right(contenders, work, arguments)
-        samples = by_turns({n: partial(work, f, *arguments) for n, f in contenders.items()}, repeats)
+        runs = {n: partial(work, f, *arguments) for n, f in contenders.items()}
+        samples = by_turns(runs, repeats, within=SECONDS)
         for contender, microseconds in samples.items():
             ratios = [e / m for e, m in zip(samples[USUAL], microseconds, strict=True)]
             table.add(tokens, contender, spread(microseconds), statistics.median(ratios))
     return table
 
 
-def make_contenders(
-    size: Size, dtype: torch.dtype, tokens: int
-) -> tuple[dict[str, Contender], tuple[nn.Parameter, ...]]:
+def make_contenders(size: Size, dtype: torch.dtype) -> tuple[dict[str, Contender], tuple[nn.Parameter, ...]]:
     """By name; all use the weights that come with them."""
     config = MixtralConfig(num_local_experts=size.experts, hidden_size=size.hidden, intermediate_size=size.inner)
     config._experts_implementation = USUAL
@@ -101,9 +104,8 @@ def make_contenders(
         for weight in usual.parameters():
             weight.normal_(0, weight.shape[-1] ** -0.5)
     made: dict[str, MixtralExperts] = {"fuseplug": with_config(usual, USUAL), USUAL: usual}
-    made["eager"] = with_config(usual, "eager")
-    if tokens <= BATCHED_UP_TO:
-        made["batched_mm"] = with_config(usual, "batched_mm")
+    for name in ("eager", BATCHED):
+        made[name] = with_config(usual, name)
     assert manager.apply_all(made["fuseplug"]).report.fused, "nothing was fused"
     torch.compiler.reset()
     contenders: dict[str, Contender] = dict(made)
