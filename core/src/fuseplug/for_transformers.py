@@ -65,7 +65,7 @@ class _Layer:
     """What is known of a layer name: its modules by path, and by class what is to replace their forward."""
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
-    forwards: dict[type, Forward] = field(default_factory=dict)
+    forwards: dict[type[nn.Module], Forward] = field(default_factory=dict)
 
 
 def kernel_mapping(model: nn.Module, **options: Unpack[AllOptions]) -> KernelMapping:
@@ -153,7 +153,7 @@ def _kinds(forward: Forward) -> tuple[Any, ...]:
     return tuple(parameter.kind for parameter in inspect.signature(forward).parameters.values())
 
 
-def _made(name: str, forwards: Mapping[type, Forward]) -> type[nn.Module]:
+def _made(name: str, forwards: Mapping[type[nn.Module], Forward]) -> type[nn.Module]:
     """A class without state whose forward is, by the class of the module, one of *forwards*; otherwise its own."""
     from torch import nn
 
