@@ -19,21 +19,23 @@ PAGE = ROOT / "docs" / "catalogue.md"
 HEAD = """\
 # Catalogue of kernels
 
-This page lists kernels, from all distributions that sent a result, with what the conformance kit found. It is for users who look
-for a kernel, and for authors who want theirs to be found. `nox -s catalogue` checks the kernels of this repository again, and
-writes the page.
+This page lists kernels, from all distributions that sent a result, with what the conformance kit found. It is for
+users who look for a kernel, and for authors who want theirs to be found. `nox -s catalogue` checks the kernels of
+this repository again, and writes the page.
 
-Each row is the result of `fuseplug check ID --quick --json`. The [checks](test-a-kernel.md#what-is-checked) run the kernel against
-the modules that its author names, values and gradients. **Passed**, **failed** and **skipped** count checks: one is failed if it
-found a fault on any specimen, and skipped if nothing could be asked. Links lead to the files. A row says nothing of speed, and
-nothing of other machines: Fuseplug checks a kernel on yours before it uses it.
+Each row is the result of `fuseplug check ID --quick --json`. The [checks](test-a-kernel.md#what-is-checked) run the
+kernel against the modules that its author names, values and gradients. **Passed**, **failed** and **skipped** count
+checks: one is failed if it found a fault on any specimen, and skipped if nothing could be asked. Links lead to the
+files. A row says nothing of speed, and nothing of other machines: Fuseplug checks a kernel on yours before it uses
+it.
 """
 COLUMNS = ("kernel", "distribution", "op", "ran on", "torch", "date", "passed", "failed", "skipped")
 ELSEWHERE = {
     "fuseplug-host-npu": "torch_npu on tensors in host memory. **No Ascend chip** has run these kernels. "
     "[What that shows](ascend.md#what-was-verified-and-how).",
-    "Triton's interpreter": "Triton's interpreter. **No GPU** has run our kernels. [What that shows](cuda.md#what-was-checked-and-how). "
-    "For Liger-Kernel's programs, which run on GPUs, the interpreter is changed: it lacks what they need of a compiler.",
+    "Triton's interpreter": "Triton's interpreter. **No GPU** has run these kernels for this page. [What that "
+    "shows](cuda.md#what-was-checked-and-how). For Liger-Kernel's programs the interpreter is changed, because it "
+    "lacks some of what Triton's compiler gives them.",
 }
 """What is said of results that were found without the device, by what stood in for it."""
 
@@ -48,9 +50,9 @@ fuseplug check your_kernel --quick --json > docs/results/checks/your_kernel.json
 python tests/catalogue/page.py                     # writes this page; the tests compare it with the files
 ```
 
-The result must be of a release that can be installed: the file names the distribution and its version. Several kernels may be
-checked by one command into one file. Failed checks are no reason to be refused; the row shows them. A newer result replaces the
-older one.
+The result must be of a release that can be installed: the file names the distribution and its version. Several
+kernels may be checked by one command into one file. Failed checks are no reason to be refused; the row shows them. A
+newer result replaces the older one.
 """
 
 
@@ -109,8 +111,8 @@ def _missing() -> Iterator[str]:
     absent = [f"`{name}`" for name in kernels() if not (CHECKS / f"{name}.json").exists()]
     if absent:
         yield (
-            f"**Without a row**, because the check takes longer than {LIMIT / 60:.0f} minutes where there is no device: "
-            f"{', '.join(absent)}.\n"
+            f"**Without a row**, because the check takes longer than {LIMIT / 60:.0f} minutes where there is no device:"
+            f" {', '.join(absent)}.\n"
         )
 
 
