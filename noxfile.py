@@ -21,11 +21,12 @@ EXAMPLES = tuple(sorted(ROOT.glob("docs/examples/*/pyproject.toml")))
 TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
 OLDEST_TORCH = re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text())[0]
+TRANSFORMERS_OF_KERNELS = "5.22.2"  # the newest that accepts the `kernels` in constraints.txt
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
 QUICK, THOROUGH = ("-m", "not thorough"), ("-m", "thorough")
 MODELS_ON_NPU = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/npu/test_*models.py"))
 OLDER_MODELS = ("tests/models", "tests/survey", "-k", "not (test_every_op and bfloat16) and not everything_compiled")
-NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu")
+NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu", "--ignore=tests/kernelize")
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 FOR_SURVEY = ("pytest", "scipy")  # what some models import
 WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # each holds a torch of its own
@@ -92,6 +93,23 @@ def tests_npu_releases(session: nox.Session, torch_npu: str) -> None:
     """Check every call of the Ascend kernels against another torch_npu, beside its torch. Downloads a torch each."""
     install(session, f"torch_npu=={torch_npu}", *FOR_TESTS, free=("torch", "torch_npu"))
     test(session, "--fuseplug-host-npu", "tests/npu", "-k", "fake_npu")
+
+
+@nox.session(default=False)
+def kernelize(session: nox.Session) -> None:
+    """Put kernels on whole models by transformers' own use_kernels."""
+    install(session, *FOR_TESTS, "kernels", transformers=TRANSFORMERS_OF_KERNELS)
+    test(session, "tests/kernelize")
+
+
+@nox.session(default=False)
+@nox.parametrize("kernels", ("inductor", "npu", "triton"))
+def catalogue(session: nox.Session, kernels: str) -> None:
+    """Check the kernels of this repository, quickly, and write docs/catalogue.md. Name some to check only these."""
+    extras = {"npu": ("torch_npu",), "triton": ("triton", "liger-kernel")}.get(kernels, ())
+    install(session, *extras, *(f"./{example.parent.relative_to(ROOT)}" for example in EXAMPLES))
+    session.run("python", "tests/catalogue/checks.py", kernels, *session.posargs, env=ONE_THREAD | NOTHING_KEPT)
+    session.run("python", "tests/catalogue/page.py")
 
 
 @nox.session(default=False)

@@ -51,7 +51,7 @@ LAYERS = (
     {"doctor", "bench", "check", "new"},
     {"cli"},
     {"__init__", "__main__"},
-    {"interface"},
+    {"interface", "for_transformers"},
     {"testing"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

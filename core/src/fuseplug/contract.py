@@ -178,7 +178,7 @@ class Proposal:
             autocast, for example. The kernel itself is run in each. Calls in any other mix go to the original.
         roundings: How many roundings to the output's dtype a right implementation may accumulate.
         working_roundings: How many roundings in float32, in which it computes, it may accumulate before that. These two
-            are the constants *c* and *w* of the tolerance (``docs/concepts.md``).
+            are the constants *c* and *w* of the tolerance (``docs/tolerances.md``).
         covers: Paths below the site whose modules are no longer called once the target is replaced.
         exact: Whether the original must equal the reference bit for bit. Say no if the original is not reproducible to
             the bit, such as a grouped matmul that sums in an order of its own. It must then be within the same

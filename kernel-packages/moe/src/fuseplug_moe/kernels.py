@@ -10,6 +10,9 @@ from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
 from fuseplug.triton import FORMULAS, TritonKernel
 
+STACKED_GAINS_FROM = 512
+"""Tokens from which on Inductor's kernel gains against ``grouped_mm``; `InductorMoEKernel.gains_from` has the times."""
+
 
 class MoEKernel(BaseKernel):
     """The base of every mixture-of-experts kernel: a subclass names its id, its function and its device types.
@@ -47,7 +50,7 @@ class InductorMoEKernel(InductorKernel, MoEKernel):
         from .recognise.stacked_experts import StackedAdapter
 
         if isinstance(use.adapter, StackedAdapter):
-            return 512
+            return STACKED_GAINS_FROM
         return 16 if isinstance(use.adapter, (BlockAdapter, SeamAdapter)) else 0
 
 

@@ -1,0 +1,188 @@
+"""Experts as one of transformers' experts implementations: ``model.set_experts_implementation("fuseplug")``.
+
+Nothing is checked here when it is put on. So only what transformers says of its experts is computed by a kernel, and
+everything else by its own ``grouped_mm``.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug.torch_private import GLOBAL_HOOKS
+
+from .functional import KERNELS, moe
+from .kernels import STACKED_GAINS_FROM, InductorMoEKernel, MoEKernel
+from .recognise.gates import named_activation
+from .recognise.indices import PARALLEL, names_experts
+from .recognise.stacked_experts import PLAIN, own_gate
+from .reference import GateUpLayout, RowFunction, apply_gate
+
+__all__ = ["register_experts"]
+
+_NAMING = ("torch.nn.modules.activation", "torch.nn.functional", "transformers.activations")
+"""Where activations are defined of which those in `GATES` do the same in every call, in training as in eval mode."""
+
+_SAME_AS_USUAL = "grouped_mm"
+"""What transformers uses if no implementation is asked for."""
+
+
+def register_experts(name: str = "fuseplug", *, every_size: bool = False) -> str:
+    """Register the kernels of this package with transformers, for ``model.set_experts_implementation(name)``.
+
+    The kernel is the one for the device of the call, as for `fuseplug_moe.moe`. transformers' own ``grouped_mm``
+    computes calls inside ``torch.compile``, calls that are too small to gain, and, with a `RuntimeWarning` that says
+    why, calls that no kernel here computes: on a device that has none, or with weights that are no plain tensors.
+
+    Args:
+        name: The name of the implementation.
+        every_size: Use the kernels in calls of every size, as in `fuseplug.KernelManager`.
+
+    Returns:
+        *name*.
+
+    Raises:
+        ImportError: If transformers is not installed, or older than its experts implementations.
+        ValueError: If transformers, or somebody else, has an implementation of that name.
+    """
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError as error:
+        raise ImportError(
+            "register_experts needs a transformers that has experts implementations (5.0 or newer): "
+            'pip install "transformers>=5". In older ones use fuseplug.manager.apply_all(model)'
+        ) from error
+    known = ALL_EXPERTS_FUNCTIONS.get(name, None)
+    if name == "eager" or not (known is None or getattr(known, "func", None) is _experts):
+        raise ValueError(
+            f"transformers already has an experts implementation {name!r}, from "
+            f"{getattr(known, '__module__', 'the models themselves')}: choose another name"
+        )
+    usual = functools.partial(ALL_EXPERTS_FUNCTIONS.__getitem__, _SAME_AS_USUAL)
+    ALL_EXPERTS_FUNCTIONS.register(name, functools.partial(_experts, usual, every_size))
+    return name
+
+
+def _experts(
+    usual: Callable[[], Callable[..., Tensor]],
+    every_size: bool,
+    module: nn.Module,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+) -> Tensor:
+    """What transformers calls: ``(tokens, hidden)`` floating, ``(tokens, k)`` integers, ``(tokens, k)`` floating.
+
+    Raises:
+        IndexError: On the CPU, for an index that names neither an expert nor, in expert parallelism, those elsewhere.
+    """
+    if torch.compiler.is_compiling():
+        return usual()(module, hidden_states, top_k_index, top_k_weights)
+    kernel = _kernel(hidden_states.device.type)
+    if kernel is InductorMoEKernel and not every_size and len(hidden_states) < STACKED_GAINS_FROM:
+        return usual()(module, hidden_states, top_k_index, top_k_weights)
+    if why := _unknown(module, hidden_states, kernel):
+        said = f"{type(module).__name__}: {why}; transformers' {_SAME_AS_USUAL} computes it"
+        warnings.warn(said, RuntimeWarning, stacklevel=2)
+        return usual()(module, hidden_states, top_k_index, top_k_weights)
+    held: Any = module
+    first, down, *biases = _weights(held)
+    if not names_experts(module, top_k_index, len(down)):
+        least, most = (int(end) for end in top_k_index.aminmax())
+        elsewhere = f", and {len(down)} for those on other ranks" if getattr(module, PARALLEL, False) else ""
+        raise IndexError(
+            f"top_k_index of {type(module).__name__} must be from 0 to {len(down) - 1}{elsewhere}; it is from {least} "
+            f"to {most}: look at the router, or at num_experts"
+        )
+    layout: GateUpLayout = "concatenated" if held.has_gate else "ungated"
+    return moe(
+        hidden_states,
+        top_k_index,
+        top_k_weights,
+        first,
+        down,
+        gate_up_bias=biases[0] if biases else None,
+        down_bias=biases[1] if biases else None,
+        transposed=held.is_transposed,
+        layout=layout,
+        activation=_gate(module, layout),
+        post=held.post_expert_norm if held.has_post_expert_norm else None,
+    )
+
+
+@functools.cache
+def _kernel(device_type: str) -> type[MoEKernel] | None:
+    """The kernel that `moe` uses on *device_type*."""
+    able = (each for each in KERNELS if each().runs_on(device_type) and each().lacks(device_type) is None)
+    return next(able, None)
+
+
+def _weights(module: Any) -> list[Any]:
+    """The first projection, the second, and their biases if there are any, where transformers has them."""
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    names = [first, "down_proj", *((f"{first}_bias", "down_proj_bias") if module.has_bias else ())]
+    return [getattr(module, name) for name in names]
+
+
+def _unknown(module: nn.Module, hidden_states: Tensor, kernel: type[MoEKernel] | None) -> str:
+    """Why no kernel computes a call; ``""`` if one does."""
+    if kernel is None:
+        return f"no kernel of fuseplug-moe runs on {hidden_states.device.type} here, as `fuseplug doctor` says"
+    if hidden_states.dim() != 2:
+        return f"its input has {hidden_states.dim()} dimensions, not 2"
+    tensors = [hidden_states, *_weights(module)]
+    if odd := next((type(each) for each in tensors if type(each) not in PLAIN), None):
+        return f"a {odd.__name__} is among its weights and its input, where plain tensors are known"
+    return ""
+
+
+def _gate(module: Any, layout: GateUpLayout) -> str | RowFunction:
+    """The row of `GATES` that is the module's gate if that is certain, otherwise its gate, to be called as it is."""
+    named = _named(module.act_fn) if layout == "ungated" or _is_default(module) else None
+    return named or own_gate(module, layout)
+
+
+def _is_default(module: nn.Module) -> bool:
+    """Whether the gate is ``act_fn(gate) * up`` of two halves: transformers gives it to classes that have none."""
+    gate = getattr(type(module), "_apply_gate", None)
+    return getattr(gate, "__module__", "") == "transformers.integrations.moe" and "_apply_gate" not in vars(module)
+
+
+def _named(activation: Any) -> str | None:
+    """The row of `GATES` that *activation* is, for those of torch and transformers."""
+    if isinstance(activation, nn.Module):
+        own = vars(activation)
+        hooked = any(GLOBAL_HOOKS) or any(own[name] for name in own if name.endswith("hooks"))
+        if hooked or "forward" in own or activation._parameters:
+            return None
+        state = tuple((name, own[name]) for name in own if not name.startswith("_") and name != "training")
+    else:
+        state = (("", activation),)
+    try:
+        if (type(activation), state) not in _names:
+            _names[type(activation), state] = _name_of(activation)
+    except TypeError:  # it holds something that cannot be a key
+        return None
+    return _names[type(activation), state]
+
+
+_names: dict[Any, str | None] = {}
+
+
+def _name_of(activation: Any) -> str | None:
+    defined = activation if isinstance(activation, FunctionType) else type(activation)
+    if defined.__module__ not in _NAMING:
+        return None
+    name = named_activation(activation)
+    # Some are clipped where no network goes: at 10.
+    far = torch.tensor([*(10.0**n for n in range(5)), *(-(10.0**n) for n in range(5))], device="cpu").repeat(2)
+    same = name is not None and torch.allclose(
+        activation(far), apply_gate(far, None, name, "ungated", None, 1.0), rtol=1e-5, atol=1e-6
+    )
+    return name if same else None

@@ -1,0 +1,105 @@
+"""Verified layers put on by transformers' own use_kernels, with the `kernels` package: `nox -s kernelize` has it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.parity import ROUNDINGS, distance
+from support.thorough import first_quick
+from support.tiny import build, step
+from transformers import KernelConfig
+from transformers.integrations.hub_kernels import kernelize
+
+from fuseplug import KernelManager
+from fuseplug.for_transformers import kernel_mapping
+
+MODELS = ("qwen3", "llama", "gemma3_text", "olmo2", "qwen2_5_vl")
+
+
+@pytest.fixture
+def manager(monkeypatch):
+    manager = KernelManager(environ={})
+    monkeypatch.setattr("fuseplug.for_transformers.manager", manager)
+    return manager
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The ids of the modules whose calls a kernel computed."""
+    found = set()
+    monkeypatch.setattr("fuseplug.patching.tally.Tally.fused", lambda tally, module: found.add(id(module)))
+    return found
+
+
+def use(model, mapping):
+    model.kernel_config = KernelConfig(kernel_mapping=mapping, inherit_mapping=False)
+    model.use_kernels = True
+
+
+def go_back(model):
+    model.kernel_config.kernel_mapping = {}
+    kernelize(model)
+    model.use_kernels = False
+
+
+def norms(model):
+    return {id(module) for module in model.modules() if getattr(type(module), "kernel_layer_name", "") == "RMSNorm"}
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("model_type", first_quick(MODELS))
+def test_a_model_computes_what_it_did_and_does_so_again_afterwards(manager, computed, model_type, dtype):
+    model = build(model_type, dtype)
+    before = step(model)
+    mapping = kernel_mapping(model)
+    assert "RMSNorm" in mapping, mapping.left_out
+    assert all(torch.equal(value, before[key]) for key, value in step(model).items())
+    assert not computed
+    use(model, mapping)
+    fused = step(model)
+    assert computed == norms(model)
+    computed.clear()
+    model.train()  # transformers puts them on again
+    model.eval()
+    again = step(model)
+    assert computed == norms(model)
+    computed.clear()
+    go_back(model)
+    after = step(model)
+    assert not computed
+    truth = before if dtype is torch.float32 else step(model.float())
+    assert fused.keys() == before.keys()
+    for key, unfused in before.items():
+        allowed = 2 * distance(unfused, truth[key]) + ROUNDINGS[dtype] * torch.finfo(dtype).eps
+        assert distance(fused[key], truth[key]) <= allowed, key
+        assert torch.equal(again[key], fused[key]), key
+        assert torch.equal(after[key], unfused), key
+
+
+def test_what_no_kernel_replaces_is_left_out_with_the_reason(manager):
+    assert "no kernel replaces its whole forward" in kernel_mapping(build("llama")).left_out["SiLU"]
+
+
+def test_a_copy_has_its_own_modules_fused(manager, computed):
+    model = build("llama")
+    use(model, kernel_mapping(model))
+    other = copy.deepcopy(model)
+    step(other)
+    assert computed == norms(other) != norms(model)
+
+
+def test_another_model_stays_as_it_is(manager, computed):
+    model, other = build("llama"), build("llama")
+    use(model, kernel_mapping(model))
+    step(other)
+    assert not computed
+    assert other.kernel_config is None
+
+
+def test_apply_all_fuses_what_went_back(manager):
+    model = build("llama")
+    use(model, kernel_mapping(model))
+    go_back(model)
+    assert manager.apply_all(model, include="rmsnorm").report.fused
