@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # typing takes milliseconds to import, in every Python that starts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from importlib.machinery import ModuleSpec
@@ -59,7 +59,8 @@ class OnImport:
 
 
 def start() -> None:
-    """Wait for the modules that ``fuseplug run`` names, unless ``FUSEPLUG_AUTO=off``."""
+    """Wait for the modules that ``fuseplug run`` names, unless ``FUSEPLUG_AUTO=off``, or it is done already."""
     names = os.environ.get("FUSEPLUG_RUN_MODULES", "").split()
-    if names and os.environ.get("FUSEPLUG_AUTO", "").lower() != "off":
+    off = os.environ.get("FUSEPLUG_AUTO", "").lower() == "off"
+    if names and not off and not any(isinstance(finder, OnImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, OnImport(names))
