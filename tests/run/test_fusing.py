@@ -85,6 +85,15 @@ def test_what_is_not_trained_is_left_alone(fusing, manager, said):
     assert len(manager.applied_to(model).report.fused) == 5
 
 
+def test_what_the_users_own_code_has_fused_stays_as_it_is(fusing, manager, said):
+    model = Toy()
+    fusing.watch(model)
+    assert len(manager.apply_all(model, skip="layers.0").report.fused) == 3
+    model(inputs())
+    assert len(manager.applied_to(model).report.fused) == 3
+    assert (hooks(model), said) == (0, [])
+
+
 def test_a_watched_model_is_fused_when_its_training_begins(fusing, manager):
     model, want = Toy(), Toy()(inputs())
     fusing.watch(model)

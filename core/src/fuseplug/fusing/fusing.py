@@ -59,7 +59,7 @@ class Fusing:
         return max((each for each in watched if _has(each, model)), key=_size, default=model)
 
     def fuse(self, model: nn.Module, device: torch.device | str | None = None) -> None:
-        """Fuse *model*, unless that was done before, or nothing of it is trained.
+        """Fuse *model*, unless that was done before, by whomever, or nothing of it is trained.
 
         Args:
             model: The model.
@@ -75,15 +75,15 @@ class Fusing:
                 return
             self._done[id(model)] = model
             self._beginning.take_off(model)
+            if self._manager.applied_to(model) is not None:
+                return  # by the user's own code, which knows better what it wants
             try:
                 self._plan_and_apply(model, _destination(model, device))
             except Exception as error:
                 if self._options.strict:
                     raise
-                log.warning(
-                    "%s is trained unfused on rank %d, because of this: %s: %s",
-                    *(type(model).__name__, rank(), type(error).__name__, one_line(error)),
-                )
+                why = f"{type(error).__name__}: {one_line(error)}"
+                log.warning(f"{type(model).__name__} is trained unfused on rank {rank()}, because of this: {why}")
 
     def _began(self, model: nn.Module) -> None:
         model = self.outermost(model)
