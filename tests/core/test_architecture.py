@@ -48,10 +48,10 @@ LAYERS = (
     {"planning"},
     {"kernel_manager"},
     {"from_config", "options"},
-    {"doctor", "bench", "check", "new"},
+    {"doctor", "bench", "check", "new", "run"},
     {"cli"},
     {"__init__", "__main__"},
-    {"interface", "for_transformers"},
+    {"interface", "for_transformers", "fusing"},
     {"testing"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

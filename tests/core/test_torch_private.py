@@ -364,6 +364,20 @@ def test_a_tensor_without_memory_is_like_its_layout():
             made.untyped_storage().data_ptr()
 
 
+@of("default_store")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
+def test_the_store_is_that_with_which_the_ranks_met():
+    met = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=met, rank=0, world_size=1)
+    try:
+        store = private.default_store()
+        store.set("said", "here")
+        assert store.get("said") == b"here"
+        assert store.compare_set("decided", "", "first") == store.compare_set("decided", "", "second") == b"first"
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 PER_CALL = ("get_tracing_state", "are_functorch_transforms_active", "len_torch_function_stack")
 
 

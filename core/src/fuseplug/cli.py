@@ -17,8 +17,9 @@ from .discovery import KernelRecord, discover
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
 from .new.command import new
-from .options import Allow, AsJson, Include, TrustRemoteCode
+from .options import Allow, AsJson, Exclude, Include, Only, Skip, TrustRemoteCode
 from .plain_text import one_line, some_lines
+from .run.command import run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command()(bench)
 app.command()(check)
 app.command()(new)
+app.command(context_settings={"allow_interspersed_args": False})(run)  # what follows the command is the command's
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -105,9 +107,9 @@ def plan(
     ] = None,
     mode: Annotated[str, typer.Option(help="training, inference, or auto, which is training.")] = "auto",
     include: Include = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Leave out this kernel or op; may be repeated.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only modules whose path fits this glob; repeatable.")] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="No modules whose path fits this glob; repeatable.")] = None,
+    exclude: Exclude = None,
+    only: Only = None,
+    skip: Skip = None,
     allow: Allow = None,
     trust_remote_code: TrustRemoteCode = False,
     explain: Annotated[

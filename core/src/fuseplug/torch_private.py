@@ -12,6 +12,7 @@ Dynamo nor Inductor, which take a second.
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as _nn_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import SUPPORTED_NODES, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 __all__ = [
     "DYNAMO_SETTINGS",
@@ -35,6 +39,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "are_functorch_transforms_active",
+    "default_store",
     "disable_current_modes",
     "get_printoptions",
     "get_tracing_state",
@@ -174,6 +179,13 @@ def onednn_linear(x: Tensor, weight: Tensor) -> Tensor:
     """
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return result
+
+
+def default_store() -> Store:
+    """The store with which the ranks of the default process group met. A new one would need an address of its own."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
 
 
 def import_dynamo() -> None:

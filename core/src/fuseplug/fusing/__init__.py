@@ -1,0 +1,1 @@
+"""Inside a process that ``fuseplug run`` started: when its models are fused, and how."""

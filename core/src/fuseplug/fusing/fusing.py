@@ -1,0 +1,148 @@
+"""Fuses the models that a process trains, each once."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..errors import PlanError
+from ..plain_text import one_line
+from ..run import reports
+from ..run.options import RunOptions
+from .beginning import Beginning
+from .ranks import Ranks, rank
+
+if TYPE_CHECKING:
+    from ..kernel_manager import KernelManager
+    from ..planning import Plan
+    from ..report import Report
+
+log = logging.getLogger("fuseplug.run")
+
+
+class Fusing:
+    """Fuses models as the options say. What goes wrong is logged, or raised with ``strict``.
+
+    Args:
+        options: Those of ``fuseplug run``.
+        manager: What plans and applies.
+    """
+
+    def __init__(self, options: RunOptions, manager: KernelManager) -> None:
+        self._options = options
+        self._manager = manager
+        self._watched: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+        self._done: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+        self._beginning = Beginning(self._began)
+        self._numbers = itertools.count()
+        self._said: set[Any] = set()
+        self._lock = threading.RLock()
+        _show_log()
+
+    def watch(self, model: nn.Module) -> None:
+        """Fuse *model*, or what it is a part of, at its first call with gradients, if it was not fused by then."""
+        self._watched[id(model)] = model
+        self._beginning.put_on(model)
+
+    def outermost(self, model: nn.Module) -> nn.Module:
+        """The largest of the watched models that have *model*; itself if there is none."""
+        watched = list(self._watched.values())
+        return max((each for each in watched if _has(each, model)), key=_size, default=model)
+
+    def fuse(self, model: nn.Module, device: torch.device | str | None = None) -> None:
+        """Fuse *model*, unless that was done before, by whomever, or nothing of it is trained.
+
+        Args:
+            model: The model.
+            device: Where it will be moved, if it is in the memory of the host.
+
+        Raises:
+            FuseplugError: With ``strict``, if it cannot be fused as planned.
+        """
+        with self._lock:
+            if not any(parameter.requires_grad for parameter in model.parameters()):
+                return
+            if any(_has(each, model) for each in list(self._done.values())):
+                return
+            self._done[id(model)] = model
+            self._beginning.take_off(model)
+            if self._manager.applied_to(model) is not None:
+                return  # by the user's own code, which knows better what it wants
+            try:
+                self._plan_and_apply(model, _destination(model, device))
+            except Exception as error:
+                if self._options.strict:
+                    raise
+                why = f"{type(error).__name__}: {one_line(error)}"
+                log.warning(f"{type(model).__name__} is trained unfused on rank {rank()}, because of this: {why}")
+
+    def _began(self, model: nn.Module) -> None:
+        model = self.outermost(model)
+        # A model without memory is not trained yet: somebody counts its operations, for example.
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            self.fuse(model)
+
+    def _plan_and_apply(self, model: nn.Module, device: torch.device | str | None) -> None:
+        ranks = Ranks.now(next(self._numbers))
+        try:
+            with ranks.compiling_first():
+                plan = self._manager.plan(model, device=device, **self._options.for_plan())
+        except Exception as error:
+            ranks.refuse(f"rank {rank()} has no plan: {type(error).__name__}: {error}")
+            raise
+        difference = ranks.difference(_rows(plan.report))
+        if difference:
+            raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
+        if not self._options.dry_run:
+            self._manager._apply(model, plan)
+        if rank() == 0:
+            self._say(plan)
+
+    def _say(self, plan: Plan) -> None:
+        report, dry = plan.report, self._options.dry_run
+        what = (report.model_class, *_rows(report))
+        if what in self._said:
+            return
+        self._said.add(what)
+        log.info("%s%s", "dry run, nothing is changed: " if dry else "", one_line(report.summary()))
+        if self._options.report is not None:
+            reports.add(Path(self._options.report), {"applied": not dry, **report.to_dict()})
+
+
+def _rows(report: Report) -> Sequence[str]:
+    """What is done to each target, as it must be on all ranks."""
+    return [f"{e.paths[0] or '(the model)'} {e.target}: {e.kernel_id}, {e.variant}" for e in report.fused]
+
+
+def _destination(model: nn.Module, device: torch.device | str | None) -> torch.device | str | None:
+    """*device*, for a model that is not on its devices yet."""
+    found = {parameter.device.type for parameter in model.parameters()}
+    return device if found <= {"cpu", "meta"} and device is not None and found != {torch.device(device).type} else None
+
+
+def _has(model: nn.Module, part: nn.Module) -> bool:
+    return any(module is part for module in model.modules())
+
+
+def _size(model: nn.Module) -> int:
+    return sum(1 for _ in model.modules())
+
+
+def _show_log() -> None:
+    """Show on stderr what is logged: the plans of rank 0, and what goes wrong on any."""
+    if log.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("fuseplug: %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False

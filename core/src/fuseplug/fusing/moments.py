@@ -1,0 +1,102 @@
+"""The moments at which a model is fused: before it is prepared for training, or when its training begins.
+
+Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ..run.options import ACCELERATE, FSDP1, TRANSFORMERS
+
+
+def wrap(name: str, module: ModuleType) -> None:
+    """Wrap what *module*, just imported under *name*, has of interest."""
+    _WRAPS[name](module)
+
+
+def _transformers(module: ModuleType) -> None:
+    from torch import nn
+
+    from .process import fusing
+
+    def made(self: Any, *_args: Any, **_kwargs: Any) -> None:
+        fusing().watch(self)
+
+    def replicated(_self: Any, module: Any, *_args: Any, **_kwargs: Any) -> None:
+        fusing().fuse(fusing().outermost(module))
+
+    _after(module.PreTrainedModel, "__init__", made)
+    _before(nn.DataParallel, "__init__", replicated)  # the replicas that it makes have no parameters
+
+
+def _accelerate(module: ModuleType) -> None:
+    from torch import nn
+
+    from .process import fusing
+
+    def prepare(self: Any, *objects: Any, **_kwargs: Any) -> None:
+        for each in objects:
+            if isinstance(each, nn.Module):
+                fusing().fuse(each, self.device)
+
+    def prepare_model(self: Any, model: Any, _placed: Any = None, evaluation_mode: bool = False, **_kw: Any) -> None:
+        # Reference models are prepared for evaluation. So is a model that was sharded while it was loaded, and is then
+        # trained; its first forward is early enough.
+        if not evaluation_mode:
+            fusing().fuse(model, self.device)
+
+    _before(module.Accelerator, "prepare", prepare)
+    _before(module.Accelerator, "prepare_model", prepare_model)
+
+
+def _fsdp1(module: ModuleType) -> None:
+    import sys
+
+    from .process import fusing
+
+    def shard(_self: Any, module: Any, *_args: Any, device_id: Any = None, **_kwargs: Any) -> None:
+        accelerate = sys.modules.get("accelerate.state")
+        # Where accelerate is in use, it is told which models are trained; others that are wrapped are references.
+        if accelerate is None or not accelerate.is_initialized():
+            fusing().fuse(fusing().outermost(module), _device(device_id))
+
+    _before(module.FullyShardedDataParallel, "__init__", shard)
+
+
+def _device(device_id: Any) -> Any:
+    import torch
+
+    if not isinstance(device_id, int):
+        return device_id
+    here = torch.accelerator.current_accelerator()
+    return None if here is None else torch.device(here.type, device_id)
+
+
+def _before(owner: type, name: str, step: Callable[..., None]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        step(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+def _after(owner: type, name: str, step: Callable[..., None]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        step(*args, **kwargs)
+        return result
+
+    setattr(owner, name, wrapper)
+
+
+_WRAPS = {TRANSFORMERS: _transformers, ACCELERATE: _accelerate, FSDP1: _fsdp1}

@@ -1,0 +1,62 @@
+"""What the user of ``fuseplug run`` wants, as its processes hand it on: in an environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+VARIABLE = "FUSEPLUG_RUN"
+MODULES_VARIABLE = "FUSEPLUG_RUN_MODULES"
+"""A variable of its own, because it is read whenever a Python starts, and the import of `json` takes time."""
+
+TRANSFORMERS = "transformers.modeling_utils"
+ACCELERATE = "accelerate.accelerator"
+FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
+MODULES = (TRANSFORMERS, ACCELERATE, FSDP1)
+"""The modules in which something is wrapped once they are imported."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of ``fuseplug run``.
+
+    Attributes:
+        include, exclude, only, skip, allow: As in `fuseplug.KernelManager.plan`.
+        report: The file for the reports; ``None``: none is written.
+        strict: Whether what goes wrong ends the run.
+        dry_run: Whether models are planned only.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    report: str | None = None
+    strict: bool = False
+    dry_run: bool = False
+
+    def to_environment(self) -> str:
+        """The value of the variable."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> RunOptions:
+        """What the variable says."""
+        said = json.loads(environ.get(VARIABLE, "{}"))
+        values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in said.items()}
+        return cls(**values)
+
+    def for_plan(self) -> dict[str, Any]:
+        """The keyword arguments of `fuseplug.KernelManager.plan`."""
+        return {
+            "include": self.include or None,
+            "exclude": self.exclude,
+            "only": self.only,
+            "skip": self.skip,
+            "allow": self.allow,
+            "strict": self.strict,
+        }

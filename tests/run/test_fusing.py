@@ -1,0 +1,271 @@
+"""Which models a process fuses, when, and what it says of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import pickle
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import kernels
+from support.managers import manager_of
+from support.models import Toy, inputs
+from torch import nn
+
+from fuseplug import RejectedError
+from fuseplug.fusing import fusing as module
+from fuseplug.fusing import moments
+from fuseplug.fusing.fusing import Fusing
+from fuseplug.run.options import ACCELERATE, FSDP1, TRANSFORMERS, RunOptions
+
+
+@pytest.fixture(autouse=True)
+def said(monkeypatch):
+    """What is logged."""
+    lines = []
+
+    class Listing(logging.Handler):
+        def emit(self, record):
+            lines.append((record.levelname, record.getMessage()))
+
+    handler = Listing()
+    monkeypatch.setattr(module.log, "level", logging.INFO)
+    module.log.addHandler(handler)
+    yield lines
+    module.log.removeHandler(handler)
+
+
+@pytest.fixture
+def manager():
+    return manager_of(kernels.NormKernel)
+
+
+@pytest.fixture
+def make(manager):
+    return lambda **options: Fusing(RunOptions(**options), manager)
+
+
+@pytest.fixture
+def fusing(make):
+    return make()
+
+
+def is_fused(manager, model):
+    return manager.applied_to(model) is not None
+
+
+def hooks(model):
+    return sum(len(each._forward_pre_hooks) for each in model.modules())
+
+
+def test_a_model_is_fused_once_and_said_once(fusing, manager, said):
+    model = Toy()
+    for _ in range(2):
+        fusing.fuse(model)
+    fusing.fuse(model.layers[0])
+    fusing.fuse(Toy())
+    assert is_fused(manager, model)
+    ((level, line),) = said
+    assert level == "INFO"
+    assert line.startswith("Toy: 5 of 5 targets fused for training on cpu; ")
+
+
+def test_what_is_not_trained_is_left_alone(fusing, manager, said):
+    model = Toy().requires_grad_(False)
+    fusing.fuse(model)
+    assert not is_fused(manager, model)
+    assert said == []
+    model.layers[0].requires_grad_(True)  # as an adapter
+    fusing.fuse(model)
+    assert len(manager.applied_to(model).report.fused) == 5
+
+
+def test_what_the_users_own_code_has_fused_stays_as_it_is(fusing, manager, said):
+    model = Toy()
+    fusing.watch(model)
+    assert len(manager.apply_all(model, skip="layers.0").report.fused) == 3
+    model(inputs())
+    assert len(manager.applied_to(model).report.fused) == 3
+    assert (hooks(model), said) == (0, [])
+
+
+def test_a_watched_model_is_fused_when_its_training_begins(fusing, manager):
+    model, want = Toy(), Toy()(inputs())
+    fusing.watch(model)
+    fusing.watch(model.layers)
+    assert hooks(model) == 2
+    with torch.no_grad():
+        model(inputs())
+    model.requires_grad_(False)(inputs())
+    assert not is_fused(manager, model)
+    torch.testing.assert_close(model.requires_grad_(True)(inputs()), want)
+    assert sum(each.fused for each in manager.applied_to(model).calls()) == 5
+    assert hooks(model) == 0
+
+
+def test_a_part_that_is_called_by_itself_has_the_whole_model_fused(fusing, manager):
+    model = Toy()
+    for each in (model.layers[0], model, model.layers[1]):
+        fusing.watch(each)
+    model.layers[0](inputs())
+    assert len(manager.applied_to(model).report.fused) == 5
+    assert hooks(model) == 0
+
+
+def test_what_is_on_meta_is_not_trained_yet(fusing, manager):
+    with torch.device("meta"):
+        model = Toy()
+    fusing.watch(model)
+    model(inputs().to("meta"))
+    assert not is_fused(manager, model)
+    model.to_empty(device="cpu")(inputs())
+    assert is_fused(manager, model)
+
+
+def test_a_copy_is_a_model_of_its_own(fusing, manager):
+    model = Toy()
+    fusing.watch(model)
+    trained, reference = copy.deepcopy(model), copy.deepcopy(model).requires_grad_(False)
+    trained(inputs())
+    reference(inputs())
+    assert [is_fused(manager, each) for each in (trained, reference, model)] == [True, False, False]
+
+
+def test_a_pickle_needs_no_fuseplug(fusing, tmp_path):
+    layer = nn.Linear(2, 2)
+    fusing.watch(layer)
+    path = tmp_path / "layer.pickle"
+    path.write_bytes(pickle.dumps(layer))
+    code = (
+        "import pickle, sys, torch; sys.modules['fuseplug'] = None\n"
+        f"layer = pickle.load(open({str(path)!r}, 'rb'))\nassert layer(torch.ones(1, 2)).shape == (1, 2)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_tracers_and_compilers_see_no_training(fusing, manager):
+    model = Toy()
+    fusing.watch(model)
+    torch.jit.trace(model, inputs(), check_trace=False)
+    assert not is_fused(manager, model)
+
+
+@pytest.mark.thorough
+def test_a_compiled_model_is_fused_when_its_training_begins(fusing, manager):
+    model, want = Toy(), Toy()(inputs())
+    fusing.watch(model)
+    fusing.watch(model.layers[0])
+    torch.export.export(model, (inputs(),))
+    compiled = torch.compile(model, fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(inputs()), want)
+    assert not is_fused(manager, model)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(inputs()), want)
+    assert is_fused(manager, model)
+
+
+def test_dry_run_changes_nothing(make, manager, said, tmp_path):
+    model, report = Toy(), tmp_path / "report.json"
+    make(dry_run=True, report=str(report)).fuse(model)
+    assert not is_fused(manager, model)
+    assert said[0][1].startswith("dry run, nothing is changed: Toy: 5 of 5 ")
+    (found,) = json.loads(report.read_text())
+    assert (found["applied"], found["fused"]) == (False, 5)
+
+
+def test_a_report_is_added_for_each_distinct_model(make, tmp_path):
+    report = tmp_path / "report.json"
+    fusing = make(report=str(report), only=("*",))
+    for model in (Toy(), Toy(), Toy().layers[0]):
+        fusing.fuse(model)
+    assert [(each["applied"], each["model"]) for each in json.loads(report.read_text())] == [
+        (True, "Toy"),
+        (True, "Block"),
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize("options", [{"only": ("nowhere",)}, {"include": ("nothing",)}])
+def test_what_goes_wrong_leaves_the_training_as_it_is(make, manager, said, options):
+    model = Toy()
+    fusing = make(**options)
+    fusing.watch(model)
+    for _ in range(2):
+        model(inputs())
+    assert not is_fused(manager, model)
+    ((level, line),) = said
+    assert level == "WARNING"
+    assert line.startswith("Toy is trained unfused on rank 0, because of this: ")
+    with pytest.raises(Exception, match="no"):
+        make(strict=True, **options).fuse(Toy())
+
+
+def test_strict_is_that_of_the_plan(make):
+    model = Toy()
+    model.layers[0].norm1.forward = lambda x: x
+    with pytest.raises(RejectedError, match="had to be left alone"):
+        make(strict=True).fuse(model)
+
+
+class Accelerator:
+    device = torch.device("cpu")
+
+    def prepare(self, *args, device_placement=None):
+        """Prepare."""
+        return args
+
+    def prepare_model(self, model, device_placement=None, evaluation_mode=False):
+        return model
+
+
+@pytest.fixture
+def used(monkeypatch, fusing):
+    """What the wrapped functions use."""
+    monkeypatch.setattr("fuseplug.fusing.process.fusing", lambda: fusing)
+    return fusing
+
+
+def test_accelerate_prepares_fused_models(used, manager, monkeypatch):
+    wrapped = type("Accelerator", (Accelerator,), dict(vars(Accelerator)))
+    moments.wrap(ACCELERATE, SimpleNamespace(Accelerator=wrapped))
+    assert wrapped.prepare.__doc__ == "Prepare."
+    one, two, reference, last = Toy(), Toy(), Toy(), Toy()
+    accelerator = wrapped()
+    assert accelerator.prepare(one, "other", two) == (one, "other", two)
+    assert accelerator.prepare_model(reference, evaluation_mode=True) is reference
+    accelerator.prepare_model(reference, None, True)
+    assert accelerator.prepare_model(model=last) is last
+    assert [is_fused(manager, each) for each in (one, two, reference, last)] == [True, True, False, True]
+
+
+@pytest.mark.parametrize("initialised", [False, True])
+def test_fsdp1_wraps_fused_models_unless_accelerate_is_in_use(used, manager, monkeypatch, initialised):
+    class FullyShardedDataParallel:
+        def __init__(self, module, group=None, device_id=None):
+            self.module = module
+
+    monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(is_initialized=lambda: initialised))
+    moments.wrap(FSDP1, SimpleNamespace(FullyShardedDataParallel=FullyShardedDataParallel))
+    model = Toy()
+    used.watch(model)
+    FullyShardedDataParallel(model.layers[0], device_id=torch.device("cpu"))
+    assert is_fused(manager, model) is not initialised
+
+
+def test_models_of_transformers_are_watched_once_they_are_made(used, manager, monkeypatch):
+    class PreTrainedModel(Toy):
+        pass
+
+    monkeypatch.setattr(nn.DataParallel, "__init__", nn.DataParallel.__init__)
+    moments.wrap(TRANSFORMERS, SimpleNamespace(PreTrainedModel=PreTrainedModel))
+    model, parallel = PreTrainedModel(), PreTrainedModel()
+    nn.DataParallel(parallel)
+    assert [is_fused(manager, each) for each in (model, parallel)] == [False, True]
+    model(inputs())
+    assert is_fused(manager, model)

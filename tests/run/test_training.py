@@ -1,0 +1,77 @@
+"""Training scripts under ``fuseplug run``, in processes of their own: the same losses, by kernels."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "training.py"
+SITES, STEPS = 5, 3
+
+
+def losses(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def torchrun(way):
+    options = ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    return (sys.executable, "-m", "torch.distributed.run", *options, SCRIPT, way)
+
+
+@pytest.mark.parametrize(
+    ("ways", "models"),
+    [
+        ("trainer,loop", ["LlamaForCausalLM"]),
+        pytest.param("accelerate,adapted", ["LlamaForCausalLM", "PeftModel"], marks=pytest.mark.thorough),
+    ],
+)
+def test_a_script_trains_fused_and_unchanged(fuseplug_run, tmp_path, ways, models):
+    command = ("--", sys.executable, SCRIPT, ways, tmp_path)
+    report = tmp_path / "report.json"
+    done = fuseplug_run("--report", report, *command)
+    fused = losses(done)
+    unfused = losses(fuseplug_run(*command, FUSEPLUG_AUTO="off"))
+    assert {each["calls"] for each in unfused.values()} == {0}
+    # The fused norm is the reference, which has the bits of the original.
+    assert {way: each["losses"] for way, each in fused.items()} == {w: each["losses"] for w, each in unfused.items()}
+    assert {way: each["calls"] for way, each in fused.items()} == dict.fromkeys(fused, SITES * STEPS)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("fuseplug: ")]
+    assert [line.partition(" targets")[0] for line in lines] == [f"fuseplug: {model}: 5 of 5" for model in models]
+    assert [each["model"] for each in json.loads(report.read_text())] == models
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", ["fsdp2", "fsdp1", "ddp"])
+def test_two_ranks_train_fused_and_unchanged(fuseplug_run, environ, way, tmp_path):
+    report = tmp_path / "report.json"
+    done = fuseplug_run("--report", report, "--", *torchrun(way))
+    fused = losses(done)[way]
+    unfused = losses(subprocess.run(torchrun(way), capture_output=True, text=True, env=environ, timeout=300))[way]
+    assert fused["losses"] == unfused["losses"]
+    assert (fused["calls"], unfused["calls"]) == (SITES * STEPS, 0)
+    assert done.stderr.count("fuseplug: ") == 1
+    assert len(json.loads(report.read_text())) == 1
+
+
+@pytest.mark.thorough
+def test_ranks_that_plan_differently_train_unfused(fuseplug_run, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, runpy, sys\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    os.environ['FUSEPLUG_KERNELS'] = 'none'\n"
+        f"sys.argv[0] = {str(SCRIPT)!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [script if each == SCRIPT else each for each in torchrun("ddp")]
+    done = fuseplug_run("--", *command)
+    assert losses(done)["ddp"]["calls"] == 0
+    assert "trained unfused on rank 0, because of this: PlanError: the ranks do not plan the same" in done.stderr
+    assert "rank 0 would fuse lm_head" in done.stderr or "rank 0 would fuse model." in done.stderr
+    failed = fuseplug_run("--strict", "--", *command)
+    assert failed.returncode != 0
+    assert "the ranks do not plan the same" in failed.stderr
