@@ -12,6 +12,7 @@ Dynamo nor Inductor, which take a second.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -55,6 +56,7 @@ __all__ = [
     "push_on_torch_function_stack",
     "schemas_of",
     "storage_id",
+    "traced_away",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -187,6 +189,15 @@ def mark_dynamic(tensor: Tensor, dim: int) -> None:
     ``dynamic=True`` would say so of all dimensions.
     """
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def traced_away(function: Callable[[], None]) -> Callable[[], None]:
+    """Have Dynamo call *function* while it traces, and leave nothing of it in the program.
+
+    As `torch.compiler.assume_constant_result`, which imports Dynamo.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def without_duck_shapes() -> contextlib.AbstractContextManager[object]:

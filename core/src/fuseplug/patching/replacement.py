@@ -16,6 +16,7 @@ from ..accepts import Accepts
 from ..contract import Adapter, Compute, Target
 from ..lazy_tensor import LazyTensor
 from ..rebind import rebound
+from ..torch_private import traced_away
 from .guard import Guard
 from .mark import Mark
 from .placing import Placing
@@ -56,6 +57,10 @@ class Replacement:
         if placed is None:
             return "it is called in a way that was not tried"
         return self.guards[placed.number].why_not(placed.values)
+
+    def why_original(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Why the original computed a call."""
+        return self.why_not(args, kwargs) or DECLINED
 
     def main_input(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         """The main input of a call; ``None`` if `why_not` has something against the call."""
@@ -143,12 +148,18 @@ def _guarded(
     space = None if accepts.space is None else accepts.space.held
     uncompiled, count_original = accepts.uncompiled, tally.original
 
+    @traced_away
+    def note_tracing() -> None:
+        tally.traced = True
+
     @functools.wraps(original)
     def replaced(*args: Any, **kwargs: Any) -> Any:
         # For the compiler this is a constant: where the original is to be traced, nothing of the guard is.
         traced = compiling()
         test = None if kwargs else as_tried.get(len(args))
         result = NotImplemented
+        if traced:
+            note_tracing()
         if traced and uncompiled:
             pass
         elif test is not None and test(args):
@@ -164,7 +175,7 @@ def _guarded(
         if not traced:
             count = count_original(args[0] if bound else None)
             if listeners:
-                tell(count, about.why_not(args, kwargs) or DECLINED)
+                tell(count, functools.partial(about.why_original, args, kwargs))
         # What stands there now, if somebody put another there; and the call as it was made: what the original wraps
         # may look at its keywords.
         now = getattr(type(args[0]), method) if bound else original if space is None else space[name]
