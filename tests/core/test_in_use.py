@@ -1,5 +1,6 @@
 """A kernel that does nothing in the first steps is named once, with the reason, and no call is slower for it."""
 
+import gc
 import logging
 import types
 
@@ -116,11 +117,21 @@ def test_what_is_too_small_to_gain_is_no_fault(model, said):
 
 
 def test_a_site_that_is_passed_by_is_named(fusing, model, said):
-    applied = fusing.apply_all(model)
+    applied, norm = fusing.apply_all(model), model.norm
     model.norm = torch.nn.Identity()
     (found,) = looked(applied, lambda: model(inputs()))
     assert (found.paths, found.why) == (("norm",), "it was not called, though others were")
     assert said() == [f"1 of {len(applied.calls())} fused targets are not in use:\n  norm.forward: toy_norm: {found.why}"]
+    assert norm.__dict__["forward"]
+
+
+def test_a_module_that_is_gone_is_named(fusing, model, said):
+    applied = fusing.apply_all(model)
+    model.norm = torch.nn.Identity()
+    gc.collect()
+    (found,) = looked(applied, lambda: model(inputs()))
+    assert (found.paths, found.target.method) == (("norm",), "forward")
+    assert "norm.forward: toy_norm: its module is gone" in said()[0]
 
 
 def test_a_model_that_is_not_the_one_that_runs_is_said(fusing, model, said):

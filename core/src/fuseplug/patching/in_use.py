@@ -114,8 +114,11 @@ class InUse:
 
 def _lost(patches: Sequence[Patch]) -> Iterator[NotInUse]:
     for patch in patches:
-        module = patch.module_ref()
-        if module is None or patch.in_place():
+        if patch.in_place():
+            continue
+        if (module := patch.module_ref()) is None:
+            why = "its module is gone: another was put in its place, or it was removed; apply_all fuses what is there"
+            yield NotInUse((patch.path,), patch.target, patch.kernel_id, why)
             continue
         now = "the class's own again"
         if not is_original(module, patch.target.method):
