@@ -53,7 +53,10 @@ def test_a_dtype_that_was_not_checked_is_the_reason_in_one_line_for_all_layers(f
     assert all("a dtype in which the kernel was not checked" in each.why for each in found)
     (warning,) = said()
     assert warning.startswith(f"{len(found)} of {len(applied.calls())} fused targets are not in use:\n")
-    assert "  layers.*.norm1.forward (2 times): toy_norm: the original computed all of its 3 calls: it has a dtype" in warning
+    assert (
+        "  layers.*.norm1.forward (2 times): toy_norm: the original computed all of its 3 calls: it has a dtype"
+        in warning
+    )
     assert applied.check_in_use() == found
     assert len(said()) == 1
 
@@ -121,7 +124,9 @@ def test_a_site_that_is_passed_by_is_named(fusing, model, said):
     model.norm = torch.nn.Identity()
     (found,) = looked(applied, lambda: model(inputs()))
     assert (found.paths, found.why) == (("norm",), "it was not called, though others were")
-    assert said() == [f"1 of {len(applied.calls())} fused targets are not in use:\n  norm.forward: toy_norm: {found.why}"]
+    assert said() == [
+        f"1 of {len(applied.calls())} fused targets are not in use:\n  norm.forward: toy_norm: {found.why}"
+    ]
     assert norm.__dict__["forward"]
 
 

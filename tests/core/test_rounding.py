@@ -60,10 +60,10 @@ def planned(function, rounding="exact", **options):
 def test_what_is_bit_for_bit_the_original_is_used():
     report = planned(REFERENCE)
     assert [entry.check for entry in report.entries] == ["passed"]
-    assert report.notes == [
-        'rounding="exact": 0 targets are left alone because their kernels round otherwise; 1 are fused, by kernels that '
-        "were the originals bit for bit in all sizes tried"
-    ]
+    (note,) = report.notes
+    assert note.startswith(
+        'rounding="exact": 0 targets are left alone because their kernels round otherwise; 1 are fused'
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,19 +111,21 @@ def test_calls_in_which_it_would_differ_are_the_originals(function, other):
 def test_it_is_no_reason_to_fail_but_if_the_kernel_was_asked_for():
     manager = manager_of(NormKernel)
     assert not manager.apply_all(Norm(), rounding="exact", strict=True).report.fused
-    with pytest.raises(RejectedError, match="toy_norm was asked for by name.*its rounding is not the original's"):
+    with pytest.raises(RejectedError, match=r"toy_norm was asked for by name.*its rounding is not the original's"):
         manager.apply("toy_norm", Norm(), rounding="exact")
 
 
 def test_the_next_kernel_that_is_exact_is_used():
-    manager = manager_of(variant_of(NormKernel, "first", priority=1), variant_of(NormKernel, "exact", function=REFERENCE))
+    manager = manager_of(
+        variant_of(NormKernel, "first", priority=1), variant_of(NormKernel, "exact", function=REFERENCE)
+    )
     (entry,) = manager.plan(Norm(), rounding="exact").report.entries
     assert (entry.kernel_id, [kernel for kernel, _ in entry.rejections]) == ("exact", ["first"])
 
 
 def test_it_cannot_be_found_out_elsewhere():
     (entry,) = planned(REFERENCE, device="npu").entries
-    assert "plan with rounding=\"exact\" once the model is there" in entry.why_not
+    assert 'plan with rounding="exact" once the model is there' in entry.why_not
 
 
 @pytest.mark.parametrize(

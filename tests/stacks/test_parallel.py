@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import pytest
 import torch
 from support.ranks import failures, same_on_all
@@ -23,18 +20,13 @@ pytestmark = [
 KERNELS = ["inductor_fused_rmsnorm", "inductor_fused_swiglu", "inductor_fused_rope", "inductor_fused_moe"]
 
 
-def loaded(model_type, expert_parallel):
+def loaded(folder, how):
     """A model that two processes share."""
     import transformers
     from transformers.distributed import DistributedConfig
 
-    folder = [None]
-    if distributed.get_rank() == 0:
-        folder[0] = tempfile.mkdtemp()
-        build(model_type).save_pretrained(folder[0])
-    distributed.broadcast_object_list(folder)
-    config = DistributedConfig(tp_size=2, tp_plan="auto", enable_expert_parallel=expert_parallel)
-    return transformers.AutoModelForCausalLM.from_pretrained(Path(folder[0]), distributed_config=config).train()
+    config = DistributedConfig(**{"tensor": {"tp_size": 2, "tp_plan": "auto"}, "expert": {"ep_size": 2}}[how])
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, distributed_config=config).train()
 
 
 def step(model):
@@ -47,8 +39,8 @@ def step(model):
     return loss.detach(), {name: getattr(each, "_local_tensor", each).clone() for name, each in found.items()}
 
 
-def check(model_type, expert_parallel):
-    model = loaded(model_type, expert_parallel)
+def check(folder, model_type, how):
+    model = loaded(f"{folder}/{model_type}", how)
     want, before = step(model), state_of(model)
     applied = KernelManager().apply_all(model, include=KERNELS, verify=False)
     same_on_all([(entry.paths, str(entry.target), entry.kernel_id, entry.why_not) for entry in applied.report.entries])
@@ -65,14 +57,18 @@ def check(model_type, expert_parallel):
     assert torch.equal(step(model)[0], want[0])
 
 
-CASES = [("qwen3", False), ("qwen3_moe", False), ("qwen3_moe", True)]
+CASES = [("qwen3", "tensor"), ("qwen3_moe", "tensor"), ("qwen3_moe", "expert")]
 
 
 @pytest.fixture(scope="module")
-def failed():
-    return failures(check, CASES)
+def failed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for model_type in dict(CASES):
+        build(model_type).save_pretrained(folder / model_type)
+    found = failures(check, [(str(folder), *case) for case in CASES])
+    return {case[1:]: text for case, text in found.items()}
 
 
-@pytest.mark.parametrize(("model_type", "expert_parallel"), CASES)
-def test_applied_after_it_is_loaded_it_is_right_and_undone(failed, model_type, expert_parallel):
-    assert (model_type, expert_parallel) not in failed, failed[model_type, expert_parallel]
+@pytest.mark.parametrize(("model_type", "how"), CASES)
+def test_applied_after_it_is_loaded_it_is_right_and_undone(failed, model_type, how):
+    assert (model_type, how) not in failed, failed[model_type, how]

@@ -1,4 +1,4 @@
-"""`FuseplugCallback` in transformers' Trainer: what is trained is what is trained unfused, and the kernels compute it."""
+"""`FuseplugCallback` in transformers' Trainer: it trains what it trains unfused, and the kernels compute it."""
 
 from __future__ import annotations
 
@@ -180,7 +180,9 @@ def test_it_generates_while_it_trains(tmp_path, callback):
 
         def on_step_end(self, args, state, control, model=None, **kwargs):
             model.eval()
-            self.found.append(model.generate(ROWS[0]["input_ids"][None], max_new_tokens=3, do_sample=False, pad_token_id=0))
+            self.found.append(
+                model.generate(ROWS[0]["input_ids"][None], max_new_tokens=3, do_sample=False, pad_token_id=0)
+            )
             model.train()
 
     seen = []
@@ -260,7 +262,7 @@ def test_a_callback_can_be_sent_to_another_process(callback):
     callback._applied[model] = object()
     sent = FuseplugCallback(only="layers.0")
     sent._applied[model] = object()
-    assert pickle.loads(pickle.dumps(sent)).applied_to(model) is None  # noqa: S301 - our own
+    assert pickle.loads(pickle.dumps(sent)).applied_to(model) is None
 
 
 def test_a_model_that_others_move_is_planned_for_where_it_will_run():

@@ -50,11 +50,16 @@ class Tokens:
 
 
 @pytest.fixture
-def callback():
+def fusing():
+    return manager_of(NormKernel, RotaryKernel)
+
+
+@pytest.fixture
+def callback(fusing):
     pytest.importorskip("accelerate")
     from fuseplug.integrations.transformers import FuseplugCallback
 
-    return FuseplugCallback(manager=manager_of(NormKernel, RotaryKernel))
+    return FuseplugCallback(manager=fusing)
 
 
 def assert_fused(callback, model):
@@ -80,9 +85,11 @@ def test_trl_sft(tmp_path, callback, caplog):
     assert not [record for record in caplog.records if record.name == "fuseplug"]
 
 
-def test_trl_dpo_leaves_the_reference_model_alone(tmp_path, callback):
+def test_trl_dpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    data = datasets.Dataset.from_list([{"prompt": "3 4 5", "chosen": f"6 {n}", "rejected": f"8 {n}"} for n in range(3, 11)])
+    data = datasets.Dataset.from_list(
+        [{"prompt": "3 4 5", "chosen": f"6 {n}", "rejected": f"8 {n}"} for n in range(3, 11)]
+    )
     found = []
     for callbacks in ([], [callback]):
         reference = tiny_llama()
@@ -98,10 +105,11 @@ def test_trl_dpo_leaves_the_reference_model_alone(tmp_path, callback):
         found.append(losses(trainer))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
     assert_fused(callback, trainer.model)
-    assert not any("forward" in vars(module) for module in reference.modules())
+    assert fusing.applied_to(trainer.model) is not None
+    assert fusing.applied_to(reference) is None
 
 
-def test_lightning(tmp_path):
+def test_lightning(tmp_path, fusing):
     lightning = pytest.importorskip("lightning")
 
     class Training(lightning.LightningModule):
@@ -122,7 +130,7 @@ def test_lightning(tmp_path):
     for fuse in (False, True):
         module = Training()
         if fuse:
-            applied = manager_of(NormKernel, RotaryKernel).apply_all(module)
+            applied = fusing.apply_all(module)
             ran.clear()
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
         trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=tmp_path, **quiet)

@@ -123,8 +123,8 @@ def plan(
     rounding: Annotated[
         str,
         typer.Option(
-            help="close, or exact: build the model with random weights, and use only kernels that are the originals bit "
-            "for bit here.",
+            help="close, or exact: build the model with random weights, and use only kernels that are the originals "
+            "bit for bit here.",
         ),
     ] = "close",
     as_json: AsJson = False,

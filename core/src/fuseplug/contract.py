@@ -254,9 +254,9 @@ class Rejection:
     """
 
     reason: str
-    kind: Literal["unsupported", "unlike", "failed", "error", "foreign", "unavailable", "consent", "slower", "rounding"] = (
-        "unsupported"
-    )
+    kind: Literal[
+        "unsupported", "unlike", "failed", "error", "foreign", "unavailable", "consent", "slower", "rounding"
+    ] = "unsupported"
 
 
 @dataclass(frozen=True)

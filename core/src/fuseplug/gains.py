@@ -47,10 +47,7 @@ class Gains:
         number = by_dtype(self.training if x.requires_grad else self.inference).get(x.dtype, 0)
         if number == NEVER:
             return f"{AT_NO_SIZE} {'with' if x.requires_grad else 'without'} gradients"
-        return (
-            f"{TOO_SMALL}: the main input has {x.numel():,} elements, and the kernel is faster from "
-            f"{number:,} on"
-        )
+        return f"{TOO_SMALL}: the main input has {x.numel():,} elements, and the kernel is faster from {number:,} on"
 
     def to_dict(self) -> dict[str, int | None]:
         """By kind of call (``"bfloat16 training"``), ``None`` for never; empty if no call is too small."""

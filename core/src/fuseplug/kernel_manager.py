@@ -425,7 +425,9 @@ def _exact(rounding: str, verify: bool | str) -> bool:
     if rounding not in ("close", "exact"):
         raise PlanError(f'rounding={rounding!r} is unknown: expected "close" or "exact"')
     if rounding == "exact" and not verify:
-        raise PlanError('rounding="exact" is shown by running the kernels, and verify=False runs none: drop one of them')
+        raise PlanError(
+            'rounding="exact" is shown by running the kernels, and verify=False runs none: drop one of them'
+        )
     return rounding == "exact"
 
 

@@ -191,8 +191,8 @@ def mark_dynamic(tensor: Tensor, dim: int) -> None:
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
-def traced_away(function: Callable[[], None]) -> Callable[[], None]:
-    """Have Dynamo call *function* while it traces, and leave nothing of it in the program.
+def traced_away(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Have Dynamo call *function* while it traces, and take what it returns for a constant.
 
     As `torch.compiler.assume_constant_result`, which imports Dynamo.
     """

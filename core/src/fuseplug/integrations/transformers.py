@@ -13,7 +13,7 @@ from ..by_identity import ByIdentity
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerState, TrainingArguments
     from typing_extensions import Unpack
 
     from ..kernel_manager import AllOptions, KernelManager
@@ -27,9 +27,9 @@ _logger = logging.getLogger("fuseplug")
 class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy knows nothing
     """Fuses the model of a Trainer, and warns if kernels do nothing in the first steps of training.
 
-    The model is fused when the Trainer is made, before anything wraps it. A model that ``model_init`` makes anew is fused
-    when training begins. What is fused stays so for evaluation and generation; saved files are those of the unfused
-    model.
+    The model is fused when the Trainer is made, before anything wraps it. A model that ``model_init`` makes anew is
+    fused when training begins. What is fused stays so for evaluation and generation; saved files are those of the
+    unfused model.
 
     Everything is said to ``logging.getLogger("fuseplug")``, by the first process: the first line of the report (level
     ``INFO``), and a warning if nothing was fused, or of what `Applied.check_in_use` found.
@@ -55,29 +55,25 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         return next((found for each in model.modules() if (found := self._applied.get(each)) is not None), None)
 
     def on_init_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, _control: Any, *, model: nn.Module, **_: Any
     ) -> None:
         """Fuse the model before anything wraps it."""
         self._fuse(model, args, state)
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, _control: Any, *, model: nn.Module, **_: Any
     ) -> None:
         """Fuse the model if it is another by now, was undone when training ended, or was not on its device yet."""
         applied = self.applied_to(model)
         if applied is None or any(entry.check == "pending" for entry in applied.report.fused):
             self._fuse(model, args, state)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
         """Look whether the kernels are in use."""
         if (applied := self.applied_to(model)) is not None:
             applied.check_in_use(self._steps)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, model: nn.Module, **__: Any) -> None:
         """Judge after fewer steps, if there were no more; undo, if that was asked for."""
         applied = self.applied_to(model)
         if applied is None:

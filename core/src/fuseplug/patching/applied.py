@@ -77,9 +77,9 @@ class Applied:
     def check_in_use(self, after: int = 3) -> list[NotInUse]:
         """Warn, once, of kernels that do nothing in the first steps. Call it at the end of each step.
 
-        A target is not in use if its replacement was lost, if the original computed all its calls, if it was not called,
-        or if all its lazy results were computed after all. Calls inside compiled programs are not counted, so a target
-        that was compiled and not called otherwise is taken to be in use.
+        A target is not in use if its replacement was lost, if the original computed all its calls, if it was not
+        called, or if all its lazy results were computed after all. Calls inside compiled programs are not counted, so a
+        target that was compiled and not called otherwise is taken to be in use.
 
         What was found goes to ``logging.getLogger("fuseplug")`` on the first rank: a warning with the reasons; of
         targets whose calls were merely too small to gain, a line of level ``INFO``.

@@ -46,8 +46,8 @@ class NotInUse:
 class InUse:
     """Looks at the counts of calls after each of the first steps.
 
-    Nothing is added to the calls, but for one step: if kernels were not reached by then, the reasons are asked for, of a
-    few calls each.
+    Nothing is added to the calls, but for one step: if kernels were not reached by then, the reasons are asked for, of
+    a few calls each.
 
     Args:
         patches: What is fused.
@@ -154,7 +154,10 @@ def _log(found: Sequence[NotInUse], count: int) -> None:
     small = [each for each in found if each.too_small]
     if wrong := [each for each in found if not each.too_small]:
         _logger.warning(
-            "%d of %d fused targets are not in use:\n%s", len(wrong), count, "\n".join(f"  {line}" for line in _lines(wrong))
+            "%d of %d fused targets are not in use:\n%s",
+            len(wrong),
+            count,
+            "\n".join(f"  {line}" for line in _lines(wrong)),
         )
     if small:
         _logger.info("%d of %d fused targets had no call that is large enough to gain", len(small), count)

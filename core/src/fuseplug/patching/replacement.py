@@ -146,20 +146,14 @@ def _guarded(
     bound = about.mark.target.function is None
     method, name = about.mark.target.method, about.mark.target.function
     space = None if accepts.space is None else accepts.space.held
-    uncompiled, count_original = accepts.uncompiled, tally.original
-
-    @traced_away
-    def note_tracing() -> None:
-        tally.traced = True
+    uncompiled, count_original, note_tracing = accepts.uncompiled, tally.original, _noting_traces(tally)
 
     @functools.wraps(original)
     def replaced(*args: Any, **kwargs: Any) -> Any:
         # For the compiler this is a constant: where the original is to be traced, nothing of the guard is.
-        traced = compiling()
+        traced = compiling() and note_tracing()
         test = None if kwargs else as_tried.get(len(args))
         result = NotImplemented
-        if traced:
-            note_tracing()
         if traced and uncompiled:
             pass
         elif test is not None and test(args):
@@ -182,6 +176,17 @@ def _guarded(
         return now(*args, **kwargs)
 
     return replaced
+
+
+def _noting_traces(tally: Tally) -> Callable[[], bool]:
+    """What a traced call calls, once while it is traced; true."""
+
+    @traced_away
+    def note() -> bool:
+        tally.traced = True
+        return True
+
+    return note
 
 
 def _counting_uses(fused: Callable[..., Any], about: Replacement) -> Callable[..., Any]:

@@ -28,8 +28,8 @@ class Count:
 
 
 Listener = Callable[[Count, Callable[[], str]], None]
-"""``heard(count, why)``: told of every call that goes to an original, by where it is counted; ``why()`` finds the reason,
-which takes a thousand times as long as a call that nobody hears of."""
+"""``heard(count, why)``: told of every call that goes to an original, by where it is counted; ``why()`` finds the
+reason, which takes much longer than the call."""
 
 listeners: list[Listener] = []
 """Who is told of the calls that originals compute: `listening` adds to it."""

@@ -342,7 +342,7 @@ class Decider:
             return Rejection(why, kind="error")
         if place.device is None and self._rules.exact:
             return Rejection(
-                f"whether it rounds as the original is found out on {place.device_type}: plan with rounding=\"exact\" "
+                f'whether it rounds as the original is found out on {place.device_type}: plan with rounding="exact" '
                 "once the model is there",
                 kind="unavailable",
             )

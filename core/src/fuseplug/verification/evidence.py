@@ -66,7 +66,9 @@ class Evidence:
         return self._hash.hexdigest() if self._whole else ""
 
 
-def key_of(kernel: BaseKernel, proposal: Proposal, adapter: Adapter, evidence: str, device: torch.device, exact: Mode | None) -> str:
+def key_of(
+    kernel: BaseKernel, proposal: Proposal, adapter: Adapter, evidence: str, device: torch.device, exact: Mode | None
+) -> str:
     """The hash of all that the check of *kernel* depends on, as `KernelCheck` takes it; ``""`` if it has none."""
     if not evidence:
         return ""

@@ -67,8 +67,8 @@ class KernelCheck:
         semantics: What the original was found to compute.
         subject: The original.
         device: Where both are run.
-        exact: If given, the kernel must be the original bit for bit, at more sizes: for ``"inference"`` its results with
-            gradients and without, for ``"training"`` its gradients, too.
+        exact: If given, the kernel must be the original bit for bit, at more sizes: for ``"inference"`` its results
+            with gradients and without, for ``"training"`` its gradients, too.
 
     Attributes:
         compile_seconds: By how much the kernel's first run was slower than its second.
@@ -210,7 +210,7 @@ class KernelCheck:
         if not (why := self._rounds_otherwise(outcome, expected)) and self._kernel.differentiable:
             functions = (self._fused, self._subject.original)
             why = difference(*(self._run(function, example, gradients=False) for function in functions))
-        return Rejection(f'its rounding is not the original\'s for {on}: {why}', kind="rounding") if why else None
+        return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding") if why else None
 
     def _rounds_otherwise(self, found: Outcome, expected: Outcome) -> str:
         """The first thing that must be the original's bit for bit, and is not; ``""`` if there is none."""
