@@ -87,6 +87,13 @@ def oldest(session: nox.Session) -> None:
     test(session, *QUICK, "tests/core", *(f"tests/{op}" for op in OPS))
 
 
+@nox.session(default=False)
+def stacks(session: nox.Session) -> None:
+    """Train in what is put around models, also in trainers that nothing here requires."""
+    install(session, *FOR_TESTS, "peft", "trl", "lightning")
+    test(session, "tests/stacks")
+
+
 @nox.session(name="tests-npu-releases", default=False)
 @nox.parametrize("torch_npu", OLDER_TORCH_NPU)
 def tests_npu_releases(session: nox.Session, torch_npu: str) -> None:

@@ -51,13 +51,15 @@ LAYERS = (
     {"doctor", "bench", "check", "new", "run"},
     {"cli"},
     {"__init__", "__main__"},
-    {"interface", "for_transformers", "fusing"},
+    {"interface", "for_transformers", "fusing", "integrations"},
     {"testing"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 VENDORS = {"transformers", "triton", "torch_npu"}
 FOR_PROGRAMS = "triton/activations.py"
 """What the programs of kernels import, and nothing of core."""
+OF_VENDORS = {FOR_PROGRAMS, "integrations/transformers.py"}
+"""Modules that import what they are for, and that nothing else of core imports."""
 PUBLIC = {
     **dict.fromkeys(("fuseplug", "fuseplug.errors", "fuseplug.hookspecs", "fuseplug.contract"), fuseplug.__all__),
     "fuseplug.activations": ("ACTIVATIONS", "Activation"),
@@ -147,10 +149,10 @@ def circle(source: Path) -> list[str]:
 def vendors(core: Path) -> Iterator[str]:
     for path in sorted(core.rglob("*.py")):
         for module, _, late in imports(path, core.parent):
-            if module == "fuseplug.triton.activations":
+            if module in ("fuseplug.triton.activations", "fuseplug.integrations.transformers"):
                 yield f"{path.name} imports {module}"
             vendor = module.partition(".")[0] in VENDORS and not late
-            if vendor and path.relative_to(core).as_posix() != FOR_PROGRAMS:
+            if vendor and path.relative_to(core).as_posix() not in OF_VENDORS:
                 yield f"{path.name} imports {module}"
 
 

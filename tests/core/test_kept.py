@@ -131,8 +131,8 @@ class TestWhatIsKept:
 
 
 class TestWhatMakesItRunAgain:
-    def again(self, checked, *args):
-        said, calls = checked(*args)
+    def again(self, checked, *args, **options):
+        said, calls = checked(*args, **options)
         assert said == "passed"
         assert calls > 5
 
@@ -154,6 +154,12 @@ class TestWhatMakesItRunAgain:
     def test_another_width(self, checked):
         checked()
         self.again(checked, Norm(size=48))
+
+    def test_that_its_bits_must_be_the_originals(self, checked):
+        checked()
+        self.again(checked, rounding="exact")
+        assert checked() == checked(rounding="exact") == ("passed before", 0)
+        self.again(checked, rounding="exact", mode="inference")
 
     def test_other_code_of_the_kernel(self, checked, written):
         checked()

@@ -44,6 +44,29 @@ def seen(look, within):
     return found.pop()
 
 
+@of("traced_away")
+def test_what_is_traced_away_runs_while_tracing_and_leaves_nothing():
+    ran, graphs = [], []
+
+    @private.traced_away
+    def note():
+        ran.append(1)
+        return True
+
+    def function(x):
+        return x * 2 if note() else x
+
+    def backend(graph, _):
+        graphs.append([node.op for node in graph.graph.nodes])
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    for _ in range(2):
+        assert_close(compiled(X), 2 * X)
+    assert (len(ran), graphs) == (1, [["placeholder", "call_function", "output"]])
+
+
 def test_every_member_is_tested():
     assert set(private.__all__) == TESTED
 

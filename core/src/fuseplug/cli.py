@@ -122,14 +122,22 @@ def plan(
             help="Build the model with random weights, and measure from which size on each kernel gains in it here.",
         ),
     ] = False,
+    rounding: Annotated[
+        str,
+        typer.Option(
+            help="close, or exact: build the model with random weights, and use only kernels that are the originals "
+            "bit for bit here.",
+        ),
+    ] = "close",
     as_json: AsJson = False,
 ) -> None:
     """Show what would be fused in a model, what would not, and why."""
     manager, console = KernelManager(), _console(stderr=True)
     if not _kernels(manager):
         typer.echo(NOTHING_INSTALLED, err=True)
-    with console.status(f"building {one_line(model)}{'' if measure else ' on meta'}"):
-        built = _built(model, device, random_weights=measure, trust_remote_code=trust_remote_code)
+    run = measure or rounding == "exact"
+    with console.status(f"building {one_line(model)}{'' if run else ' on meta'}"):
+        built = _built(model, device, random_weights=run, trust_remote_code=trust_remote_code)
     planned = manager.plan(
         built,
         device=device,
@@ -140,6 +148,7 @@ def plan(
         skip=skip or (),
         allow=allow or (),
         measure=measure,
+        rounding=rounding,  # type: ignore[arg-type]  # as above
     )
     if explain is not None:
         typer.echo(some_lines(planned.explain(explain)))

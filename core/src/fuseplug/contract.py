@@ -248,14 +248,15 @@ class Rejection:
         kind: Kernels give ``"unsupported"``. Fuseplug itself adds ``"unlike"`` (its behaviour matches no
             variant), ``"failed"`` (the kernel's numbers are wrong here), ``"error"`` (the kernel raised or broke the
             contract), ``"foreign"`` (somebody else's replacement is in place), ``"unavailable"`` (the machine lacks
-            something the kernel needs), ``"consent"`` (the user has not agreed to what it gives up) and ``"slower"``
-            (it was measured, and gains in no call).
+            something the kernel needs), ``"consent"`` (the user has not agreed to what it gives up), ``"slower"``
+            (it was measured, and gains in no call) and ``"rounding"`` (with ``rounding="exact"``, it is right, but its
+            bits are not the original's).
     """
 
     reason: str
-    kind: Literal["unsupported", "unlike", "failed", "error", "foreign", "unavailable", "consent", "slower"] = (
-        "unsupported"
-    )
+    kind: Literal[
+        "unsupported", "unlike", "failed", "error", "foreign", "unavailable", "consent", "slower", "rounding"
+    ] = "unsupported"
 
 
 @dataclass(frozen=True)

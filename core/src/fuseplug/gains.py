@@ -19,6 +19,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 NEVER = sys.maxsize
 """More elements than a tensor has: no call is large enough."""
 
+TOO_SMALL, AT_NO_SIZE = "it is too small to gain", "the kernel is faster at no size"
+
 MARGIN = 1.02
 """How many times as fast as the original a kernel must be to be used, where it is measured. The same code timed against
 itself is at times a percent ahead."""
@@ -44,11 +46,8 @@ class Gains:
         """What is said where *x*, the main input, is too small."""
         number = by_dtype(self.training if x.requires_grad else self.inference).get(x.dtype, 0)
         if number == NEVER:
-            return f"the kernel is faster at no size {'with' if x.requires_grad else 'without'} gradients"
-        return (
-            f"it is too small to gain: the main input has {x.numel():,} elements, and the kernel is faster from "
-            f"{number:,} on"
-        )
+            return f"{AT_NO_SIZE} {'with' if x.requires_grad else 'without'} gradients"
+        return f"{TOO_SMALL}: the main input has {x.numel():,} elements, and the kernel is faster from {number:,} on"
 
     def to_dict(self) -> dict[str, int | None]:
         """By kind of call (``"bfloat16 training"``), ``None`` for never; empty if no call is too small."""
@@ -58,6 +57,11 @@ class Gains:
             for kind, numbers in kinds
             for dtype, number in zip(DTYPES, numbers, strict=True)
         }
+
+
+def is_about_size(reason: str) -> bool:
+    """Whether *reason* is one of `Gains.why_not`."""
+    return reason.startswith((TOO_SMALL, AT_NO_SIZE))
 
 
 def by_dtype(numbers: Sequence[int]) -> dict[torch.dtype, int]:

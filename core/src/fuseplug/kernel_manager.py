@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .report import Report
 
 K = TypeVar("K", bound=type[BaseKernel])
+Rounding: TypeAlias = Literal["close", "exact"]
 Measure: TypeAlias = bool | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 EVERY_SIZE_VARIABLE = SETTINGS["every_size"].variable
 Find = Callable[[Mapping[str, str], Iterable[KernelRecord]], list[KernelRecord]]
@@ -50,6 +51,7 @@ class Options(TypedDict, total=False):
     allow: Sequence[str] | str
     every_size: bool
     measure: Measure
+    rounding: Rounding
 
 
 class AllOptions(Options, total=False):
@@ -94,6 +96,9 @@ class KernelManager:
       it, under autocast if that is on, and without gradients for inference. What is run is a copy that shares its
       parameters. So buffers, gradients and the state of random generators stay as they are, but what its code does to
       the world outside, it does. Times are kept for other processes, as passed checks are.
+    * ``rounding``: ``"exact"`` uses only kernels whose results are the original's bit for bit, and for training their
+      gradients, too, in all sizes that are tried on this device; the report says how many targets that leaves alone.
+      ``"close"``, the default, allows the roundings that each op states.
 
     Args:
         environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read; ``None``: the environment, and the nearest
@@ -167,12 +172,14 @@ class KernelManager:
         allow: Sequence[str] | str = (),
         every_size: bool = False,
         measure: Measure = False,
+        rounding: Rounding = "close",
     ) -> Plan:
         """Decide and check what would be done to *model*, and change nothing. The class says what the arguments mean.
 
         Raises:
-            PlanError: If *model* is not a module, a glob matches nothing, *device* or *mode* is unknown, or *measure*
-                is no batch of the model, or asked of a model that cannot be run here.
+            PlanError: If *model* is not a module, a glob matches nothing, *device*, *mode* or *rounding* is unknown,
+                *rounding* is ``"exact"`` without *verify*, or *measure* is no batch of the model, or asked of a model
+                that cannot be run here.
             DiscoveryError: If a kernel asked for by name is not installed or not ready.
             SettingsError: If the user's file with settings is not right.
             RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if the reason is that
@@ -185,7 +192,7 @@ class KernelManager:
         from .walking import walk
 
         _must_be_module(model)
-        purpose = _mode(mode)
+        purpose, exact = _mode(mode), _exact(rounding, verify)
         there, records, plugins = self._destination(device, _names(include or ()))
         taking_part = _select(records, include, exclude, purpose)
         every = every_size or environment().get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
@@ -193,6 +200,7 @@ class KernelManager:
             *(taking_part, _names(include or ()), purpose, verify, records, _names(allow)),
             every_size=every,
             runs=None if measure is False else _runs(model, measure, there, every_size=every),
+            exact=exact,
         )
         with plain_torch():
             places = walk(model, only=_names(only), skip=_names(skip), device=there)
@@ -303,12 +311,15 @@ class KernelManager:
                 calls[:] = [known for known in calls if known is not call]
                 complain(take_off(call.changes))
 
+        def in_force() -> bool:
+            return (alive := reference()) is not None and bool(self._calls.get(alive))
+
         def run(*args: Any, **kwargs: Any) -> Any:
             if (alive := reference()) is None:
                 raise PlanError("the model that was fused is gone: keep a reference to it while you use its handle")
             return alive(*args, **kwargs)
 
-        return Applied(call.report, list(call.patches), undo_all, undo_call, run)
+        return Applied(call.report, list(call.patches), undo_all, undo_call, run, in_force)
 
     def _destination(
         self, device: torch.device | str | None, asked_for: Sequence[str]
@@ -408,6 +419,16 @@ def _mode(mode: str) -> Mode:
     if mode not in ("auto", "training", "inference"):
         raise PlanError(f'mode={mode!r} is unknown: expected "auto", "training" or "inference"')
     return "inference" if mode == "inference" else "training"
+
+
+def _exact(rounding: str, verify: bool | str) -> bool:
+    if rounding not in ("close", "exact"):
+        raise PlanError(f'rounding={rounding!r} is unknown: expected "close" or "exact"')
+    if rounding == "exact" and not verify:
+        raise PlanError(
+            'rounding="exact" is shown by running the kernels, and verify=False runs none: drop one of them'
+        )
+    return rounding == "exact"
 
 
 def _names(value: str | Sequence[str]) -> tuple[str, ...]:

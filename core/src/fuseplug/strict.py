@@ -21,7 +21,7 @@ def refuse_left_alone(report: Report) -> None:
     hindered = [
         entry
         for entry in report.left_alone
-        if any(rejection.kind not in ("unlike", "consent", "slower") for _, rejection in entry.rejections)
+        if any(rejection.kind not in ("unlike", "consent", "slower", "rounding") for _, rejection in entry.rejections)
     ]
     if hindered:
         named = "; ".join(f"{_site(entry)}: {entry.why_not}" for entry in hindered[:MOST_NAMED])

@@ -12,6 +12,7 @@ Dynamo nor Inductor, which take a second.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -60,6 +61,7 @@ __all__ = [
     "push_on_torch_function_stack",
     "schemas_of",
     "storage_id",
+    "traced_away",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
@@ -199,6 +201,15 @@ def mark_dynamic(tensor: Tensor, dim: int) -> None:
     ``dynamic=True`` would say so of all dimensions.
     """
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def traced_away(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Have Dynamo call *function* while it traces, and take what it returns for a constant.
+
+    As `torch.compiler.assume_constant_result`, which imports Dynamo.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def without_duck_shapes() -> contextlib.AbstractContextManager[object]:

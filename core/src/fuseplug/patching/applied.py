@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UndoError
 from .counting import Calls, Tried, calls_of, tried
+from .in_use import InUse, NotInUse
 from .journal import Change, Patch
 from .slots import describe
 
@@ -35,12 +36,15 @@ class Applied:
         undo_all: Callable[[], None],
         undo_call: Callable[[], None],
         run: Callable[..., Any],
+        in_force: Callable[[], bool] = lambda: True,
     ) -> None:
         self.report = report
         self.patches = patches
         self._run = run
         self._undo_all = undo_all
         self._undo_call = undo_call
+        self._in_force = in_force
+        self._in_use = InUse(patches)
 
     @property
     def lost(self) -> list[Patch]:
@@ -69,6 +73,25 @@ class Applied:
             PlanError: If the model is gone.
         """
         return tried(self.patches, lambda: self._run(*args, **batch))
+
+    def check_in_use(self, after: int = 3) -> list[NotInUse]:
+        """Warn, once, of kernels that do nothing in the first steps. Call it at the end of each step.
+
+        A target is not in use if its replacement was lost, if the original computed all its calls, if it was not
+        called, or if all its lazy results were computed after all. Calls inside compiled programs are not counted, so a
+        target that was compiled and not called otherwise is taken to be in use.
+
+        What was found goes to ``logging.getLogger("fuseplug")`` on the first rank: a warning with the reasons; of
+        targets whose calls were merely too small to gain, a line of level ``INFO``.
+
+        Args:
+            after: How many steps to wait for. In the last of them the reasons are found; with 1 there are none.
+
+        Returns:
+            What is not in use on this rank, once *after* steps are over, and the same from then on; empty before, and
+            if the model was undone.
+        """
+        return self._in_use.look(after) if self._in_force() else []
 
     def undo(self) -> None:
         """Take every fused kernel off the model, whichever call put it on. Safe to call twice.

@@ -71,24 +71,45 @@ class Tried(list[Calls]):
 
 def calls_of(patches: Iterable[Patch]) -> list[Calls]:
     """The calls of *patches* so far."""
-    return [_calls(alike, count, Count()) for alike, count in _counted(patches)]
+    return [_calls(alike, count, Count()) for alike, count in counted(patches)]
 
 
 def tried(patches: Sequence[Patch], run: Callable[[], Any]) -> Tried:
     """The calls of *patches* while *run* runs."""
-    before = [replace(count, made_real=dict(count.made_real)) for _, count in _counted(patches)]
-    reasons: dict[int, dict[str, None]] = {}
-
-    def heard(count: Count, why: str) -> None:
-        reasons.setdefault(id(count), {})[why] = None
-
-    with listening(heard):
+    since = Since(patches)
+    with listening(since.heard):
         result = run()
-    found = [
-        _calls(alike, count, then, tuple(reasons.get(id(count), ())))
-        for (alike, count), then in zip(_counted(patches), before, strict=True)
-    ]
-    return Tried(found, result)
+    return Tried(since.calls(), result)
+
+
+class Since:
+    """The calls of patches from now on.
+
+    Args:
+        patches: Whose calls.
+    """
+
+    def __init__(self, patches: Sequence[Patch]) -> None:
+        self._patches = patches
+        # With the counts themselves: the number of one that is gone may be another's.
+        self._before = {id(count): (count, _copy(count)) for _, count in counted(patches)}
+        self._reasons: dict[int, dict[str, None]] = {}
+
+    def heard(self, count: Count, why: Callable[[], str]) -> None:
+        """Note why the original computed a call: a `Listener`."""
+        self._reasons.setdefault(id(count), {})[why()] = None
+
+    def calls(self) -> list[Calls]:
+        """The calls, with the reasons that were heard."""
+        found = []
+        for alike, count in counted(self._patches):
+            _, before = self._before.get(id(count), (None, Count()))
+            found.append(_calls(alike, count, before, tuple(self._reasons.get(id(count), ()))))
+        return found
+
+
+def _copy(count: Count) -> Count:
+    return replace(count, made_real=dict(count.made_real))
 
 
 def _calls(alike: Sequence[Patch], now: Count, before: Count, reasons: tuple[str, ...] = ()) -> Calls:
@@ -100,7 +121,7 @@ def _calls(alike: Sequence[Patch], now: Count, before: Count, reasons: tuple[str
     return Calls(paths, alike[0].target, alike[0].kernel_id, fused, original, real, reasons)
 
 
-def _counted(patches: Iterable[Patch]) -> list[tuple[list[Patch], Count]]:
+def counted(patches: Iterable[Patch]) -> list[tuple[list[Patch], Count]]:
     """The patches that are counted together, with their count: those on one module, and those of one function."""
     groups: dict[tuple[int, int], tuple[list[Patch], Count]] = {}
     for patch in patches:

@@ -16,6 +16,7 @@ from ..accepts import Accepts
 from ..contract import Adapter, Compute, Target
 from ..lazy_tensor import LazyTensor
 from ..rebind import rebound
+from ..torch_private import traced_away
 from .guard import Guard
 from .mark import Mark
 from .placing import Placing
@@ -56,6 +57,10 @@ class Replacement:
         if placed is None:
             return "it is called in a way that was not tried"
         return self.guards[placed.number].why_not(placed.values)
+
+    def why_original(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Why the original computed a call."""
+        return self.why_not(args, kwargs) or DECLINED
 
     def main_input(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         """The main input of a call; ``None`` if `why_not` has something against the call."""
@@ -141,12 +146,12 @@ def _guarded(
     bound = about.mark.target.function is None
     method, name = about.mark.target.method, about.mark.target.function
     space = None if accepts.space is None else accepts.space.held
-    uncompiled, count_original = accepts.uncompiled, tally.original
+    uncompiled, count_original, note_tracing = accepts.uncompiled, tally.original, _noting_traces(tally)
 
     @functools.wraps(original)
     def replaced(*args: Any, **kwargs: Any) -> Any:
         # For the compiler this is a constant: where the original is to be traced, nothing of the guard is.
-        traced = compiling()
+        traced = compiling() and note_tracing()
         test = None if kwargs else as_tried.get(len(args))
         result = NotImplemented
         held: bool | None = False
@@ -165,13 +170,24 @@ def _guarded(
         if not traced:
             count = count_original(args[0] if bound else None)
             if listeners:
-                tell(count, about.why_not(args, kwargs) or DECLINED)
+                tell(count, functools.partial(about.why_original, args, kwargs))
         # What stands there now, if somebody put another there; and the call as it was made: what the original wraps
         # may look at its keywords.
         now = getattr(type(args[0]), method) if bound else original if space is None else space[name]
         return now(*args, **kwargs)
 
     return replaced
+
+
+def _noting_traces(tally: Tally) -> Callable[[], bool]:
+    """What a traced call calls, once while it is traced; true."""
+
+    @traced_away
+    def note() -> bool:
+        tally.traced = True
+        return True
+
+    return note
 
 
 def _counting_uses(fused: Callable[..., Any], about: Replacement) -> Callable[..., Any]:

@@ -27,11 +27,12 @@ class Count:
         self.made_real[why] = self.made_real.get(why, 0) + 1
 
 
-Listener = Callable[[Count, str], None]
-"""``heard(count, why)``: told of every call that goes to an original, by where it is counted."""
+Listener = Callable[[Count, Callable[[], str]], None]
+"""``heard(count, why)``: told of every call that goes to an original, by where it is counted; ``why()`` finds the
+reason, which takes much longer than the call."""
 
 listeners: list[Listener] = []
-"""Who is told of the calls that originals compute: `listening` adds to it, and the reason is found for nobody else."""
+"""Who is told of the calls that originals compute: `listening` adds to it."""
 
 
 @dataclass
@@ -39,9 +40,14 @@ class Tally:
     """The calls of one replacement, by module; calls of a replaced function are counted together.
 
     A module is identified by its id. A reference would keep it alive, and its hash may run its code.
+
+    Attributes:
+        counts: The calls, by the number of their module.
+        traced: Whether a call was traced. What a compiled program calls is not counted.
     """
 
     counts: dict[int, Count] = field(default_factory=dict)
+    traced: bool = False
 
     def fused(self, module: Any) -> None:
         """Count a call that the kernel computes."""
@@ -68,9 +74,9 @@ class Tally:
         self.counts.pop(id(module), None)
 
 
-def tell(count: Count, why: str) -> None:
+def tell(count: Count, why: Callable[[], str]) -> None:
     """Tell `listeners` of a call that an original computes."""
-    for heard in listeners:
+    for heard in tuple(listeners):  # one that has heard enough leaves
         heard(count, why)
 
 

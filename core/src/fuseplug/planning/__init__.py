@@ -77,6 +77,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
         notes=[
             *_notes(model, decisions, rules.installed),
             *_unmeasured(kinds, decisions),
+            *_cost_of_rounding(rules, decisions),
             *_unasked(rules.allow, decider.consents),
         ],
         seconds=time.perf_counter() - start - decider.compile_seconds - measuring,
@@ -153,6 +154,21 @@ def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> 
         elif record.kernel_id not in answered:
             idle[record.kernel_id] = "no module of this model is its business"
     return idle
+
+
+def _cost_of_rounding(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
+    """Where kernels must be the originals bit for bit, a note on what that left unfused."""
+    if not rules.exact:
+        return []
+    entries = [decision.entry for decision in decisions]
+    cost = sum(not each.fused and any(why.kind == "rounding" for _, why in each.rejections) for each in entries)
+    kept = sum(each.fused for each in entries)
+    return [
+        (
+            f'rounding="exact": {cost} targets are left alone because their kernels round otherwise; {kept} are fused, by '
+            "kernels that were the originals bit for bit in all sizes tried"
+        )
+    ]
 
 
 def _unasked(allow: Sequence[str], consents: AbstractSet[str]) -> list[str]:

@@ -67,7 +67,8 @@ class Decider:
         self._ask = ask
         self._kinds = kinds
         self._by_id = {record.kernel_id: record for record in rules.records}
-        self._verifier = Verifier(NOWHERE if rules.check == "always" else Kept("checks", folder()))
+        kept = NOWHERE if rules.check == "always" else Kept("checks", folder())
+        self._verifier = Verifier(kept, rules.mode if rules.exact else None)
         self._places: dict[str, Place] = {}
         self._taken: dict[tuple[int, str], str] = {}
         self._covered: dict[str, str] = {}
@@ -339,6 +340,12 @@ class Decider:
             return Rejection(f"it computes {semantics.adapter.variant}: {why}")
         if not _runs_elsewhere(record) and (why := _load_failure(kernel)):
             return Rejection(why, kind="error")
+        if place.device is None and self._rules.exact:
+            return Rejection(
+                f'whether it rounds as the original is found out on {place.device_type}: plan with rounding="exact" '
+                "once the model is there",
+                kind="unavailable",
+            )
         if place.device is None:
             return semantics, Ran(semantics.accepts.dtypes), "pending"
         if not self._rules.check:

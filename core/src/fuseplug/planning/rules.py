@@ -27,6 +27,7 @@ class Rules:
         allow: What the caller has agreed to give up, as `Consent.word`.
         every_size: Whether kernels compute calls of every size, those too small to gain included.
         runs: How the model is run to measure from which size on kernels gain; ``None``: they are not measured.
+        exact: Whether kernels must be the originals bit for bit.
     """
 
     records: Sequence[KernelRecord]
@@ -37,6 +38,7 @@ class Rules:
     allow: Sequence[str] = ()
     every_size: bool = False
     runs: Runs | None = None
+    exact: bool = False
 
     def rank(self, record: KernelRecord, device_type: str) -> tuple[int, bool, int, str]:
         """Sort key: the caller's order, then kernels that name this device type, then priority, then id."""

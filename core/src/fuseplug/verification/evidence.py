@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contract import Adapter, Proposal
+from ..contract import Adapter, Mode, Proposal
 from ..hookspecs import BaseKernel
 from ..kept import LOADED
 from .examples import example_of
@@ -66,8 +66,10 @@ class Evidence:
         return self._hash.hexdigest() if self._whole else ""
 
 
-def key_of(kernel: BaseKernel, proposal: Proposal, adapter: Adapter, evidence: str, device: torch.device) -> str:
-    """The hash of all that the check of *kernel* depends on; ``""`` if it has none."""
+def key_of(
+    kernel: BaseKernel, proposal: Proposal, adapter: Adapter, evidence: str, device: torch.device, exact: Mode | None
+) -> str:
+    """The hash of all that the check of *kernel* depends on, as `KernelCheck` takes it; ``""`` if it has none."""
     if not evidence:
         return ""
     sizes = kernel.check_sizes
@@ -80,7 +82,7 @@ def key_of(kernel: BaseKernel, proposal: Proposal, adapter: Adapter, evidence: s
             stable((kernel.kernel_id, kernel.function, kernel.reference, kernel.differentiable, sizes)),
             stable(adapter),
             stable((proposal.target, proposal.mixes, proposal.likely, proposal.exact)),
-            stable((proposal.roundings, proposal.working_roundings)),
+            stable((proposal.roundings, proposal.working_roundings, exact)),
             *(_shapes(proposal, mix, size) for mix in (proposal.mixes[0], *proposal.likely) for size in sizes),
         )
     except Exception:  # noqa: BLE001 - a third party's example or adapter may raise anything: then nothing is kept

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..accepts import Dtypes
-from ..contract import Example, Proposal, Rejection
+from ..contract import Example, Mode, Proposal, Rejection
 from ..hookspecs import BaseKernel
 from .comparing import Tolerance, departure, difference, excess
 from .evidence import key_of
@@ -61,25 +61,41 @@ class Ran:
 class KernelCheck:
     """One kernel for one original on one device.
 
+    Args:
+        kernel: What is checked.
+        proposal: The kernel's.
+        semantics: What the original was found to compute.
+        subject: The original.
+        device: Where both are run.
+        exact: If given, the kernel must be the original bit for bit, at more sizes: for ``"inference"`` its results
+            with gradients and without, for ``"training"`` its gradients, too.
+
     Attributes:
         compile_seconds: By how much the kernel's first run was slower than its second.
     """
 
     def __init__(
-        self, kernel: BaseKernel, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
+        self,
+        kernel: BaseKernel,
+        proposal: Proposal,
+        semantics: Semantics,
+        subject: Subject,
+        device: torch.device,
+        exact: Mode | None = None,
     ) -> None:
         self._kernel = kernel
         self._proposal = proposal
         self._semantics = semantics
         self._subject = replace(subject, draws=semantics.draws)
         self._device = device
+        self._exact = exact
         self._tolerance = Tolerance.of(proposal)
         self.compile_seconds = 0.0
 
     def key(self) -> str:
         """The hash of all that the result depends on; ``""`` if it has none."""
         semantics = self._semantics
-        return key_of(self._kernel, self._proposal, semantics.adapter, semantics.evidence, self._device)
+        return key_of(self._kernel, self._proposal, semantics.adapter, semantics.evidence, self._device, self._exact)
 
     def ran(self) -> Ran | Rejection:
         """The conditions in which the kernel is right; or why it is rejected."""
@@ -124,10 +140,16 @@ class KernelCheck:
             for example, outcome in zip(examples, found, strict=True):
                 if why := self._judged(example, outcome):
                     return why
-        if first:
-            example = example_of(self._proposal, mix, 3 * max(sizes) // 2)
-            return self._judged(example, self._run(self._fused, example))
+        for size in self._larger_sizes() if first else ():
+            example = example_of(self._proposal, mix, size)
+            if why := self._judged(example, self._run(self._fused, example)):
+                return why
         return None
+
+    def _larger_sizes(self) -> tuple[int, ...]:
+        """What the first mix is tried with beside the kernel's own sizes: how it rounds may depend on the size."""
+        largest = max(self._kernel.check_sizes)
+        return (3 * largest // 2,) if self._exact is None else (largest // 3, 3 * largest // 2, 7 * largest // 3)
 
     def _wrong_when_real(self, mix: Any) -> Rejection | None:
         """What is wrong with the tensors that lazy results become: they must be the original's bit for bit."""
@@ -183,7 +205,20 @@ class KernelCheck:
             return Rejection(f"its numbers are wrong for {on}: {why}", kind="failed")
         if why := outcome.lies_otherwise(expected):
             return Rejection(f"for {on} its {why}", kind="failed")
-        return None
+        if self._exact is None:
+            return None
+        if not (why := self._rounds_otherwise(outcome, expected)) and self._kernel.differentiable:
+            functions = (self._fused, self._subject.original)
+            why = difference(*(self._run(function, example, gradients=False) for function in functions))
+        return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding") if why else None
+
+    def _rounds_otherwise(self, found: Outcome, expected: Outcome) -> str:
+        """The first thing that must be the original's bit for bit, and is not; ``""`` if there is none."""
+        if self._exact is None:
+            return ""
+        if self._exact == "inference":
+            found, expected = found.without_gradients(), expected.without_gradients()
+        return difference(found, expected)
 
     def _needs_order(self, mix: Any) -> bool:
         """Whether the kernel is right only for contiguous inputs."""
@@ -194,7 +229,9 @@ class KernelCheck:
             expected = self._run(self._subject.original, example, handing=handing)
         except Exception:  # noqa: BLE001 - as above
             return True
-        return bool(excess(found, expected, self._truth(example), self._tolerance))
+        return bool(
+            self._rounds_otherwise(found, expected) or excess(found, expected, self._truth(example), self._tolerance)
+        )
 
     def _fails_under_autocast(self, mix: Any) -> bool:
         if self._semantics.accepts.watch.no_autocast:
@@ -208,14 +245,20 @@ class KernelCheck:
                 expected = self._run(self._subject.original, example, autocast=True)
             except Exception:  # noqa: BLE001 - either may raise anything; such calls are the original's then
                 return True
-            if excess(found, expected, self._truth(example), tolerance):
+            if self._rounds_otherwise(found, expected) or excess(found, expected, self._truth(example), tolerance):
                 return True
         return False
 
     def _run(
-        self, function: Callable[..., Any], example: Example, *, handing: Handing = AS_USUAL, autocast: bool = False
+        self,
+        function: Callable[..., Any],
+        example: Example,
+        *,
+        handing: Handing = AS_USUAL,
+        autocast: bool = False,
+        gradients: bool = True,
     ) -> Outcome:
-        gradients = self._kernel.differentiable
+        gradients = gradients and self._kernel.differentiable
         how: dict[str, Any] = {"handing": handing, "autocast": autocast}
         return run(self._subject, function, example, device=self._device, gradients=gradients, **how)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +19,9 @@ from .neutral import same_random_numbers
 from .twin import twin
 
 T = TypeVar("T")
+
+GRADIENT = "gradient of "
+"""What the names of gradients begin with."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,10 @@ class Outcome:
             if steps is not None and found != steps:
                 return f"{name} lies in memory with strides {found}, where the original's has {steps}"
         return ""
+
+    def without_gradients(self) -> Outcome:
+        """All but the gradients."""
+        return replace(self, values={k: v for k, v in self.values.items() if not k.startswith(GRADIENT)})
 
     def on_cpu(self) -> dict[str, Tensor | None]:
         """Copies to compare."""
@@ -235,7 +242,7 @@ def _gradients(
 ) -> dict[str, Tensor | None]:
     differentiable = [output for output in outputs if output.requires_grad]
     if not differentiable:
-        return {f"gradient of {name}": None for name in leaves}
+        return {f"{GRADIENT}{name}": None for name in leaves}
     generator = torch.Generator().manual_seed(1)
     # Eighths of integers below 16 are the same number in every dtype, so that the truth gets what the others get.
     upstream = [
@@ -247,7 +254,7 @@ def _gradients(
         for output in differentiable
     ]
     found = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)
-    return {f"gradient of {name}": gradient for name, gradient in zip(leaves, found, strict=True)}
+    return {f"{GRADIENT}{name}": gradient for name, gradient in zip(leaves, found, strict=True)}
 
 
 class _Kind:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..contract import Example, Proposal, Rejection
+from ..contract import Example, Mode, Proposal, Rejection
 from ..hookspecs import BaseKernel
 from ..kept import NOWHERE, Kept
 from .branches import Branches
@@ -28,13 +28,15 @@ class Verifier:
 
     Args:
         kept: Where results of kernel checks are looked up, and kept for other processes; by default nowhere.
+        exact: As `KernelCheck` takes it.
 
     Attributes:
         compile_seconds: By how much the first runs of kernels were slower than their second runs.
     """
 
-    def __init__(self, kept: Kept = NOWHERE) -> None:
+    def __init__(self, kept: Kept = NOWHERE, exact: Mode | None = None) -> None:
         self._kept = kept
+        self._exact: Mode | None = exact
         self._semantics: dict[Hashable, Semantics | Rejection] = {}
         self._checks: dict[Hashable, Ran | Rejection] = {}
         self.compile_seconds = 0.0
@@ -59,7 +61,9 @@ class Verifier:
         key = (kernel.kernel_id, device, semantics.adapter, *_question(proposal, subject))
         if key not in self._checks:
             with neutral(device.type):
-                self._checks[key] = self._checked(KernelCheck(kernel, proposal, semantics, subject, device))
+                self._checks[key] = self._checked(
+                    KernelCheck(kernel, proposal, semantics, subject, device, self._exact)
+                )
         return self._checks[key]
 
     def key(
@@ -67,7 +71,8 @@ class Verifier:
     ) -> str:
         """The hash of all that `kernel_check` depends on; ``""`` if it has none."""
         with neutral(device.type):
-            return KernelCheck(kernel, proposal, semantics, replace(subject, lazy=proposal.lazy), device).key()
+            subject = replace(subject, lazy=proposal.lazy)
+            return KernelCheck(kernel, proposal, semantics, subject, device, self._exact).key()
 
     def _checked(self, check: KernelCheck) -> Ran | Rejection:
         key = check.key() if self._kept else ""

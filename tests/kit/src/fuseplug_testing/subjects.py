@@ -510,8 +510,8 @@ def given_back() -> Iterator[dict[str, None]]:
     """Why guards leave calls to originals meanwhile: an original that is compared with itself shows nothing."""
     reasons: dict[str, None] = {}
 
-    def heard(_: Any, why: str) -> None:
-        reasons[why] = None
+    def heard(_: Any, why: Callable[[], str]) -> None:
+        reasons[why()] = None
 
     with listening(heard):
         yield reasons

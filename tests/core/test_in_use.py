@@ -1,0 +1,224 @@
+"""A kernel that does nothing in the first steps is named once, with the reason, and no call is slower for it."""
+
+import gc
+import logging
+import types
+
+import pytest
+import torch
+from support.kernels import NormKernel, ran, variant_of
+from support.managers import manager_of
+from support.models import Norm, Toy, inputs, tiny_llama
+
+from fuseplug.patching.replacement import Replacement
+from fuseplug.patching.tally import listeners
+
+QUIET = []
+
+
+@pytest.fixture(autouse=True)
+def _nobody_listens_afterwards():
+    yield
+    assert not listeners
+
+
+@pytest.fixture
+def said(caplog):
+    """What was logged, by level."""
+    caplog.set_level(logging.INFO, logger="fuseplug")
+    return lambda level="WARNING": [record.getMessage() for record in caplog.records if record.levelname == level]
+
+
+def looked(applied, run, steps=3, **options):
+    """What is found by looking after each of *steps* calls of *run*."""
+    found = []
+    for _ in range(steps):
+        run()
+        found.append(applied.check_in_use(**options))
+    assert not any(found[:-1])
+    return found[-1]
+
+
+def test_where_all_kernels_are_reached_nothing_is_said(fusing, model, said):
+    applied = fusing.apply_all(model)
+    assert looked(applied, lambda: model(inputs())) == QUIET
+    assert said() == said("INFO") == []
+
+
+def test_a_dtype_that_was_not_checked_is_the_reason_in_one_line_for_all_layers(fusing, model, said):
+    applied = fusing.apply_all(model)
+    model.half()
+    found = looked(applied, lambda: model(inputs(dtype=torch.float16)))
+    assert {each.target.method for each in found} == {"forward"}
+    assert all("a dtype in which the kernel was not checked" in each.why for each in found)
+    (warning,) = said()
+    assert warning.startswith(f"{len(found)} of {len(applied.calls())} fused targets are not in use:\n")
+    assert (
+        "  layers.*.norm1.forward (2 times): toy_norm: the original computed all of its 3 calls: it has a dtype"
+        in warning
+    )
+    assert applied.check_in_use() == found
+    assert len(said()) == 1
+
+
+def test_a_class_that_was_patched_is_the_reason(fusing, model, said, monkeypatch):
+    """As Liger's patches of a whole class are, which leave ours in place."""
+    applied = fusing.apply_all(model)
+    monkeypatch.setattr(Norm, "forward", lambda self, hidden_states: hidden_states)
+    looked(applied, lambda: model(inputs()))
+    assert "forward is no longer the one that was replaced" in said()[0]
+
+
+def test_the_reasons_are_those_of_a_few_calls(fusing, model, monkeypatch):
+    """A reason takes long to find; in a step with many microbatches it is not asked for in each."""
+    applied = fusing.apply_all(model)
+    model.half()
+    asked = []
+    original = Replacement.why_original
+
+    def why(self, args, kwargs):
+        asked.append(args[0])
+        return original(self, args, kwargs)
+
+    monkeypatch.setattr(Replacement, "why_original", why)
+
+    def step():
+        for _ in range(8):
+            model(inputs(dtype=torch.float16))
+
+    looked(applied, step)
+    norms = [each for each in asked if isinstance(each, Norm)]
+    assert {norms.count(each) for each in norms} == {3}
+
+
+def test_what_heard_enough_leaves_though_nobody_looks_again(fusing, model):
+    applied = fusing.apply_all(model)
+    model.half()
+    for _ in range(2):
+        model(inputs(dtype=torch.float16))
+        applied.check_in_use()
+    assert listeners
+    for _ in range(3):
+        model(inputs(dtype=torch.float16))
+    assert not listeners
+
+
+@pytest.fixture
+def _as_users_call(monkeypatch):
+    monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
+
+
+@pytest.mark.usefixtures("_as_users_call")
+def test_what_is_too_small_to_gain_is_no_fault(model, said):
+    kernel = variant_of(NormKernel, gains_from=lambda self, use: 1 << 20)
+    applied = manager_of(kernel).apply_all(model)
+    found = looked(applied, lambda: model(inputs()))
+    assert len(found) == 5
+    assert all(each.too_small for each in found)
+    assert said() == []
+    assert said("INFO") == ["5 of 5 fused targets had no call that is large enough to gain"]
+
+
+def test_a_site_that_is_passed_by_is_named(fusing, model, said):
+    applied, norm = fusing.apply_all(model), model.norm
+    model.norm = torch.nn.Identity()
+    (found,) = looked(applied, lambda: model(inputs()))
+    assert (found.paths, found.why) == (("norm",), "it was not called, though others were")
+    assert said() == [
+        f"1 of {len(applied.calls())} fused targets are not in use:\n  norm.forward: toy_norm: {found.why}"
+    ]
+    assert norm.__dict__["forward"]
+
+
+def test_a_module_that_is_gone_is_named(fusing, model, said):
+    applied = fusing.apply_all(model)
+    model.norm = torch.nn.Identity()
+    gc.collect()
+    (found,) = looked(applied, lambda: model(inputs()))
+    assert (found.paths, found.target.method) == (("norm",), "forward")
+    assert "norm.forward: toy_norm: its module is gone" in said()[0]
+
+
+def test_a_model_that_is_not_the_one_that_runs_is_said(fusing, model, said):
+    applied, other = fusing.apply_all(model), Toy()
+    looked(applied, lambda: other(inputs()))
+    assert "no fused module was called: is it this model, or a copy of it, that is run?" in said()[0]
+
+
+def test_a_lost_replacement_is_named_with_what_is_there(fusing, model, said):
+    def liger(self, hidden_states):
+        return hidden_states
+
+    applied = fusing.apply_all(model)
+    model.norm.forward = types.MethodType(liger, model.norm)
+    (found,) = looked(applied, lambda: model(inputs()))
+    assert found.paths == ("norm",)
+    assert "its replacement was taken off, and it is " in said()[0]
+    assert ".liger now: take that off; apply_all puts it back" in said()[0]
+    del model.norm.forward
+    assert looked(fusing.apply_all(model), lambda: model(inputs())) == QUIET
+
+
+def test_a_replacement_that_was_deleted_is_put_back(fusing, model, said):
+    applied = fusing.apply_all(model)
+    del model.norm.forward
+    looked(applied, lambda: model(inputs()))
+    assert "and it is the class's own again; apply_all puts it back" in said()[0]
+    assert looked(fusing.apply_all(model), lambda: model(inputs())) == QUIET
+
+
+def test_an_undone_model_has_nothing_that_could_be_in_use(fusing, model, said):
+    applied = fusing.apply_all(model)
+    applied.undo()
+    assert looked(applied, lambda: model(inputs())) == QUIET
+    assert said() == []
+
+
+def test_calls_before_it_was_applied_again_do_not_count(fusing, model, said):
+    fusing.apply_all(model)
+    model(inputs())
+    applied = fusing.apply_all(model)
+    model.half()
+    assert looked(applied, lambda: model(inputs(dtype=torch.float16)))
+    assert said()
+
+
+def test_judged_at_once_there_are_no_reasons_but_how_to_find_them(fusing, model, said):
+    applied = fusing.apply_all(model)
+    model.half()
+    assert looked(applied, lambda: model(inputs(dtype=torch.float16)), steps=1, after=1)
+    assert "applied.try_(**batch) says why" in said()[0]
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_one_rank_speaks_and_all_know(fusing, model, said, monkeypatch, rank):
+    monkeypatch.setenv("RANK", rank)
+    applied = fusing.apply_all(model)
+    model.half()
+    assert looked(applied, lambda: model(inputs(dtype=torch.float16)))
+    assert len(said()) == (rank == "0")
+
+
+def test_logits_that_are_read_in_every_step_are_named(said):
+    from support.losses import PlainKernel, apply, ids
+
+    model = tiny_llama().train()
+    applied = apply(PlainKernel, model)
+
+    def step():
+        model(input_ids=ids(), labels=ids()).logits.sum().item()
+
+    (found,) = looked(applied, step)
+    assert "its 3 lazy results were computed after all, for " in found.why
+    assert said()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_a_compiled_program_calls_is_taken_to_be_in_use(model, said, backend):
+    torch.compiler.reset()
+    kernels = variant_of(NormKernel, function="support.kernels:quiet_norm")
+    applied = manager_of(kernels).apply_all(model)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    assert looked(applied, lambda: compiled(inputs())) == QUIET
+    assert said() == []
+    assert not ran

@@ -1,0 +1,74 @@
+"""Models that transformers shards over two processes as it loads them: tensor and expert parallelism."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.ranks import failures, same_on_all
+from support.states import differing, state_of
+from support.tiny import build
+from torch import distributed
+
+from fuseplug import KernelManager
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed"),
+    pytest.mark.xdist_group("parallel"),  # all that is asked is of one run
+]
+
+KERNELS = ["inductor_fused_rmsnorm", "inductor_fused_swiglu", "inductor_fused_rope", "inductor_fused_moe"]
+
+
+def loaded(folder, how):
+    """A model that two processes share."""
+    import transformers
+    from transformers.distributed import DistributedConfig
+
+    config = DistributedConfig(**{"tensor": {"tp_size": 2, "tp_plan": "auto"}, "expert": {"ep_size": 2}}[how])
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, distributed_config=config).train()
+
+
+def step(model):
+    """The loss, and this rank's part of every gradient."""
+    model.zero_grad()
+    ids = torch.arange(24).view(2, 12) * 7 % 57 + 3
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return loss.detach(), {name: getattr(each, "_local_tensor", each).clone() for name, each in found.items()}
+
+
+def check(folder, model_type, how):
+    model = loaded(f"{folder}/{model_type}", how)
+    want, before = step(model), state_of(model)
+    applied = KernelManager().apply_all(model, include=KERNELS, verify=False)
+    same_on_all([(entry.paths, str(entry.target), entry.kernel_id, entry.why_not) for entry in applied.report.entries])
+    ops = {entry.op for entry in applied.report.fused}
+    assert ops == ({"rmsnorm", "rope", "moe"} if "moe" in model_type else {"rmsnorm", "rope", "swiglu"}), applied.report
+    assert not [entry for entry in applied.report.left_alone if not entry.covered_by], applied.report
+    loss, gradients = step(model)
+    torch.testing.assert_close(loss, want[0])
+    torch.testing.assert_close(gradients, want[1], rtol=1e-3, atol=1e-5)
+    assert all(calls.fused and not calls.original for calls in applied.calls()), applied.calls()
+    assert applied.lost == []
+    applied.undo()
+    assert not differing(before, state_of(model))
+    assert torch.equal(step(model)[0], want[0])
+
+
+CASES = [("qwen3", "tensor"), ("qwen3_moe", "tensor"), ("qwen3_moe", "expert")]
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for model_type in dict(CASES):
+        build(model_type).save_pretrained(folder / model_type)
+    found = failures(check, [(str(folder), *case) for case in CASES])
+    return {case[1:]: text for case, text in found.items()}
+
+
+@pytest.mark.parametrize(("model_type", "how"), CASES)
+def test_applied_after_it_is_loaded_it_is_right_and_undone(failed, model_type, how):
+    assert (model_type, how) not in failed, failed[model_type, how]

@@ -1,0 +1,142 @@
+"""Trainers that this project does not require: each is tried where it is installed."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from support.kernels import NormKernel, RotaryKernel, ran
+from support.managers import manager_of
+from support.models import tiny_llama
+from support.thorough import thorough
+
+pytestmark = thorough
+
+ROWS = [{"input_ids": row, "labels": row} for row in (torch.arange(96).view(8, 12) * 7 % 29 + 3).tolist()]
+
+
+def arguments(folder):
+    return {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-2,
+        "save_strategy": "no",
+        "report_to": [],
+        "use_cpu": True,
+        "bf16": False,
+        "disable_tqdm": True,
+        "logging_steps": 1,
+    }
+
+
+def losses(trainer):
+    return torch.tensor([line["loss"] for line in trainer.state.log_history if "loss" in line])
+
+
+class Tokens:
+    """As little of a tokenizer as TRL asks for."""
+
+    def __new__(cls):
+        tokenizers = pytest.importorskip("tokenizers")
+        transformers = pytest.importorskip("transformers")
+        words = {str(number): number for number in range(32)}
+        model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0"))
+        model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        return transformers.PreTrainedTokenizerFast(
+            tokenizer_object=model, pad_token="0", eos_token="1", bos_token="2", unk_token="0"
+        )
+
+
+@pytest.fixture
+def fusing():
+    return manager_of(NormKernel, RotaryKernel)
+
+
+@pytest.fixture
+def callback(fusing):
+    pytest.importorskip("accelerate")
+    from fuseplug.integrations.transformers import FuseplugCallback
+
+    return FuseplugCallback(manager=fusing)
+
+
+def assert_fused(callback, model):
+    assert all(calls.fused and not calls.original for calls in callback.applied_to(model).calls())
+
+
+def test_trl_sft(tmp_path, callback, caplog):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    caplog.set_level(logging.WARNING, logger="fuseplug")
+    found = []
+    for callbacks in ([], [callback]):
+        trainer = trl.SFTTrainer(
+            tiny_llama(),
+            trl.SFTConfig(**arguments(tmp_path)),
+            train_dataset=datasets.Dataset.from_list(ROWS),
+            processing_class=Tokens(),
+            callbacks=callbacks,
+        )
+        trainer.train()
+        found.append(losses(trainer))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    assert_fused(callback, trainer.model)
+    assert not [record for record in caplog.records if record.name == "fuseplug"]
+
+
+def test_trl_dpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list(
+        [{"prompt": "3 4 5", "chosen": f"6 {n}", "rejected": f"8 {n}"} for n in range(3, 11)]
+    )
+    found = []
+    for callbacks in ([], [callback]):
+        reference = tiny_llama()
+        trainer = trl.DPOTrainer(
+            tiny_llama(),
+            reference,
+            args=trl.DPOConfig(**arguments(tmp_path)),
+            train_dataset=data,
+            processing_class=Tokens(),
+            callbacks=callbacks,
+        )
+        trainer.train()
+        found.append(losses(trainer))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    assert_fused(callback, trainer.model)
+    assert fusing.applied_to(trainer.model) is not None
+    assert fusing.applied_to(reference) is None
+
+
+def test_lightning(tmp_path, fusing):
+    lightning = pytest.importorskip("lightning")
+
+    class Training(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.losses = tiny_llama(), []
+
+        def training_step(self, batch, _):
+            loss = self.model(input_ids=batch, labels=batch).loss
+            self.losses.append(loss.detach())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    data = torch.utils.data.DataLoader(torch.tensor([row["input_ids"] for row in ROWS]), batch_size=2)
+    found = []
+    for fuse in (False, True):
+        module = Training()
+        if fuse:
+            applied = fusing.apply_all(module)
+            ran.clear()
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=tmp_path, **quiet)
+        trainer.fit(module, data)
+        found.append(torch.stack(module.losses))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    assert ran["norm"] == 20
+    assert applied.lost == []
+    assert applied.check_in_use(1) == []
