@@ -96,11 +96,17 @@ def _row(file: str, result: Mapping[str, Any]) -> list[str]:
         f"[`{kernel['id']}`](results/checks/{file})",
         f"{kernel['distribution'] or 'none'} {kernel['version'] or ''}".strip(),
         kernel["op"] or "",
-        device.get("name") or device.get("type") or "nothing",
+        _place(device),
         versions["torch"],
         result["date"][:10],
         *found,
     ]
+
+
+def _place(device: Mapping[str, Any]) -> str:
+    """Where it ran; what stands in for another device names itself like that."""
+    name = device.get("name") or device.get("type") or "nothing"
+    return f"{name}, emulated" if device.get("emulated_by") and device.get("type") != "cpu" else name
 
 
 def _state(check: Mapping[str, Any]) -> str:

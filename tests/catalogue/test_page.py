@@ -43,6 +43,12 @@ def test_a_strangers_result_is_a_row_with_what_failed(files):
     assert cells[6:] == [str(right), "1", str(len(result["checks"]) - right - 1)]
 
 
+def test_what_is_emulated_is_said_to_be():
+    rows = re.findall(r"^\| \[`npu_.*$", page.page(), re.MULTILINE)
+    assert rows
+    assert all(", emulated |" in row for row in rows)
+
+
 def test_what_has_no_file_is_named(files):
     said = page.page()
     assert "**Without a row**" in said

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conformance.zoo import kernels
+from conformance.zoo import kernels, right
 
 from fuseplug import KernelManager
 from fuseplug.cli import main
@@ -98,6 +98,14 @@ def test_json_says_what_was_checked_where_and_what_came_of_it(run):
     assert specimens["faults"][0]["where"] == "0 FirstHalf"
     assert numbers["skipped"] == 1
     assert numbers["not_asked"] == [{"why": "specimens has faults on it", "questions": 1}]
+
+
+def test_what_a_kernel_prints_is_not_in_the_json(run, monkeypatch):
+    norm = right.norm
+    monkeypatch.setattr(right, "norm", lambda *args, **options: print("computing") or norm(*args, **options))
+    code, out, err = run(f"{ZOO}.kernels:Norm", "--json", "--checks", "numbers")
+    assert (code, json.loads(out)[0]["verdict"]) == (0, "partial")
+    assert "computing" in err
 
 
 def test_of_some_checks_the_verdict_is_no_pass(run):

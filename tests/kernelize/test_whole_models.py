@@ -12,10 +12,10 @@ from support.tiny import build, step
 from transformers import KernelConfig
 from transformers.integrations.hub_kernels import kernelize
 
-from fuseplug import KernelManager
+from fuseplug import KernelManager, PlanError
 from fuseplug.for_transformers import kernel_mapping
 
-MODELS = ("qwen3", "llama", "gemma3_text", "olmo2", "qwen2_5_vl")
+MODELS = ("qwen3", "llama", "olmo2", "qwen2_5_vl")
 
 
 @pytest.fixture
@@ -80,6 +80,11 @@ def test_a_model_computes_what_it_did_and_does_so_again_afterwards(manager, comp
 
 def test_what_no_kernel_replaces_is_left_out_with_the_reason(manager):
     assert "no kernel replaces its whole forward" in kernel_mapping(build("llama")).left_out["SiLU"]
+
+
+def test_a_model_whose_norms_have_no_layer_name_is_refused(manager):
+    with pytest.raises(PlanError, match=r"no layer of Gemma3ForCausalLM can be mapped: GeluTanh: .*act_fn"):
+        kernel_mapping(build("gemma3_text"), verify=False)
 
 
 def test_a_copy_has_its_own_modules_fused(manager, computed):

@@ -72,7 +72,8 @@ def kernel_mapping(model: nn.Module, **options: Unpack[AllOptions]) -> KernelMap
     """Plan and check *model* as `KernelManager.apply_all` does, and return the result as a kernel mapping.
 
     The model is not changed. The mapping has the layers whose modules were all verified. Their forwards are those that
-    ``apply_all`` would put on: a call that was not verified is the original's.
+    ``apply_all`` would put on: a call that was not verified is the original's. For a device that is not here, and with
+    ``verify=False``, the kernels were not run, as the report says.
 
     Args:
         model: A model with modules whose classes have a ``kernel_layer_name``. transformers gives them one if the

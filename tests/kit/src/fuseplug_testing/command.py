@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -55,7 +57,9 @@ def check(
     depth, records = depth_of(thorough=thorough, quick=quick), []
     try:
         for each in _chosen(names, device, said):
-            records.append(_checked(each, device, depth, checks, said))
+            # What kernels and torch_npu print is not to stand before the JSON.
+            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+                records.append(_checked(each, device, depth, checks, said))
             if not as_json:
                 show(records[-1], console)
     except KeyboardInterrupt as interrupt:
