@@ -51,7 +51,7 @@ LAYERS = (
     {"doctor", "bench", "check", "new", "run"},
     {"cli"},
     {"__init__", "__main__"},
-    {"interface", "for_transformers", "fusing", "integrations"},
+    {"interface", "fusing", "integrations"},
     {"testing"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

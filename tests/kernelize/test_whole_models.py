@@ -13,7 +13,7 @@ from transformers import KernelConfig
 from transformers.integrations.hub_kernels import kernelize
 
 from fuseplug import KernelManager, PlanError
-from fuseplug.for_transformers import kernel_mapping
+from fuseplug.integrations.kernelize import kernel_mapping
 
 MODELS = ("qwen3", "llama", "olmo2", "qwen2_5_vl")
 
@@ -21,7 +21,7 @@ MODELS = ("qwen3", "llama", "olmo2", "qwen2_5_vl")
 @pytest.fixture
 def manager(monkeypatch):
     manager = KernelManager(environ={})
-    monkeypatch.setattr("fuseplug.for_transformers.manager", manager)
+    monkeypatch.setattr("fuseplug.integrations.kernelize.manager", manager)
     return manager
 
 

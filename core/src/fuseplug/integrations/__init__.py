@@ -1,1 +1,1 @@
-"""Fuseplug in the libraries that train models. Each module needs its library, and nothing else of core imports it."""
+"""Fuseplug in other libraries. Each module is for one of them, and nothing else of core imports it."""

@@ -16,7 +16,7 @@ from support.managers import manager_of
 from torch import nn
 
 from fuseplug import PlanError
-from fuseplug.for_transformers import VerifiedLayer, kernel_mapping
+from fuseplug.integrations.kernelize import VerifiedLayer, kernel_mapping
 
 
 class Norm(nn.Module):
@@ -60,7 +60,7 @@ class Unrelated(Norm):
 
 @pytest.fixture(autouse=True)
 def only_our_kernel(monkeypatch):
-    monkeypatch.setattr("fuseplug.for_transformers.manager", manager_of(NormKernel))
+    monkeypatch.setattr("fuseplug.integrations.kernelize.manager", manager_of(NormKernel))
     ran.clear()
 
 
@@ -154,7 +154,7 @@ def test_a_repository_is_equal_to_its_copy():
 
 def test_compiled_without_a_break(monkeypatch):
     kernel = variant_of(NormKernel, function="support.kernels:quiet_norm")
-    monkeypatch.setattr("fuseplug.for_transformers.manager", manager_of(kernel))
+    monkeypatch.setattr("fuseplug.integrations.kernelize.manager", manager_of(kernel))
     model = nn.Sequential(Norm(), Shifted())
     x = torch.randn(3, 16)
     expected = model(x)

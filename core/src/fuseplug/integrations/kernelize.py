@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from . import manager
-from .contract import Target
-from .errors import PlanError
-from .safe_access import class_name
+from .. import manager
+from ..contract import Target
+from ..errors import PlanError
+from ..safe_access import class_name
 
 if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
-    from .kernel_manager import AllOptions
-    from .planning import Plan
-    from .report import Report
+    from ..kernel_manager import AllOptions
+    from ..planning import Plan
+    from ..report import Report
 
 Forward = Callable[..., Any]
 
