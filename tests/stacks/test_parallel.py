@@ -25,7 +25,7 @@ def loaded(folder, how):
     import transformers
     from transformers.distributed import DistributedConfig
 
-    config = DistributedConfig(**{"tensor": {"tp_size": 2, "tp_plan": "auto"}, "expert": {"ep_size": 2}}[how])
+    config = DistributedConfig(tp_size=2, tp_plan="auto", **({"ep_size": 2} if how == "expert" else {}))
     return transformers.AutoModelForCausalLM.from_pretrained(folder, distributed_config=config).train()
 
 
@@ -44,9 +44,12 @@ def check(folder, model_type, how):
     want, before = step(model), state_of(model)
     applied = KernelManager().apply_all(model, include=KERNELS, verify=False)
     same_on_all([(entry.paths, str(entry.target), entry.kernel_id, entry.why_not) for entry in applied.report.entries])
-    ops = {entry.op for entry in applied.report.fused}
-    assert ops == ({"rmsnorm", "rope", "moe"} if "moe" in model_type else {"rmsnorm", "rope", "swiglu"}), applied.report
-    assert not [entry for entry in applied.report.left_alone if not entry.covered_by], applied.report
+    fused = {entry.op for entry in applied.report.fused}
+    assert fused == ({"rmsnorm", "rope", "moe"} if "moe" in model_type else {"rmsnorm", "rope"}), applied.report
+    left = [entry for entry in applied.report.left_alone if not entry.covered_by]
+    assert all("it depends on what cannot be watched" in entry.why_not for entry in left), applied.report
+    # Their projections have forwards of their own, which close over how they share the work.
+    assert {entry.op for entry in left} == ({"swiglu"} if model_type == "qwen3" else set()), applied.report
     loss, gradients = step(model)
     torch.testing.assert_close(loss, want[0])
     torch.testing.assert_close(gradients, want[1], rtol=1e-3, atol=1e-5)

@@ -13,7 +13,7 @@ import torch
 from support.kernels import NormKernel, RotaryKernel, ran, variant_of
 from support.managers import manager_of
 from support.models import Toy, tiny_llama
-from support.thorough import first_quick
+from support.thorough import first_quick, thorough
 from torch import nn
 
 transformers = pytest.importorskip("transformers")
@@ -174,6 +174,7 @@ def hashes(folder):
     }
 
 
+@thorough
 def test_it_generates_while_it_trains(tmp_path, callback):
     class Generating(transformers.TrainerCallback):
         found: list = []  # noqa: RUF012 - of this test alone
@@ -233,6 +234,7 @@ def test_options_are_those_of_apply_all(tmp_path):
     assert len(callback.applied_to(model).report.fused) == 3
 
 
+@thorough
 def test_one_callback_serves_two_trainers(tmp_path, callback):
     models = [tiny_llama(), tiny_llama()]
     trainers = [trainer_of(tmp_path / str(number), model, [callback]) for number, model in enumerate(models)]

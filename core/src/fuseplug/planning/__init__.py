@@ -165,8 +165,8 @@ def _cost_of_rounding(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
     kept = sum(each.fused for each in entries)
     return [
         (
-            f'rounding="exact": {cost} targets are left alone because their kernels round otherwise; {kept} are fused, by '
-            "kernels that were the originals bit for bit in all sizes tried"
+            f'rounding="exact": {cost} targets are left alone because their kernels round otherwise; {kept} are fused, '
+            "by kernels that were the originals bit for bit in all sizes tried"
         )
     ]
 
