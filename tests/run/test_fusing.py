@@ -155,21 +155,6 @@ def test_tracers_and_compilers_see_no_training(fusing, manager):
     assert not is_fused(manager, model)
 
 
-@pytest.mark.thorough
-def test_a_compiled_model_is_fused_when_its_training_begins(fusing, manager):
-    model, want = Toy(), Toy()(inputs())
-    fusing.watch(model)
-    fusing.watch(model.layers[0])
-    torch.export.export(model, (inputs(),))
-    compiled = torch.compile(model, fullgraph=True)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(inputs()), want)
-    assert not is_fused(manager, model)
-    for _ in range(2):
-        torch.testing.assert_close(compiled(inputs()), want)
-    assert is_fused(manager, model)
-
-
 def test_dry_run_changes_nothing(make, manager, said, tmp_path):
     model, report = Toy(), tmp_path / "report.json"
     make(dry_run=True, report=str(report)).fuse(model)
@@ -263,9 +248,36 @@ def test_models_of_transformers_are_watched_once_they_are_made(used, manager, mo
         pass
 
     monkeypatch.setattr(nn.DataParallel, "__init__", nn.DataParallel.__init__)
+    monkeypatch.setattr(torch, "compile", torch.compile)
     moments.wrap(TRANSFORMERS, SimpleNamespace(PreTrainedModel=PreTrainedModel))
-    model, parallel = PreTrainedModel(), PreTrainedModel()
+    model, parallel, other = PreTrainedModel(), PreTrainedModel(), Toy()
     nn.DataParallel(parallel)
-    assert [is_fused(manager, each) for each in (model, parallel)] == [False, True]
+    nn.DataParallel(other)
+    assert [is_fused(manager, each) for each in (model, parallel, other)] == [False, True, False]
     model(inputs())
+    assert is_fused(manager, model)
+    compiled, called, inferring = PreTrainedModel(), PreTrainedModel(), PreTrainedModel()
+    torch.compile(nn.Sequential(compiled))
+    called.layers[0].compile()
+    torch.compile(other)
+    torch.compile(lambda x: x)
+    assert torch.compile(dynamic=True)(len) is not None
+    with torch.no_grad():
+        torch.compile(inferring)
+    assert [is_fused(manager, each) for each in (compiled, called, other, inferring)] == [True, True, False, False]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_compiled_model_is_fused_before_it_is_traced(used, manager, monkeypatch, fullgraph):
+    class PreTrainedModel(Toy):
+        pass
+
+    monkeypatch.setattr(nn.DataParallel, "__init__", nn.DataParallel.__init__)
+    monkeypatch.setattr(torch, "compile", torch.compile)
+    moments.wrap(TRANSFORMERS, SimpleNamespace(PreTrainedModel=PreTrainedModel))
+    model, want = PreTrainedModel(), Toy()(inputs())
+    torch.export.export(model, (inputs(),))
+    assert not is_fused(manager, model)
+    torch.testing.assert_close(torch.compile(model, fullgraph=fullgraph)(inputs()), want)
     assert is_fused(manager, model)

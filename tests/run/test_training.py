@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -23,12 +24,18 @@ def torchrun(way):
     return (sys.executable, "-m", "torch.distributed.run", *options, SCRIPT, way)
 
 
+def test_a_loop_trains_fused_and_unchanged(fuseplug_run):
+    script = runpy.run_path(str(SCRIPT))
+    unfused = script["in_a_loop"](script["build"]())
+    done = fuseplug_run("--", sys.executable, SCRIPT, "loop")
+    assert losses(done)["loop"] == {"losses": unfused, "calls": SITES * STEPS}
+    assert "fuseplug: LlamaForCausalLM: 5 of 5 targets fused for training on cpu; " in done.stderr
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ways", "models"),
-    [
-        ("trainer,loop", ["LlamaForCausalLM"]),
-        pytest.param("accelerate,adapted", ["LlamaForCausalLM", "PeftModel"], marks=pytest.mark.thorough),
-    ],
+    [("trainer,loop", ["LlamaForCausalLM"]), ("accelerate,adapted", ["LlamaForCausalLM", "PeftModel"])],
 )
 def test_a_script_trains_fused_and_unchanged(fuseplug_run, tmp_path, ways, models):
     command = ("--", sys.executable, SCRIPT, ways, tmp_path)

@@ -58,6 +58,12 @@ class Fusing:
         watched = list(self._watched.values())
         return max((each for each in watched if _has(each, model)), key=_size, default=model)
 
+    def fuse_watched(self, model: nn.Module) -> None:
+        """Fuse *model*, or the largest watched one that has it, if it is or has a watched one itself."""
+        model = self.outermost(model)
+        if any(id(module) in self._watched for module in model.modules()):
+            self.fuse(model)
+
     def fuse(self, model: nn.Module, device: torch.device | str | None = None) -> None:
         """Fuse *model*, unless that was done before, by whomever, or nothing of it is trained.
 

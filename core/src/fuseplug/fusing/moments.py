@@ -6,6 +6,7 @@ Importing this imports no torch.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ def wrap(name: str, module: ModuleType) -> None:
 
 
 def _transformers(module: ModuleType) -> None:
+    import torch
     from torch import nn
 
     from .process import fusing
@@ -26,11 +28,18 @@ def _transformers(module: ModuleType) -> None:
     def made(self: Any, *_args: Any, **_kwargs: Any) -> None:
         fusing().watch(self)
 
-    def replicated(_self: Any, module: Any, *_args: Any, **_kwargs: Any) -> None:
-        fusing().fuse(fusing().outermost(module))
+    def replicate(_self: Any, module: Any, *_args: Any, **_kwargs: Any) -> None:
+        fusing().fuse_watched(module)
+
+    def compile_model(model: Any = None, *_args: Any, **_kwargs: Any) -> None:
+        model = getattr(model, "__self__", model)  # Module.compile() compiles a method
+        if isinstance(model, nn.Module) and torch.is_grad_enabled() and not _accelerate_prepares():
+            fusing().fuse_watched(model)
 
     _after(module.PreTrainedModel, "__init__", made)
-    _before(nn.DataParallel, "__init__", replicated)  # the replicas that it makes have no parameters
+    # Here the first call of the model is too late: replicas have no parameters, and a compiler traces the call.
+    _before(nn.DataParallel, "__init__", replicate)
+    _before(torch, "compile", compile_model)
 
 
 def _accelerate(module: ModuleType) -> None:
@@ -54,17 +63,19 @@ def _accelerate(module: ModuleType) -> None:
 
 
 def _fsdp1(module: ModuleType) -> None:
-    import sys
-
     from .process import fusing
 
     def shard(_self: Any, module: Any, *_args: Any, device_id: Any = None, **_kwargs: Any) -> None:
-        accelerate = sys.modules.get("accelerate.state")
-        # Where accelerate is in use, it is told which models are trained; others that are wrapped are references.
-        if accelerate is None or not accelerate.is_initialized():
+        if not _accelerate_prepares():
             fusing().fuse(fusing().outermost(module), _device(device_id))
 
     _before(module.FullyShardedDataParallel, "__init__", shard)
+
+
+def _accelerate_prepares() -> bool:
+    """Whether accelerate is in use. It is told which models are trained; others that are wrapped are references."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and bool(state.is_initialized())
 
 
 def _device(device_id: Any) -> Any:
@@ -76,7 +87,7 @@ def _device(device_id: Any) -> Any:
     return None if here is None else torch.device(here.type, device_id)
 
 
-def _before(owner: type, name: str, step: Callable[..., None]) -> None:
+def _before(owner: Any, name: str, step: Callable[..., None]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
