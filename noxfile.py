@@ -167,6 +167,7 @@ def wheels(session: nox.Session) -> None:
     script = ROOT / "tests" / "wheels" / "outside.py"
     with tempfile.TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
         session.run("fuseplug", "list")
+        session.run("fuseplug", "run", "--", "python", "-c", "import _fuseplug_on_import")  # whose folder is injected
         session.run("python", "-P" if session_python(session) >= (3, 11) else "-I", str(script), str(ROOT))
         session.install("-c", str(ROOT / "constraints.txt"), *wheels("tests/kit", "tests/host-npu"))
         session.run("pytest", "--fuseplug-kernel", "inductor_fused_rmsnorm", "-k", "declaration or import")

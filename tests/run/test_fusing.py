@@ -17,7 +17,7 @@ from support.managers import manager_of
 from support.models import Toy, inputs
 from torch import nn
 
-from fuseplug import RejectedError
+from fuseplug import Applied, RejectedError
 from fuseplug.fusing import fusing as module
 from fuseplug.fusing import moments
 from fuseplug.fusing.fusing import Fusing
@@ -281,3 +281,36 @@ def test_a_compiled_model_is_fused_before_it_is_traced(used, manager, monkeypatc
     assert not is_fused(manager, model)
     torch.testing.assert_close(torch.compile(model, fullgraph=fullgraph)(inputs()), want)
     assert is_fused(manager, model)
+
+
+class TestFirstSteps:
+    @pytest.fixture
+    def warned(self, caplog):
+        return lambda: [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+    def trained(self, model, steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for _ in range(steps):
+            model(inputs()).sum().backward()
+            optimizer.step()
+
+    def test_a_kernel_that_is_not_reached_is_said_once_after_the_first(self, fusing, warned):
+        model = Toy()
+        fusing.fuse(model)
+        del model.layers[0].norm1.forward  # as whoever takes it off
+        self.trained(model, 2)
+        assert warned() == []
+        self.trained(Toy(), 2)  # another model's steps
+        assert warned() == []
+        self.trained(model, 3)
+        (line,) = warned()
+        assert line.startswith("1 of 5 fused targets are not in use")
+
+    def test_when_all_are_judged_nobody_looks_any_more(self, fusing, warned, monkeypatch):
+        models = [Toy(), Toy()]
+        for model in models:
+            fusing.fuse(model)
+            self.trained(model, 3)
+        assert warned() == []
+        monkeypatch.setattr(Applied, "check_in_use", lambda *_: pytest.fail("it was judged before"))
+        self.trained(models[0], 2)

@@ -19,6 +19,7 @@ from ..plain_text import one_line
 from ..run import reports
 from ..run.options import RunOptions
 from .beginning import Beginning
+from .first_steps import FirstSteps
 from .ranks import Ranks, rank
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Fusing:
         self._watched: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._done: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._beginning = Beginning(self._began)
+        self._first_steps = FirstSteps()
         self._numbers = itertools.count()
         self._said: set[Any] = set()
         self._lock = threading.RLock()
@@ -109,7 +111,7 @@ class Fusing:
         if difference:
             raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
         if not self._options.dry_run:
-            self._manager._apply(model, plan)
+            self._first_steps.watch(model, self._manager._apply(model, plan))
         if rank() == 0:
             self._say(plan)
 
