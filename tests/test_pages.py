@@ -59,6 +59,9 @@ METADATA = "\n".join(path.read_text() for path in sorted(ROOT.glob("*/pyproject.
 )
 
 
+BESIDES = ("triton", "kernels", "accelerate", "peft", "trl", "lightning", "liger-kernel")
+
+
 def constant(name: str) -> list[str]:
     """The strings in the constant *name* of noxfile.py."""
     return re.findall(r'"([\w.]+)"', re.search(rf"^{name} = (.*)$", NOXFILE, re.MULTILINE)[1])
@@ -71,7 +74,7 @@ def versions_tested() -> dict[str, set[str]]:
         "torch": {PINNED["torch"], oldest},
         "transformers": {PINNED["transformers"], *constant("TRANSFORMERS"), *constant("TRANSFORMERS_OF_KERNELS")},
         "torch_npu": {PINNED["torch_npu"], *constant("OLDER_TORCH_NPU")},
-        **{name: {PINNED[name]} for name in ("triton", "kernels", "accelerate", "peft", "liger-kernel")},
+        **{name: {PINNED[name]} for name in BESIDES},
     }
 
 
