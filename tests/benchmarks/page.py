@@ -84,7 +84,7 @@ SECTIONS = (
     Section("Gated MLPs", "What lies between the projections, forward and backward.", "swiglu"),
     Section(
         "RoPE",
-        "Rotated halves. [The file](results/rope.json) has the other variants. " + OLDER,
+        "Rotated halves. [The file](results/rope.json) has the other variants.",
         "rope",
         ("RoPE of halves",),
     ),

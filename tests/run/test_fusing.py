@@ -118,8 +118,7 @@ def test_a_part_that_is_called_by_itself_has_the_whole_model_fused(fusing, manag
 
 
 def test_what_is_on_meta_is_not_trained_yet(fusing, manager):
-    with torch.device("meta"):
-        model = Toy()
+    model = Toy().to("meta")
     fusing.watch(model)
     model(inputs().to("meta"))
     assert not is_fused(manager, model)
