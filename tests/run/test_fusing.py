@@ -282,6 +282,20 @@ def test_a_compiled_model_is_fused_before_it_is_traced(used, manager, monkeypatc
     assert is_fused(manager, model)
 
 
+def test_a_process_that_trained_nothing_says_so_when_it_ends(fusing, said):
+    model = Toy()
+    fusing.ended()
+    assert said == []
+    fusing.watch(model)
+    fusing.ended()
+    assert said == [("INFO", "nothing was fused: no model was trained, the last that was made is a Toy")]
+    said.clear()
+    model(inputs())
+    fusing.watch(Toy())
+    fusing.ended()
+    assert ["nothing was fused" in line for _, line in said] == [False]
+
+
 class TestFirstSteps:
     @pytest.fixture
     def warned(self, caplog):

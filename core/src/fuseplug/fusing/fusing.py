@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import multiprocessing
 import sys
 import threading
 import weakref
@@ -45,6 +46,8 @@ class Fusing:
         self._done: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._beginning = Beginning(self._began)
         self._first_steps = FirstSteps()
+        self._untrained: str | None = ""
+        """The class of the last model that was made; ``None`` once one is trained."""
         self._numbers = itertools.count()
         self._said: set[Any] = set()
         self._lock = threading.RLock()
@@ -54,6 +57,8 @@ class Fusing:
         """Fuse *model*, or what it is a part of, at its first call with gradients, if it was not fused by then."""
         self._watched[id(model)] = model
         self._beginning.put_on(model)
+        if self._untrained is not None:
+            self._untrained = type(model).__name__
 
     def outermost(self, model: nn.Module) -> nn.Module:
         """The largest of the watched models that have *model*; itself if there is none."""
@@ -82,6 +87,7 @@ class Fusing:
             if any(_has(each, model) for each in list(self._done.values())):
                 return
             self._done[id(model)] = model
+            self._untrained = None
             self._beginning.take_off(model)
             if self._manager.applied_to(model) is not None:
                 return  # by the user's own code, which knows better what it wants
@@ -92,6 +98,11 @@ class Fusing:
                     raise
                 why = f"{type(error).__name__}: {one_line(error)}"
                 log.warning(f"{type(model).__name__} is trained unfused on rank {rank()}, because of this: {why}")
+
+    def ended(self) -> None:
+        """Say that the process ends and has trained no model, if it made some. Workers are no news."""
+        if self._untrained and rank() == 0 and multiprocessing.parent_process() is None:
+            log.info("nothing was fused: no model was trained, the last that was made is a %s", self._untrained)
 
     def _began(self, model: nn.Module) -> None:
         model = self.outermost(model)

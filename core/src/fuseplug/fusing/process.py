@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 
 from .. import manager
@@ -12,4 +13,6 @@ from .fusing import Fusing
 @functools.cache
 def fusing() -> Fusing:
     """That of this process, with the options of its ``fuseplug run`` and the manager that its own code uses, too."""
-    return Fusing(RunOptions.from_environment(), manager)
+    found = Fusing(RunOptions.from_environment(), manager)
+    atexit.register(found.ended)
+    return found
