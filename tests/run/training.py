@@ -74,6 +74,8 @@ def sharded(wrap):
     model = build()
     wrapped = wrap(model)
     losses = loop(wrapped, wrapped.parameters())
+    del wrapped  # it may wait for ever if it goes after its process group
+    distributed.barrier()
     distributed.destroy_process_group()
     return model, losses
 
