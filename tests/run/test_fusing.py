@@ -210,7 +210,8 @@ class Accelerator:
 
 @pytest.fixture
 def used(monkeypatch, fusing):
-    """What the wrapped functions use."""
+    """What the wrapped functions use, in a process that does not use accelerate: an earlier test may have."""
+    monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setattr("fuseplug.fusing.process.fusing", lambda: fusing)
     return fusing
 
