@@ -320,6 +320,14 @@ class TestFirstSteps:
         (line,) = warned()
         assert line.startswith("1 of 5 fused targets are not in use")
 
+    def test_calls_that_are_too_small_to_gain_are_said(self, monkeypatch, said):
+        monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
+        kernel = kernels.variant_of(kernels.NormKernel, gains_from=lambda *_: 1_000_000)
+        model = Toy()
+        Fusing(RunOptions(), manager_of(kernel)).fuse(model)
+        self.trained(model, 5)
+        assert [line for _, line in said][1:] == ["5 of 5 fused targets had no call that is large enough to gain"]
+
     def test_when_all_are_judged_nobody_looks_any_more(self, fusing, warned, monkeypatch):
         models = [Toy(), Toy()]
         for model in models:

@@ -20,15 +20,13 @@ from ..plain_text import one_line
 from ..run import reports
 from ..run.options import RunOptions
 from .beginning import Beginning
-from .first_steps import FirstSteps
+from .first_steps import FirstSteps, log
 from .ranks import Ranks, rank
 
 if TYPE_CHECKING:
     from ..kernel_manager import KernelManager
     from ..planning import Plan
     from ..report import Report
-
-log = logging.getLogger("fuseplug.run")
 
 
 class Fusing:
