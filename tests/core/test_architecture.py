@@ -29,7 +29,17 @@ TORCH_PRIVATE = ("fuseplug/torch_private.py", "fuseplug_host_npu/torch_private.p
 
 # Lowest first; names on one line do not import each other.
 LAYERS = (
-    {"activations", "errors", "by_identity", "safe_access", "lazy", "plain_text", "torch_private", "ownership"},
+    {
+        "activations",
+        "errors",
+        "by_identity",
+        "safe_access",
+        "lazy",
+        "plain_text",
+        "torch_private",
+        "ownership",
+        "ranks",
+    },
     {"configuration"},
     {"kept"},
     {"contract", "lazy_tensor"},

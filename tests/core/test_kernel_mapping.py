@@ -11,6 +11,7 @@ import types
 
 import pytest
 import torch
+from support import models
 from support.kernels import NormKernel, ran, variant_of
 from support.managers import manager_of
 from torch import nn
@@ -19,29 +20,14 @@ from fuseplug import PlanError
 from fuseplug.integrations.kernelize import VerifiedLayer, kernel_mapping
 
 
-class Norm(nn.Module):
+class Norm(models.Norm):
     kernel_layer_name = "Norm"
 
-    def __init__(self, width=16):
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, width))
-        self.variance_epsilon = 1e-6
 
-    def forward(self, hidden_states):
-        dtype = hidden_states.dtype
-        hidden_states = hidden_states.to(torch.float32)
-        variance = hidden_states.pow(2).mean(-1, keepdim=True)
-        hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
-        return self.weight * hidden_states.to(dtype)
-
-
-class Shifted(Norm):
+class Shifted(models.GemmaNorm):
     """Another formula of the same layer name."""
 
-    def forward(self, hidden_states):
-        wide = hidden_states.float()
-        normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return (normal * (1.0 + self.weight.float())).type_as(hidden_states)
+    kernel_layer_name = "Norm"
 
 
 class Cubed(Norm):
@@ -55,7 +41,7 @@ class Unrelated(Norm):
     kernel_layer_name = "Other"
 
     def forward(self, hidden_states):
-        return hidden_states + self.variance_epsilon * self.weight.tanh()
+        return hidden_states + self.eps * self.weight.tanh()
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,6 @@ from support.models import Toy, inputs
 from torch import nn
 
 from fuseplug import Applied, RejectedError
-from fuseplug.fusing import fusing as module
 from fuseplug.fusing import moments
 from fuseplug.fusing.fusing import Fusing
 from fuseplug.run.options import ACCELERATE, FSDP1, TRANSFORMERS, RunOptions
@@ -34,10 +33,11 @@ def said(monkeypatch):
             lines.append((record.levelname, record.getMessage()))
 
     handler = Listing()
-    monkeypatch.setattr(module.log, "level", logging.INFO)
-    module.log.addHandler(handler)
+    log = logging.getLogger("fuseplug")
+    monkeypatch.setattr(log, "level", logging.INFO)
+    log.addHandler(handler)
     yield lines
-    module.log.removeHandler(handler)
+    log.removeHandler(handler)
 
 
 @pytest.fixture

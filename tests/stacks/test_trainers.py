@@ -62,26 +62,32 @@ def callback(fusing):
     return FuseplugCallback(manager=fusing)
 
 
-def assert_fused(callback, model):
-    assert all(calls.fused and not calls.original for calls in callback.applied_to(model).calls())
+def trained_alike(callback, make):
+    """Train what *make* makes of a list of callbacks, without *callback* and with it; return the second."""
+    found = []
+    for callbacks in ([], [callback]):
+        trainer = make(callbacks)
+        trainer.train()
+        found.append(losses(trainer))
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    assert all(calls.fused and not calls.original for calls in callback.applied_to(trainer.model).calls())
+    return trainer
 
 
 def test_trl_sft(tmp_path, callback, caplog):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     caplog.set_level(logging.WARNING, logger="fuseplug")
-    found = []
-    for callbacks in ([], [callback]):
-        trainer = trl.SFTTrainer(
+
+    def make(callbacks):
+        return trl.SFTTrainer(
             tiny_llama(),
             trl.SFTConfig(**arguments(tmp_path)),
             train_dataset=datasets.Dataset.from_list(ROWS),
             processing_class=Tokens(),
             callbacks=callbacks,
         )
-        trainer.train()
-        found.append(losses(trainer))
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
-    assert_fused(callback, trainer.model)
+
+    trained_alike(callback, make)
     assert not [record for record in caplog.records if record.name == "fuseplug"]
 
 
@@ -90,23 +96,22 @@ def test_trl_dpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
     data = datasets.Dataset.from_list(
         [{"prompt": "3 4 5", "chosen": f"6 {n}", "rejected": f"8 {n}"} for n in range(3, 11)]
     )
-    found = []
-    for callbacks in ([], [callback]):
-        reference = tiny_llama()
-        trainer = trl.DPOTrainer(
+    references = []
+
+    def make(callbacks):
+        references.append(tiny_llama())
+        return trl.DPOTrainer(
             tiny_llama(),
-            reference,
+            references[-1],
             args=trl.DPOConfig(**arguments(tmp_path)),
             train_dataset=data,
             processing_class=Tokens(),
             callbacks=callbacks,
         )
-        trainer.train()
-        found.append(losses(trainer))
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
-    assert_fused(callback, trainer.model)
+
+    trainer = trained_alike(callback, make)
     assert fusing.applied_to(trainer.model) is not None
-    assert fusing.applied_to(reference) is None
+    assert fusing.applied_to(references[-1]) is None
 
 
 def test_lightning(tmp_path, fusing):

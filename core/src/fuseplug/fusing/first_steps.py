@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,6 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..patching import Applied
-from .ranks import rank
-
-log = logging.getLogger("fuseplug.run")
 
 STEPS = 3
 """After how many steps of an optimizer that trains the model."""
@@ -52,11 +48,7 @@ class FirstSteps:
             model = trained.model()
             # A wrapper may train parameters of its own. Then nobody knows which steps are this model's.
             if model is not None and any(id(each) in parameters for each in model.parameters()):
-                found = trained.applied.check_in_use(STEPS)
+                trained.applied.check_in_use(STEPS)
                 trained.left -= 1
-                small = 0 if trained.left else sum(each.too_small for each in found)
-                if small and rank() == 0:
-                    fused = len(trained.applied.report.fused)
-                    log.info("%d of %d fused targets had no call that is large enough to gain", small, fused)
             if model is None or trained.left == 0:
                 self._trained.remove(trained)

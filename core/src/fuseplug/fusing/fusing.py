@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import multiprocessing
-import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -17,16 +16,20 @@ from torch import nn
 
 from ..errors import PlanError
 from ..plain_text import one_line
+from ..ranks import rank
 from ..run import reports
 from ..run.options import RunOptions
 from .beginning import Beginning
-from .first_steps import FirstSteps, log
-from .ranks import Ranks, rank
+from .first_steps import FirstSteps
+from .ranks import Ranks
 
 if TYPE_CHECKING:
     from ..kernel_manager import KernelManager
     from ..planning import Plan
     from ..report import Report
+
+
+log = logging.getLogger("fuseplug.run")
 
 
 class Fusing:
@@ -49,7 +52,6 @@ class Fusing:
         self._numbers = itertools.count()
         self._said: set[Any] = set()
         self._lock = threading.RLock()
-        _show_log()
 
     def watch(self, model: nn.Module) -> None:
         """Fuse *model*, or what it is a part of, at its first call with gradients, if it was not fused by then."""
@@ -152,14 +154,3 @@ def _has(model: nn.Module, part: nn.Module) -> bool:
 
 def _size(model: nn.Module) -> int:
     return sum(1 for _ in model.modules())
-
-
-def _show_log() -> None:
-    """Show on stderr what is logged: the plans of rank 0, and what goes wrong on any."""
-    if log.handlers:
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("fuseplug: %(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False

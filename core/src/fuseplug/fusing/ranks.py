@@ -25,13 +25,6 @@ PATIENCE = datetime.timedelta(minutes=10)
 _AGREED = b"agreed"
 
 
-def rank() -> int:
-    """That of this process; 0 if it is alone."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank()
-    return int(os.environ.get("RANK", "0"))
-
-
 @dataclass
 class Ranks:
     """All ranks, as far as one model is concerned.

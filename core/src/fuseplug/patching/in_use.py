@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ..contract import Target
 from ..gains import is_about_size
+from ..ranks import rank
 from .counting import Calls, Since, counted
 from .journal import Patch
 from .replacement import replacement_of
@@ -74,7 +72,7 @@ class InUse:
         gone = {each.paths[0] for each in lost}
         calls = [each for each in self._since.calls() if not gone.issuperset(each.paths)]
         self._found = [*lost, *_unused(calls, self._traced())]
-        if _is_first_rank():
+        if rank() == 0:
             _log(self._found, len(calls) + len(lost))
         return self._found
 
@@ -174,9 +172,3 @@ def _lines(found: Sequence[NotInUse]) -> list[str]:
         f"{where}{f' ({number} times)' if number > 1 else ''}: {kernel_id}: {why}"
         for (where, kernel_id, why), number in alike.items()
     ]
-
-
-def _is_first_rank() -> bool:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank() == 0
-    return os.environ.get("RANK", "0") == "0"

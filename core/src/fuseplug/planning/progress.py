@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from ..plain_text import one_line
+from ..ranks import rank
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def showing(items: Sequence[T], doing: str, named: Callable[[T], str]) -> Iterat
         doing: What is done with each.
         named: What an item is called.
     """
-    if not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
+    if not sys.stderr.isatty() or rank() != 0:
         yield items
         return
     from rich.console import Console
