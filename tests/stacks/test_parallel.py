@@ -44,12 +44,9 @@ def check(folder, model_type, how):
     want, before = step(model), state_of(model)
     applied = KernelManager().apply_all(model, include=KERNELS, verify=False)
     same_on_all([(entry.paths, str(entry.target), entry.kernel_id, entry.why_not) for entry in applied.report.entries])
-    fused = {entry.op for entry in applied.report.fused}
-    assert fused == ({"rmsnorm", "rope", "moe"} if "moe" in model_type else {"rmsnorm", "rope"}), applied.report
-    left = [entry for entry in applied.report.left_alone if not entry.covered_by]
-    assert all("it depends on what cannot be watched" in entry.why_not for entry in left), applied.report
-    # Their projections have forwards of their own, which close over how they share the work.
-    assert {entry.op for entry in left} == ({"swiglu"} if model_type == "qwen3" else set()), applied.report
+    mlp = {"moe"} if "moe" in model_type else {"swiglu"}
+    assert {entry.op for entry in applied.report.fused} == {"rmsnorm", "rope"} | mlp, applied.report
+    assert not [entry for entry in applied.report.left_alone if not entry.covered_by], applied.report
     loss, gradients = step(model)
     torch.testing.assert_close(loss, want[0])
     torch.testing.assert_close(gradients, want[1], rtol=1e-3, atol=1e-5)

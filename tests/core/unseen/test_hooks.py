@@ -1,5 +1,6 @@
 """A child that the kernel no longer calls may get a hook, or a forward of its own: then the original runs."""
 
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -147,6 +148,47 @@ def test_a_hook_on_one_of_two_layers_leaves_the_other_fused():
 def test_a_hook_on_a_child_that_the_kernel_calls_costs_nothing():
     met = attacked([GatedKernel], MLP, lambda module: module.gate.register_forward_hook(doubling))
     assert met.answers == ("kernel", "kernel")
+
+
+FACTORS = deque([2.0])
+"""Nothing compares it at each call: it may change, and stay the same object."""
+
+
+class Asking(MLP):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if FACTORS is None else y.clone()
+
+
+def scale(child):
+    """Give *child* a forward of its own, as transformers' tensor parallelism does."""
+    inner = child.forward
+
+    def forward(x):
+        return inner(x) * FACTORS[0]
+
+    child.forward = forward
+
+
+@pytest.fixture
+def factors():
+    yield FACTORS
+    FACTORS[0] = 2.0
+
+
+def test_what_the_forward_of_a_called_child_reads_is_its_own_affair(factors):
+    met = attacked(
+        [GatedKernel],
+        MLP,
+        lambda _: factors.__setitem__(0, 3.0),
+        first=lambda module: [scale(module.gate), scale(module.down)],
+    )
+    assert met.answers == ("kernel", "kernel")
+
+
+def test_what_it_reads_is_watched_where_the_module_reads_it_too():
+    met = attacked([GatedKernel], Asking, first=lambda module: scale(module.gate))
+    assert "depends on what cannot be watched: the global FACTORS" in met.alone
 
 
 def test_a_hook_of_all_modules_is_called():

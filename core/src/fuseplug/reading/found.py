@@ -57,11 +57,13 @@ class Looked:
         space: Where it is looked up: the globals of a function, the namespace of a module, object or class, or a dict.
         name: The name.
         value: What it is now, or `MISSING`.
+        inside: The path of the called child whose forward looks it up; ``()`` for the module itself.
     """
 
     space: Mapping[str, Any] = field(repr=False)
     name: str
     value: Any
+    inside: Path = ()
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,13 @@ class Held:
         cell: The cell.
         name: What the code calls it.
         value: What it holds now.
+        inside: The path of the called child whose forward reads it; ``()`` for the module itself.
     """
 
     cell: types.CellType
     name: str
     value: Any
+    inside: Path = ()
 
 
 @dataclass
@@ -88,8 +92,8 @@ class Reading:
             of a Python class is read like a function, so what it reads is listed in its place.
         calls: The modules below the module that are called; their forwards are read too.
         methods: The methods used, of the module and of what is below it, by the owner's path and the method's name.
-        globals: What is looked up elsewhere, each once.
-        cells: The closure cells that are read.
+        globals: What is looked up elsewhere, once for each child whose forward does.
+        cells: The closure cells that are read, likewise.
         side_effects: Changes of anything that was not made in the call. Writing into a tensor argument does not
             count, because running the function shows it.
         contexts: Contexts and decorators that change how torch computes: kinds ``"autocast"``, ``"grad"``, ``"other"``.

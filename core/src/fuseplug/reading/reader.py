@@ -124,15 +124,15 @@ class Reader:
 
     def looked(self, space: Mapping[str, Any], name: str, value: Any, owner: Any = None) -> None:
         """Keep a name that was looked up outside the module."""
-        if (key := ("looked", id(space if owner is None else owner), name)) not in self._seen:
+        if (key := ("looked", id(space if owner is None else owner), name, self.inside)) not in self._seen:
             self._seen.add(key)
-            self.found.globals.append(Looked(space, name, value))
+            self.found.globals.append(Looked(space, name, value, self.inside))
 
     def held(self, cell: types.CellType, name: str, value: Any) -> None:
         """Keep a cell that was read."""
-        if ("cell", id(cell)) not in self._seen:
-            self._seen.add(("cell", id(cell)))
-            self.found.cells.append(Held(cell, name, value))
+        if (key := ("cell", id(cell), self.inside)) not in self._seen:
+            self._seen.add(key)
+            self.found.cells.append(Held(cell, name, value, self.inside))
 
     # What is followed
 

@@ -67,11 +67,9 @@ def dependence(
         _sort_attributes(found, reading, module, reads, called)
         methods = _methods(reading, module, reads, called)
         found.watch = found.watch.and_(*methods)
-    for looked in (*_looked_up(reading), *_closed_over(reading)):
-        if isinstance(looked, str):
-            found.unseen.append(looked)
-        else:
-            found.watch = found.watch.and_(looked)
+    outside = (*_looked_up(reading, called), *_closed_over(reading, called))
+    found.unseen += dict.fromkeys(each for each in outside if isinstance(each, str))
+    found.watch = found.watch.and_(*dict.fromkeys(each for each in outside if not isinstance(each, str)))
     return found
 
 
@@ -190,13 +188,13 @@ def route_to(module: nn.Module, path: Path) -> Route | None:
     return tuple(steps)
 
 
-def _looked_up(reading: Reading) -> Iterator[Global | str]:
+def _looked_up(reading: Reading, called: Collection[Path]) -> Iterator[Global | str]:
     """What was looked up in Python modules; or a description of what may change unnoticed."""
     indexed = {id(looked.space) for looked in reading.globals}
     for looked in reading.globals:
         name, value = looked.name, looked.value
-        if id(value) in indexed:
-            continue  # What is found in it is listed by itself.
+        if _below(looked.inside, called) or id(value) in indexed:
+            continue  # What is found in a namespace is listed by itself.
         if _is_torchs(looked.space.get("__name__")) or is_a(value, logging.Logger | types.ModuleType):
             continue
         if value is MISSING:
@@ -214,9 +212,11 @@ def _looked_up(reading: Reading) -> Iterator[Global | str]:
             yield Global(ById(looked.space), name, ById(value))
 
 
-def _closed_over(reading: Reading) -> Iterator[Global | str]:
+def _closed_over(reading: Reading, called: Collection[Path]) -> Iterator[Global | str]:
     """What closures hold, as `Global`: a cell is a namespace with one name."""
     for held in reading.cells:
+        if _below(held.inside, called):
+            continue
         if is_a(held.value, _BY_IDENTITY):
             yield Global(ById(held.cell), held.name, ById(held.value))
         elif (frozen := freeze(held.value)) is not None:
