@@ -111,7 +111,7 @@ def launched():
     from support.accelerating import shard_on_cpus
 
     shard_on_cpus()
-    accelerator, model = Accelerator(), build()
+    accelerator, model = Accelerator(cpu=True), build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     prepared, optimizer = accelerator.prepare(model, optimizer)
     losses = []
