@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from conformance import uses_private
 from conformance.zoo import adapters, imports_torch, kernels, prints, starts_thread, writes_environ, wrong_heads
 from support.thorough import covering, thorough
 
@@ -135,6 +136,11 @@ CLASSES = [
     (prints.Kernel, "import", "prints 'hello'"),
     (writes_environ.Kernel, "import", "writes the environment variable ZOO"),
     (starts_thread.Kernel, "import", "starts a thread"),
+    (
+        uses_private.Kernel,
+        "import",
+        "uses_private/__init__.py:5: Site of fuseplug.contract is private .*import Site from",
+    ),
     (kernels.PatchesOnImport, "import", "is felt everywhere: torch.nn.functional.relu6 was replaced"),
     (adapters.SaysLess, "reads", "eps: is read at each call, and not declared: add 'eps'"),
     (adapters.SaysMore, "reads", "scale: is declared in reads, and never read"),
