@@ -90,7 +90,7 @@ def oldest(session: nox.Session) -> None:
 @nox.session(default=False)
 def stacks(session: nox.Session) -> None:
     """Train in what is put around models, also in trainers that nothing here requires."""
-    install(session, *FOR_TESTS, "peft", "trl", "lightning")
+    install(session, *FOR_TESTS, "peft", "trl", "lightning", "deepspeed")
     test(session, "tests/stacks")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from conformance import uses_private
 from conformance.zoo import adapters, imports_torch, kernels, prints, starts_thread, writes_environ, wrong_heads
 from support.thorough import covering, thorough
 
 from fuseplug.importing.fresh_python import ask
 from fuseplug_testing import ConformanceError, check_kernel
 from fuseplug_testing.checks import CHECKS
+from fuseplug_testing.public_names import used_by
 
 RIGHT = [
     kernels.Norm,
@@ -135,6 +137,11 @@ CLASSES = [
     (prints.Kernel, "import", "prints 'hello'"),
     (writes_environ.Kernel, "import", "writes the environment variable ZOO"),
     (starts_thread.Kernel, "import", "starts a thread"),
+    (
+        uses_private.Kernel,
+        "import",
+        "uses_private/__init__.py:3: Site of fuseplug.contract is private .*import Site from",
+    ),
     (kernels.PatchesOnImport, "import", "is felt everywhere: torch.nn.functional.relu6 was replaced"),
     (adapters.SaysLess, "reads", "eps: is read at each call, and not declared: add 'eps'"),
     (adapters.SaysMore, "reads", "scale: is declared in reads, and never read"),
@@ -167,6 +174,14 @@ CLASSES = [
     (wrong_heads.WithoutInputs, "own-call", "give it a property dummy_inputs"),
     (adapters.RemembersTheDtype, "casts", r"to bfloat16: output\[0\] is float32.* instead of bfloat16"),
 ]
+
+
+def test_what_a_package_uses_that_is_private_is_named():
+    (found,) = used_by("conformance.uses_private")
+    assert found.startswith("uses_private/__init__.py:3: Site of fuseplug.contract is private")
+    assert found.endswith(": import Site from fuseplug")
+    assert list(used_by("conformance.zoo.kernels")) == []
+    assert list(used_by("fuseplug_liger.rope")) == []  # which is released with what it uses
 
 
 IMPORTS = {

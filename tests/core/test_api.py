@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,14 @@ import torch
 import fuseplug
 from fuseplug import BaseKernel, KernelManager
 from fuseplug.kernel_faults import faults
+from fuseplug.new.asked import BACKENDS, asked
+from fuseplug.new.known import KNOWN
+from fuseplug.new.writing import render
+from fuseplug_testing import public_names
 
-FROZEN = Path(__file__).parents[1] / "frozen" / "api1"
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+ROOT = Path(__file__).parents[2]
+FROZEN = ROOT / "tests" / "frozen" / "api1"
+PAGE = ROOT / "docs" / "compatibility.md"
 
 
 @pytest.fixture
@@ -146,17 +152,84 @@ def written_down() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("module", written_down())
 def test_the_page_lists_what_is_public(module):
+    assert written_down()[module] == public_names.names(module)
     there = importlib.import_module(module)
-    names = written_down()[module]
-    assert names == set(getattr(there, "__all__", names))
-    assert all(hasattr(there, name) for name in names)
+    assert set(there.__all__) == public_names.names(module)
+    assert all(hasattr(there, name) for name in there.__all__)
 
 
-def test_the_page_has_every_module_that_promises_something():
-    packages = {path.name for path in (Path(__file__).parents[2] / "kernel-packages").glob("*/src/*")}
-    named = {module.partition(".")[0] for module in written_down()}
-    assert packages <= named
-    assert {"fuseplug", "fuseplug.inductor", "fuseplug.npu", "fuseplug.triton"} <= set(written_down())
+def test_the_page_lists_the_public_modules():
+    assert list(written_down()) == list(public_names.MODULES)
+    packages = {path.name for path in ROOT.glob("kernel-packages/*/src/*")}
+    assert packages | {"fuseplug", "fuseplug_testing", "fuseplug_host_npu"} == public_names.OURS
+
+
+OWN_SCRIPTS = {"docs/demo": {"fuseplug.bench"}, "docs/examples": {"fuseplug.doctor"}}
+"""Scripts of this repository, which are run from its checkout, and what is private of the same checkout to them."""
+
+
+def what_others_read() -> Iterator[tuple[str, str]]:
+    """The Python that a third party copies or begins with, by where it is."""
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*/README.md")):
+        for number, block in enumerate(
+            re.findall(r"^```python.*?\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        ):
+            yield f"{page.relative_to(ROOT)}, block {number + 1}", block
+    for path in ROOT.glob("docs/**/*.py"):
+        yield str(path.relative_to(ROOT)), path.read_text()
+    for op in ("", *KNOWN):
+        for backend in BACKENDS:
+            for path, text in render(asked("my-op", op=op, backend=backend, params="" if op else "weight")).items():
+                if path.suffix == ".py":
+                    yield f"fuseplug new --op {op} --backend {backend}: {path}", text
+    for path in FROZEN.rglob("*.py"):
+        yield str(path.relative_to(ROOT)), path.read_text()
+
+
+def test_what_others_read_uses_public_names_only():
+    read = dict(what_others_read())
+    assert len(read) > 100
+    for where, text in read.items():
+        own = {name for folder, names in OWN_SCRIPTS.items() if where.startswith(folder) for name in names}
+        assert [str(each) for each in public_names.private_names(text) if each.module not in own] == [], where
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "from fuseplug.contract import Site",
+            "Site of fuseplug.contract is private to Fuseplug, .*: import Site from fuseplug$",
+        ),
+        ("from fuseplug import planning", "planning of fuseplug is private"),
+        ("import fuseplug.planning", "fuseplug.planning is private .*: docs/compatibility.md lists"),
+        ("import fuseplug\nfuseplug.patching.put_on", "patching of fuseplug is private"),
+        ("import fuseplug.inductor as i\ndef f(): return i.compiled.SMALL", "compiled of fuseplug.inductor is private"),
+        ("from fuseplug_rmsnorm import reference\nreference.unit(1)", "unit of fuseplug_rmsnorm.reference is private"),
+        (
+            "from fuseplug_rope.recognise.adapters import MethodAdapter",
+            "MethodAdapter of fuseplug_rope.recognise.adapters",
+        ),
+        ("from fuseplug_testing.checks import CHECKS", "CHECKS of fuseplug_testing.checks is private"),
+    ],
+)
+def test_a_private_name_is_found(text, found):
+    (each,) = public_names.private_names(text)
+    assert re.search(found, str(each)), each
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import fuseplug\nfuseplug.manager.plan, fuseplug.__version__",
+        "import fuseplug.integrations.kernelize\nfuseplug.integrations.kernelize.kernel_mapping",
+        "from fuseplug import triton as t\nt.vjp.anything",
+        "from fuseplug_layernorm.contract import Site\nfrom .contract import Site",
+        "from fuseplug_rmsnorm import reference\nother.reference.unit",
+    ],
+)
+def test_a_public_name_is_not(text):
+    assert public_names.private_names(text) == []
 
 
 def parameters(thing) -> list[tuple[str, str, bool]]:

@@ -14,11 +14,7 @@ from pathlib import Path
 import pytest
 
 import fuseplug
-import fuseplug.inductor
-import fuseplug.npu
-import fuseplug.reading
-import fuseplug.torch_private
-import fuseplug.triton
+from fuseplug_testing.public_names import private_names
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "fuseplug"
@@ -70,19 +66,8 @@ FOR_PROGRAMS = "triton/activations.py"
 """What the programs of kernels import, and nothing of core."""
 OF_VENDORS = {FOR_PROGRAMS, "integrations/transformers.py"}
 """Modules that import what they are for, and that nothing else of core imports."""
-PUBLIC = {
-    **dict.fromkeys(("fuseplug", "fuseplug.errors", "fuseplug.hookspecs", "fuseplug.contract"), fuseplug.__all__),
-    "fuseplug.activations": ("ACTIVATIONS", "Activation"),
-    "fuseplug.functional": ("by_device", "computed_by"),
-    "fuseplug.lazy": ("lazy",),
-    "fuseplug.lazy_tensor": ("LazyTensor",),
-    "fuseplug.inductor": fuseplug.inductor.__all__,
-    "fuseplug.npu": fuseplug.npu.__all__,
-    "fuseplug.reading": fuseplug.reading.__all__,
-    "fuseplug.torch_private": fuseplug.torch_private.__all__,
-    "fuseplug.triton": fuseplug.triton.__all__,
-    "fuseplug.triton.activations": ("activate", "clamped_up", "gate_factor"),
-}
+OF_THE_SAME_RELEASE = ("fuseplug.torch_private", "fuseplug.triton.activations")
+"""What is private, and the kernel packages here use: they are released together with core."""
 
 
 class Imports(ast.NodeVisitor):
@@ -174,12 +159,13 @@ def trespasses(packages: Path) -> Iterator[str]:
         required = re.findall(r'"(fuseplug-[\w-]+)>=', project.read_text()) if project.exists() else []
         own |= {name.replace("-", "_") for name in required}
         for path in sorted(source.rglob("*.py")):
-            for module, name, _ in imports(path, source):
+            for module, _, _ in imports(path, source):
                 first = module.partition(".")[0]
-                if first == "fuseplug" and name not in PUBLIC.get(module, ()):
-                    yield f"{path.name} imports {name or module} from {module}"
                 if first.startswith("fuseplug_") and first not in own:
                     yield f"{path.name} imports {module}"
+            for each in private_names(path.read_text()):
+                if each.module.partition(".")[0] == "fuseplug" and each.module not in OF_THE_SAME_RELEASE:
+                    yield f"{path.name}: {each}"
 
 
 class Private(ast.NodeVisitor):
@@ -313,11 +299,11 @@ def test_vendors_finds_a_planted_breach(tmp_path, text):
     ("text", "count"),
     [
         ("from fuseplug.planning import make_plan", 1),
-        ("from fuseplug.hookspecs import faults", 1),
+        ("from fuseplug.contract import Site", 1),
         ("import fuseplug.patching", 1),
         ("from fuseplug_other.reference import op", 1),
         (
-            "from fuseplug import BaseKernel\nfrom fuseplug.contract import Site\nfrom fuseplug_one.sites import match",
+            "from fuseplug.torch_private import x\nfrom fuseplug import Site\nfrom fuseplug_one.sites import match",
             0,
         ),
     ],

@@ -97,7 +97,10 @@ class TestTheCommand:
         for path in folder.rglob("*"):
             assert path.is_dir() or str(path.relative_to(folder)) in said
         assert "inductor_fused_layernorm" in said
-        assert said.endswith('Now:\n  cd fuseplug-layernorm\n  pip install -e ".[testing]"\n  pytest\n')
+        assert 'Now:\n  cd fuseplug-layernorm\n  pip install -e ".[testing]"\n  pytest\n\n' in said
+        _, _, after = said.partition("Then change")
+        assert "fuseplug check inductor_fused_layernorm --quick\n" in after
+        assert "fuseplug plan MODEL" in after
 
     def test_overwrites_nothing(self, tmp_path, capsys):
         (tmp_path / "mine.txt").write_text("mine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,32 @@ def test_two_ranks_train_fused_and_unchanged(fuseplug_run, environ, way, tmp_pat
     assert (fused["calls"], unfused["calls"]) == (SITES * STEPS, 0)
     assert done.stderr.count("fuseplug: ") == 1
     assert len(json.loads(report.read_text())) == 1
+
+
+FSDP2 = "--use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP"
+LAYERS = "--fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer"
+LAUNCHED = {
+    "--multi_gpu": ("DistributedDataParallel", "Parameter"),  # on a machine without GPUs: several processes
+    f"{FSDP2} {LAYERS}": ("FSDPLlamaForCausalLM", "DTensor"),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", LAUNCHED)
+def test_what_accelerate_launches_trains_fused_and_unchanged(fuseplug_run, options):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = (sys.executable, "-m", "accelerate.commands.launch", *options.split(), "--main_process_port", port)
+    few = ("--num_processes", 2, "--num_machines", 1, "--mixed_precision", "no", "--dynamo_backend", "no")
+    command = ("--", *launch, *few, SCRIPT, "launched")
+    done = fuseplug_run(*command)
+    fused = losses(done)["launched"]
+    unfused = losses(fuseplug_run(*command, FUSEPLUG_AUTO="off"))["launched"]
+    assert fused == {**unfused, "calls": SITES * STEPS}
+    assert (fused["wrapped"], fused["parameter"]) == LAUNCHED[options]
+    assert unfused["calls"] == 0
+    assert done.stderr.count("fuseplug: ") == 1
 
 
 @pytest.mark.thorough

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -102,6 +103,29 @@ def ddp(model):
     return torch.nn.parallel.DistributedDataParallel(model)
 
 
+def launched():
+    """What ``accelerate launch`` says in the environment, FSDP included, is what `Accelerator` does."""
+    from accelerate import Accelerator
+
+    sys.path.append(str(Path(__file__).parents[1]))
+    from support.accelerating import shard_on_cpus
+
+    shard_on_cpus()
+    accelerator, model = Accelerator(cpu=True), build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    prepared, optimizer = accelerator.prepare(model, optimizer)
+    losses = []
+    for batch in TOKENS:
+        loss = prepared(input_ids=batch, labels=batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    kind = type(next(prepared.parameters())).__name__
+    accelerator.end_training()
+    return {**told(model, losses), "wrapped": type(prepared).__name__, "parameter": kind}
+
+
 WAYS = {
     "trainer": lambda model: (model, with_trainer(model)),
     "adapted": lambda model: (tuned := adapted(model), with_trainer(tuned)),
@@ -120,7 +144,9 @@ def told(model, losses):
 
 if __name__ == "__main__":
     way, rank = sys.argv[1], os.environ.get("RANK", "0")
-    if way in SHARDED:
+    if way == "launched":
+        found = {way: launched()}
+    elif way in SHARDED:
         found = {way: told(*sharded(SHARDED[way]))}
     else:
         found = {name: told(*WAYS[name](build())) for name in way.split(",")}

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+__all__ = ["ACTIVATIONS", "Activation"]
+
 
 @dataclass(frozen=True)
 class Activation:

@@ -14,6 +14,8 @@ import torch
 
 from .hookspecs import BaseKernel
 
+__all__ = ["by_device", "computed_by"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

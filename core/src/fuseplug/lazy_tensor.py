@@ -27,6 +27,8 @@ from .torch_private import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+__all__ = ["LazyTensor"]
+
 Make = Callable[..., Tensor]
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from fuseplug import Adapter, Example, Proposal, Target
-from fuseplug.rebind import calls
+from fuseplug import Adapter, Example, Proposal, Target, called_functions
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -83,7 +82,7 @@ def match_gated(site):
 
 def match_rotary(site):
     forward = type(site.module).forward
-    if not calls(forward, "apply_rotary"):
+    if "apply_rotary" not in called_functions(forward):
         return None
 
     def example(dtype, size, generator):

@@ -45,3 +45,8 @@ def new(
         typer.echo(f"  {path.as_posix():<40} {edits.get(path, '')}".rstrip())
     commands = (f"cd {folder}", 'pip install -e ".[testing]"', "pytest")
     typer.echo("\n".join(["\nNow:", *(f"  {command}" for command in commands)]))
+    # Where another device is only stood in for, the tests know how.
+    again = f"fuseplug check {request.kernel_id} --quick" if backend == "inductor" else "pytest"
+    typer.echo("\nThen change the files that have a note above, one after the other, and look after each:")
+    typer.echo(f"  {again}")
+    typer.echo("  fuseplug plan MODEL    # where it is used; a folder with a config.json, or an id of the Hub")

@@ -157,7 +157,9 @@ def _of_a_new_op(request: Asked, title: str) -> dict[str, str]:
         "of_module": _each(", module.{}", names),
         "reads": _tuple(f'"{name}"' for name in names),
         "tensor_strings": _tuple(f'"{name}"' for name in tensors),
-        "numbers_are_there": _each(' or not isinstance(getattr(module, "{}", None), float)', numbers),
+        "numbers_are_there": _each(
+            '\n    if not isinstance(getattr(module, "{}", None), float):\n        return None', numbers
+        ),
         "other_numbers": _other_numbers(numbers),
         "width_of_specimen": ", width: int, dtype: torch.dtype = torch.float32" if tensors else "",
         "attributes": "".join(

@@ -10,6 +10,8 @@ from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
 from fuseplug.triton import TritonKernel
 
+__all__ = ["LinearCrossEntropyKernel"]
+
 
 class LinearCrossEntropyKernel(BaseKernel):
     """The base of every kernel of the linear cross-entropy: a subclass names its id, function and device types.

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+__all__ = ["linear_cross_entropy", "linear_logprob"]
+
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 

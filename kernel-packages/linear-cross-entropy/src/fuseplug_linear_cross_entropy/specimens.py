@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+__all__ = ["specimens"]
+
 HIDDEN, VOCABULARY, TOKENS = 24, 37, 9
 
 

@@ -10,6 +10,8 @@ from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
 from fuseplug.triton import FORMULAS, TritonKernel
 
+__all__ = ["MoEKernel"]
+
 STACKED_GAINS_FROM = 512
 """Tokens from which on Inductor's kernel gains against ``grouped_mm``; `InductorMoEKernel.gains_from` has the times."""
 

@@ -13,6 +13,8 @@ from fuseplug.activations import ACTIVATIONS, Activation
 
 from . import grouped_linear
 
+__all__ = ["Experts", "compute", "moe", "outside_autocast"]
+
 Projection = Tensor | Sequence[Tensor]
 """The matrices of all experts: stacked in one tensor, or one by one."""
 

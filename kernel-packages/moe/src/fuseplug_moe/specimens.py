@@ -1,7 +1,5 @@
 """Small mixtures of experts as models write them, one for each way to write them that a kernel here claims."""
 
-# ruff: noqa: D102 - they are written as models write them
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+__all__ = ["specimens"]
 
 
 def specimens() -> list[nn.Module]:

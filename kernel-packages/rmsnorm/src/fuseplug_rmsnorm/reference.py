@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+__all__ = ["VARIANTS", "Norming", "Variant", "add_rms_norm", "compute", "result_dtype", "rms_norm"]
+
 
 @dataclass(frozen=True)
 class Variant:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+__all__ = ["specimens"]
+
 
 class _Norm(nn.Module):
     def __init__(self, width: int = 48, eps: float = 1e-6) -> None:

@@ -10,6 +10,8 @@ from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
 from fuseplug.triton import TritonKernel
 
+__all__ = ["RoPEKernel"]
+
 
 class RoPEKernel(BaseKernel):
     """The base of every RoPE kernel: a subclass names its id, its function and its device types.

@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+__all__ = ["VARIANTS", "Variant", "compute", "rope"]
+
 
 @dataclass(frozen=True)
 class Variant:

@@ -1,7 +1,7 @@
 """Small modules as models write them, which the kernels here fuse: one for each form, to test kernels on."""
 
 # The name of each says which form it is.
-# ruff: noqa: ARG001, D101, D102, D103
+# ruff: noqa: ARG001
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+__all__ = ["specimens"]
 
 
 def specimens() -> list[nn.Module]:

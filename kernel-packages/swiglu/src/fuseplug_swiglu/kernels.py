@@ -10,6 +10,8 @@ from fuseplug.inductor import InductorKernel
 from fuseplug.npu import NpuKernel
 from fuseplug.triton import FORMULAS, TritonKernel
 
+__all__ = ["SwiGLUKernel"]
+
 
 class SwiGLUKernel(BaseKernel):
     """The base of every kernel for gated MLPs: a subclass names its id, its function and its device types.

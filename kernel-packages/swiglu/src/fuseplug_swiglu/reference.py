@@ -13,6 +13,8 @@ from torch.nn import functional
 
 from fuseplug.activations import ACTIVATIONS
 
+__all__ = ["Gating", "compute", "separated", "swiglu"]
+
 LAYOUTS = ("gate-first", "gate-second", "interleaved")
 """Where the gate is in the output of one projection that gives both gate and up."""
 

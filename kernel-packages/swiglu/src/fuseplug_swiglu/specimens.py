@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+__all__ = ["specimens"]
+
 HIDDEN, INNER = 24, 40
 
 

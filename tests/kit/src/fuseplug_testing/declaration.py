@@ -18,6 +18,7 @@ from fuseplug.importing.process_state import ProcessState
 from fuseplug.verification import SEMANTICS_SIZE, Snapshot
 
 from .edges import arguments
+from .public_names import used_by
 from .results import Finding
 from .subjects import Case, Examined, Specimen, raised
 
@@ -52,8 +53,13 @@ def declaration(examined: Examined) -> Iterator[Finding]:
 
 
 def imports(examined: Examined) -> Iterator[Finding]:
-    """Importing its module imports no torch and changes, prints and starts nothing; nor do those of its functions."""
+    """Importing its module imports no torch and changes, prints and starts nothing; nor do those of its functions.
+
+    Nor does its package use what is private to Fuseplug.
+    """
     kernel = examined.sound
+    for fault in used_by(type(kernel).__module__):
+        yield Finding("", fault=fault)
     functions = [kernel.reference] + ([] if examined.device is None else [kernel.function])
     if examined.depth == "quick":  # another Python would import torch for them, which takes seconds
         functions = []

@@ -25,6 +25,8 @@ from typing import Any
 
 from fuseplug.triton.kernel import interpreted
 
+__all__ = ["Program", "compile_only"]
+
 _SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Bytes of shared memory that a block may have, by compute capability: CUDA C++ Programming Guide, table 27."""
 

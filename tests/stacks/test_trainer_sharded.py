@@ -1,0 +1,114 @@
+"""`FuseplugCallback` in a Trainer of two processes: copies, FSDP2, FSDP1."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from support.ranks import failures, same_on_all
+from support.tiny import build
+from torch import distributed
+
+from fuseplug import KernelManager
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed"),
+    pytest.mark.xdist_group("trainer-sharded"),  # all that is asked is of one run
+]
+
+KERNELS = ["inductor_fused_rmsnorm", "inductor_fused_swiglu", "inductor_fused_rope"]
+ROWS = [{"input_ids": row, "labels": row} for row in torch.arange(96).view(8, 12) * 7 % 57 + 3]
+
+
+def fsdp(version, **options):
+    wrapped = {"version": version, "transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"], **options}
+    return {"fsdp": "full_shard auto_wrap", "fsdp_config": wrapped}
+
+
+WAYS = {
+    "copies": {},
+    "FSDP2": fsdp(2),
+    "FSDP2, checkpointed": fsdp(2, activation_checkpointing=True),
+    "FSDP2, in bfloat16": fsdp(2) | {"bf16": True},
+    "FSDP1": fsdp(1, sync_module_states=False),  # which wants an accelerator
+}
+WRAPPED = {
+    "copies": ("DistributedDataParallel", "Parameter"),
+    "FSDP2": ("FSDPQwen3ForCausalLM", "DTensor"),
+    "FSDP1": ("FullyShardedDataParallel", "Parameter"),
+}
+
+
+def trained(folder, way, callbacks=()):
+    from transformers import Trainer, TrainingArguments
+
+    os.environ.pop("ACCELERATE_USE_FSDP", None)  # of the case before
+    arguments = TrainingArguments(
+        folder,
+        max_steps=4,
+        per_device_train_batch_size=2,
+        learning_rate=1e-2,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_steps=1,
+        **WAYS[way],
+    )
+    trainer = Trainer(build("qwen3").train(), arguments, train_dataset=ROWS, callbacks=list(callbacks))
+    trainer.train()
+    return trainer
+
+
+def losses(trainer):
+    return torch.tensor([line["loss"] for line in trainer.state.log_history if "loss" in line])
+
+
+def kinds(trainer):
+    """What the model is wrapped in, and what its parameters are."""
+    parameter = next(trainer.model.parameters())
+    return type(trainer.model_wrapped).__name__, type(parameter).__name__
+
+
+def parts(trainer):
+    """This rank's part of every parameter."""
+    held = trainer.model_wrapped.parameters()
+    return [getattr(each, "_local_tensor", each).detach().clone() for each in held]
+
+
+def check(folder, way):
+    from support.accelerating import shard_on_cpus
+
+    from fuseplug.integrations.transformers import FuseplugCallback
+
+    rank = str(distributed.get_rank())
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "::1"}
+    shard_on_cpus()
+    want = trained(folder, way)
+    callback = FuseplugCallback(manager=KernelManager(), include=KERNELS, verify=False)
+    found = trained(folder, way, [callback])
+    assert kinds(found) == kinds(want) == WRAPPED[way.partition(",")[0]]
+    wide = {"rtol": 2e-2, "atol": 1e-2} if "bfloat16" in way else {"rtol": 1e-3, "atol": 1e-4}
+    torch.testing.assert_close(losses(found), losses(want), **wide)
+    torch.testing.assert_close(parts(found), parts(want), **wide)
+    applied = callback.applied_to(found.model)
+    same_on_all([(entry.paths, str(entry.target), entry.kernel_id) for entry in applied.report.fused])
+    assert not applied.report.left_alone, applied.report
+    assert all(calls.fused and not calls.original for calls in applied.calls()), applied.calls()
+    assert applied.check_in_use(1) == []
+    assert applied.lost == []
+    applied.undo()
+    assert not any("forward" in vars(module) for module in found.model.modules())
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("trained"))
+    return {case[1]: text for case, text in failures(check, [(folder, way) for way in WAYS]).items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_fused_before_it_is_wrapped_and_trains_as_unfused(failed, way):
+    assert way not in failed, failed[way]
