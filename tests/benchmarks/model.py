@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import Table, write
+from record import BOTH, Table, dtypes, write
 
 from fuseplug import manager
 from fuseplug.bench import Benchmark, compare
@@ -42,7 +42,6 @@ EXPERTS = {
     "moe_intermediate_size": 384,
     "norm_topk_prob": True,
 }
-BOTH = ("bfloat16", "float32")
 MODELS = {
     "Qwen3, 2 layers of Qwen3-0.6B's shape": (DENSE, BOTH),
     "Qwen3-MoE, 2 layers of 32 experts, 4 a token": (DENSE | EXPERTS, BOTH),
@@ -59,9 +58,9 @@ TOKENS, VERSUS = (16, 128, 512, 2048), ("again", "compile")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5, help="turns at the least")
-    parser.add_argument("--seconds", type=float, default=20, help="for which turns go on in each cell")
+    parser.add_argument("--seconds", type=float, default=8, help="for which turns go on in each cell")
     parser.add_argument("--only", default="", help="a part of the name of the models to measure")
-    parser.add_argument("--dtype", choices=BOTH, action="append", help="by default both, where the model has both")
+    parser.add_argument("--dtype", choices=BOTH, action="append", help="by default those of the model that the CPU computes in")
     parser.add_argument("--tokens", type=int, action="append", help="by default 16, 128, 512 and 2048")
     parser.add_argument("--versus", action="append", choices=VERSUS, help="by default all")
     options = parser.parse_args()
@@ -73,10 +72,10 @@ def main() -> None:
     }
     tables = [
         table
-        for name, (_, dtypes) in MODELS.items()
+        for name, (_, has) in MODELS.items()
         if options.only in name
-        for dtype in dtypes
-        if dtype in (options.dtype or BOTH)
+        for dtype in has
+        if dtype in (options.dtype or dtypes())
         for table in measure(name, dtype, **how)
     ]
     write("model", tables)

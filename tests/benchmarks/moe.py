@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from record import Table, write
+from record import BOTH, Table, dtypes, write
 from torch import Tensor, nn
 from transformers.models.mixtral.configuration_mixtral import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
@@ -54,16 +54,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=20, help="turns at the most")
     parser.add_argument("--large", action="store_true", help="also an experts module of 2.4 GB in float32")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), action="append", help="by default both")
+    parser.add_argument("--dtype", choices=BOTH, action="append", help="by default those that the CPU computes in")
     options = parser.parse_args()
-    dtypes = [getattr(torch, name) for name in options.dtype or ("bfloat16", "float32")]
-    tables = [
-        measure(size, dtype, work, options.repeats)
-        for size in (*SIZES, *(LARGE if options.large else ()))
-        for dtype in dtypes
-        for work in WORKS
-    ]
-    write("moe", tables)
+    for dtype in options.dtype or dtypes():
+        tables = [
+            measure(size, getattr(torch, dtype), work, options.repeats)
+            for size in (*SIZES, *(LARGE if options.large else ()))
+            for work in WORKS
+        ]
+        write(f"moe-{dtype}", tables)
 
 
 def measure(size: Size, dtype: torch.dtype, work: Work, repeats: int) -> Table:

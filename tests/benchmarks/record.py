@@ -12,10 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from fuseplug.bench import machine
+from fuseplug.bench import emulates_bfloat16, machine
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 WIDTH = 150
+BOTH = ("bfloat16", "float32")
 
 
 @dataclass
@@ -36,6 +37,11 @@ class Table:
         for row in self.rows:
             table.add_row(*(_show(cell) for cell in row))
         return table
+
+
+def dtypes() -> Sequence[str]:
+    """In which a model is measured unless others are asked for: a CPU that emulates bfloat16 takes hours for it."""
+    return ("float32",) if emulates_bfloat16() else BOTH
 
 
 def gpu(index: int = 0) -> dict[str, Any]:

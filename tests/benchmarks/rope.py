@@ -35,7 +35,11 @@ apply_rotary_pos_emb: Contender = modeling_llama.apply_rotary_pos_emb
 
 
 class Rotates(nn.Module):
-    """Looks the function up as an attention does."""
+    """Looks the function up as an attention does, whose parameters say in which dtype the kernel is checked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return apply_rotary_pos_emb(q, k, cos, sin)
@@ -43,7 +47,7 @@ class Rotates(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
     torch.manual_seed(0)
     tables = [
@@ -60,7 +64,7 @@ def measure(pairing: str, heads: str, dtype: torch.dtype, work: Work, repeats: i
     """The microseconds of every contender at every length."""
     kind = f"{str(dtype).removeprefix('torch.')}, {work.__name__.replace('_', ' ')}"
     table = Table(f"RoPE of {pairing}, {heads}, {kind}, in µs", ("tokens", "contender", "µs", "× eager, turn by turn"))
-    contenders = make_contenders(pairing)
+    contenders = make_contenders(pairing, dtype)
     for tokens in LENGTHS:
         arguments = make_arguments(*HEADS[heads], tokens, dtype)
         for rotated in arguments[:2]:
@@ -73,9 +77,9 @@ def measure(pairing: str, heads: str, dtype: torch.dtype, work: Work, repeats: i
     return table
 
 
-def make_contenders(pairing: str) -> dict[str, Contender]:
+def make_contenders(pairing: str, dtype: torch.dtype) -> dict[str, Contender]:
     globals()["apply_rotary_pos_emb"] = FUNCTIONS[pairing]
-    fused, eager, compiled = (Rotates() for _ in range(3))
+    fused, eager, compiled = (Rotates().to(dtype) for _ in range(3))
     assert manager.apply_all(fused).report.fused, "nothing was fused"
     torch.compiler.reset()
     return {"fuseplug": fused, EAGER: eager, "torch.compile": torch.compile(compiled)}

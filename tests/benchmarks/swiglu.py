@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from record import Table, write
+from record import BOTH, Table, dtypes, write
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,6 +27,9 @@ from fuseplug_swiglu.specimens import Separate
 HIDDEN = 1024
 WIDTHS = (3072, 11008)
 ROWS = (1, 16, 128, 512)
+LARGE = (512, 2048)
+"""Rows for the kernel alone: a fused model leaves fewer to torch's own operations."""
+
 EAGER = "eager"
 
 Contender = Callable[..., Tensor]
@@ -35,25 +38,27 @@ Contender = Callable[..., Tensor]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), action="append", help="by default both")
+    parser.add_argument("--dtype", choices=BOTH, action="append", help="by default those that the CPU computes in")
     options = parser.parse_args()
     torch.manual_seed(0)
     tables = []
-    for dtype in [getattr(torch, name) for name in options.dtype or ("bfloat16", "float32")]:
+    for dtype in [getattr(torch, name) for name in options.dtype or dtypes()]:
         for backward in (False, True):
-            tables.append(measure("between the projections", between, dtype, backward, options.repeats))
-            tables.append(measure(f"the whole MLP, hidden {HIDDEN}", whole, dtype, backward, options.repeats))
+            tables.append(measure("between the projections", between, LARGE, dtype, backward, options.repeats))
+            tables.append(measure(f"the whole MLP, hidden {HIDDEN}", whole, ROWS, dtype, backward, options.repeats))
     write("swiglu", tables)
 
 
-def measure(what: str, make: Callable[..., tuple], dtype: torch.dtype, backward: bool, repeats: int) -> Table:
+def measure(
+    what: str, make: Callable[..., tuple], counts: Sequence[int], dtype: torch.dtype, backward: bool, repeats: int
+) -> Table:
     """The microseconds of every contender at every size."""
     work = "forward and backward" if backward else "forward"
     title = f"SwiGLU, {what}, {str(dtype).removeprefix('torch.')}, {work}, in µs"
     table = Table(title, ("intermediate", "rows", "contender", "µs", "× eager, turn by turn"))
     for inner in WIDTHS:
         contenders, inputs_for, truth = make(inner, dtype)
-        for rows in ROWS:
+        for rows in counts:
             inputs = [x.requires_grad_(backward) for x in inputs_for(rows)]
             assert_right(contenders, truth, inputs, backward)
             samples = by_turns({n: partial(run, f, inputs, backward) for n, f in contenders.items()}, repeats)
@@ -109,7 +114,7 @@ def assert_right(contenders: dict[str, Contender], truth: Contender, inputs: Seq
     for name, function in contenders.items():
         pairs = zip(run(function, inputs, backward), expected, strict=True)
         errors[name] = max(float((found.double() - exact).abs().max() / exact.abs().max()) for found, exact in pairs)
-    limit = max(2 * errors[EAGER], 16 * torch.finfo(inputs[0].dtype).eps)
+    limit = max(2 * errors[EAGER], 32 * torch.finfo(inputs[0].dtype).eps)
     for name, error in errors.items():
         assert error <= limit, f"{name} is {error:.1e} off, allowed {limit:.1e}"
 
