@@ -60,7 +60,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns at the least")
     parser.add_argument("--seconds", type=float, default=8, help="for which turns go on in each cell")
     parser.add_argument("--only", default="", help="a part of the name of the models to measure")
-    parser.add_argument("--dtype", choices=BOTH, action="append", help="by default those of the model that the CPU computes in")
+    parser.add_argument(
+        "--dtype", choices=BOTH, action="append", help="by default those of the model that the CPU computes in"
+    )
     parser.add_argument("--tokens", type=int, action="append", help="by default 16, 128, 512 and 2048")
     parser.add_argument("--versus", action="append", choices=VERSUS, help="by default all")
     options = parser.parse_args()

@@ -83,8 +83,8 @@ SECTIONS = (
     Section("RMSNorm", "The whole module, as `apply_all` leaves it.", "rmsnorm"),
     Section(
         "Gated MLPs",
-        "*Between the projections* is `fuseplug_swiglu.swiglu` called by itself, at sizes that a fused model leaves to the "
-        "original, too.",
+        "*Between the projections* is `fuseplug_swiglu.swiglu` called by itself, also at sizes that fused models leave "
+        "to the original.",
         "swiglu",
     ),
     Section(
@@ -155,7 +155,11 @@ def _losses(sections: Iterable[Section]) -> str:
     head = ["## Where it loses", ""]
     if not lines and not close:
         return "\n".join([*head, f"In no table below is a fused model or module slower than × {LOSES}.", ""])
-    noise = f"{close} other figures are below × {LOSES}, and their quartiles overlap with the unfused one's."
+    noise = (
+        f"{close} other figures are below × {LOSES}, and their quartiles overlap with the unfused one's. Not all of "
+        "that is noise: to leave a small call to the original "
+        "[costs up to 20 µs](concepts.md#calls-that-are-too-small-to-gain), of which a decoded token makes many."
+    )
     if not lines:
         return "\n".join([*head, noise, ""])
     head += [f"Slower than × {LOSES} of the unfused one, by more than both spread: their quartiles lie apart.", ""]
