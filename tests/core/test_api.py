@@ -7,6 +7,8 @@ import inspect
 import json
 import re
 import shutil
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -230,6 +232,11 @@ def test_a_private_name_is_found(text, found):
 )
 def test_a_public_name_is_not(text):
     assert public_names.private_names(text) == []
+
+
+def test_a_kernel_of_a_script_is_in_no_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "a_script", types.ModuleType("a_script"))
+    assert [*public_names.used_by("a_script")] == []
 
 
 def parameters(thing) -> list[tuple[str, str, bool]]:

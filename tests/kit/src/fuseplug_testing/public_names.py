@@ -120,7 +120,10 @@ def used_by(module: str) -> Iterator[str]:
     if parts[0] in OURS:
         return
     for length in range(1, len(parts) + 1):
-        spec = importlib.util.find_spec(".".join(parts[:length]))
+        try:
+            spec = importlib.util.find_spec(".".join(parts[:length]))
+        except ValueError:  # a module that nothing imported: a notebook, a script
+            return
         if spec is not None and spec.origin is not None and spec.submodule_search_locations:
             break
     else:
