@@ -152,18 +152,19 @@ def _losses(sections: Iterable[Section]) -> str:
         close += len(slower) - len(clear)
         cells = (f"{', '.join(_keys(row).values())}: × {row[ratio]:.2f}" for row in clear)
         lines += [f"| {title.rpartition(', in ')[0] or title} | {'; '.join(cells)} |"] if clear else []
-    head = ["## Where it loses", ""]
-    if not lines and not close:
-        return "\n".join([*head, f"In no table below is a fused model or module slower than × {LOSES}.", ""])
-    noise = (
-        f"{close} other figures are below × {LOSES}, and their quartiles overlap with the unfused one's. Not all of "
-        "that is noise: to leave a small call to the original "
-        "[costs up to 20 µs](concepts.md#calls-that-are-too-small-to-gain), of which a decoded token makes many."
-    )
-    if not lines:
-        return "\n".join([*head, noise, ""])
-    head += [f"Slower than × {LOSES} of the unfused one, by more than both spread: their quartiles lie apart.", ""]
-    return "\n".join([*head, "| what | where |", "|---|---|", *lines, "", *([noise, ""] if close else [])])
+    parts = []
+    if lines:
+        spread = f"Slower than × {LOSES} of the unfused one, by more than both spread: their quartiles lie apart."
+        parts += [spread, "", "| what | where |", "|---|---|", *lines, ""]
+    if close:
+        noise = (
+            f"{close} other figures are below × {LOSES}, and their quartiles overlap with the unfused one's. Not all "
+            "of that is noise: to leave a small call to the original "
+            "[costs up to 20 µs](concepts.md#calls-that-are-too-small-to-gain), of which a decoded token makes many."
+        )
+        parts += [noise, ""]
+    none = [f"In no table below is a fused model or module slower than × {LOSES}.", ""]
+    return "\n".join(["## Where it loses", "", *(parts or none)])
 
 
 def _apart(row: Mapping[str, Any], rows: Rows, ratio: str) -> bool:

@@ -114,9 +114,10 @@ def assert_right(contenders: dict[str, Contender], truth: Contender, inputs: Seq
     for name, function in contenders.items():
         pairs = zip(run(function, inputs, backward), expected, strict=True)
         errors[name] = max(float((found.double() - exact).abs().max() / exact.abs().max()) for found, exact in pairs)
-    limit = max(2 * errors[EAGER], 32 * torch.finfo(inputs[0].dtype).eps)
+    limit = max(2 * errors[EAGER], 16 * torch.finfo(inputs[0].dtype).eps)
     for name, error in errors.items():
-        assert error <= limit, f"{name} is {error:.1e} off, allowed {limit:.1e}"
+        allowed = limit if name == "fuseplug" else 2 * limit  # a peer is only to be no other function
+        assert error <= allowed, f"{name} is {error:.1e} off, allowed {allowed:.1e}"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_docs import LONG, blocks
 
 import fuseplug
 from fuseplug import BaseKernel, KernelManager
@@ -173,9 +174,7 @@ OWN_SCRIPTS = {"docs/demo": {"fuseplug.bench"}, "docs/examples": {"fuseplug.doct
 def what_others_read() -> Iterator[tuple[str, str]]:
     """The Python that a third party copies or begins with, by where it is."""
     for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*/README.md")):
-        for number, block in enumerate(
-            re.findall(r"^```python.*?\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-        ):
+        for number, block in enumerate(blocks(page, LONG)):
             yield f"{page.relative_to(ROOT)}, block {number + 1}", block
     for path in ROOT.glob("docs/**/*.py"):
         yield str(path.relative_to(ROOT)), path.read_text()
