@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import sys
 import types
 
 import pytest
@@ -11,6 +12,7 @@ from support.models import Norm, Toy, inputs, tiny_llama, tiny_moe, tokens
 from support.states import differing, equal, state_of
 from support.thorough import covering
 from torch import nn
+from torch._dynamo.variables.builder import VariableBuilder
 
 from fuseplug import UndoError
 
@@ -506,6 +508,21 @@ def test_attentions_compiled_one_by_one_are_compiled_no_oftener_than_plain_ones(
         return backend.graphs
 
     assert compilations(fuse=True) <= compilations(fuse=False)
+
+
+def test_of_the_names_beside_a_function_the_compiler_is_shown_those_that_are_compared(quiet, model, monkeypatch):
+    shown = []
+    wrapped = VariableBuilder._wrap
+
+    def noting(builder, value):
+        if value is vars(sys.modules[Toy.__module__]):
+            shown.append(builder.source)
+        return wrapped(builder, value)
+
+    monkeypatch.setattr(VariableBuilder, "_wrap", noting)
+    quiet.apply_all(model)
+    compiled(model, "eager")(inputs())
+    assert not shown
 
 
 def test_undone_and_applied_again_with_its_plan_kept_it_is_not_compiled_again(quiet, model):

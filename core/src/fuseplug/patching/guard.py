@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -183,7 +184,7 @@ class Guard:
         elif accepts.space is None:
             return
         else:
-            code = self._is_function(f"{self._constant(accepts.space.held)}[{target.function!r}]", original)
+            code = self._is_function(self._named(accepts.space.held, str(target.function)), original)
         yield _Term(code, f"{target} is no longer the one that was replaced")
 
     def _dtypes(self, accepts: Accepts) -> Iterator[_Term]:
@@ -245,16 +246,30 @@ class Guard:
             test = f"(c := {{}}) is not None and {same} and {name!r} not in c.__dict__"
             yield _Term(_each(route, test), _unlike(next(meanings)))
         for space, name, looked in watch.spaces:
-            names, key = self._constant(space.held), self._constant(name)
             test = self._equals(looked) if isinstance(looked, Frozen) else self._is_function("{}", looked.held)
             absent = isinstance(looked, ById) and looked.held is MISSING
-            there, within = f"{names}[{key}]", f"{key} in {names}"
-            if isinstance(space.held, types.CellType):
-                there = f"{names}.cell_contents"
-            elif isinstance(space.held, dict) and type(space.held) is not dict:
-                # A registry of a model's own may make something new of what it holds.
-                there, within = f"dict.__getitem__({names}, {key})", f"dict.__contains__({names}, {key})"
-            yield _Term(f"not ({within})" if absent else test.format(there), _unlike(next(meanings)))
+            there = self._is_not_in(space.held, name) if absent else test.format(self._named(space.held, name))
+            yield _Term(there, _unlike(next(meanings)))
+
+    def _named(self, space: Any, name: Any) -> str:
+        """The expression for what *name* means in *space*."""
+        if isinstance(space, types.CellType):
+            return f"{self._constant(space)}.cell_contents"
+        if (module := module_of(space, name)) is not None:
+            return f"{self._constant(module)}.{name}"
+        names, key = self._constant(space), self._constant(name)
+        if isinstance(space, dict) and type(space) is not dict:
+            # A registry of a model's own may make something new of what it holds.
+            return f"dict.__getitem__({names}, {key})"
+        return f"{names}[{key}]"
+
+    def _is_not_in(self, space: Any, name: Any) -> str:
+        if (module := module_of(space, name)) is not None:
+            return f"not {self._constant(hasattr)}({self._constant(module)}, {name!r})"
+        names, key = self._constant(space), self._constant(name)
+        if isinstance(space, dict) and type(space) is not dict:
+            return f"not dict.__contains__({names}, {key})"
+        return f"{key} not in {names}"
 
     def _is_function(self, found: str, value: Any) -> str:
         """Test that *found* is *value*; of a function also its code and defaults, which reloading replaces."""
@@ -293,6 +308,18 @@ class Guard:
 
 def _all_of(codes: Sequence[str]) -> str:
     return " and ".join(codes) or "True"
+
+
+def module_of(space: Any, name: Any) -> types.ModuleType | None:
+    """The Python module whose names *space* holds, if *name* can be read as an attribute of it.
+
+    ``torch.compile`` reads an attribute alone, and of a dictionary every name. While it does so, the garbage collector
+    may remove what it wrote there for an earlier program, and then it raises.
+    """
+    if type(space) is not dict or "__getattr__" in space or not (isinstance(name, str) and name.isidentifier()):
+        return None
+    module = sys.modules.get(str(space.get("__name__")))
+    return module if type(module) is types.ModuleType and vars(module) is space else None
 
 
 def _unlike(expected: str) -> str:

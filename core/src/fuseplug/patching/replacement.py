@@ -17,7 +17,7 @@ from ..contract import Adapter, Compute, Target
 from ..lazy_tensor import LazyTensor
 from ..rebind import rebound
 from ..torch_private import traced_away
-from .guard import Guard
+from .guard import Guard, module_of
 from .mark import Mark
 from .placing import Placing
 from .scoping import Around, put_around
@@ -145,7 +145,8 @@ def _guarded(
     one_way = len(holds) == 1 == len(as_tried)
     bound = about.mark.target.function is None
     method, name = about.mark.target.method, about.mark.target.function
-    space = None if accepts.space is None else accepts.space.held
+    space = {name: original} if accepts.space is None else accepts.space.held
+    python_module, attribute = module_of(space, name), method if bound else str(name)
     uncompiled, count_original, note_tracing = accepts.uncompiled, tally.original, _noting_traces(tally)
 
     @functools.wraps(original)
@@ -173,7 +174,8 @@ def _guarded(
                 tell(count, functools.partial(about.why_original, args, kwargs))
         # What stands there now, if somebody put another there; and the call as it was made: what the original wraps
         # may look at its keywords.
-        now = getattr(type(args[0]), method) if bound else original if space is None else space[name]
+        owner = type(args[0]) if bound else python_module
+        now = space[name] if owner is None else getattr(owner, attribute)
         return now(*args, **kwargs)
 
     return replaced
