@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 STACKED = transformers.__version__ >= "5"
-"""Whether experts are stacked, and can be shared out. In 4.57 they are a list of MLPs, which tensor parallelism hooks."""
+"""Whether experts are stacked. In 4.57 they are a list of MLPs, whose parts tensor parallelism hooks."""
 
 KERNELS = ["inductor_fused_rmsnorm", "inductor_fused_swiglu", "inductor_fused_rope", "inductor_fused_moe"]
 

@@ -62,7 +62,7 @@ def trained(folder, way, callbacks=()):
         **WAYS[way],
     )
     model = build("qwen3").train()
-    model.config.use_cache = False  # 4.57 would checkpoint layers that fill a cache: the second time there is more in it
+    model.config.use_cache = False  # 4.57 would fill a cache twice in layers that are checkpointed
     trainer = Trainer(model, arguments, train_dataset=ROWS, callbacks=list(callbacks))
     trainer.train()
     return trainer
