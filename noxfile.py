@@ -26,6 +26,11 @@ OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
 QUICK, THOROUGH = ("-m", "not thorough"), ("-m", "thorough")
 MODELS_ON_NPU = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/npu/test_*models.py"))
 OLDER_MODELS = ("tests/models", "tests/survey", "-k", "not (test_every_op and bfloat16) and not everything_compiled")
+OLDER_STACKS = (
+    "tests/stacks",
+    "tests/run/test_fusing.py",
+    "tests/run/test_training.py::test_a_script_trains_fused_and_unchanged",
+)
 NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu", "--ignore=tests/kernelize")
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 FOR_SURVEY = ("pytest", "scipy")  # what some models import
@@ -72,12 +77,12 @@ def thorough(session: nox.Session, kernels: str) -> None:
 @nox.session(default=False)
 @nox.parametrize("kernels", ("cpu", "npu"))
 def older(session: nox.Session, kernels: str) -> None:
-    """Run the tests that build models on the older transformers, whole ones in float32 alone."""
+    """Run the tests that build or train models on the older transformers, whole ones in float32 alone."""
     if kernels == "npu":
         on_npu(session, *MODELS_ON_NPU, transformers=TRANSFORMERS[1])
     else:
         install(session, *FOR_TESTS, "peft", transformers=TRANSFORMERS[1])
-        test(session, *OLDER_MODELS)
+        test(session, *OLDER_MODELS, *OLDER_STACKS)
 
 
 @nox.session(default=False)

@@ -24,7 +24,7 @@ from fuseplug.run.options import ACCELERATE, FSDP1, TRANSFORMERS, RunOptions
 
 
 @pytest.fixture(autouse=True)
-def said(monkeypatch):
+def said():
     """What is logged."""
     lines = []
 
@@ -34,10 +34,12 @@ def said(monkeypatch):
 
     handler = Listing()
     log = logging.getLogger("fuseplug")
-    monkeypatch.setattr(log, "level", logging.INFO)
+    level = log.level
+    log.setLevel(logging.INFO)
     log.addHandler(handler)
     yield lines
     log.removeHandler(handler)
+    log.setLevel(level)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+import transformers
 from support.thorough import thorough
 from support.tiny import build, inputs
 
@@ -20,6 +21,7 @@ def fused(model_type, *ops):
 
 
 @thorough
+@pytest.mark.skipif(transformers.__version__ < "5", reason="it loops over the experts in use, unfused, too")
 @pytest.mark.parametrize(("part", "strict"), [("layers.0.mlp", True), ("", True), ("", False)])
 def test_an_exported_mixture_needs_nothing_of_ours(part, strict):
     model, _ = fused("qwen3_moe", "rmsnorm", "rope", "moe")

@@ -24,6 +24,7 @@ ROWS = [{"input_ids": row, "labels": row} for row in torch.arange(96).view(8, 12
 
 def fsdp(version, **options):
     wrapped = {"version": version, "transformer_layer_cls_to_wrap": ["Qwen3DecoderLayer"], **options}
+    wrapped["sync_module_states"] = False  # which wants an accelerator
     return {"fsdp": "full_shard auto_wrap", "fsdp_config": wrapped}
 
 
@@ -32,7 +33,7 @@ WAYS = {
     "FSDP2": fsdp(2),
     "FSDP2, checkpointed": fsdp(2, activation_checkpointing=True),
     "FSDP2, in bfloat16": fsdp(2) | {"bf16": True},
-    "FSDP1": fsdp(1, sync_module_states=False),  # which wants an accelerator
+    "FSDP1": fsdp(1),
 }
 WRAPPED = {
     "copies": ("DistributedDataParallel", "Parameter"),
@@ -44,7 +45,10 @@ WRAPPED = {
 def trained(folder, way, callbacks=()):
     from transformers import Trainer, TrainingArguments
 
-    os.environ.pop("ACCELERATE_USE_FSDP", None)  # of the case before
+    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
+        del os.environ[name]  # of the case before
+    # The Trainer of 4.57 takes no version: there it is that of `accelerate launch`, which says it here.
+    os.environ["FSDP_VERSION"] = str(WAYS[way].get("fsdp_config", {}).get("version", 1))
     arguments = TrainingArguments(
         folder,
         max_steps=4,
@@ -57,7 +61,9 @@ def trained(folder, way, callbacks=()):
         logging_steps=1,
         **WAYS[way],
     )
-    trainer = Trainer(build("qwen3").train(), arguments, train_dataset=ROWS, callbacks=list(callbacks))
+    model = build("qwen3").train()
+    model.config.use_cache = False  # 4.57 would fill a cache twice in layers that are checkpointed
+    trainer = Trainer(model, arguments, train_dataset=ROWS, callbacks=list(callbacks))
     trainer.train()
     return trainer
 
