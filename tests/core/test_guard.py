@@ -1,5 +1,7 @@
 """The one function into which everything that is watched is compiled."""
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +10,7 @@ from fuseplug import Target
 from fuseplug.accepts import Accepts
 from fuseplug.gains import DTYPES, NEVER, Gains
 from fuseplug.patching.guard import Guard
-from fuseplug.watch import ById, Call, Step
+from fuseplug.watch import Bare, ById, Call, Step, Watch
 
 
 def turn(x):
@@ -58,3 +60,21 @@ def test_sizes_are_those_of_the_dtype_and_of_gradients():
             x = torch.ones(size, dtype=dtype)
             assert bool(guard.holds([x])) == (size >= inference)
             assert bool(guard.holds([x.requires_grad_()])) == (size >= training)
+
+
+@pytest.mark.parametrize(("number", "whose"), [(None, ""), (0, ""), (1, " (there are some of acme)")])
+def test_it_says_whose_hooks_are_on_a_child_that_is_passed_over(number, whose):
+    def hook(*_):
+        return None
+
+    hook.__module__ = "acme.offload"
+    module = torch.nn.Sequential(torch.nn.Sequential(torch.nn.SiLU(), torch.nn.SiLU()))
+    watched = (Step("0", "_modules"), Step("1", "_modules"))
+    call = Call(2, (), (frozenset(), frozenset({Tensor})), (frozenset(), frozenset()))
+    watch = Watch(bare=(Bare(watched, torch.nn.SiLU),))
+    accepts = Accepts((call,), 1, (1,), ((torch.float32,),), watch=watch)
+    guard = Guard(call, torch.nn.Sequential.forward, Target("forward"), "cpu", accepts)
+    if number is not None:
+        module[0][number].register_forward_pre_hook(functools.partial(hook))
+    expected = f"no longer as it was: 0.1 is a plain SiLU, without hooks{whose}" if whose else ""
+    assert guard.why_not([module, torch.ones(2)]) == guard.why_never(module) == expected

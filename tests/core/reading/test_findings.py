@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import random
+import types
 import warnings
 
 import pytest
@@ -374,6 +375,13 @@ def test_a_finding_says_what_and_where():
     assert found.text == f"self.last = x (line {first + 1} of Module.keep)"
     assert (found.code, found.inside) == (Module.keep.__code__, ())
     assert found.span == (first + 1, 8, first + 1, 21)
+
+
+def test_a_finding_in_code_of_another_package_names_its_module(monkeypatch):
+    elsewhere = types.FunctionType(Module.keep.__code__, {"__name__": "acme.offload"})
+    monkeypatch.setattr(Module, "keep", elsewhere)
+    (found,) = reading(calls_a_method_that_keeps).side_effects
+    assert found.text.endswith(f" of acme.offload.{elsewhere.__qualname__})")
 
 
 def test_a_finding_in_a_child_says_which():

@@ -19,12 +19,12 @@ from ..reading import MISSING
 from ..safe_access import said_by
 from ..torch_private import GLOBAL_HOOKS, get_tracing_state
 from ..watch import ById, Call, Frozen, Route, Watch
+from .hooked import HOOKS, hooked_by
 from .scoping import entered
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Types that kernels were run on. What is derived from them (a FakeTensor, a DTensor) brings operations of its own."""
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _SEE_RESULTS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN_TYPES = {"cpu": "is_cpu", "cuda": "is_cuda"}
 """Properties that say in a twentieth of a microsecond what ``device.type`` says in half of one."""
@@ -225,7 +225,7 @@ class Guard:
     def _module(self, watch: Watch) -> Iterator[_Term]:
         meanings = iter(watch.described())
         for route, cls in watch.bare:
-            hooks = " or ".join(f"o[{name!r}]" for name in _HOOKS)
+            hooks = " or ".join(f"o[{name!r}]" for name in HOOKS)
             held, forward = self._constant(cls), self._constant(getattr(cls, "forward", None))
             own = f"'forward' not in (o := c.__dict__) and not ({hooks})"
             call = self._constant(cls.__call__)
@@ -234,7 +234,7 @@ class Guard:
                 # What the instance itself holds under the child's name comes before the child.
                 above = _each(route[:-1], f"{route[-1].name!r} not in {{}}.__dict__")
                 yield _Term(above, f"there is something else in the place of {route[-1].name}")
-            yield _Term(_each(route, test), _unlike(next(meanings)))
+            yield _Term(_each(route, test), _hooked(next(meanings), route))
         for route, value in watch.equal:
             yield _Term(_each(route, self._equals(value)), _unlike(next(meanings)))
         for route, one in watch.same:
@@ -324,6 +324,16 @@ def module_of(space: Any, name: Any) -> types.ModuleType | None:
 
 def _unlike(expected: str) -> str:
     return f"no longer as it was: {expected}"
+
+
+def _hooked(expected: str, route: Route) -> Callable[[Sequence[Any]], str]:
+    """As `_unlike`, and whose hooks there are instead."""
+
+    def meaning(args: Sequence[Any]) -> str:
+        whose = hooked_by(args[0], route)
+        return _unlike(expected) + (f" (there are some of {whose})" if whose else "")
+
+    return meaning
 
 
 def _each(route: Route, test: str) -> str:

@@ -65,7 +65,7 @@ class Expressions:
 
     def where(self, node: Any) -> str:
         """Where *node* is, for a person."""
-        return f"line {node.lineno} of {self.function.__qualname__}"
+        return f"line {node.lineno} of {self.reader.named(self.function)}"
 
     def note(self, store: list[Finding], node: Any, kinds: Any = (), why: str = "") -> None:
         """Keep *node* as a finding."""

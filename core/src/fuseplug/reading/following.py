@@ -27,6 +27,9 @@ class Following(Protocol):
     def note(self, store: list[Finding], text: str, kinds: Any, code: Any, span: Any, source: str = "") -> None:
         """Keep a finding, once."""
 
+    def named(self, function: types.FunctionType) -> str:
+        """*function*, for a person: with its Python module, if it is of another package than what is read."""
+
     def unread(self, _: Any, text: str, code: Any) -> None:
         """Keep what could not be read."""
 

@@ -13,7 +13,7 @@ from .arguments import Arguments, bind, parameters
 from .attributes import attribute_of
 from .decorators import context_kinds
 from .found import Finding, Held, Looked, Path, Reading
-from .libraries import is_readable, wrapped_by
+from .libraries import home, is_readable, wrapped_by
 from .lookup import in_class, is_a
 from .reaching import is_wrapped
 from .source import all_codes, tree_of
@@ -77,9 +77,11 @@ class Reader:
         self._results: dict[Any, tuple[Value, Any]] = {}
         self._seen: set[Any] = set()
         self._calls = 0
+        self._package = ""
 
     def root(self, function: types.FunctionType, values: dict[str, Value], itself: Value | None) -> None:
         """Read the requested function, and the functions that it wraps and holds, even if no call of them is found."""
+        self._package = _package(function)
         waiting: list[types.FunctionType] = [function]
         for each in waiting:  # grows on the way
             if each.__code__ in self.found.codes:
@@ -117,6 +119,11 @@ class Reader:
         if (id(store), finding) not in self._seen:
             self._seen.add((id(store), finding))
             store.append(finding)
+
+    def named(self, function: types.FunctionType) -> str:
+        """*function*, for a person: with its Python module, if it is of another package than what is read."""
+        name = function.__qualname__
+        return name if _package(function) == self._package else f"{home(function)}.{name}"
 
     def unread(self, _: Any, text: str, code: Any) -> None:
         """Keep what could not be read."""
@@ -213,6 +220,10 @@ class Reader:
                 )
                 results.append(Value(frozenset({"value"})))
         return either(results) if results else NEVER
+
+
+def _package(function: types.FunctionType) -> str:
+    return home(function).partition(".")[0]
 
 
 def _numbers(constants: Any) -> Iterator[float]:

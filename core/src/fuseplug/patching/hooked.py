@@ -1,0 +1,33 @@
+"""Whose hooks are on the children that fused code does not call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from ..watch import Route
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def hooked_by(module: nn.Module, route: Route) -> str:
+    """The packages whose hooks are on what is at *route* below *module*, for a message; ``""`` if none are."""
+    hooks = [hook for child in _at(module, route) for name in HOOKS for hook in getattr(child, name).values()]
+    return " and ".join(dict.fromkeys(map(_home, hooks)))
+
+
+def _at(module: nn.Module, route: Route) -> Sequence[nn.Module]:
+    found = [module]
+    for step in route:
+        children = [item for each in found for item in each._modules.items()]
+        found = [child for name, child in children if child is not None and step.name in ("*", name)]
+    return found
+
+
+def _home(hook: Any) -> str:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0]
