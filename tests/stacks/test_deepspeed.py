@@ -68,15 +68,15 @@ def loaded(folder):
     return model
 
 
-def loss(engine, number=0):
+def called(engine, number=0):
     ids = (torch.arange(24).view(2, 12) * 7 + number + distributed.get_rank()) % 57 + 3
-    return engine(input_ids=ids, labels=ids, use_cache=False).loss
+    return engine(input_ids=ids, labels=ids, use_cache=False)
 
 
 def losses(engine, after_step=lambda: None):
     found = []
     for number in range(STEPS):
-        found.append(loss(engine, number))
+        found.append(called(engine, number).loss)
         engine.backward(found[-1])
         engine.step()
         after_step()
@@ -137,10 +137,12 @@ def check(folder, order, stage, low):
     if "moe" in declined:  # it reads torch's linear, which ZeRO-3 has replaced
         assert " of deepspeed." in declined["moe"]
     assert applied.lost == []
+    before = sum(calls.fused for calls in applied.calls())
     applied.undo()
     assert is_classes_own(model)
     put(unfused.module, whole(model))
-    assert torch.equal(loss(engine), loss(unfused))
+    assert torch.equal(called(engine).logits, called(unfused).logits)
+    assert sum(calls.fused for calls in applied.calls()) == before
 
 
 @pytest.fixture(scope="module")
