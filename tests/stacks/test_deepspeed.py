@@ -1,7 +1,8 @@
-"""DeepSpeed's ZeRO in two processes: fused before `deepspeed.initialize` and after."""
+"""DeepSpeed's ZeRO in two processes: fused before `deepspeed.initialize` and after, whole and split as it is loaded."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
@@ -19,6 +20,12 @@ pytestmark = [
 
 KERNELS = ["inductor_fused_rmsnorm", "inductor_fused_swiglu", "inductor_fused_rope", "inductor_fused_moe"]
 STEPS = 3
+LEFT_TO_ORIGINALS = {
+    "before": (("swiglu", "moe"), ()),
+    "loaded": (("swiglu",), ("moe",)),
+    "after": ((), ("swiglu", "moe")),
+}
+"""By ZeRO-3: the ops of the kernels that are then not in use, and of those that are declined."""
 
 
 def settings(stage, low=False):
@@ -41,8 +48,8 @@ def initialized(model, stage, low=False):
     return deepspeed.initialize(model=model, optimizer=optimizer, config=settings(stage, low))[0]
 
 
-def made(order):
-    model = build("deepseek_v3").train()
+def made(order, folder):
+    model = loaded(folder) if order == "loaded" else build("deepseek_v3").train()
     if order == "leaves":
         from deepspeed.utils import set_z3_leaf_modules
 
@@ -50,66 +57,112 @@ def made(order):
     return model
 
 
+def loaded(folder):
+    """As ``from_pretrained`` splits it, without ever having the whole of it."""
+    import transformers
+    from transformers.integrations import HfDeepSpeedConfig
+
+    asks_for_zero3 = HfDeepSpeedConfig(settings(3))  # noqa: F841 - while it is alive
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).train()
+    assert all(each.numel() == 0 for each in model.parameters())
+    return model
+
+
+def called(engine, number=0):
+    ids = (torch.arange(24).view(2, 12) * 7 + number + distributed.get_rank()) % 57 + 3
+    return engine(input_ids=ids, labels=ids, use_cache=False)
+
+
 def losses(engine, after_step=lambda: None):
     found = []
     for number in range(STEPS):
-        ids = (torch.arange(24).view(2, 12) * 7 + number + distributed.get_rank()) % 57 + 3
-        loss = engine(input_ids=ids, labels=ids, use_cache=False).loss
-        engine.backward(loss)
+        found.append(called(engine, number).loss)
+        engine.backward(found[-1])
         engine.step()
         after_step()
-        found.append(loss.detach())
-    return torch.stack(found)
+    return torch.stack(found).detach()
 
 
-def whole(model):
-    """All parameters, gathered where they are split."""
+@contextlib.contextmanager
+def gathered(model, writer=None):
+    """All parameters by name, whole; *writer* is the rank whose changes are kept where they are split."""
     import deepspeed
 
     parameters = dict(model.named_parameters())
     split = [each for each in parameters.values() if hasattr(each, "ds_id")]
-    with deepspeed.zero.GatheredParameters(split):
-        return {name: each.detach().clone() for name, each in parameters.items()}
+    with deepspeed.zero.GatheredParameters(split, modifier_rank=writer), torch.no_grad():
+        yield parameters
 
 
-def check(order, stage, low):
+def whole(model):
+    with gathered(model) as parameters:
+        return {name: each.clone() for name, each in parameters.items()}
+
+
+def put(model, values):
+    with gathered(model, writer=0) as parameters:
+        for name, each in parameters.items():
+            each.copy_(values[name])
+
+
+def is_classes_own(model):
+    """Whether all methods of all modules are those of their classes: neither ours nor anybody else's."""
+    return not any(name in vars(module) for module in model.modules() for name in ("forward", "__call__"))
+
+
+def check(folder, order, stage, low):
     os.environ |= {"LOCAL_RANK": str(distributed.get_rank()), "DS_ACCELERATOR": "cpu"}
-    model = made(order)
+    model = made(order, folder)
     engine = initialized(model, stage, low) if order == "after" else None
     applied = KernelManager().apply_all(model, include=KERNELS, verify=False)
     same_on_all([(entry.paths, str(entry.target), entry.kernel_id, entry.why_not) for entry in applied.report.entries])
     engine = engine or initialized(model, stage, low)
     found, reached = losses(engine, applied.check_in_use), whole(model)
     # ZeRO-3 changes torch for the whole process: the other engine comes after all that is asked of this one.
-    unfused = initialized(made(order), stage, low)
+    unfused = initialized(made(order, folder), stage, low)
     tolerance = {"rtol": 5e-2, "atol": 5e-2} if low else {"rtol": 1e-3, "atol": 1e-5}
     torch.testing.assert_close(found, losses(unfused), **tolerance)
     torch.testing.assert_close(reached, whole(unfused.module), **tolerance)
 
-    computed = {calls.kernel_id for calls in applied.calls() if calls.fused}
+    computed = {calls.kernel_id.removeprefix("inductor_fused_") for calls in applied.calls() if calls.fused}
     idle = {each.kernel_id: each.why for each in applied.check_in_use() if "the original computed" in each.why}
-    if stage < 3 or order == "leaves":
-        assert computed == set(KERNELS)
-        assert not idle
-    else:
-        assert computed == {"inductor_fused_rmsnorm", "inductor_fused_rope"}
-    if order == "before" and stage == 3:
-        assert idle.keys() == set(KERNELS) - computed
-        assert all("act_fn is a plain SiLUActivation, without hooks" in why for why in idle.values())
+    declined = {entry.op: entry.why_not for entry in applied.report.left_alone}
+    originals = LEFT_TO_ORIGINALS.get(order, ((), ())) if stage == 3 else ((), ())
+    assert computed == {"rmsnorm", "rope", "swiglu", "moe"}.difference(*originals)
+    assert (idle.keys(), declined.keys()) == ({f"inductor_fused_{op}" for op in originals[0]}, {*originals[1]})
+    hooked = "act_fn is a plain SiLUActivation, without hooks (there are some of deepspeed)"
+    assert all(hooked in why for why in idle.values())
+    if "swiglu" in declined:
+        assert hooked in declined["swiglu"]
+    if "moe" in declined:  # it reads torch's linear, which ZeRO-3 has replaced
+        assert " of deepspeed." in declined["moe"]
     assert applied.lost == []
+    before = sum(calls.fused for calls in applied.calls())
     applied.undo()
-    assert not any("forward" in vars(module) for module in model.modules())
+    assert is_classes_own(model)
+    put(unfused.module, whole(model))
+    assert torch.equal(called(engine).logits, called(unfused).logits)
+    assert sum(calls.fused for calls in applied.calls()) == before
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    model, path = build("deepseek_v3"), tmp_path_factory.mktemp("model")
+    model.config.pad_token_id = None  # transformers zeroes its row of an embedding, which ZeRO-3 leaves empty
+    model.save_pretrained(path)
+    return str(path)
 
 
 CASES = [
     *((order, stage, False) for order in ("before", "after") for stage in (1, 2, 3)),
     ("leaves", 3, False),
+    ("loaded", 3, False),
     ("before", 2, True),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_trains_as_unfused_and_says_what_its_hooks_leave_to_the_originals(case):
+def test_it_trains_as_unfused_and_says_what_its_hooks_leave_to_the_originals(folder, case):
     pytest.importorskip("deepspeed")
     # Each in processes of its own, because of what ZeRO-3 changes.
-    assert not failures(check, [case])
+    assert not failures(check, [(folder, *case)])

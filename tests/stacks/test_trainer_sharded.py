@@ -78,10 +78,17 @@ def kinds(trainer):
     return type(trainer.model_wrapped).__name__, type(parameter).__name__
 
 
-def parts(trainer):
+def held(trainer):
     """This rank's part of every parameter."""
-    held = trainer.model_wrapped.parameters()
-    return [getattr(each, "_local_tensor", each).detach().clone() for each in held]
+    return [getattr(each, "_local_tensor", each) for each in trainer.model_wrapped.parameters()]
+
+
+def parts(trainer):
+    return [each.detach().clone() for each in held(trainer)]
+
+
+def logits(trainer):
+    return trainer.model_wrapped(input_ids=torch.stack([row["input_ids"] for row in ROWS])).logits
 
 
 def check(folder, way):
@@ -105,8 +112,14 @@ def check(folder, way):
     assert all(calls.fused and not calls.original for calls in applied.calls()), applied.calls()
     assert applied.check_in_use(1) == []
     assert applied.lost == []
+    before = sum(calls.fused for calls in applied.calls())
     applied.undo()
     assert not any("forward" in vars(module) for module in found.model.modules())
+    with torch.no_grad():
+        for its, mine in zip(held(want), held(found), strict=True):
+            its.copy_(mine)
+    assert torch.equal(logits(found), logits(want))
+    assert sum(calls.fused for calls in applied.calls()) == before
 
 
 @pytest.fixture(scope="module")
