@@ -17,6 +17,7 @@ from support.managers import manager_of
 from support.models import Toy, tiny_llama
 from support.thorough import first_quick, thorough
 from torch import nn
+from torch._dynamo.utils import counters
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -300,3 +301,25 @@ def test_what_somebody_put_over_a_kernel_is_said_when_training_ends(tmp_path):
     trainer.model.model.norm.forward = lambda x: x
     with pytest.raises(UndoError, match=r"model\.norm\.forward is now"):
         trainer.train()
+
+
+@thorough
+def test_the_trainer_compiles_one_graph_fused_as_unfused(tmp_path):
+    torch_compile = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    want = trained(tmp_path, tiny_llama(), **torch_compile)
+    torch._dynamo.reset()
+    counters.clear()
+    quiet = variant_of(NormKernel, function="support.kernels:quiet_norm")
+    callback = FuseplugCallback(manager=manager_of(quiet))
+    model = tiny_llama()
+    trainer = trained(tmp_path, model, [callback], **torch_compile)
+    assert type(trainer.model_wrapped).__name__ == "OptimizedModule"
+    torch.testing.assert_close(losses(trainer), losses(want), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(parameters(model), parameters(want.model), rtol=1e-3, atol=1e-4)
+    assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})
+    applied = callback.applied_to(model)
+    assert len(applied.report.fused) == 5
+    assert applied.lost == []
+    assert applied.check_in_use(1) == []
+    applied.undo()
+    assert not any("forward" in vars(module) for module in model.modules())
