@@ -21,7 +21,8 @@ def arguments(folder):
         "output_dir": str(folder),
         "max_steps": 4,
         "per_device_train_batch_size": 2,
-        "learning_rate": 1e-2,
+        "learning_rate": 1.0,
+        "optim": "sgd",  # Adam makes steps of rounding errors, where gradients are zero
         "save_strategy": "no",
         "report_to": [],
         "use_cpu": True,
@@ -68,7 +69,7 @@ def trained_alike(callback, make):
     for callbacks in ([], [callback]):
         trainer = make(callbacks)
         trainer.train()
-        found.append(losses(trainer))
+        found.append((losses(trainer), [each.detach() for each in trainer.model.parameters()]))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
     assert all(calls.fused and not calls.original for calls in callback.applied_to(trainer.model).calls())
     return trainer
@@ -94,7 +95,7 @@ def test_trl_sft(tmp_path, callback, caplog):
 def test_trl_dpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     data = datasets.Dataset.from_list(
-        [{"prompt": "3 4 5", "chosen": f"6 {n}", "rejected": f"8 {n}"} for n in range(3, 11)]
+        [{"prompt": "3 4 5", "chosen": f" 6 {n}", "rejected": f" 8 {n}"} for n in range(3, 11)]
     )
     references = []
 
@@ -112,6 +113,46 @@ def test_trl_dpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
     trainer = trained_alike(callback, make)
     assert fusing.applied_to(trainer.model) is not None
     assert fusing.applied_to(references[-1]) is None
+
+
+def test_trl_grpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    transformers = pytest.importorskip("transformers")
+    data = datasets.Dataset.from_list([{"prompt": f"{n} {n + 1} 5"} for n in range(3, 11)])
+    tiny_llama().save_pretrained(tmp_path / "model")  # GRPO loads the reference model from where the other is from
+    completed = []
+
+    def large(completions, **_):
+        """The numbers of a completion, added up."""
+        completed.append(completions)
+        return [float(sum(map(int, each.split()))) / 100 for each in completions]
+
+    references = []
+
+    def make(callbacks):
+        torch.manual_seed(0)
+        trainer = trl.GRPOTrainer(
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
+            large,
+            args=trl.GRPOConfig(
+                **arguments(tmp_path) | {"per_device_train_batch_size": 4},
+                num_generations=4,
+                max_completion_length=6,
+                beta=0.1,
+            ),
+            train_dataset=data,
+            processing_class=Tokens(),
+            callbacks=callbacks,
+        )
+        references.append(trainer.ref_model)
+        return trainer
+
+    trainer = trained_alike(callback, make)
+    assert fusing.applied_to(trainer.model) is not None
+    assert references[-1] is not None
+    assert fusing.applied_to(references[-1]) is None
+    half = len(completed) // 2
+    assert completed[:half] == completed[half:]
 
 
 def test_lightning(tmp_path, fusing):
