@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -26,13 +24,6 @@ from fuseplug import UndoError  # noqa: E402
 from fuseplug.integrations.transformers import FuseplugCallback  # noqa: E402
 
 ROWS = [{"input_ids": row, "labels": row} for row in torch.arange(96).view(8, 12) * 7 % 29 + 3]
-
-
-@pytest.fixture(autouse=True)
-def environment():
-    """transformers 4.57 leaves in it what the Trainer before was asked for, bfloat16 for example."""
-    with mock.patch.dict(os.environ):
-        yield
 
 
 @pytest.fixture
