@@ -1,6 +1,7 @@
 """A call that is too small to gain, or that something traces, is the original's."""
 
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -9,11 +10,16 @@ from support.managers import manager_of
 from torch import nn
 
 from fuseplug import Use
+from fuseplug.patching.tally import listening
 
 
 @pytest.fixture(autouse=True)
 def _as_users_call(monkeypatch):
     monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
+
+
+class Sub(torch.Tensor):
+    pass
 
 
 class Norm(nn.Module):
@@ -184,3 +190,52 @@ def test_the_work_of_a_proposal_is_a_positive_number(work):
 
     (entry,) = manager_of(Odd).apply_all(Norm()).report.left_alone
     assert f"work must be a positive number, not {work!r}" in entry.why_not
+
+
+def functions_entered(call):
+    """The names of the Python functions that *call* enters, in their order."""
+    entered = []
+    sys.setprofile(lambda frame, event, _: entered.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+def test_a_small_call_comes_to_the_original_through_one_function():
+    module, applied = fused()
+    x = rows(2)
+    module(x)  # the first call of a module is counted on the long way
+    way = functions_entered(lambda: module.forward(x))
+    assert way[:4] == ["<lambda>", "replaced", "is_dynamo_compiling", "forward"]
+    assert [(calls.fused, calls.original) for calls in applied.calls()] == [(0, 2)]
+
+
+LONG_WAYS = {
+    "keyword": lambda module, x: module.forward(x=x),
+    "subclass": lambda module, x: module.forward(x.as_subclass(Sub)),
+    "listener": lambda module, x: listened_to(module.forward, x),
+}
+
+
+def listened_to(call, *args):
+    with listening(lambda count, why: None):
+        call(*args)
+
+
+@pytest.mark.parametrize("call", LONG_WAYS.values(), ids=LONG_WAYS)
+def test_every_other_call_takes_the_long_way(call):
+    module, applied = fused()
+    x = rows(2)
+    module(x)
+    assert functions_entered(lambda: call(module, x)).count("replaced") == 2
+    assert [(calls.fused, calls.original) for calls in applied.calls()] == [(0, 2)]
+
+
+def test_the_short_way_goes_to_what_now_stands_in_the_place_of_the_original(monkeypatch):
+    module, _ = fused()
+    x = rows(2)
+    module(x)
+    monkeypatch.setattr(Norm, "forward", lambda self, x: x + 1)
+    assert torch.equal(module(x), x + 1)

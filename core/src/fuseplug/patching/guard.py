@@ -82,24 +82,27 @@ class Guard:
 
     Attributes:
         holds: Whether all comparisons hold. That nothing is compiled is not asked there: whoever calls it knows.
+        names: What the names in its expressions stand for.
     """
 
     def __init__(
         self, call: Call, original: Callable[..., Any], target: Target, device_type: str, accepts: Accepts
     ) -> None:
-        self._names: dict[str, Any] = {"read": object.__getattribute__, "P": PLAIN}
+        self.names: dict[str, Any] = {"read": object.__getattribute__, "P": PLAIN}
         main, watch = accepts.main, accepts.watch
         compiling = [*self._compiling(accepts)]
+        self._before_size = [*self._tracing(accepts), *self._scope(accepts), *self._plain(main)]
+        self._of_size = [*self._size(main, accepts.gains)]
         of_call = [
-            *self._tracing(accepts),
-            *self._scope(accepts),
-            *self._plain(main),
-            *self._size(main, accepts.gains),
+            *self._before_size,
+            *self._of_size,
             *self._device(main, device_type),
             *self._dtypes(accepts),
             *self._arguments(call, main),
         ]
-        self._of_module = [*self._place(original, target, accepts), *self._module(watch)]
+        self._now = self._place(original, target, accepts)
+        known = target.function is None or accepts.space is not None
+        self._of_module = [*(self._still(original, target) if known else ()), *self._module(watch)]
         terms = [*of_call, *self._of_module, *self._surroundings(watch, main, device_type)]
         self._terms = [*compiling, *terms]
         self.holds: Holds = self._compiled(terms)
@@ -115,6 +118,16 @@ class Guard:
         except Exception as error:  # noqa: BLE001 - what a third party's module says of itself may raise anything
             return f"it cannot be compared with what it was: {said_by(error)}"
 
+    def now(self, module: str) -> str:
+        """The expression for what is in the place of the original now, where *module* is that for the module."""
+        return self._now.format(module)
+
+    def too_small(self) -> str | None:
+        """The expression in ``a``, the arguments, for whether a call is too small; ``None`` if none is."""
+        if not self._of_size:
+            return None
+        return _all_of([*(term.code for term in self._before_size), *(f"not {term.code}" for term in self._of_size)])
+
     def _compiled(self, terms: Sequence[_Term]) -> Holds:
         # What asks nothing of the module is compared before anything is looked up there.
         first = [*itertools.takewhile(lambda term: not _OF_MODULE.search(term.code), terms)]
@@ -126,15 +139,15 @@ class Guard:
         used = [f"{store} = d['{store}']" for store in _STORES if re.search(_USED.format(store), rest)]
         needed = used or re.search(_USED.format("d"), rest)
         locals_ = "; ".join(["d = m.__dict__", *used] if needed else ["pass"])
-        names = {**self._names, "GONE": (AttributeError, KeyError, IndexError, TypeError)}
+        names = {**self.names, "GONE": (AttributeError, KeyError, IndexError, TypeError)}
         code = _HOLDS.format("\n        ".join(lines or ["pass"]), locals_, rest)
         exec(compile(code, "<guard of a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name
         holds: Holds = names["holds"]
         return holds
 
     def _constant(self, value: Any) -> str:
-        name = f"k{len(self._names)}"
-        self._names[name] = value
+        name = f"k{len(self.names)}"
+        self.names[name] = value
         return name
 
     def _compiling(self, accepts: Accepts) -> Iterator[_Term]:
@@ -160,7 +173,7 @@ class Guard:
         x = f"a[{main}]"
         training, inference = (self._number(x, numbers) for numbers in (gains.training, gains.inference))
         least = training if training == inference else f"({training} if {x}.requires_grad else {inference})"
-        code = f"{x}.numel() >= {least}"
+        code = f"({x}.numel() >= {least})"
         if not least.isdecimal():
             # Most calls are smaller or larger than every number, and need not be asked which is theirs.
             smallest, largest = (f(gains.training + gains.inference) for f in (min, max))
@@ -178,13 +191,16 @@ class Guard:
             return str(numbers[0])
         return f"{self._constant(by_dtype(numbers))}.get({x}.dtype, 0)"
 
-    def _place(self, original: Callable[..., Any], target: Target, accepts: Accepts) -> Iterator[_Term]:
+    def _place(self, original: Callable[..., Any], target: Target, accepts: Accepts) -> str:
+        """The expression for the original, where it is looked up, with a place for the module."""
         if target.function is None:
-            code = self._is_function(f"type(m).{target.method}", original)
-        elif accepts.space is None:
-            return
-        else:
-            code = self._is_function(self._named(accepts.space.held, str(target.function)), original)
+            return f"type({{}}).{target.method}"
+        if accepts.space is None:
+            return self._constant(original)
+        return self._named(accepts.space.held, str(target.function))
+
+    def _still(self, original: Callable[..., Any], target: Target) -> Iterator[_Term]:
+        code = self._is_function(self.now("m"), original)
         yield _Term(code, f"{target} is no longer the one that was replaced")
 
     def _dtypes(self, accepts: Accepts) -> Iterator[_Term]:

@@ -21,6 +21,7 @@ from .guard import Guard, module_of
 from .mark import Mark
 from .placing import Placing
 from .scoping import Around, put_around
+from .short_way import with_short_way
 from .tally import Tally, listeners, tell
 
 # By identity, not as attributes: functools.wraps copies those onto what somebody else puts around ours.
@@ -149,7 +150,6 @@ def _guarded(
     python_module, attribute = module_of(space, name), method if bound else str(name)
     uncompiled, count_original, note_tracing = accepts.uncompiled, tally.original, _noting_traces(tally)
 
-    @functools.wraps(original)
     def replaced(*args: Any, **kwargs: Any) -> Any:
         # For the compiler this is a constant: where the original is to be traced, nothing of the guard is.
         traced = compiling() and note_tracing()
@@ -178,7 +178,8 @@ def _guarded(
         now = space[name] if owner is None else getattr(owner, attribute)
         return now(*args, **kwargs)
 
-    return replaced
+    outermost = with_short_way(replaced, about.guards[0], tally, [*as_tried], bound=bound)
+    return functools.wraps(original)(outermost)
 
 
 def _noting_traces(tally: Tally) -> Callable[[], bool]:
