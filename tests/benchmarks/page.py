@@ -44,7 +44,7 @@ OWN = """\
 ## Measure your own model
 
 ```console
-$ fuseplug bench qwen3-0.6b --layers 8 --tokens 512 --tokens 2048 --vs compile --allow lazy_logits
+$ fuseplug bench qwen3-0.6b --layers 8 --tokens 512,2048 --vs compile --allow lazy_logits
 ```
 
 builds a model with random weights, applies every installed kernel, and compares logits and gradients of the fused and
@@ -54,7 +54,7 @@ whatever `fuseplug plan` takes: a `config.json`, a directory, a Hub id. Only the
 
 | to | add |
 |---|---|
-| time inference | `--mode prefill --mode decode`: a prompt, and one more token after it |
+| time inference | `--mode prefill,decode`: a prompt, and one more token after it |
 | time less of a large model | `--layers 2` |
 | compare with others | `--vs compile,liger`; `again` is the unfused model once more, which shows the noise |
 | time each kernel by itself, in the model's own calls, also those that are too small to gain | `--ops` |

@@ -351,10 +351,21 @@ class TestCommand:
         assert found["report"]["fused"] == 3
         assert found["machine"]["cores"]
 
+    def test_several_are_given_with_commas_or_one_by_one(self, tiny, capsys):
+        assert self.run(tiny, "--mode", "prefill, decode", "--tokens", "6,8", "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert {(row["mode"], row["tokens"]) for row in found["rows"]} == {
+            (mode, tokens) for mode in ("prefill", "decode") for tokens in (4, 6, 8)
+        }
+
+    def test_what_is_no_number_of_tokens_is_said(self, tiny, capsys):
+        assert self.run(tiny, "--tokens", "6,many") == 2
+        assert "as in --tokens 16,512; found 'many'" in " ".join(capsys.readouterr().err.split())
+
     def test_a_picture(self, tiny, tmp_path):
         pytest.importorskip("matplotlib")
         path = tmp_path / "times.png"
-        assert self.run(tiny, "--mode", "train", "--mode", "decode", "--plot", str(path)) == 0
+        assert self.run(tiny, "--mode", "train,decode", "--plot", str(path)) == 0
         assert path.read_bytes().startswith(b"\x89PNG")
 
     def test_a_picture_needs_matplotlib(self, monkeypatch, tmp_path):

@@ -401,6 +401,22 @@ def test_the_store_is_that_with_which_the_ranks_met():
         torch.distributed.destroy_process_group()
 
 
+@of("widest_vectors_work")
+def test_the_widest_vectors_stand_for_all(monkeypatch):
+    from torch._inductor import config, cpu_vec_isa
+
+    flags = cpu_vec_isa.x86_isa_checker()
+    sets = [isa for isa in cpu_vec_isa.supported_vec_isa_list if {*str(isa).split()} <= {*flags}]
+    checked = cpu_vec_isa.valid_vec_isa_list()
+    assert private.widest_vectors_work() == (len(sets) > 1 and checked[:1] == sets[:1])
+    if private.widest_vectors_work():
+        assert checked == sets
+    with config.patch({"cpp.vec_isa_ok": True}):
+        assert not private.widest_vectors_work()
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", lambda self, code: False)
+    assert not private.widest_vectors_work()
+
+
 PER_CALL = ("get_tracing_state", "are_functorch_transforms_active", "len_torch_function_stack")
 
 

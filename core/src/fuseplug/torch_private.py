@@ -67,6 +67,7 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
     "unsafe_view",
+    "widest_vectors_work",
     "without_duck_shapes",
     "without_memory",
 ]
@@ -218,3 +219,20 @@ def without_duck_shapes() -> contextlib.AbstractContextManager[object]:
 
     entered: contextlib.AbstractContextManager[object] = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
     return entered
+
+
+def widest_vectors_work() -> bool:
+    """Whether Inductor's own check of this CPU's widest vector instructions succeeds, where it would check several.
+
+    It compiles and loads a small program. What it compiled lies in Inductor's cache, for which it takes it, too.
+    ``False`` where the user has told Inductor what to do, and where this torch has no such check.
+    """
+    from torch._inductor import config, cpu_vec_isa
+
+    try:
+        flags = cpu_vec_isa.x86_isa_checker()
+        sets = [isa for isa in cpu_vec_isa.supported_vec_isa_list if {*str(isa).split()} <= {*flags}]
+        asked = config.cpp.vec_isa_ok is None and len(sets) > 1
+        return asked and bool(sets[0].check_build(cpu_vec_isa.VecISA._avx_code))
+    except AttributeError:
+        return False

@@ -30,13 +30,14 @@ def bench(
         str | None,
         typer.Option(help="bfloat16, float16 or float32. The default is bfloat16; float32 on a CPU that emulates it."),
     ] = None,
-    tokens: Annotated[list[int] | None, typer.Option(help="Tokens of a call; may be repeated. By default 512.")] = None,
+    tokens: Annotated[list[str] | None, typer.Option(help="Tokens of a call: 512, or 16,512. By default 512.")] = None,
     mode: Annotated[
-        list[str] | None, typer.Option(help="train, prefill or decode; may be repeated. By default train.")
+        list[str] | None, typer.Option(help="train, prefill or decode, or several: train,decode. By default train.")
     ] = None,
     vs: Annotated[
-        str, typer.Option(help="What else to time: compile, liger, again (eager twice, which shows the noise); commas.")
-    ] = "",
+        list[str] | None,
+        typer.Option(help="What else to time: compile, liger, again (eager twice, which shows the noise); or several."),
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Turns that count at the least.")] = 7,
     seconds: Annotated[
         float, typer.Option(help="For so long turns go on, for each mode and number of tokens: small work needs many.")
@@ -51,6 +52,7 @@ def bench(
     """Measure what the kernels gain in a model on this machine; exit with 1 if the fused model is wrong."""
     from rich.console import Console
 
+    numbers = [_number(each) for each in _each(tokens)]
     # What torch's profiler would say of itself; read when torch is imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from .comparing import compare
@@ -72,9 +74,9 @@ def bench(
             layers=layers,
             device=device,
             dtype=dtype,
-            tokens=tokens or (512,),
-            modes=mode or ("train",),
-            versus=[each.strip() for each in vs.split(",") if each.strip() not in ("", "eager")],
+            tokens=numbers or (512,),
+            modes=_each(mode) or ("train",),
+            versus=[each for each in _each(vs) if each != "eager"],
             repeats=repeats,
             seconds=seconds,
             ops=ops,
@@ -91,3 +93,15 @@ def bench(
         draw(found, plot)
     if not found.right:
         raise typer.Exit(1)
+
+
+def _each(given: list[str] | None) -> list[str]:
+    """What an option was *given*, however often, with commas or without."""
+    return [each.strip() for text in given or () for each in text.split(",") if each.strip()]
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"expected numbers of tokens, as in --tokens 16,512; found {text!r}") from None

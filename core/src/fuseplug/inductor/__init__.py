@@ -9,9 +9,10 @@ from .kernel import InductorKernel
 
 if TYPE_CHECKING:
     from ..differentiating import differentiated_again, recording, vjp
-    from .compiled import Compiled, named, plain, standard_state, worth_compiling
+    from .compiled import Compiled, plain, standard_state, worth_compiling
     from .layout import keeping_order
     from .linear import CompiledLinear
+    from .program import named, program_of
 
 __all__ = [
     "Compiled",
@@ -21,6 +22,7 @@ __all__ = [
     "keeping_order",
     "named",
     "plain",
+    "program_of",
     "recording",
     "standard_state",
     "vjp",
@@ -30,8 +32,9 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        **dict.fromkeys(("Compiled", "named", "plain", "standard_state", "worth_compiling"), ".compiled"),
+        **dict.fromkeys(("Compiled", "plain", "standard_state", "worth_compiling"), ".compiled"),
         **dict.fromkeys(("differentiated_again", "recording", "vjp"), "..differentiating"),
+        **dict.fromkeys(("named", "program_of"), ".program"),
         "CompiledLinear": ".linear",
         "keeping_order": ".layout",
     },

@@ -12,7 +12,6 @@ import functools
 import itertools
 import math
 import threading
-import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +29,7 @@ from ..torch_private import (
     unsafe_view,
 )
 from .layout import keeping_order
+from .program import program_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     Constants = tuple[Hashable, ...]
     Formula = Callable[..., Tensor]
     Program = Callable[..., Any]
-
-
-_serial = itertools.count(1)
 
 
 class Compiled:
@@ -110,11 +107,12 @@ class Compiled:
 
     def _program(self, constants: Constants, rows: Sequence[Tensor | None], needs: tuple[bool, ...] | None) -> Program:
         kinds = tuple([None if t is None else (t.dtype, t.device.type, t.shape[-1], t.is_contiguous()) for t in rows])
+        device_type = next(t.device.type for t in rows if t is not None)
         key = (constants, needs, kinds, ambient(backward=needs is not None))
         program = self._programs.get(key)
         if program is None:
             with self._lock:
-                program = self._programs.setdefault(key, _compile(self.formula, constants, needs))
+                program = self._programs.setdefault(key, _compile(self.formula, constants, needs, device_type))
             # Seen at the first call, when it is compiled; later calls need no mark.
             for t in rows:
                 if t is not None and t.dim() > 1:
@@ -242,7 +240,7 @@ def standard_state(device_type: str) -> contextlib.AbstractContextManager[Any]:
     return stack
 
 
-def _compile(formula: Formula, constants: Constants, needs: tuple[bool, ...] | None) -> Program:
+def _compile(formula: Formula, constants: Constants, needs: tuple[bool, ...] | None, device_type: str) -> Program:
     def forward(*tensors: Tensor | None) -> Tensor:
         return formula(*tensors, *constants)
 
@@ -253,19 +251,7 @@ def _compile(formula: Formula, constants: Constants, needs: tuple[bool, ...] | N
         return found
 
     function = forward if needs is None else backward
-    return torch.compile(named(function, formula), fullgraph=True)
-
-
-def named(function: Callable[..., Any], formula: Formula) -> Program:
-    """*function* with a code object and a name that no other has.
-
-    Dynamo counts recompilations by code object, and remembers by file, line and name which sizes were seen to vary:
-    under one name, the width would be one.
-    """
-    name = f"{formula.__name__}_{function.__name__}_{next(_serial)}"
-    return types.FunctionType(
-        function.__code__.replace(co_name=name), function.__globals__, name, closure=function.__closure__
-    )
+    return program_of(function, formula, device_type)
 
 
 def _restricted(

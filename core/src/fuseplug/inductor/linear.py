@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..differentiating import differentiated_again, recording, vjp
 from ..torch_private import mark_dynamic, without_duck_shapes
-from .compiled import ambient, named, plain, standard_state, unviewed
+from .compiled import ambient, plain, standard_state, unviewed
+from .program import program_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -118,7 +119,7 @@ class CompiledLinear:
         values: Sequence[Tensor],
         count: int,
     ) -> Program:
-        program = _compile(self.formula, constants, transposed, count)
+        program = _compile(self.formula, constants, transposed, count, values[0].device.type)
         for t in values:
             for dim, size in enumerate(t.shape[:-1]):
                 if size > 1:
@@ -301,7 +302,11 @@ def _readable(tensor: Tensor) -> Tensor:
 
 
 def _compile(
-    formula: Formula, constants: Sequence[Constants], transposed: tuple[torch.dtype, ...] | None, count: int
+    formula: Formula,
+    constants: Sequence[Constants],
+    transposed: tuple[torch.dtype, ...] | None,
+    count: int,
+    device_type: str,
 ) -> Program:
     def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
         xs, tables = tensors[:count], tensors[count:]
@@ -313,7 +318,7 @@ def _compile(
         return tuple([found.contiguous() for found in pull(grads)])
 
     function = forward if transposed is None else backward
-    return torch.compile(named(function, formula), fullgraph=True)
+    return program_of(function, formula, device_type)
 
 
 def _stand_ins(grads: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:

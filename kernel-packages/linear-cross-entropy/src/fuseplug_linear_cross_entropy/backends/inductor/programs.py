@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fuseplug.inductor import named
+from fuseplug.inductor import program_of
 from fuseplug.torch_private import mark_dynamic
 
 from ...reference import Step
@@ -138,7 +138,7 @@ def _run(function: Callable[..., Any], z: Tensor, by_row: Sequence[Tensor], fact
     program = _programs.get(key)
     if program is not None:
         return program(z, *by_row, factors)
-    program = torch.compile(named(function, function), fullgraph=True)
+    program = program_of(function, function, z.device.type)
     mark_dynamic(z, 1)
     for tensor in (z, *by_row):
         mark_dynamic(tensor, 0)
