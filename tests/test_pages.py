@@ -59,7 +59,7 @@ METADATA = "\n".join(path.read_text() for path in sorted(ROOT.glob("*/pyproject.
 )
 
 
-BESIDES = ("triton", "kernels", "accelerate", "peft", "trl", "lightning", "deepspeed", "liger-kernel")
+BESIDES = ("triton", "kernels", "accelerate", "peft", "trl", "lightning", "deepspeed", "llamafactory", "liger-kernel")
 
 
 def constant(name: str) -> list[str]:
