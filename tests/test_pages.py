@@ -59,7 +59,19 @@ METADATA = "\n".join(path.read_text() for path in sorted(ROOT.glob("*/pyproject.
 )
 
 
-BESIDES = ("triton", "kernels", "accelerate", "peft", "trl", "lightning", "deepspeed", "llamafactory", "liger-kernel")
+BESIDES = (
+    "triton",
+    "kernels",
+    "accelerate",
+    "peft",
+    "trl",
+    "lightning",
+    "deepspeed",
+    "llamafactory",
+    "torchao",
+    "bitsandbytes",
+    "liger-kernel",
+)
 
 
 def constant(name: str) -> list[str]:
