@@ -33,6 +33,8 @@ OLDER_STACKS = (
 )
 NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu", "--ignore=tests/kernelize")
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
+QUANTISERS = ("torchao", "bitsandbytes")
+FOR_LLAMA_FACTORY = ("omegaconf", "torchdata")  # what its new trainer imports, beside what is here anyhow
 FOR_SURVEY = ("pytest", "scipy")  # what some models import
 WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # each holds a torch of its own
 SLOWEST = ("--durations", "15", "--durations-min", "5")  # where the next minute of a run is to be saved
@@ -95,7 +97,10 @@ def oldest(session: nox.Session) -> None:
 @nox.session(default=False)
 def stacks(session: nox.Session) -> None:
     """Train in what is put around models, also in trainers that nothing here requires."""
-    install(session, *FOR_TESTS, "peft", "trl", "lightning", "deepspeed")
+    install(session, *FOR_TESTS, "peft", "trl", "lightning", "deepspeed", *QUANTISERS, *FOR_LLAMA_FACTORY)
+    if session_python(session) >= (3, 11):
+        # Its metadata admit only older releases of transformers, accelerate, PEFT and TRL.
+        session.install("-c", "constraints.txt", "--no-deps", "llamafactory")
     test(session, "tests/stacks")
 
 

@@ -59,7 +59,19 @@ METADATA = "\n".join(path.read_text() for path in sorted(ROOT.glob("*/pyproject.
 )
 
 
-BESIDES = ("triton", "kernels", "accelerate", "peft", "trl", "lightning", "deepspeed", "liger-kernel")
+BESIDES = (
+    "triton",
+    "kernels",
+    "accelerate",
+    "peft",
+    "trl",
+    "lightning",
+    "deepspeed",
+    "llamafactory",
+    "torchao",
+    "bitsandbytes",
+    "liger-kernel",
+)
 
 
 def constant(name: str) -> list[str]:
@@ -103,3 +115,16 @@ def test_the_ranges_are_those_of_the_metadata(package):
     else:
         found = set(re.findall(rf'"{package}([<>=][^"]*)"', METADATA))
     assert found == {stated}
+
+
+BY_HAND = ("axolotl 0.19", "ms-swift 4.6, verl 0.9")
+"""The stacks whose rows say that no test shows them."""
+
+
+def test_the_stacks_are_shown_by_tests_that_exist():
+    stack, shown = "", ""
+    for name, _, _, by in rows("integrations.md", "stack"):
+        stack, shown = name or stack, shown if by == "the same" else by
+        files = re.findall(r"`([\w/]+\.py)`", shown)
+        assert bool(files) is (stack not in BY_HAND), stack
+        assert [each for each in files if not (ROOT / each).exists()] == [], stack

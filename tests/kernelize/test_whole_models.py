@@ -13,7 +13,7 @@ from transformers import KernelConfig
 from transformers.integrations.hub_kernels import kernelize
 
 from fuseplug import KernelManager, PlanError
-from fuseplug.integrations.kernelize import kernel_mapping
+from fuseplug.integrations.kernelize import VerifiedLayer, kernel_mapping
 
 MODELS = ("qwen3", "llama", "olmo2", "qwen2_5_vl")
 
@@ -78,8 +78,81 @@ def test_a_model_computes_what_it_did_and_does_so_again_afterwards(manager, comp
         assert torch.equal(after[key], unfused), key
 
 
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("named", [False, True], ids=["by apply_all afterwards", "by the mapping"])
+def test_gated_mlps_are_fused(manager, computed, monkeypatch, dtype, named):
+    model = build("llama", dtype)
+    mlps = {id(layer.mlp) for layer in model.model.layers}
+    if named:
+        monkeypatch.setattr(type(model.model.layers[0].mlp), "kernel_layer_name", "LlamaMLP", raising=False)
+    before = step(model)
+    mapping = kernel_mapping(model)
+    assert set(mapping) == {"RMSNorm"} | ({"LlamaMLP"} if named else set())
+    assert ("once the class has a layer name" in mapping.left_out["SiLU"]) is not named
+    use(model, mapping)
+    mapped = step(model)
+    assert computed == norms(model) | (mlps if named else set())
+    if not named:
+        applied = manager.apply_all(model, include="swiglu")
+        assert [entry.paths for entry in applied.report.fused] == [(f"model.layers.{n}.mlp",) for n in range(2)]
+    computed.clear()
+    fused = step(model)
+    assert computed == norms(model) | mlps
+    model.train()  # transformers puts its forwards on again
+    model.eval()
+    computed.clear()
+    assert all(torch.equal(value, fused[key]) for key, value in step(model).items())
+    assert computed == norms(model) | mlps
+    truth = before if dtype is torch.float32 else step(copy.deepcopy(model).float())
+    for key, unfused in before.items():
+        allowed = 2 * distance(unfused, truth[key]) + ROUNDINGS[dtype] * torch.finfo(dtype).eps
+        assert distance(fused[key], truth[key]) <= allowed, key
+    computed.clear()
+    if not named:
+        applied.undo()
+        assert all(torch.equal(value, mapped[key]) for key, value in step(model).items())
+        assert computed == norms(model)
+        computed.clear()
+    go_back(model)
+    assert all(torch.equal(value, before[key]) for key, value in step(model).items())
+    assert not computed
+
+
+class Doubled(torch.nn.Module):
+    """What another mapping puts on activations."""
+
+    can_torch_compile = has_backward = True
+
+    def forward(self, x):
+        return 2 * torch.nn.functional.silu(x)
+
+
+@pytest.mark.parametrize("first", ["fused", "mapped"])
+def test_an_activation_with_another_kernel_is_called(manager, computed, first):
+    model, other = build("llama"), build("llama")
+    other.load_state_dict(model.state_dict())
+    mapping = {"SiLU": {"cpu": VerifiedLayer(Doubled)}}
+    use(other, mapping)
+    expected = step(other)
+    if first == "fused":
+        applied = manager.apply_all(model, include="swiglu")
+        assert len(applied.report.fused) == 2
+        use(model, mapping)
+    else:
+        use(model, mapping)
+        report = manager.apply_all(model, include="swiglu").report
+        assert not report.fused
+        assert f"its forward is {__name__}.Doubled.forward" in report.left_alone[0].why_not
+    computed.clear()
+    assert all(torch.equal(value, expected[key]) for key, value in step(model).items())
+    assert not computed
+
+
 def test_what_no_kernel_replaces_is_left_out_with_the_reason(manager):
-    assert "no kernel replaces its whole forward" in kernel_mapping(build("llama")).left_out["SiLU"]
+    why = kernel_mapping(build("llama")).left_out["SiLU"]
+    assert "inductor_fused_swiglu computes it with model.layers.0.mlp (LlamaMLP): apply_all after use_kernels" in why
+    why = kernel_mapping(build("llama"), exclude="swiglu").left_out["SiLU"]
+    assert "no kernel replaces its whole forward" in why
 
 
 def test_a_model_whose_norms_have_no_layer_name_is_refused(manager):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import commands
 
 from fuseplug.run.command import injected
 from fuseplug.run.options import RunOptions
@@ -58,8 +59,4 @@ def python(environ):
 def fuseplug_run(environ):
     """Run a command line: ``fuseplug_run("--strict", "--", "true")``."""
 
-    def run(*args, **variables):
-        command = [sys.executable, "-m", "fuseplug", "run", *map(str, args)]
-        return subprocess.run(command, capture_output=True, text=True, env=environ | variables, timeout=300)
-
-    return run
+    return lambda *args, **variables: commands.fuseplug_run(*args, env=environ | variables)

@@ -177,6 +177,50 @@ def test_a_report_is_added_for_each_distinct_model(make, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
+def test_the_calls_are_added_when_the_process_ends(make, manager, tmp_path):
+    report = tmp_path / "report.json"
+    fusing = make(report=str(report), skip=("layers.1*",))
+    one, two = Toy(), Toy()
+    for model in (one, two, two.layers[0]):
+        fusing.fuse(model)
+    assert [each["calls"] for each in json.loads(report.read_text())] == [None]
+    for model in (one, two, two):
+        model(inputs())
+    manager.undo(two)
+    two(inputs())
+    del one, two, model
+    fusing.ended()
+    (found,) = json.loads(report.read_text())
+    assert found["calls"] == [
+        {"paths": [path], "target": "forward", "kernel": "toy_norm", "fused": 3, "original": 0}
+        for path in ("layers.0.norm1", "layers.0.norm2", "norm")
+    ]
+
+
+def test_a_fork_and_a_dry_run_have_no_calls(make, tmp_path, monkeypatch):
+    report = tmp_path / "report.json"
+    fusing, dry = make(report=str(report)), make(report=str(report), dry_run=True)
+    for each in (fusing, dry):
+        each.fuse(Toy())
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    fusing.ended()
+    monkeypatch.undo()
+    dry.ended()
+    assert [each["calls"] for each in json.loads(report.read_text())] == [None, []]
+
+
+def test_a_report_that_can_no_longer_be_written_ends_no_process(make, said, tmp_path):
+    report = tmp_path / "report.json"
+    fusing = make(report=str(report))
+    fusing.fuse(Toy())
+    report.unlink()
+    fusing.ended()
+    assert not report.exists()
+    report.mkdir()
+    fusing.ended()
+    assert said[-1] == ("WARNING", f"--report {report}: the calls cannot be written: Is a directory")
+
+
 @pytest.mark.parametrize("options", [{"only": ("nowhere",)}, {"include": ("nothing",)}])
 def test_what_goes_wrong_leaves_the_training_as_it_is(make, manager, said, options):
     model = Toy()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import torchrun
 
 SCRIPT = Path(__file__).parent / "training.py"
 SITES, STEPS = 5, 3
@@ -18,11 +19,6 @@ SITES, STEPS = 5, 3
 def losses(done):
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def torchrun(way):
-    options = ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-    return (sys.executable, "-m", "torch.distributed.run", *options, SCRIPT, way)
 
 
 def test_a_loop_trains_fused_and_unchanged(fuseplug_run):
@@ -57,9 +53,11 @@ def test_a_script_trains_fused_and_unchanged(fuseplug_run, tmp_path, ways, model
 @pytest.mark.parametrize("way", ["fsdp2", "fsdp1", "ddp"])
 def test_two_ranks_train_fused_and_unchanged(fuseplug_run, environ, way, tmp_path):
     report = tmp_path / "report.json"
-    done = fuseplug_run("--report", report, "--", *torchrun(way))
+    done = fuseplug_run("--report", report, "--", *torchrun(SCRIPT, way))
     fused = losses(done)[way]
-    unfused = losses(subprocess.run(torchrun(way), capture_output=True, text=True, env=environ, timeout=300))[way]
+    unfused = losses(subprocess.run(torchrun(SCRIPT, way), capture_output=True, text=True, env=environ, timeout=300))[
+        way
+    ]
     assert fused["losses"] == unfused["losses"]
     assert (fused["calls"], unfused["calls"]) == (SITES * STEPS, 0)
     assert done.stderr.count("fuseplug: ") == 1
@@ -69,7 +67,7 @@ def test_two_ranks_train_fused_and_unchanged(fuseplug_run, environ, way, tmp_pat
 @pytest.mark.thorough
 def test_what_deepspeed_trains_is_fused_and_unchanged(fuseplug_run, tmp_path):
     pytest.importorskip("deepspeed")
-    command = ("--", *torchrun("zero3"), tmp_path)
+    command = ("--", *torchrun(SCRIPT, "zero3"), tmp_path)
     done = fuseplug_run(*command, DS_ACCELERATOR="cpu")
     fused = losses(done)["zero3"]
     assert fused == {
@@ -114,7 +112,7 @@ def test_ranks_that_plan_differently_train_unfused(fuseplug_run, tmp_path):
         "    os.environ['FUSEPLUG_KERNELS'] = 'none'\n"
         f"sys.argv[0] = {str(SCRIPT)!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    command = [script if each == SCRIPT else each for each in torchrun("ddp")]
+    command = [script if each == SCRIPT else each for each in torchrun(SCRIPT, "ddp")]
     done = fuseplug_run("--", *command)
     assert losses(done)["ddp"]["calls"] == 0
     assert "trained unfused on rank 0, because of this: PlanError: the ranks do not plan the same" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from support.tiny import build
 from torch import distributed
 
 from fuseplug import KernelManager
+from fuseplug.patching import our_marks
 
 pytestmark = [
     pytest.mark.thorough,
@@ -47,12 +49,29 @@ def step(model):
     return loss.detach(), {name: getattr(each, "_local_tensor", each).clone() for name, each in found.items()}
 
 
-def check(folder, model_type, how):
+def fused_before(folder, how):
+    """A model that is fused on meta, in the one place from which its layers are wrapped, and what was applied."""
+    share, found = transformers.PreTrainedModel.maybe_distribute_model, []
+
+    def fuse_and_share(model, *args):
+        found.append(KernelManager().apply_all(model, include=KERNELS, verify=False, device="cpu"))
+        return share(model, *args)
+
+    with mock.patch.object(transformers.PreTrainedModel, "maybe_distribute_model", fuse_and_share):
+        model = loaded(folder, how)
+    return model, *found
+
+
+def check(folder, model_type, how, order):
     rank = str(distributed.get_rank())
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}  # what 4.57 reads of torchrun
-    model = loaded(f"{folder}/{model_type}", how)
+    folder = f"{folder}/{model_type}"
+    model = loaded(folder, how)
     want, before = step(model), state_of(model)
-    applied = KernelManager().apply_all(model, include=KERNELS, verify=False)
+    if order == "before":
+        model, applied = fused_before(folder, how)
+    else:
+        applied = KernelManager().apply_all(model, include=KERNELS, verify=False)
     same_on_all([(entry.paths, str(entry.target), entry.kernel_id, entry.why_not) for entry in applied.report.entries])
     mixture = "moe" in model_type
     mlp = {"moe"} if mixture and STACKED else {"swiglu"}
@@ -66,22 +85,26 @@ def check(folder, model_type, how):
     assert all(calls.fused and not calls.original for calls in applied.calls()), applied.calls()
     assert applied.lost == []
     applied.undo()
-    assert not differing(before, state_of(model))
+    assert not any(our_marks(module) for module in model.modules())
+    assert order == "before" or not differing(before, state_of(model))
     assert torch.equal(step(model)[0], want[0])
 
 
-CASES = [("qwen3", "tensor"), ("qwen3_moe", "tensor"), *([("qwen3_moe", "expert")] if STACKED else [])]
+CASES = [("qwen3", "tensor", "after"), ("qwen3_moe", "tensor", "after")]
+if STACKED:  # 4.57 wraps a layer while it loads it
+    CASES += [("qwen3_moe", "expert", "after")]
+    CASES += [(*case, "before") for *case, _ in CASES]
 
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    for model_type in dict(CASES):
+    for model_type in {model_type for model_type, *_ in CASES}:
         build(model_type).save_pretrained(folder / model_type)
     found = failures(check, [(str(folder), *case) for case in CASES])
     return {case[1:]: text for case, text in found.items()}
 
 
-@pytest.mark.parametrize(("model_type", "how"), CASES)
-def test_applied_after_it_is_loaded_it_is_right_and_undone(failed, model_type, how):
-    assert (model_type, how) not in failed, failed[model_type, how]
+@pytest.mark.parametrize(("model_type", "how", "order"), CASES)
+def test_applied_before_and_after_it_is_shared_it_is_right_and_undone(failed, model_type, how, order):
+    assert (model_type, how, order) not in failed, failed[model_type, how, order]

@@ -10,6 +10,7 @@ from support.kernels import NormKernel, RotaryKernel, ran
 from support.managers import manager_of
 from support.models import tiny_llama
 from support.thorough import thorough
+from support.tokens import number_tokenizer
 
 pytestmark = thorough
 
@@ -34,20 +35,6 @@ def arguments(folder):
 
 def losses(trainer):
     return torch.tensor([line["loss"] for line in trainer.state.log_history if "loss" in line])
-
-
-class Tokens:
-    """As little of a tokenizer as TRL asks for."""
-
-    def __new__(cls):
-        tokenizers = pytest.importorskip("tokenizers")
-        transformers = pytest.importorskip("transformers")
-        words = {str(number): number for number in range(32)}
-        model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0"))
-        model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-        return transformers.PreTrainedTokenizerFast(
-            tokenizer_object=model, pad_token="0", eos_token="1", bos_token="2", unk_token="0"
-        )
 
 
 @pytest.fixture
@@ -84,7 +71,7 @@ def test_trl_sft(tmp_path, callback, caplog):
             tiny_llama(),
             trl.SFTConfig(**arguments(tmp_path)),
             train_dataset=datasets.Dataset.from_list(ROWS),
-            processing_class=Tokens(),
+            processing_class=number_tokenizer(),
             callbacks=callbacks,
         )
 
@@ -106,7 +93,7 @@ def test_trl_dpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
             references[-1],
             args=trl.DPOConfig(**arguments(tmp_path)),
             train_dataset=data,
-            processing_class=Tokens(),
+            processing_class=number_tokenizer(),
             callbacks=callbacks,
         )
 
@@ -141,7 +128,7 @@ def test_trl_grpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
                 beta=0.1,
             ),
             train_dataset=data,
-            processing_class=Tokens(),
+            processing_class=number_tokenizer(),
             callbacks=callbacks,
         )
         references.append(trainer.ref_model)

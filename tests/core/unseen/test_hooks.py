@@ -1,5 +1,6 @@
 """A child that the kernel no longer calls may get a hook, or a forward of its own: then the original runs."""
 
+import types
 from collections import deque
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import torch
 from support.attacking import attacked
 from support.gated import GatedKernel
 from support.kernels import ExpertsAdapter, ExpertsKernel, NormKernel
+from support.managers import manager_of
 from support.models import MLP, Experts, Norm
 from torch import nn
 
@@ -134,6 +136,71 @@ def test_a_hook_that_was_there_before_is_called(hook):
 @pytest.mark.parametrize("hook", ["forward", "pre", "a forward of its own"])
 def test_a_hook_is_called_in_a_compiled_program(hook):
     attacked([GatedKernel], MLP, lambda module: HOOKS[hook](module.act), compiled=True)
+
+
+class Act(nn.Module):
+    """An activation of a model's own."""
+
+    def forward(self, x):
+        return nn.functional.silu(x)
+
+
+def hold_own(child):
+    """Leave *child* as transformers' kernelize leaves a layer for which it has no kernel."""
+    child.forward = types.MethodType(type(child).forward, child)
+
+
+@pytest.mark.parametrize("make", [nn.SiLU, Act])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_forward_of_its_class_may_be_held_by_the_child_itself(make, compiled):
+    def two():
+        return nn.Sequential(MLP(act=make()), MLP(act=make()))
+
+    def hold(model):
+        for layer in model:
+            hold_own(layer.act)
+
+    for met in (
+        attacked([GatedKernel], two, lambda model: hold_own(model[1].act), compiled=compiled),
+        attacked([GatedKernel], two, first=hold, compiled=compiled),
+        attacked([GatedKernel], two, lambda model: model[1].act.__dict__.pop("forward"), first=hold, compiled=compiled),
+    ):
+        assert (met.alone, met.reasons) == ("", ()), met
+        assert compiled or set(met.answers) == {"kernel"}, met
+
+
+@pytest.mark.parametrize("make", [nn.SiLU, Act])
+def test_what_one_child_holds_is_not_asked_of_another(make):
+    model = nn.Sequential(MLP(act=make()), MLP(act=make()))
+    for layer in model:
+        hold_own(layer.act)
+    report = manager_of(GatedKernel).apply_all(model).report
+    assert [entry.paths for entry in report.fused] == [("0",), ("1",)], report
+
+
+@pytest.mark.parametrize("first", [None, lambda module: hold_own(module.act)])
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda module: types.MethodType(nn.GELU.forward, nn.GELU("tanh")),
+        lambda module: types.MethodType(lambda self, x: 2 * x, module.act),
+    ],
+)
+def test_a_forward_of_another_module_or_function_is_called(first, forward):
+    met = attacked(
+        [GatedKernel],
+        lambda: MLP(act=nn.GELU()),
+        lambda module: setattr(module.act, "forward", forward(module)),
+        first=first,
+    )
+    assert met.answers == ("kernel", "original")
+
+
+def test_a_forward_that_replaces_the_childs_is_named():
+    met = attacked([GatedKernel], MLP, lambda module: setattr(module.act, "forward", doubling))
+    assert met.reasons == (
+        f"no longer as it was: act is a plain SiLU, without hooks (its forward is {__name__}.doubling)",
+    )
 
 
 def test_a_hook_on_one_of_two_layers_leaves_the_other_fused():

@@ -7,9 +7,7 @@ import logging
 import multiprocessing
 import threading
 import weakref
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,17 +15,14 @@ from torch import nn
 from ..errors import PlanError
 from ..plain_text import one_line
 from ..ranks import rank
-from ..run import reports
 from ..run.options import RunOptions
 from .beginning import Beginning
 from .first_steps import FirstSteps
 from .ranks import Ranks
+from .telling import Telling, rows
 
 if TYPE_CHECKING:
     from ..kernel_manager import KernelManager
-    from ..planning import Plan
-    from ..report import Report
-
 
 log = logging.getLogger("fuseplug.run")
 
@@ -50,7 +45,7 @@ class Fusing:
         self._untrained: str | None = ""
         """The class of the last model that was made; ``None`` once one is trained."""
         self._numbers = itertools.count()
-        self._said: set[Any] = set()
+        self._telling = Telling(options)
         self._lock = threading.RLock()
 
     def watch(self, model: nn.Module) -> None:
@@ -100,7 +95,11 @@ class Fusing:
                 log.warning(f"{type(model).__name__} is trained unfused on rank {rank()}, because of this: {why}")
 
     def ended(self) -> None:
-        """Say that the process ends and has trained no model, if it made some. Workers are no news."""
+        """The process ends: report the calls, or say that no model was trained, if some were made.
+
+        That is no news of a worker.
+        """
+        self._telling.ended()
         if self._untrained and rank() == 0 and multiprocessing.parent_process() is None:
             log.info("nothing was fused: no model was trained, the last that was made is a %s", self._untrained)
 
@@ -118,28 +117,13 @@ class Fusing:
         except Exception as error:
             ranks.refuse(f"rank {rank()} has no plan: {type(error).__name__}: {error}")
             raise
-        difference = ranks.difference(_rows(plan.report))
+        difference = ranks.difference(rows(plan.report))
         if difference:
             raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
-        if not self._options.dry_run:
-            self._first_steps.watch(model, self._manager._apply(model, plan))
-        if rank() == 0:
-            self._say(plan)
-
-    def _say(self, plan: Plan) -> None:
-        report, dry = plan.report, self._options.dry_run
-        what = (report.model_class, *_rows(report))
-        if what in self._said:
-            return
-        self._said.add(what)
-        log.info("%s%s", "dry run, nothing is changed: " if dry else "", one_line(report.summary()))
-        if self._options.report is not None:
-            reports.add(Path(self._options.report), {"applied": not dry, **report.to_dict()})
-
-
-def _rows(report: Report) -> Sequence[str]:
-    """What is done to each target, as it must be on all ranks."""
-    return [f"{e.paths[0] or '(the model)'} {e.target}: {e.kernel_id}, {e.variant}" for e in report.fused]
+        applied = None if self._options.dry_run else self._manager._apply(model, plan)
+        if applied is not None:
+            self._first_steps.watch(model, applied)
+        self._telling.planned(plan.report, applied)
 
 
 def _destination(model: nn.Module, device: torch.device | str | None) -> torch.device | str | None:

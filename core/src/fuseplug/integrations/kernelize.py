@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +93,9 @@ def kernel_mapping(model: nn.Module, **options: Unpack[AllOptions]) -> KernelMap
             found=model,
         )
     mapping, planned, devices = KernelMapping(plan.report), _planned(plan), _devices(plan)
+    named = {path for layer in layers.values() for path in layer.modules}
     for name, layer in layers.items():
-        if why := _left_out(layer, planned, devices, plan):
+        if why := _left_out(layer, planned, devices, plan, named):
             mapping.left_out[name] = why
         else:
             device = _named(devices[next(iter(layer.modules))])
@@ -127,13 +128,15 @@ def _devices(plan: Plan) -> dict[str, str]:
     return {path: entry.device_type for entry in plan.report.fused for path in entry.paths}
 
 
-def _left_out(layer: _Layer, planned: Mapping[int, Forward], devices: Mapping[str, str], plan: Plan) -> str:
+def _left_out(
+    layer: _Layer, planned: Mapping[int, Forward], devices: Mapping[str, str], plan: Plan, named: Collection[str]
+) -> str:
     """Why *layer* cannot be mapped; ``""`` if it can, and then its forwards are known."""
     for path, module in layer.modules.items():
         where = f"{path or 'the model'} ({class_name(module)})"
         forward = planned.get(id(module))
         if forward is None:
-            return f"{where} was not verified, and transformers replaces all or none: {_why(plan, path)}"
+            return f"{where} was not verified, and transformers replaces all or none: {_why(plan, path, named)}"
         if layer.forwards.setdefault(type(module), forward) is not forward:
             return f"{where} needs another replacement than others of its class, which only apply_all makes"
     if len({devices[path] for path in layer.modules}) > 1:
@@ -144,10 +147,19 @@ def _left_out(layer: _Layer, planned: Mapping[int, Forward], devices: Mapping[st
     return ""
 
 
-def _why(plan: Plan, path: str) -> str:
+def _why(plan: Plan, path: str, named: Collection[str]) -> str:
     answers = [entry for entry in plan.report.entries if path in entry.paths]
     whole = [entry for entry in answers if entry.target in (None, Target())]
-    return next((entry.why_not for entry in whole if entry.why_not), "no kernel replaces its whole forward")
+    if reason := next((entry.why_not for entry in whole if entry.why_not), ""):
+        return reason
+    above = path.rpartition(".")[0]
+    entry = next((entry for entry in plan.report.fused if above in entry.paths and entry.target == Target()), None)
+    if entry is None:
+        return "no kernel replaces its whole forward"
+    whole_of = f"{entry.kernel_id} computes it with {above or 'the model'} ({entry.class_name})"
+    if above in named:
+        return whole_of
+    return f"{whole_of}: apply_all after use_kernels puts that on, or the mapping, once the class has a layer name"
 
 
 def _kinds(forward: Forward) -> tuple[Any, ...]:

@@ -108,6 +108,24 @@ class Since:
         return found
 
 
+class Kept:
+    """The calls of patches, which can still be asked for when their modules are gone.
+
+    Args:
+        patches: Whose calls. They are in place.
+    """
+
+    def __init__(self, patches: Iterable[Patch]) -> None:
+        self._counted = [(_calls(alike, count, Count()), count) for alike, count in counted(patches)]
+
+    def calls(self) -> list[Calls]:
+        """The calls since the patches were put on."""
+        return [
+            replace(calls, fused=count.fused, original=count.original, made_real=dict(count.made_real))
+            for calls, count in self._counted
+        ]
+
+
 def _copy(count: Count) -> Count:
     return replace(count, made_real=dict(count.made_real))
 

@@ -19,7 +19,7 @@ from ..reading import MISSING
 from ..safe_access import said_by
 from ..torch_private import GLOBAL_HOOKS, get_tracing_state
 from ..watch import ById, Call, Frozen, Route, Watch
-from .hooked import HOOKS, hooked_by
+from .hooked import HOOKS, hooked_by, is_own, replaced_by
 from .scoping import entered
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
@@ -88,7 +88,7 @@ class Guard:
     def __init__(
         self, call: Call, original: Callable[..., Any], target: Target, device_type: str, accepts: Accepts
     ) -> None:
-        self.names: dict[str, Any] = {"read": object.__getattribute__, "P": PLAIN}
+        self.names: dict[str, Any] = {"read": object.__getattribute__, "P": PLAIN, "is_own": is_own}
         main, watch = accepts.main, accepts.watch
         compiling = [*self._compiling(accepts)]
         self._before_size = [*self._tracing(accepts), *self._scope(accepts), *self._plain(main)]
@@ -243,7 +243,7 @@ class Guard:
         for route, cls in watch.bare:
             hooks = " or ".join(f"o[{name!r}]" for name in HOOKS)
             held, forward = self._constant(cls), self._constant(getattr(cls, "forward", None))
-            own = f"'forward' not in (o := c.__dict__) and not ({hooks})"
+            own = f"('forward' not in (o := c.__dict__) or is_own(o['forward'], c, {forward})) and not ({hooks})"
             call = self._constant(cls.__call__)
             test = f"type(c := {{}}) is {held} and {held}.forward is {forward} and {held}.__call__ is {call} and {own}"
             if route[-1].name != "*":
@@ -259,7 +259,8 @@ class Guard:
             yield _Term(_lacks(route), _unlike(next(meanings)))
         for route, name, function in watch.methods:
             same = self._is_function(f"type(c).{name}", function.held)
-            test = f"(c := {{}}) is not None and {same} and {name!r} not in c.__dict__"
+            unbound = f"{name!r} not in (o := c.__dict__) or is_own(o[{name!r}], c, {self._constant(function.held)})"
+            test = f"(c := {{}}) is not None and {same} and ({unbound})"
             yield _Term(_each(route, test), _unlike(next(meanings)))
         for space, name, looked in watch.spaces:
             test = self._equals(looked) if isinstance(looked, Frozen) else self._is_function("{}", looked.held)
@@ -343,11 +344,15 @@ def _unlike(expected: str) -> str:
 
 
 def _hooked(expected: str, route: Route) -> Callable[[Sequence[Any]], str]:
-    """As `_unlike`, and whose hooks there are instead."""
+    """As `_unlike`, and whose hooks or forward there are instead."""
 
     def meaning(args: Sequence[Any]) -> str:
-        whose = hooked_by(args[0], route)
-        return _unlike(expected) + (f" (there are some of {whose})" if whose else "")
+        whose, forward = hooked_by(args[0], route), replaced_by(args[0], route)
+        return (
+            _unlike(expected)
+            + (f" (there are some of {whose})" if whose else "")
+            + (f" (its forward is {forward})" if forward else "")
+        )
 
     return meaning
 

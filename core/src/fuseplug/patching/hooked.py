@@ -1,8 +1,9 @@
-"""Whose hooks are on the children that fused code does not call."""
+"""Whose hooks and forwards are on the children that fused code does not call."""
 
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,24 @@ def hooked_by(module: nn.Module, route: Route) -> str:
     """The packages whose hooks are on what is at *route* below *module*, for a message; ``""`` if none are."""
     hooks = [hook for child in _at(module, route) for name in HOOKS for hook in getattr(child, name).values()]
     return " and ".join(dict.fromkeys(map(_home, hooks)))
+
+
+def replaced_by(module: nn.Module, route: Route) -> str:
+    """The forwards that replace those of what is at *route* below *module*, for a message; ``""`` if none do."""
+    held = [(child, child.__dict__["forward"]) for child in _at(module, route) if "forward" in child.__dict__]
+    return " and ".join(
+        dict.fromkeys(_named(one) for child, one in held if not is_own(one, child, type(child).forward))
+    )
+
+
+def is_own(held: Any, module: Any, forward: Any) -> bool:
+    """Whether *held* is *forward*, of the class, bound to *module*: `kernelize` and pickles leave that in instances."""
+    return type(held) is types.MethodType and held.__self__ is module and held.__func__ is forward
+
+
+def _named(held: Any) -> str:
+    function = getattr(held, "__func__", getattr(held, "func", held))
+    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(held).__name__)}"
 
 
 def _at(module: nn.Module, route: Route) -> Sequence[nn.Module]:

@@ -144,8 +144,18 @@ def _term(reading: Reading, module: nn.Module, path: Path, value: Any) -> Term |
             return None  # What is read from it is listed by itself.
         if _may_change(value):
             return f"a {type(value).__name__} that may change"
+    if (method := _bound(module, path, value)) is not None:
+        return method
     # What the class has is found by `Reading.methods`.
     return Same(route, ById(value)) if _is_own(module, path) else None
+
+
+def _bound(module: nn.Module, path: Path, value: Any) -> Method | None:
+    """What to watch of a method of the class that the instance holds bound, as after transformers' ``kernelize``."""
+    owner, name, route = _at(module, path[:-1]), path[-1], route_to(module, path[:-1])
+    if route is None or not is_a(value, types.MethodType) or value.__self__ is not owner:
+        return None
+    return Method(route, name, ById(value.__func__)) if value.__func__ is attribute(type(owner), name) else None
 
 
 def _at(module: nn.Module, path: Path) -> Any:

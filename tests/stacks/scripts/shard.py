@@ -1,0 +1,35 @@
+"""A loop of one's own with FSDP2: torchrun starts it."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder, out = map(Path, sys.argv[1:])
+distributed.init_process_group("gloo")
+mesh = distributed.device_mesh.init_device_mesh("cpu", (distributed.get_world_size(),))
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+for layer in model.model.layers:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
+losses = []
+for step in range(20):
+    mine = texts[2 * step + distributed.get_rank()]
+    tokens = tokenizer(mine, return_tensors="pt")["input_ids"]
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    losses.append({"loss": loss.item()})
+if distributed.get_rank() == 0:
+    out.mkdir()
+    (out / "trainer_state.json").write_text(json.dumps({"log_history": losses}))
+distributed.barrier()
+distributed.destroy_process_group()

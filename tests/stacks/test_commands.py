@@ -1,0 +1,208 @@
+"""Commands as people have them, under ``fuseplug run``: 20 steps unfused and fused, in scripts that say nothing of it.
+
+The kernels are the compiled ones. tests/run has the same with a kernel whose bits are the original's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from support.commands import completed, fuseplug_run, torchrun
+from support.tokens import number_tokenizer
+
+from fuseplug.run.command import INJECTED
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.xdist_group("commands"),  # what one has compiled, the next finds
+]
+
+SCRIPTS = Path(__file__).parent / "scripts"
+STEPS = 20
+NORMS, ROTATIONS, MLPS = 5, 2, 2
+ONCE = NORMS + ROTATIONS + MLPS
+# What a checkpointed layer computes again ends at the last result that is missing: its MLP's input.
+CHECKPOINTED = ONCE + 2 * 2 + ROTATIONS
+
+RECORDING = """
+import json, os, sys
+with open(os.path.join(os.environ["STARTED"], str(os.getpid())), "w") as file:
+    json.dump(["FUSEPLUG_RUN" in os.environ, sys.path, sorted(sys.modules)], file)
+"""
+"""The user's own sitecustomize, which notes of every Python that is started what is in it. The command has the number
+of ``fuseplug run``, which becomes it."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is run, and what is expected of it.
+
+    Attributes:
+        line: Makes the command line, of the model's folder and the one to write into.
+        calls: How many calls the kernels compute in one step.
+        trained: The class that is fused.
+        needs: The modules without which it does not start.
+        log: The file with the losses.
+    """
+
+    line: object
+    calls: int = ONCE
+    trained: str = "LlamaForCausalLM"
+    needs: tuple[str, ...] = ("accelerate",)
+    log: str = "trainer_state.json"
+
+
+def script(name):
+    return lambda model, out: (sys.executable, SCRIPTS / name, model, out)
+
+
+def llamafactory(model, out):
+    options = {
+        "model": model,
+        "template": "chatml",
+        "train_dataset": model / "messages.jsonl",
+        "output_dir": out,
+        "micro_batch_size": 1,
+        "global_batch_size": 2,
+        "max_steps": STEPS,
+        "learning_rate": 1e-3,
+        "bf16": False,
+        "batching_workers": 0,
+        "enable_activation_checkpointing": False,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    return (Path(sys.executable).with_name("llamafactory-cli"), "sft", *words)
+
+
+COMMANDS = {
+    "python train.py": Command(script("train.py")),
+    "python sft.py, with LoRA": Command(
+        script("sft.py"), CHECKPOINTED, trained="PeftModel", needs=("trl", "datasets", "peft")
+    ),
+    "python dpo.py": Command(script("dpo.py"), CHECKPOINTED, needs=("trl", "datasets")),
+    "torchrun shard.py": Command(
+        lambda model, out: torchrun(SCRIPTS / "shard.py", model, out), trained="FSDPLlamaForCausalLM"
+    ),
+    "llamafactory-cli sft": Command(
+        llamafactory, 2 * ONCE, needs=("llamafactory", "omegaconf", "torchdata", "datasets"), log="trainer_log.jsonl"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A folder with a small model, its tokenizer and texts."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        **dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 64),
+        **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_hidden_layers"), 2),
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    number_tokenizer(64).save_pretrained(folder)
+    texts = [" ".join(str(3 + n * k % 61) for k in range(1, 13)) for n in range(3, 43)]
+
+    def say(role, text):
+        return {"role": role, "content": [{"type": "text", "value": text}]}
+
+    lines = {
+        "text": [{"text": text} for text in texts],
+        "pairs": [{"prompt": "3 4 5", "chosen": text, "rejected": "9 8 7"} for text in texts],
+        "messages": [{"messages": [say("user", "3 4 5"), say("assistant", text)]} for text in texts],
+    }
+    for name, rows in lines.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def run(tmp_path, kept):
+    """Run a command in a folder of its own.
+
+    ``run(name, how, line)``, where ``line(folder)`` is the command and *how* runs it, returns the folder, what was
+    printed to stderr, and what each Python had when it was started.
+    """
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(RECORDING)
+
+    def run(name, how, line):
+        folder, started = tmp_path / name, tmp_path / f"{name}-started"
+        folder.mkdir()
+        started.mkdir()
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "STARTED": str(started),
+            "FUSEPLUG_CACHE": str(kept),
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_CACHE": str(kept / "datasets"),
+            "DISABLE_VERSION_CHECK": "1",  # LLaMA-Factory admits older versions of what it trains with
+            "USE_V1": "1",
+            "DS_ACCELERATOR": "cpu",  # where it is installed, TRL imports it
+        }
+        done = how(*line(folder / "out"), env=env)
+        assert done.returncode == 0, done.stderr
+        return folder / "out", done.stderr, [json.loads(each.read_text()) for each in started.iterdir()]
+
+    return run
+
+
+def losses(log):
+    text = log.read_text()
+    rows = [*map(json.loads, text.splitlines())] if log.suffix == ".jsonl" else json.loads(text)["log_history"]
+    return torch.tensor([row["loss"] for row in rows if "loss" in row])
+
+
+def written(folder):
+    return {path.relative_to(folder) for path in folder.rglob("*") if "runs" not in path.parts}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_it_trains_as_unfused_by_kernels_and_leaves_nothing(run, model, tmp_path, name):
+    command, report = COMMANDS[name], tmp_path / "report.json"
+    if missing := [each for each in command.needs if find_spec(each) is None]:
+        pytest.skip(f"{', '.join(missing)} is not installed: nox -s stacks has it")
+
+    def line(out):
+        return command.line(model, out)
+
+    assert not any("fuseplug" in Path(word).read_text() for word in map(str, line(".")) if word.endswith(".py"))
+    unfused, said, plain = run("unfused", completed, line)
+    assert "fuseplug" not in said
+    fused, said, started = run("fused", partial(fuseplug_run, "--report", report, "--"), line)
+
+    want, found = losses(unfused / command.log), losses(fused / command.log)
+    assert len(want) == STEPS
+    assert want[:3].mean() - want[-3:].mean() > 0.1  # so that there is something to compare
+    torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-4)
+
+    (told,) = json.loads(report.read_text())
+    assert (told["model"], told["applied"]) == (command.trained, True)
+    assert sum(calls["fused"] for calls in told["calls"]) == command.calls * STEPS
+    assert sum(calls["original"] for calls in told["calls"]) == 0
+    assert [line for line in said.splitlines() if line.startswith("fuseplug: ")] == [
+        next(line for line in said.splitlines() if line.startswith(f"fuseplug: {command.trained}: 9 of 10 targets"))
+    ]
+
+    assert written(fused) == written(unfused)
+    usual = set().union(*(modules for *_, modules in plain))
+    assert len(started) >= len(plain)
+    for inherited, path, modules in started:
+        assert inherited
+        assert str(INJECTED) not in path
+        assert set(modules) - usual <= {"_fuseplug_on_import", "__future__"}
