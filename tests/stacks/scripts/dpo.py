@@ -11,7 +11,7 @@ trainer = DPOTrainer(
     args=DPOConfig(
         out,
         max_steps=20,
-        per_device_train_batch_size=2,
+        per_device_train_batch_size=4,
         learning_rate=1.0,
         optim="sgd",
         logging_steps=1,

@@ -12,7 +12,7 @@ trainer = SFTTrainer(
     args=SFTConfig(
         out,
         max_steps=20,
-        per_device_train_batch_size=2,
+        per_device_train_batch_size=8,
         learning_rate=0.1,
         logging_steps=1,
         save_strategy="no",

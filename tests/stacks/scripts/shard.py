@@ -17,12 +17,12 @@ model = AutoModelForCausalLM.from_pretrained(folder)
 for layer in model.model.layers:
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
 losses = []
-for step in range(20):
-    mine = texts[2 * step + distributed.get_rank()]
-    tokens = tokenizer(mine, return_tensors="pt")["input_ids"]
+for _ in range(20):
+    first = 8 * distributed.get_rank()
+    tokens = tokenizer(texts[first : first + 8], max_length=128, truncation=True, return_tensors="pt")["input_ids"]
     loss = model(input_ids=tokens, labels=tokens).loss
     loss.backward()
     optimizer.step()
