@@ -12,7 +12,7 @@ trainer = DPOTrainer(
         out,
         max_steps=20,
         per_device_train_batch_size=4,
-        learning_rate=1.0,
+        learning_rate=0.03,
         optim="sgd",
         logging_steps=1,
         save_strategy="no",

@@ -13,7 +13,7 @@ trainer = SFTTrainer(
         out,
         max_steps=20,
         per_device_train_batch_size=8,
-        learning_rate=0.1,
+        learning_rate=2e-2,
         logging_steps=1,
         save_strategy="no",
         report_to="none",

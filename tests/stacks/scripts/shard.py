@@ -17,7 +17,7 @@ model = AutoModelForCausalLM.from_pretrained(folder)
 for layer in model.model.layers:
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
-optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
 losses = []
 for _ in range(20):

@@ -21,7 +21,7 @@ trainer = Trainer(
         out,
         max_steps=20,
         per_device_train_batch_size=8,
-        learning_rate=1.0,
+        learning_rate=0.3,
         optim="sgd",
         logging_steps=1,
         save_strategy="no",
