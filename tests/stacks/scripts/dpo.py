@@ -11,8 +11,8 @@ trainer = DPOTrainer(
     args=DPOConfig(
         out,
         max_steps=20,
-        per_device_train_batch_size=2,
-        learning_rate=1.0,
+        per_device_train_batch_size=4,
+        learning_rate=0.03,
         optim="sgd",
         logging_steps=1,
         save_strategy="no",

@@ -12,8 +12,8 @@ trainer = SFTTrainer(
     args=SFTConfig(
         out,
         max_steps=20,
-        per_device_train_batch_size=2,
-        learning_rate=0.1,
+        per_device_train_batch_size=8,
+        learning_rate=2e-2,
         logging_steps=1,
         save_strategy="no",
         report_to="none",

@@ -20,9 +20,9 @@ fully_shard(model, mesh=mesh)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 texts = [json.loads(line)["text"] for line in (folder / "text.jsonl").read_text().splitlines()]
 losses = []
-for step in range(20):
-    mine = texts[2 * step + distributed.get_rank()]
-    tokens = tokenizer(mine, return_tensors="pt")["input_ids"]
+for _ in range(20):
+    first = 8 * distributed.get_rank()
+    tokens = tokenizer(texts[first : first + 8], max_length=128, truncation=True, return_tensors="pt")["input_ids"]
     loss = model(input_ids=tokens, labels=tokens).loss
     loss.backward()
     optimizer.step()

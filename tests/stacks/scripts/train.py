@@ -20,8 +20,8 @@ trainer = Trainer(
     TrainingArguments(
         out,
         max_steps=20,
-        per_device_train_batch_size=2,
-        learning_rate=0.1,
+        per_device_train_batch_size=8,
+        learning_rate=0.3,
         optim="sgd",
         logging_steps=1,
         save_strategy="no",
