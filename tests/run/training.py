@@ -162,7 +162,7 @@ if __name__ == "__main__":
         found = {name: told(*WAYS[name](build())) for name in way.split(",")}
     if rank == "0":
         print(json.dumps(found))
-    # DeepSpeed leaves its group, and a process that ends with the threads of one may be aborted.
+    # DeepSpeed leaves its group to whoever ends the process.
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
