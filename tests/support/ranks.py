@@ -40,8 +40,8 @@ def _rank(rank, port, check, cases, found):
         except Exception:
             found.put((case, rank, traceback.format_exc()[-2000:]))
     distributed.destroy_process_group()
-    # With torch 2.13 a rank was aborted now and then while Python ended, when all was checked ("terminate called without
-    # an active exception"): in 5 of 24 runs of one test. It came from a thread without Python frames; whose is not known.
+    # With torch 2.13 a rank was aborted now and then while Python ended, when all was checked: in 5 of 24 runs of one
+    # test, "terminate called without an active exception", by a thread without Python frames; it is not known whose.
     # A fault in what Python does at its end is not seen here.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -54,9 +54,8 @@ class InductorRoPEKernel(InductorKernel, RoPEKernel):
     def gains_from(self, use: Use) -> int:
         """Elements of q: a compiled call costs about 60 µs forward and 200 µs both ways, where eager has 30 and 120.
 
-        On two x86 cores, in µs, eager and compiled: forward in bfloat16 98 and 102 at 160 thousand elements of q and k,
-        195 and 136 at 390 thousand, 651 and 338 at 1.6 million; forward and backward 338 and 409, 553 and 438, 2101 and
-        1813. In float32 forward 164 and 139, 303 and 183, 1754 and 795.
+        Measured as those of the norms are, with rotations alone fused, thousands of elements of q: bfloat16 forward 262
+        0.99 and 1.00, 524 0.99 and 1.01, 1049 1.01 and 1.01; with the backward 262 0.995 and 1.00, 524 1.00 and 1.02;
+        float32 forward 262 1.00 and 1.01; with the backward 262 0.98 and 1.01, 524 1.00 and 1.02.
         """
-        del use
-        return 3 << 16
+        return 1 << 19 if use.dtype.itemsize == 2 else 1 << 18
