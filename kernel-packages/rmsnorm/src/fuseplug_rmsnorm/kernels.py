@@ -56,9 +56,9 @@ class InductorRMSNormKernel(InductorKernel, RMSNormKernel):
 
         Measured in whole models, where what a call needs is out of the caches: 2 layers of Qwen3-MoE and of Qwen3 on
         two x86 cores with AVX-512, whose norms alone are fused, as multiples of eager's speed, by thousands of elements
-        of the smallest norm but those of k. In bfloat16: forward 131 0.97 and 1.00, 262 0.98 and 1.01, 524 1.01 and 1.03;
-        with the backward 131 0.98 and 0.99, 262 1.00 and 1.02. In float32: forward 262 0.99 and 0.98, 524 0.99 and
-        1.00; with the backward 131 0.99 and 0.99, 262 1.02 and 1.01. Two identical models differ by 0.01.
+        of the smallest norm but those of k. In bfloat16: forward 131 0.97 and 1.00, 262 0.98 and 1.01, 524 1.01 and
+        1.03; with the backward 131 0.98 and 0.99, 262 1.00 and 1.02. In float32: forward 262 0.99 and 0.98, 524 0.99
+        and 1.00; with the backward 131 0.99 and 0.99, 262 1.02 and 1.01. Two identical models differ by 0.01.
         """
         if use.gradients:
             return 1 << 18
