@@ -74,9 +74,9 @@ OLDER = (
 SECTIONS = (
     Section(
         "Whole models",
-        "Every installed kernel is applied. *eager again* is the unfused model a second time: how far its numbers are "
-        "from 1 is the noise. `torch.compile` compiles the unfused model. Training is a forward and a backward; "
-        "decoding is of one token after the number of tokens that the table names.",
+        "Every installed kernel is applied, with `allow=['lazy_logits']`. *eager again* is the unfused model a second "
+        "time: how far its numbers are from 1 is the noise. `torch.compile` compiles the unfused model. Training is a "
+        "forward and a backward; decoding is of one token after the number of tokens that the table names.",
         "model",
         picture="![How many times as fast as eager, by tokens](results/model.png)",
     ),
@@ -160,7 +160,7 @@ def _losses(sections: Iterable[Section]) -> str:
         noise = (
             f"{close} other figures are below × {LOSES}, and their quartiles overlap with the unfused one's. Not all "
             "of that is noise: to leave a small call to the original "
-            "[costs up to 20 µs](concepts.md#calls-that-are-too-small-to-gain), of which a decoded token makes many."
+            "[costs something, too](concepts.md#calls-that-are-too-small-to-gain), and a decoded token makes many."
         )
         parts += [noise, ""]
     none = [f"In no table below is a fused model or module slower than × {LOSES}.", ""]
