@@ -196,7 +196,7 @@ def test_quick_runs_the_programs_of_inductor(op, monkeypatch):
         started.append(needs is None)
         with monkeypatch.context() as patch:
             patch.setattr(torch, "compile", lambda function, **_: function)
-            return compiled._compile(self.formula, constants, needs)
+            return compiled._compile(self.formula, constants, needs, "cpu")
 
     monkeypatch.setattr(compiled.Compiled, "_program", program)
     assert check_kernel(record.kernel, quick=True, checks=["sizes"]).passed["sizes"]
