@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -36,17 +35,15 @@ class Around:
         self.scope = scope
         self.key = key_of(mark.kernel_id, scope)
 
-    @contextlib.contextmanager
-    def __call__(self, module: nn.Module, arguments: Mapping[str, Any]) -> Iterator[None]:
-        """Enter the scope if it holds for a call; leave it if it does not, for the call may be inside another."""
+    def among(
+        self, scopes: frozenset[Hashable], module: nn.Module, arguments: Mapping[str, Any]
+    ) -> frozenset[Hashable]:
+        """*scopes* with this one, if it holds for a call; without it, if not: the call may be inside another."""
         # DataParallel makes replicas for one call; their parameters are no leaves.
         holds = not getattr(module, "_is_replica", False) and self._holds(module, arguments)
-        now = _entered.get()
-        token = _entered.set(now | {self.key} if holds else now - {self.key})
-        try:
-            yield
-        finally:
-            _entered.reset(token)
+        if holds == (self.key in scopes):
+            return scopes
+        return scopes | {self.key} if holds else scopes - {self.key}
 
     def _holds(self, module: nn.Module, arguments: Mapping[str, Any]) -> bool:
         try:
@@ -83,10 +80,16 @@ def put_around(
             given, _, further = bind(*args, **kwargs)
         except TypeError:  # The method says better what is wrong.
             return now(*args, **kwargs)
-        with contextlib.ExitStack() as stack:
-            for around in arounds:
-                stack.enter_context(around(args[0], {**given, **further}))
+        before = inside = _entered.get()
+        for around in arounds:
+            inside = around.among(inside, args[0], {**given, **further})
+        if inside is before:
             return now(*args, **kwargs)
+        token = _entered.set(inside)
+        try:
+            return now(*args, **kwargs)
+        finally:
+            _entered.reset(token)
 
     # A pickle finds a bound method by this name, and some decorators leave another.
     scoped.__name__ = name
