@@ -35,7 +35,7 @@ class Around:
         self.scope = scope
         self.key = key_of(mark.kernel_id, scope)
 
-    def among(
+    def __call__(
         self, scopes: frozenset[Hashable], module: nn.Module, arguments: Mapping[str, Any]
     ) -> frozenset[Hashable]:
         """*scopes* with this one, if it holds for a call; without it, if not: the call may be inside another."""
@@ -82,7 +82,7 @@ def put_around(
             return now(*args, **kwargs)
         before = inside = _entered.get()
         for around in arounds:
-            inside = around.among(inside, args[0], {**given, **further})
+            inside = around(inside, args[0], {**given, **further})
         if inside is before:
             return now(*args, **kwargs)
         token = _entered.set(inside)
