@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UndoError
 from .counting import Calls, Tried, calls_of, tried
+from .hooked import describe
 from .in_use import InUse, NotInUse
 from .journal import Change, Patch
-from .slots import describe
 
 if TYPE_CHECKING:
     from typing_extensions import Self

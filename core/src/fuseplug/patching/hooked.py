@@ -22,10 +22,9 @@ def hooked_by(module: nn.Module, route: Route) -> str:
 
 def replaced_by(module: nn.Module, route: Route) -> str:
     """The forwards that replace those of what is at *route* below *module*, for a message; ``""`` if none do."""
-    held = [(child, child.__dict__["forward"]) for child in _at(module, route) if "forward" in child.__dict__]
-    return " and ".join(
-        dict.fromkeys(_named(one) for child, one in held if not is_own(one, child, type(child).forward))
-    )
+    children = [child for child in _at(module, route) if "forward" in child.__dict__]
+    others = [child for child in children if not is_own(child.__dict__["forward"], child, type(child).forward)]
+    return " and ".join(dict.fromkeys(describe(child, "forward") for child in others))
 
 
 def is_own(held: Any, module: Any, forward: Any) -> bool:
@@ -33,9 +32,12 @@ def is_own(held: Any, module: Any, forward: Any) -> bool:
     return type(held) is types.MethodType and held.__self__ is module and held.__func__ is forward
 
 
-def _named(held: Any) -> str:
-    function = getattr(held, "__func__", getattr(held, "func", held))
-    return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(held).__name__)}"
+def describe(module: nn.Module, method: str) -> str:
+    """Whose method it is now, for a message."""
+    value = module.__dict__.get(method)
+    function = getattr(value, "__func__", getattr(value, "func", value))
+    name = getattr(function, "__qualname__", type(value).__name__)
+    return f"{getattr(function, '__module__', '?')}.{name}"
 
 
 def _at(module: nn.Module, route: Route) -> Sequence[nn.Module]:

@@ -11,9 +11,10 @@ from ..contract import Target
 from ..gains import is_about_size
 from ..ranks import rank
 from .counting import Calls, Since, counted
+from .hooked import describe
 from .journal import Patch
 from .replacement import replacement_of
-from .slots import describe, is_original
+from .slots import is_original
 from .tally import Count, listeners
 
 _logger = logging.getLogger("fuseplug")

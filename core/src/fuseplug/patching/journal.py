@@ -12,9 +12,10 @@ from torch import nn
 
 from ..contract import Target
 from ..errors import PatchError
+from .hooked import describe
 from .replacement import compose, replacement_of, replacements_in
 from .replicas import leave_replicas, make_replicable
-from .slots import bind, class_method, describe, function_of, is_original, our_marks, our_replacements
+from .slots import bind, class_method, function_of, is_original, our_marks, our_replacements
 
 
 @dataclass(frozen=True)

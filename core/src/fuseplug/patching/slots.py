@@ -11,6 +11,7 @@ from torch import nn
 
 from ..contract import Target
 from ..safe_access import attributes_of
+from .hooked import is_own
 from .mark import Mark
 from .replacement import mark_of, replacements_in
 from .wrappers import Held, reached
@@ -37,7 +38,7 @@ def is_original(module: nn.Module, method: str) -> bool:
     if method not in module.__dict__:
         return True
     end = _end(module, method)
-    return end is not None and _is_bound(module, end.value) and end.value.__func__ is class_method(module, method)
+    return end is not None and is_own(end.value, module, class_method(module, method))
 
 
 def our_replacements(module: nn.Module, method: str) -> dict[Target, Callable[..., Any]]:
@@ -73,14 +74,6 @@ def bind(module: nn.Module, method: str, function: types.FunctionType | None) ->
     if function is None and held[method] is bound:
         del held[method]
     return function_of(module, method) is not now
-
-
-def describe(module: nn.Module, method: str) -> str:
-    """Whose method it is now, for a message."""
-    value = module.__dict__.get(method)
-    function = getattr(value, "__func__", getattr(value, "func", value))
-    name = getattr(function, "__qualname__", type(value).__name__)
-    return f"{getattr(function, '__module__', '?')}.{name}"
 
 
 def _end(module: nn.Module, method: str) -> Held | None:

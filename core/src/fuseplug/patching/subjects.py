@@ -13,7 +13,8 @@ from ..rebind import calls, lookup, space_of
 from ..safe_access import all_below, class_name
 from ..verification import Subject, dense, own_tensors
 from ..watch import ById
-from .slots import class_method, describe, is_original, our_replacements
+from .hooked import describe
+from .slots import class_method, is_original, our_replacements
 
 
 def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejection:
