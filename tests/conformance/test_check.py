@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import sys
 
@@ -12,7 +13,7 @@ from conformance.zoo import kernels, right
 
 from fuseplug import KernelManager
 from fuseplug.cli import main
-from fuseplug.inductor import compiled
+from fuseplug.inductor import compiled, program
 from fuseplug_testing import ConformanceError, check_kernel
 from fuseplug_testing import command as command_of_kit
 from fuseplug_testing.checks import CHECKS
@@ -190,14 +191,14 @@ def test_quick_runs_the_programs_of_inductor(op, monkeypatch):
     record = next(each for each in KernelManager({}).kernels() if each.kernel_id == f"inductor_fused_{op}")
     if record.kernel.lacks("cpu"):
         pytest.skip(record.kernel.lacks("cpu"))
-    started = []
+    started, run = [], compiled.Compiled._run
 
-    def program(self, constants, rows, needs):
+    def counted(self, constants, needs, *tensors):
         started.append(needs is None)
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "compile", lambda function, **_: function)
-            return compiled._compile(self.formula, constants, needs, "cpu")
+        return run(self, constants, needs, *tensors)
 
-    monkeypatch.setattr(compiled.Compiled, "_program", program)
+    monkeypatch.setattr(compiled.Compiled, "_run", counted)
+    monkeypatch.setattr(program, "compiled_by_inductor", lambda recording, _: recording.graph)
+    monkeypatch.setattr(importlib.import_module(f"fuseplug_{op}.backends.inductor")._fused, "_programs", {})
     assert check_kernel(record.kernel, quick=True, checks=["sizes"]).passed["sizes"]
     assert set(started) == {True, False}  # forward and backward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import shutil
 
 import pytest
 import torch
@@ -264,7 +264,7 @@ def test_print_options_are_those_that_were_set():
     assert private.get_printoptions() == before != found
 
 
-@of("PYTREE_NODES", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten")
+@of("tree_flatten", "tree_leaves", "tree_map", "tree_unflatten")
 def test_pytree_goes_through_what_is_registered():
     class Pair:
         def __init__(self, *items):
@@ -273,9 +273,7 @@ def test_pytree_goes_through_what_is_registered():
     from torch.utils import _pytree
 
     assert private.tree_leaves(Pair(1, 2)) != [1, 2]
-    count = len(private.PYTREE_NODES)
     _pytree.register_pytree_node(Pair, lambda pair: (pair.items, None), lambda items, _: Pair(*items))
-    assert len(private.PYTREE_NODES) == count + 1
     value = {"a": [1, (2, None)], "b": Pair(3, 4)}
     leaves, structure = private.tree_flatten(value)
     assert leaves == private.tree_leaves(value) == [1, 2, None, 3, 4]
@@ -303,27 +301,42 @@ def _compiled(function, **how):
     return torch.compile(function, backend=backend, fullgraph=True, **how), shapes
 
 
-@of("mark_dynamic")
-@pytest.mark.parametrize("marked", [True, False])
-def test_what_is_marked_dynamic_is_compiled_once(marked):
-    compiled, shapes = _compiled(lambda x: x * 2, dynamic=None if marked else False)
-    for rows in (4, 5, 6):
-        x = torch.ones(rows, 3)
-        if marked:
-            private.mark_dynamic(x, 0)
-        assert compiled(x).shape == x.shape
-    assert len(shapes) == (1 if marked else 3)
-    assert shapes[0][1] == 3
+@of("Recording", "recorded")
+def test_what_is_recorded_covers_what_it_says():
+    def function(x, table):
+        return [x * table + torch.arange(x.shape[0], device=x.device)[:, None]] if x.shape[0] > 3 else [x]
+
+    given = torch.ones(5, 3), torch.ones(5, 3)
+    found = private.recorded(function, given, [(0,), (0,)])
+    for rows in (4, 5, 9):
+        x, table = torch.randn(rows, 3), torch.randn(rows, 3)
+        assert found.covers()(x, table)
+        assert_close(found.graph(x, table), tuple(function(x, table)))
+    assert not found.covers()(torch.ones(3, 3), torch.ones(3, 3))
+    assert not found.covers()(torch.ones(5, 3), torch.ones(6, 3))
+    assert not found.covers()(torch.ones(5, 3), torch.ones(1, 3))
 
 
-@of("without_duck_shapes")
-@pytest.mark.parametrize("without", [True, False])
-def test_equal_sizes_are_not_taken_for_one(without):
-    compiled, shapes = _compiled(lambda x, y: (x * 2, y * 2), dynamic=True)
-    for sizes in ((4, 4), (5, 6)):
-        with private.without_duck_shapes() if without else contextlib.nullcontext():
-            compiled(*map(torch.ones, sizes))
-    assert len(shapes) == (2 if without else 4)
+@pytest.mark.parametrize("rows", [0, 1])
+def test_none_and_one_are_numbers(rows):
+    found = private.recorded(lambda x: [x + 1], [torch.ones(rows, 3)], [(0,)])
+    assert found.numbers() == [(0, 0, rows)]
+    assert [found.covers()(torch.ones(size, 3)) for size in range(3)] == [rows == size for size in range(3)]
+
+
+def test_a_size_that_varies_is_no_number():
+    with pytest.raises(TypeError, match=r"dimension 0 of tensor 0 varies, but was taken for the number 4: use x.shape"):
+        private.recorded(lambda x: [x.view(len(x), 3, 1)], [torch.ones(4, 3)], [(0,)])
+
+
+@of("compiled_by_inductor")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_inductor_compiles_what_was_recorded():
+    found = private.recorded(lambda x: [x * 2, x + 1], [torch.ones(4, 3)], [(0,)])
+    run = private.compiled_by_inductor(found, None)
+    for rows in (4, 7):
+        x = torch.randn(rows, 3)
+        assert_close([*run(x)], [x * 2, x + 1])
 
 
 @of("import_dynamo", "DYNAMO_SETTINGS", "INDUCTOR_SETTINGS")

@@ -8,7 +8,6 @@ import pytest
 import torch
 from support.thorough import first_quick, thorough
 from torch import nn
-from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug.inductor import compiled
@@ -35,18 +34,13 @@ def ran(monkeypatch):
     """Counts the compiled programs that are started; small inputs are compiled for as well."""
     monkeypatch.setattr(compiled, "SMALL", 1)
     started = []
-    program = type(inductor._fused)._program
+    run = type(inductor._fused)._run
 
-    def counted(self, constants, rows, needs):
-        run = program(self, constants, rows, needs)
+    def counted(self, constants, needs, *tensors):
+        started.append(needs)
+        return run(self, constants, needs, *tensors)
 
-        def runs(*arguments):
-            started.append(needs)
-            return run(*arguments)
-
-        return runs
-
-    monkeypatch.setattr(type(inductor._fused), "_program", counted)
+    monkeypatch.setattr(type(inductor._fused), "_run", counted)
     return started
 
 
@@ -236,7 +230,6 @@ def test_threads_may_all_be_first(ran, monkeypatch):
 
 def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_shapes(ran, monkeypatch):
     monkeypatch.setattr(inductor._fused, "_programs", {})
-    counters.clear()
     for shape in [
         (4, 6, 48),
         (7, 48),
@@ -256,13 +249,11 @@ def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_s
                 inductor.rms_norm(x, w, EPS)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 inductor.rms_norm(x, w, EPS).sum().backward()
-    assert len(inductor._fused._programs) == 4
-    assert counters["stats"]["unique_graphs"] == 4
+    assert [each.compilations for each in inductor._fused._programs.values()] == [1, 1, 1, 1]
 
 
-@torch._dynamo.config.patch(recompile_limit=3)
 @thorough
-def test_many_dtypes_and_variants_never_reach_the_limit_of_recompilations(ran):
+def test_many_dtypes_and_variants_are_right(ran):
     for variant in ("llama", "cast-last", "gemma", "t5", "cast-last-pow"):
         for dtype in (torch.float32, torch.bfloat16):
             assert_right(*tensors(variant, dtype, dtype), variant=variant)
@@ -276,7 +267,6 @@ def test_small_inputs_do_not_pay_for_a_compiled_call(monkeypatch):
 
 
 def test_large_inputs_run_compiled_without_being_asked():
-    counters.clear()
     x, weight, _ = tensors(shape=(2, 300, 512))
     assert_right(x, weight)
     assert type(inductor.rms_norm(x, weight, EPS).grad_fn).__name__ == "_DifferentiableBackward"

@@ -11,7 +11,6 @@ import pytest
 import torch
 from support.thorough import covering, first_quick, thorough
 from torch import nn
-from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug.activations import ACTIVATIONS
@@ -281,15 +280,13 @@ def test_threads_may_all_be_first(ran, monkeypatch):
 
 def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_shapes(ran, monkeypatch):
     monkeypatch.setattr(inductor._fused, "_programs", {})
-    counters.clear()
     for shape in [(4, 6, 48), (7, 48), (2, 3, 5, 48), (48, 48), (3, 32), (300, 32), (1, 1, 48), (5, 1), (0, 32)]:
         inputs = tensors(shape=shape)
         inductor.swiglu(*inputs).sum().backward()
         with torch.no_grad():
             inductor.swiglu(*inputs)
     assert ran
-    assert counters["stats"]["unique_graphs"] <= 6
-    assert not counters["graph_break"]
+    assert 0 < sum(each.compilations for each in inductor._fused._programs.values()) <= 6
 
 
 @pytest.mark.xdist_group("fused gates")  # what is compiled for one serves the next

@@ -11,9 +11,9 @@ Dynamo nor Inductor, which take a second.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,10 +23,11 @@ from torch._tensor_str import get_printoptions
 from torch.autograd import forward_ad
 from torch.nn.modules import module as _nn_module
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import SUPPORTED_NODES, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = [
     "DYNAMO_SETTINGS",
@@ -34,12 +35,13 @@ __all__ = [
     "GLOBAL_HOOKS",
     "INDUCTOR_SETTINGS",
     "JIT_INTERNALS",
-    "PYTREE_NODES",
     "DisableTorchFunctionSubclass",
     "FakeTensor",
     "OpOverload",
     "OpOverloadPacket",
+    "Recording",
     "are_functorch_transforms_active",
+    "compiled_by_inductor",
     "default_store",
     "disable_current_modes",
     "get_printoptions",
@@ -54,11 +56,11 @@ __all__ = [
     "is_legacy_batchedtensor",
     "len_torch_dispatch_stack",
     "len_torch_function_stack",
-    "mark_dynamic",
     "onednn_linear",
     "peek_interpreter_stack",
     "pop_torch_function_stack",
     "push_on_torch_function_stack",
+    "recorded",
     "schemas_of",
     "storage_id",
     "traced_away",
@@ -68,16 +70,12 @@ __all__ = [
     "tree_unflatten",
     "unsafe_view",
     "widest_vectors_work",
-    "without_duck_shapes",
     "without_memory",
 ]
 
 # Imported above, because nothing public names them: the types of operations (torch.ops has only instances); FakeTensor,
 # to tell a tensor that has no values but is a plain one in all else; torch.get_printoptions, beside
 # torch.set_printoptions; and pytree, with which torch itself walks through arguments and results.
-
-PYTREE_NODES = SUPPORTED_NODES
-"""The kinds of node that pytree knows. Dynamo guards on how many there are; pytree can register, but not count them."""
 
 get_tracing_state = torch._C._get_tracing_state
 """The state of `torch.jit.trace`; ``None`` outside of one. `torch.jit.is_tracing` takes almost twice as long."""
@@ -196,14 +194,6 @@ def import_dynamo() -> None:
     import torch._dynamo  # noqa: F401 - to have it imported
 
 
-def mark_dynamic(tensor: Tensor, dim: int) -> None:
-    """Have `torch.compile` take dimension *dim* of *tensor* for one of any size, where it can.
-
-    ``dynamic=True`` would say so of all dimensions.
-    """
-    torch._dynamo.maybe_mark_dynamic(tensor, dim)
-
-
 def traced_away(function: Callable[[], bool]) -> Callable[[], bool]:
     """Have Dynamo call *function* while it traces, and take what it returns for a constant.
 
@@ -213,12 +203,91 @@ def traced_away(function: Callable[[], bool]) -> Callable[[], bool]:
     return function
 
 
-def without_duck_shapes() -> contextlib.AbstractContextManager[object]:
-    """While it is entered, `torch.compile` does not take sizes for one and the same because they are equal now."""
-    from torch.fx.experimental import _config
+class Recording(NamedTuple):
+    """What a function does to tensors of some sizes, as `recorded` gives it.
 
-    entered: contextlib.AbstractContextManager[object] = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-    return entered
+    Attributes:
+        graph: The operations.
+        stand_ins: The tensors it was recorded with: without values, and with symbols for the sizes that vary.
+        varying: For each of them the dimensions whose sizes vary. Those of 0 and 1 are numbers all the same.
+        sizes: What is known about the symbols. Who compiles *graph* may add to it.
+    """
+
+    graph: torch.fx.GraphModule
+    stand_ins: list[FakeTensor]
+    varying: Sequence[Sequence[int]]
+    sizes: ShapeEnv
+
+    def covers(self) -> Callable[..., bool]:
+        """A function of tensors: whether all that was assumed of the sizes that vary is true of theirs."""
+        from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+        names = [f"t{number}" for number in range(len(self.stand_ins))]
+        conditions = [f"{names[n]}.size()[{dim}] == {size}" for n, dim, size in self.numbers()]
+        if of_symbols := self.sizes.produce_guards_expression(self.stand_ins):
+            conditions.append(re.sub(_OF_TENSOR, _NUMBERED, of_symbols))
+        written = f"lambda {', '.join(names)}: {' and '.join(conditions) or True}"
+        found: Callable[..., bool] = eval(written, dict(SYMPY_INTERP))  # noqa: S307 - torch's text
+        return found
+
+    def numbers(self) -> list[tuple[int, int, int]]:
+        """Tensors and dimensions that were to vary, and the number for which their size was taken."""
+        pairs = [(n, dim) for n, dims in enumerate(self.varying) for dim in dims]
+        sizes = [(n, dim, self.stand_ins[n].shape[dim]) for n, dim in pairs]
+        return [(n, dim, int(size)) for n, dim, size in sizes if isinstance(size, int) or _is_number(size)]
+
+
+def _is_number(size: torch.SymInt) -> bool:
+    return size.node.maybe_as_int() is not None
+
+
+_OF_TENSOR, _NUMBERED = r"L\['(t\d+)'\]", r"\1"
+"""How a `ShapeEnv` writes the name of a tensor."""
+
+
+def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: Sequence[Sequence[int]]) -> Recording:
+    """The operations of *function*, for *tensors* and for those that differ from them in *varying* dimensions.
+
+    `torch.export` would do this and more, for modules; `make_fx` by itself takes every size for one that varies.
+
+    Raises:
+        TypeError: If *function* makes a number of a size that varies, as ``len(x)`` does.
+    """
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    # Sizes that happen to be equal now need not be so at the next call.
+    sizes = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=sizes)
+    kinds = (DimDynamic.STATIC, DimDynamic.DYNAMIC)
+    stand_ins = [
+        mode.from_tensor(
+            # A view would bring along what it is a view of.
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device),
+            symbolic_context=StatelessSymbolicContext([kinds[dim in dims] for dim in range(t.dim())]),
+        )
+        for t, dims in zip(tensors, varying, strict=True)
+    ]
+    with mode:
+        # A graph has the annotations of what is recorded, and Inductor's cache takes none that are strings.
+        graph = make_fx(lambda *given: tuple(function(*given)))(*stand_ins)
+    found = Recording(graph, stand_ins, varying, sizes)
+    for n, dim, size in found.numbers():
+        if size > 1:
+            raise TypeError(
+                f"{function.__qualname__}: dimension {dim} of tensor {n} varies, but was taken for the number {size}: "
+                "use x.shape[0] instead of len(x) or int(x.shape[0])"
+            )
+    return found
+
+
+def compiled_by_inductor(recording: Recording, settings: dict[str, Any] | None) -> Callable[..., Sequence[Tensor]]:
+    """The graph of *recording* compiled by Inductor, with *settings* of its own; `torch.compile` would ask Dynamo."""
+    from torch._inductor import compile as compile_graph
+
+    run: Callable[..., Sequence[Tensor]] = compile_graph(recording.graph, [*recording.stand_ins], options=settings)
+    return run
 
 
 def widest_vectors_work() -> bool:

@@ -12,17 +12,16 @@ if TYPE_CHECKING:
     from .compiled import Compiled, plain, standard_state, worth_compiling
     from .layout import keeping_order
     from .linear import CompiledLinear
-    from .program import named, program_of
+    from .program import Program
 
 __all__ = [
     "Compiled",
     "CompiledLinear",
     "InductorKernel",
+    "Program",
     "differentiated_again",
     "keeping_order",
-    "named",
     "plain",
-    "program_of",
     "recording",
     "standard_state",
     "vjp",
@@ -34,8 +33,8 @@ __getattr__, __dir__ = lazy(
     {
         **dict.fromkeys(("Compiled", "plain", "standard_state", "worth_compiling"), ".compiled"),
         **dict.fromkeys(("differentiated_again", "recording", "vjp"), "..differentiating"),
-        **dict.fromkeys(("named", "program_of"), ".program"),
         "CompiledLinear": ".linear",
+        "Program": ".program",
         "keeping_order": ".layout",
     },
 )

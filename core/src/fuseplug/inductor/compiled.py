@@ -11,7 +11,6 @@ import contextlib
 import functools
 import itertools
 import math
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,34 +18,30 @@ from torch import Tensor
 
 from ..differentiating import differentiated_again, recording, vjp
 from ..torch_private import (
-    PYTREE_NODES,
     get_tracing_state,
     in_forward_mode,
     len_torch_dispatch_stack,
-    mark_dynamic,
     peek_interpreter_stack,
     storage_id,
     unsafe_view,
 )
 from .layout import keeping_order
-from .program import program_of
+from .program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     Constants = tuple[Hashable, ...]
     Formula = Callable[..., Tensor]
-    Program = Callable[..., Any]
 
 
 class Compiled:
     """A formula, and the programs that were compiled for it.
 
     One program serves every rank and number of rows; there is one for each combination of constants, dtypes, width,
-    kind of device, wanted gradients and whether rows lie apart in memory. A model has a few widths, and a width that
-    is compiled in is worth its compilation: on two x86 cores the backward of 2048 rows of 2048 takes 1.13 ms instead
-    of 1.43. Each program has a code object of its own, so that Dynamo's limit of recompilations per code object is
-    never in sight.
+    device, wanted gradients and whether rows lie apart in memory. A model has a few widths, and a width that is
+    compiled in is worth its compilation: on two x86 cores the backward of 2048 rows of 2048 takes 1.13 ms instead of
+    1.43.
 
     Args:
         formula: ``formula(*tensors, *constants)``, returning one tensor. It treats all leading dimensions of its
@@ -57,7 +52,6 @@ class Compiled:
         self.formula = formula
         self._programs: dict[Hashable, Program] = {}
         self._keeps: dict[Hashable, tuple[bool, ...]] = {}
-        self._lock = threading.Lock()
 
     def __call__(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
         """Compute the formula for tensors that are `plain`.
@@ -76,20 +70,14 @@ class Compiled:
 
     def forward(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
         """Compute the formula and record nothing for a backward."""
-        rows = [_rows(x), *map(_rows, others)]
-        program = self._program(constants, rows, needs=None)
-        with standard_state(x.device.type):
-            result: Tensor = program(*rows)
+        (result,) = self._run(constants, None, x, *others)
         return result if x.dim() == 2 else result.view(*x.shape[:-1], result.shape[-1])
 
     def backward(
         self, constants: Constants, needs: tuple[bool, ...], grad: Tensor, *tensors: Tensor | None
     ) -> list[Tensor | None]:
         """The gradients of those *tensors* that *needs* names, and ``None`` for the others."""
-        rows = [grad.reshape(-1, grad.shape[-1]).contiguous(), *map(_rows, tensors)]
-        program = self._program(constants, rows, needs)
-        with standard_state(grad.device.type):
-            found = iter(program(*rows))
+        found = iter(self._run(constants, needs, grad.contiguous(), *tensors))
         return [
             next(found).view(t.shape) if t is not None and need else None
             for t, need in zip(tensors, needs, strict=True)
@@ -105,19 +93,16 @@ class Compiled:
             found = self._keeps[key] = _keeps(self.formula, constants, tensors, needs)
         return found
 
-    def _program(self, constants: Constants, rows: Sequence[Tensor | None], needs: tuple[bool, ...] | None) -> Program:
-        kinds = tuple([None if t is None else (t.dtype, t.device.type, t.shape[-1], t.is_contiguous()) for t in rows])
-        device_type = next(t.device.type for t in rows if t is not None)
-        key = (constants, needs, kinds, ambient(backward=needs is not None))
+    def _run(self, constants: Constants, needs: tuple[bool, ...] | None, *tensors: Tensor | None) -> Sequence[Tensor]:
+        rows = [_rows(t) for t in tensors if t is not None]
+        present = tuple([t is not None for t in tensors])
+        kinds = tuple([(t.dtype, t.device, t.shape[-1], t.is_contiguous()) for t in rows])
+        key = (constants, needs, present, kinds)
         program = self._programs.get(key)
         if program is None:
-            with self._lock:
-                program = self._programs.setdefault(key, _compile(self.formula, constants, needs, device_type))
-            # Seen at the first call, when it is compiled; later calls need no mark.
-            for t in rows:
-                if t is not None and t.dim() > 1:
-                    mark_dynamic(t, 0)
-        return program
+            made = _program(self.formula, constants, needs, present, [(0,) if t.dim() > 1 else () for t in rows])
+            program = self._programs.setdefault(key, made)
+        return program(*rows)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -186,7 +171,7 @@ def worth_compiling(shape: Sequence[int], *tensors: Tensor | None) -> bool:
     """Whether a program for elements of *shape* is to be run, here and now.
 
     There must be `SMALL` of them, and what the program gets, *tensors*, must be `plain`. One row, and rows of one
-    element, are sizes that Dynamo would compile once more for.
+    element, would have a program of their own.
     """
     size = math.prod(shape)
     return SMALL <= size != shape[-1] != 1 and plain(*tensors)
@@ -208,30 +193,16 @@ def plain(*tensors: Tensor | None) -> bool:
     )
 
 
-def _rows(tensor: Tensor | None) -> Tensor | None:
-    """*tensor* as a matrix of rows, so that its rank is no reason to compile again; a shared vector stays one.
-
-    Detached, because a Parameter has its shape compiled in, and ``requires_grad`` is guarded on.
-    """
-    if tensor is None:
-        return None
+def _rows(tensor: Tensor) -> Tensor:
+    """*tensor* as a matrix of rows, so that its rank is no reason to compile again; a shared vector stays one."""
     tensor = tensor.detach()
     if tensor.dim() > 2:
         tensor = tensor.reshape(-1, tensor.shape[-1])
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def ambient(*, backward: bool) -> tuple[int, int]:
-    """What of the process, beside its arguments, a program is compiled for.
-
-    A backward is traced through pytrees, and Dynamo guards on how many kinds of node there are: each import of a model
-    that registers its own would be one more recompilation of the same code, up to the limit, which raises.
-    """
-    return torch.get_num_threads(), len(PYTREE_NODES) if backward else 0
-
-
 def standard_state(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Without gradients and autocast, which are guarded on: in each other state a program would be compiled again."""
+    """Without gradients and autocast."""
     if not torch.is_autocast_enabled(device_type):
         return torch.no_grad()
     stack = contextlib.ExitStack()
@@ -240,18 +211,28 @@ def standard_state(device_type: str) -> contextlib.AbstractContextManager[Any]:
     return stack
 
 
-def _compile(formula: Formula, constants: Constants, needs: tuple[bool, ...] | None, device_type: str) -> Program:
-    def forward(*tensors: Tensor | None) -> Tensor:
-        return formula(*tensors, *constants)
+def _program(
+    formula: Formula,
+    constants: Constants,
+    needs: tuple[bool, ...] | None,
+    present: Sequence[bool],
+    varying: Sequence[Sequence[int]],
+) -> Program:
+    def all_of(tensors: Sequence[Tensor]) -> list[Any]:
+        given = iter(tensors)
+        return [next(given) if each else None for each in present]
 
-    def backward(grad: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        wanted, of_wanted = _restricted(forward, tensors, needs or ())
+    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return (formula(*all_of(tensors), *constants),)
+
+    def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        grad, *others = all_of(tensors)
+        wanted, of_wanted = _restricted(lambda *others: formula(*others, *constants), others, needs or ())
         _, pull = torch.func.vjp(of_wanted, *wanted)  # type: ignore[misc]
         found: tuple[Tensor, ...] = pull(grad)
         return found
 
-    function = forward if needs is None else backward
-    return program_of(function, formula, device_type)
+    return Program(forward if needs is None else backward, varying)
 
 
 def _restricted(

@@ -7,23 +7,20 @@ them into one. The backward of a linear formula needs neither its input nor its 
 from __future__ import annotations
 
 import math
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..differentiating import differentiated_again, recording, vjp
-from ..torch_private import mark_dynamic, without_duck_shapes
-from .compiled import ambient, plain, standard_state, unviewed
-from .program import program_of
+from .compiled import plain, unviewed
+from .program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     Constants = tuple[Hashable, ...]
     Formula = Callable[..., Tensor]
-    Program = Callable[..., tuple[Tensor, ...]]
     Memory = tuple[tuple[torch.Size, tuple[int, ...]], ...]
 
 _MOST_VIEWS = 1 << 10
@@ -34,7 +31,7 @@ class CompiledLinear:
     """A formula linear in its first tensor, run for several such tensors at once, and the programs compiled for it.
 
     Leading dimensions are put in the order of memory and merged where all tensors allow, so that few programs serve
-    every layout: there is one for each combination of constants, dtypes, widths, kind of device, number of dimensions
+    every layout: there is one for each combination of constants, dtypes, widths, devices, number of dimensions
     left, and which of them are broadcast or have gaps in memory. Sizes are no part of it.
 
     Args:
@@ -46,7 +43,6 @@ class CompiledLinear:
         self.formula = formula
         self._programs: dict[Hashable, Program] = {}
         self._views: dict[tuple[bool, Memory], _Views] = {}
-        self._lock = threading.Lock()
 
     def __call__(
         self,
@@ -103,37 +99,15 @@ class CompiledLinear:
             tuple(constants),
             transposed,
             views.kind,
-            tuple([(t.dtype, t.device.type) for t in tensors]),
-            ambient(backward=transposed is not None),
+            tuple([(t.dtype, t.device) for t in tensors]),
         )
-        program = self._programs.get(key) or self._compiled(key, tuple(constants), transposed, values, len(xs))
-        with standard_state(tensors[0].device.type):
-            found = program(*values)
+        program = self._programs.get(key)
+        if program is None:
+            varying = [[dim for dim, size in enumerate(t.shape[:-1]) if size > 1] for t in values]
+            made = _program(self.formula, tuple(constants), transposed, len(xs), varying)
+            program = self._programs.setdefault(key, made)
+        found = program(*values)
         return tuple([y.as_strided(size, stride) for y, (size, stride) in zip(found, views.outside, strict=True)])
-
-    def _compiled(
-        self,
-        key: Hashable,
-        constants: tuple[Constants, ...],
-        transposed: tuple[torch.dtype, ...] | None,
-        values: Sequence[Tensor],
-        count: int,
-    ) -> Program:
-        program = _compile(self.formula, constants, transposed, count, values[0].device.type)
-        for t in values:
-            for dim, size in enumerate(t.shape[:-1]):
-                if size > 1:
-                    mark_dynamic(t, dim)
-
-        def first(*tensors: Tensor) -> tuple[Tensor, ...]:
-            # Sizes that happen to be equal now need not be so at the next call.
-            with without_duck_shapes():
-                found = program(*tensors)
-            with self._lock:
-                self._programs[key] = program
-            return found
-
-        return first
 
 
 _NO_TENSORS = (None,) * 4
@@ -301,12 +275,12 @@ def _readable(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _compile(
+def _program(
     formula: Formula,
     constants: Sequence[Constants],
     transposed: tuple[torch.dtype, ...] | None,
     count: int,
-    device_type: str,
+    varying: Sequence[Sequence[int]],
 ) -> Program:
     def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
         xs, tables = tensors[:count], tensors[count:]
@@ -317,8 +291,7 @@ def _compile(
         _, pull = torch.func.vjp(lambda *xs: forward(*xs, *tables), *_stand_ins(grads, transposed or ()))  # type: ignore[misc]
         return tuple([found.contiguous() for found in pull(grads)])
 
-    function = forward if transposed is None else backward
-    return program_of(function, formula, device_type)
+    return Program(forward if transposed is None else backward, varying)
 
 
 def _stand_ins(grads: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:

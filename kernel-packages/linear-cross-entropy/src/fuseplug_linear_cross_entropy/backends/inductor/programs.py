@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fuseplug.inductor import program_of
-from fuseplug.torch_private import mark_dynamic
+from fuseplug.inductor import Program
 
 from ...reference import Step
 
@@ -120,28 +119,23 @@ def _statistics(z: Tensor, labels: Tensor, factors: Tensor) -> tuple[Tensor, ...
     )
 
 
-def _into_gradient(z: Tensor, labels: Tensor, by_row: Tensor, factors: Tensor) -> None:
+def _into_gradient(z: Tensor, labels: Tensor, by_row: Tensor, factors: Tensor) -> tuple[()]:
     lse, of_label, of_each, of_p, of_entropy = by_row.split(1, 1)  # type: ignore[no-untyped-call]
     y, slope = _after_steps(z, factors)
     logprob = (y - lse).clamp(min=_NO_PROBABILITY)
     is_label = torch.arange(z.shape[1], dtype=torch.int32, device=z.device) == labels.to(torch.int32)
     gradient = torch.where(is_label, of_label, 0.0) + of_each - torch.exp(logprob) * (of_p + of_entropy * logprob)
     z.copy_((gradient * slope).to(z.dtype))
+    return ()
 
 
-_programs: dict[Hashable, Callable[..., Any]] = {}
+_programs: dict[Hashable, Program] = {}
 
 
 def _run(function: Callable[..., Any], z: Tensor, by_row: Sequence[Tensor], factors: Tensor) -> Any:
-    """Call *function* compiled: one program for each number of tanhs, dtype, and number of threads."""
-    key = (function, len(factors), z.dtype, torch.get_num_threads())
+    """Call *function* compiled: one program for each number of tanhs and dtype."""
+    key = (function, len(factors), z.dtype, z.device)
     program = _programs.get(key)
-    if program is not None:
-        return program(z, *by_row, factors)
-    program = program_of(function, function, z.device.type)
-    mark_dynamic(z, 1)
-    for tensor in (z, *by_row):
-        mark_dynamic(tensor, 0)
-    found = program(z, *by_row, factors)
-    _programs[key] = program
-    return found
+    if program is None:
+        program = _programs.setdefault(key, Program(function, [(0, 1), *((0,) for _ in by_row), ()]))
+    return program(z, *by_row, factors)

@@ -311,7 +311,7 @@ def _weighed(slots: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
 
 def weigh_formula(slots: Tensor, weights: Tensor, k: int, dtype: torch.dtype) -> Tensor:
     """The reference's weighted sum as a formula to compile; *slots* is ``(tokens, k · hidden)``."""
-    return reference.weigh(slots.view(len(slots), k, -1), weights).to(dtype)
+    return reference.weigh(slots.view(slots.shape[0], k, -1), weights).to(dtype)
 
 
 _fused_gate = Compiled(gate_formula)
