@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .compiled import Compiled, plain, standard_state, worth_compiling
     from .layout import keeping_order
     from .linear import CompiledLinear
-    from .program import Program
+    from .program import Program, named
 
 __all__ = [
     "Compiled",
@@ -21,6 +21,7 @@ __all__ = [
     "Program",
     "differentiated_again",
     "keeping_order",
+    "named",
     "plain",
     "recording",
     "standard_state",
@@ -34,7 +35,7 @@ __getattr__, __dir__ = lazy(
         **dict.fromkeys(("Compiled", "plain", "standard_state", "worth_compiling"), ".compiled"),
         **dict.fromkeys(("differentiated_again", "recording", "vjp"), "..differentiating"),
         "CompiledLinear": ".linear",
-        "Program": ".program",
+        **dict.fromkeys(("Program", "named"), ".program"),
         "keeping_order": ".layout",
     },
 )

@@ -8,7 +8,9 @@ have emptied the caches, that took 120 µs where the program itself takes 5 (two
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
+import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ from torch import Tensor
 from ..torch_private import compiled_by_inductor, recorded, widest_vectors_work
 
 _compiling = threading.RLock()
+_serial = itertools.count(1)
 
 
 class Program:
@@ -91,6 +94,22 @@ def _make(
     settings = _settings_on_cpu() if tensors[0].device.type == "cpu" else None
     run = compiled_by_inductor(recording, settings)
     return _Made(threads, recording.covers(), run)
+
+
+def named(function: Callable[..., Any], formula: Callable[..., Any]) -> Callable[..., Any]:
+    """*function* with a code object and a name that no other has, for kernels that call `torch.compile` themselves.
+
+    Dynamo counts recompilations by code object, and remembers by file, line and name which sizes were seen to vary:
+    under one name, the width would be one.
+
+    Args:
+        function: What is compiled.
+        formula: What it computes; named in what the compiler says of it.
+    """
+    name = f"{formula.__name__}_{function.__name__}_{next(_serial)}"
+    return types.FunctionType(
+        function.__code__.replace(co_name=name), function.__globals__, name, closure=function.__closure__
+    )
 
 
 @functools.cache
