@@ -65,8 +65,10 @@ class Compiled:
             The result, its dimensions in the order in memory that those of *x* have, as an elementwise formula's are.
         """
         if recording(x, *others):
-            return keeping_order(functools.partial(_Differentiable.apply, self, constants), x, *others)
-        return keeping_order(functools.partial(self.forward, constants), x, *others)
+            compute = functools.partial(_Differentiable.apply, self, constants)
+        else:
+            compute = functools.partial(self.forward, constants)
+        return compute(x, *others) if x.is_contiguous() else keeping_order(compute, x, *others)
 
     def forward(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
         """Compute the formula and record nothing for a backward."""
@@ -183,14 +185,12 @@ def plain(*tensors: Tensor | None) -> bool:
     Tracers, functorch transforms, forward-mode differentiation and dispatch modes want to see the operations;
     subclasses (DTensor, fake tensors) bring operations of their own.
     """
-    return (
-        not torch.compiler.is_compiling()
-        and get_tracing_state() is None
-        and all(t is None or type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
-        and peek_interpreter_stack() is None
-        and not in_forward_mode()
-        and len_torch_dispatch_stack() == 0
-    )
+    if torch.compiler.is_compiling() or get_tracing_state() is not None:
+        return False
+    for t in tensors:
+        if t is not None and type(t) is not Tensor and type(t) is not torch.nn.Parameter:
+            return False
+    return peek_interpreter_stack() is None and not in_forward_mode() and len_torch_dispatch_stack() == 0
 
 
 def _rows(tensor: Tensor) -> Tensor:
