@@ -1,8 +1,9 @@
 """A function as a program that Inductor compiles when it is first called.
 
 Dynamo is not asked: what is compiled here is plain operations on plain tensors, which `make_fx` records as they run.
-At each call Dynamo would compare the state of the process and walk through its own Python. In a model, whose matmuls
-have emptied the caches, that took 120 µs where the program itself takes 5 (two x86 cores).
+At each call Dynamo would compare the state of the process and walk through its own Python. Between the matmuls of an
+MLP, which empty the caches, ``silu(gate) * up`` of 64 rows of 3072 took 196 µs by `torch.compile` and 56 µs by what it
+had compiled (bfloat16, two x86 cores).
 """
 
 from __future__ import annotations
