@@ -35,6 +35,7 @@ NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu", "--ignore=tests/kernel
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 QUANTISERS = ("torchao", "bitsandbytes")
 FOR_LLAMA_FACTORY = ("omegaconf", "torchdata")  # what its new trainer imports, beside what is here anyhow
+FOR_MS_SWIFT = ("modelscope", "json_repair", "einops", "aiohttp", "pillow")  # the same of its SFT
 FOR_SURVEY = ("pytest", "scipy")  # what some models import
 WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # each holds a torch of its own
 SLOWEST = ("--durations", "15", "--durations-min", "5")  # where the next minute of a run is to be saved
@@ -97,10 +98,11 @@ def oldest(session: nox.Session) -> None:
 @nox.session(default=False)
 def stacks(session: nox.Session) -> None:
     """Train in what is put around models, also in trainers that nothing here requires."""
-    install(session, *FOR_TESTS, "peft", "trl", "lightning", "deepspeed", *QUANTISERS, *FOR_LLAMA_FACTORY)
-    if session_python(session) >= (3, 11):
-        # Its metadata admit only older releases of transformers, accelerate, PEFT and TRL.
-        session.install("-c", "constraints.txt", "--no-deps", "llamafactory")
+    others = ("peft", "trl", "lightning", "deepspeed", *QUANTISERS)
+    install(session, *FOR_TESTS, *others, *FOR_LLAMA_FACTORY, *FOR_MS_SWIFT)
+    # Their metadata admit only older releases of transformers, PEFT and TRL.
+    factory = ("llamafactory",) if session_python(session) >= (3, 11) else ()
+    session.install("-c", "constraints.txt", "--no-deps", "ms-swift", *factory)
     test(session, "tests/stacks")
 
 

@@ -68,6 +68,7 @@ BESIDES = (
     "lightning",
     "deepspeed",
     "llamafactory",
+    "ms-swift",
     "torchao",
     "bitsandbytes",
     "liger-kernel",
@@ -117,7 +118,12 @@ def test_the_ranges_are_those_of_the_metadata(package):
     assert found == {stated}
 
 
-BY_HAND = ("axolotl 0.19", "ms-swift 4.6, verl 0.9")
+BY_HAND = (
+    "… ms-swift with the plug-in, and with LoRA",
+    "LLaMA-Factory 0.9.5: `llamafactory-cli train`, its first trainer",
+    "axolotl 0.19: `axolotl train`",
+    "verl 0.9",
+)
 """The stacks whose rows say that no test shows them."""
 
 
