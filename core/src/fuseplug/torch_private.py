@@ -11,6 +11,7 @@ Dynamo nor Inductor, which take a second.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -311,7 +312,7 @@ def compiled_by_inductor(recording: Recording, settings: dict[str, Any] | None) 
         return made
 
     # What this cache gives comes with its wrapper. Inductor has a cache of its own.
-    with functorch.patch(enable_autograd_cache=False):
+    with functorch.patch(enable_autograd_cache=False), _counting_for_inductor():
         wrapped: Any = compile_fx(
             recording.graph, [*recording.stand_ins], inner_compile=inner_compile, config_patches=settings
         )
@@ -319,6 +320,13 @@ def compiled_by_inductor(recording: Recording, settings: dict[str, Any] | None) 
         return cast("Callable[..., Sequence[Tensor]]", wrapped)
     (run,) = compiled
     return lambda *tensors: run([*tensors])
+
+
+def _counting_for_inductor() -> contextlib.AbstractContextManager[object]:
+    """What Inductor's cache of torch 2.7 counts in, and raises without; later ones do not count then."""
+    from torch._dynamo.utils import CompileEventLogger, get_metrics_context
+
+    return contextlib.nullcontext() if hasattr(CompileEventLogger, "try_") else get_metrics_context()
 
 
 def widest_vectors_work() -> bool:
