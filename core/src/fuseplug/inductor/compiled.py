@@ -68,7 +68,7 @@ class Compiled:
             compute = functools.partial(_Differentiable.apply, self, constants)
         else:
             compute = functools.partial(self.forward, constants)
-        return compute(x, *others) if x.is_contiguous() else keeping_order(compute, x, *others)
+        return keeping_order(compute, x, *others)
 
     def forward(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
         """Compute the formula and record nothing for a backward."""

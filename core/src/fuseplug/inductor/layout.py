@@ -18,7 +18,7 @@ def keeping_order(compute: Callable[..., Tensor], x: Tensor, *others: Tensor | N
         x: Of any layout.
         others: Of the rank of *x*, or of another one where all rows share them.
     """
-    order = _order_in_memory(x)
+    order = None if x.is_contiguous() else _order_in_memory(x)
     if order is None:
         return compute(x, *others)
     last = x.dim() - 1
@@ -30,8 +30,6 @@ def keeping_order(compute: Callable[..., Tensor], x: Tensor, *others: Tensor | N
 
 def _order_in_memory(x: Tensor) -> list[int] | None:
     """The dimensions of *x*, the outermost in memory first; ``None`` where that is the order they have."""
-    if x.is_contiguous():
-        return None
     steps: list[int] = []
     for size, step in zip(x.shape, x.stride(), strict=True):
         if size > 1 and step == 0:

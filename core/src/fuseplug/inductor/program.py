@@ -42,11 +42,7 @@ class Program:
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Compute *function* and record nothing for a backward."""
         threads = torch.get_num_threads()
-        for made in self._made:
-            if made.threads == threads and made.covers(*tensors):
-                break
-        else:
-            made = self._make(tensors, threads)
+        made = self._covering(tensors, threads) or self._make(tensors, threads)
         device_type = tensors[0].device.type
         if not torch.is_autocast_enabled(device_type):
             return made.run(*tensors)
@@ -58,15 +54,20 @@ class Program:
         """How often *function* was compiled."""
         return len(self._made)
 
+    def _covering(self, tensors: Sequence[Tensor], threads: int) -> _Made | None:
+        for made in self._made:
+            if made.threads == threads and made.covers(*tensors):
+                return made
+        return None
+
     def _make(self, tensors: Sequence[Tensor], threads: int) -> _Made:
         with _compiling:
-            for made in self._made:
-                if made.threads == threads and made.covers(*tensors):
-                    return made
-            # A new thread has no modes, no hooks and no autocast, whatever the caller has.
-            with ThreadPoolExecutor(1) as elsewhere:
-                made = elsewhere.submit(_make, self.function, self.varying, tensors, threads).result()
-            self._made = [*self._made, made]
+            made = self._covering(tensors, threads)  # another thread may have been first
+            if made is None:
+                # A new thread has no modes, no hooks and no autocast, whatever the caller has.
+                with ThreadPoolExecutor(1) as elsewhere:
+                    made = elsewhere.submit(_make, self.function, self.varying, tensors, threads).result()
+                self._made = [*self._made, made]
         return made
 
 

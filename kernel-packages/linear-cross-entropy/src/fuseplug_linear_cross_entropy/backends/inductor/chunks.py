@@ -79,7 +79,7 @@ def _sweep(
     of_hidden = torch.empty_like(hidden) if needs.hidden else None
     of_bias = weight.new_zeros(len(weight), dtype=torch.float32) if needs.bias else None
     found: list[Values] = []
-    # The programs get tensors made in here: those made in inference mode would be compiled for again.
+    # In inference mode, too, what is made in here is an ordinary tensor.
     with torch.inference_mode(mode=False), standard_state("cpu"):
         factors, columns = factors_of(head.steps), head.labels.clone()
         blocks = _blocks(len(hidden), len(weight) * hidden.element_size(), needs)
