@@ -84,7 +84,7 @@ def sharded(wrap):
     distributed.init_process_group("gloo")
     model = build()
     wrapped = wrap(model)
-    return model, loop(wrapped, wrapped.parameters())  # what wraps goes before its process group, or may wait for ever
+    return model, loop(wrapped, wrapped.parameters())  # what wraps goes first, as in `launched`
 
 
 def fsdp2(model):
@@ -127,9 +127,12 @@ def launched():
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    kind = type(next(prepared.parameters())).__name__
+    wrapped, parameter = type(prepared).__name__, type(next(prepared.parameters())).__name__
+    # What wraps goes before its process group. The last to hold the group waits for gloo's threads. DDP keeps the GIL
+    # meanwhile, which such a thread may want (pytorch#56297): both wait for ever.
+    prepared, optimizer = accelerator.free_memory(prepared, optimizer)
     accelerator.end_training()
-    return {**told(model, losses), "wrapped": type(prepared).__name__, "parameter": kind}
+    return {**told(model, losses), "wrapped": wrapped, "parameter": parameter}
 
 
 WAYS = {
