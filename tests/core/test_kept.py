@@ -14,8 +14,9 @@ import torch
 from support.managers import manager_of
 from support.models import Norm
 
-from fuseplug import kept
+from fuseplug import kept, planning
 from fuseplug.cli import main
+from fuseplug.inductor.kernel import cpp_compiler
 from fuseplug.kept import Kept, folder
 from fuseplug.measuring import timing
 from fuseplug.verification import evidence
@@ -108,6 +109,16 @@ class TestWhatIsKept:
     def test_unless_the_user_insists(self, checked):
         _, calls = checked()
         assert checked(verify="always") == ("passed", calls)
+
+    @pytest.mark.skipif(cpp_compiler(os.environ) is None, reason="Inductor needs a C++ compiler")
+    def test_where_compilers_run_side_by_side_it_is_not_run_for_them_either(self, checked, written, monkeypatch):
+        monkeypatch.setattr(planning, "inductor_threads", lambda: 2)
+        compiling = PACKAGE.replace("class Counting(", "class Counting(InductorKernel, ")
+        written("__init__.py", "from fuseplug.inductor import InductorKernel\n" + compiling)
+        said, calls = checked()
+        assert said == "passed"
+        assert calls > 5
+        assert checked() == ("passed before", 0)
 
     def test_what_was_found_is_what_guards_the_calls(self, written, cache):
         kernel = importlib.import_module("kept_kernel").Counting

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+from concurrent.futures import Executor, Future
 
 import pytest
 import torch
@@ -333,10 +335,47 @@ def test_a_size_that_varies_is_no_number():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_inductor_compiles_what_was_recorded():
     found = private.recorded(lambda x: [x * 2, x + 1], [torch.ones(4, 3)], [(0,)])
-    run = private.compiled_by_inductor(found, None)
+    run, wait = private.compiled_by_inductor(found, None)
+    wait()
     for rows in (4, 7):
         x = torch.randn(rows, 3)
         assert_close([*run(x)], [x * 2, x + 1])
+
+
+class Held(Executor):
+    """Does what it is given when it is told to; or what it does fails."""
+
+    def __init__(self):
+        self.held = []
+
+    def submit(self, function, /, *args):
+        self.held.append((Future(), functools.partial(function, *args)))
+        return self.held[-1][0]
+
+    def release(self):
+        for future, function in self.held:
+            future.set_result(function())
+
+    def fail(self):
+        for future, _ in self.held:
+            future.set_exception(OSError("planted"))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+@pytest.mark.parametrize("end", ["release", "fail"])
+def test_what_is_built_elsewhere_is_waited_for(end):
+    from torch._inductor.async_compile import AsyncCompile
+
+    builders, own = Held(), AsyncCompile.cpp_pybinding
+    factor = 3 if end == "release" else 5  # Inductor keeps what it has built in this process
+    found = private.recorded(lambda x: [x * factor], [torch.ones(4, 3)], [(0,)])
+    run, wait = private.compiled_by_inductor(found, None, builders)
+    assert len(builders.held) == 1
+    assert AsyncCompile.cpp_pybinding is own
+    getattr(builders, end)()
+    wait()
+    x = torch.randn(7, 3)
+    assert_close([*run(x)], [x * factor])
 
 
 @of("import_dynamo", "DYNAMO_SETTINGS", "INDUCTOR_SETTINGS")
@@ -414,43 +453,40 @@ def test_the_store_is_that_with_which_the_ranks_met():
         torch.distributed.destroy_process_group()
 
 
-@of("widest_vectors_work")
-def test_the_widest_vectors_stand_for_all(monkeypatch):
-    from torch._inductor import config, cpu_vec_isa
-
-    flags = cpu_vec_isa.x86_isa_checker()
-    sets = [isa for isa in cpu_vec_isa.supported_vec_isa_list if {*str(isa).split()} <= {*flags}]
-    checked = cpu_vec_isa.valid_vec_isa_list()
-    assert private.widest_vectors_work() == (len(sets) > 1 and checked[:1] == sets[:1])
-    if private.widest_vectors_work():
-        assert checked == sets
-    with config.patch({"cpp.vec_isa_ok": True}):
-        assert not private.widest_vectors_work()
-    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", lambda self, code: False)
-    assert not private.widest_vectors_work()
-
-
-PER_CALL = ("get_tracing_state", "are_functorch_transforms_active", "len_torch_function_stack")
-
-
-@pytest.mark.parametrize("name", PER_CALL)
-def test_dynamo_traces_through_what_is_asked_at_each_call(name):
-    ask = getattr(private, name)
-
-    def function(x):
-        if torch.compiler.is_compiling() and not ask():
-            return x + 1
-        return x - 1
-
-    compiled, shapes = _compiled(function)
-    assert torch.equal(compiled(X), X + 1)
-    assert len(shapes) == 1
+@of("vectors_unchecked", "forget_vectors")
+def test_vector_instructions_are_taken_on_trust_and_then_checked(fresh_python):
+    code = """
+from torch._inductor import config, cpu_vec_isa
+from fuseplug import torch_private as private
+built = []
+cpu_vec_isa.VecISA.check_build = lambda self, code: built.append(code) is not None
+settings = private.vectors_unchecked()
+with config.patch(settings):
+    assert private.vectors_unchecked() is None
+    trusted = cpu_vec_isa.valid_vec_isa_list()
+assert cpu_vec_isa.VecISA._avx_code not in built
+assert cpu_vec_isa.valid_vec_isa_list() == trusted
+private.forget_vectors()
+assert cpu_vec_isa.valid_vec_isa_list() == []
+assert (cpu_vec_isa.VecISA._avx_code in built) == bool(trusted)
+"""
+    done = fresh_python(code)
+    assert done.returncode == 0, done.stderr
 
 
-ALIASES = sorted(name for name in private.__all__ if type(getattr(private, name)) is type(len))
-
-
-@pytest.mark.parametrize("name", ALIASES)
-def test_what_is_asked_at_each_call_is_torchs_own(name):
-    function = getattr(private, name)
-    assert function in (getattr(torch._C, f"_{name}", None), getattr(torch._C._functorch, name, None))
+@of("inductor_threads")
+@pytest.mark.parametrize("said", [None, "3"])
+def test_as_many_compilers_as_inductor_would_run(fresh_python, monkeypatch, said):
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    code = """
+import sys
+from fuseplug.torch_private import inductor_threads
+guessed = inductor_threads()
+assert "torch._inductor" not in sys.modules
+from torch._inductor import async_compile, config
+assert guessed == inductor_threads() == async_compile.get_compile_threads()
+config.compile_threads = 7
+assert inductor_threads() == 7
+"""
+    done = fresh_python(code, **({} if said is None else {"TORCHINDUCTOR_COMPILE_THREADS": said}))
+    assert done.returncode == 0, done.stderr

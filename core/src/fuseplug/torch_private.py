@@ -12,9 +12,15 @@ Dynamo nor Inductor, which take a second.
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import functools
+import os
 import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,12 +51,14 @@ __all__ = [
     "compiled_by_inductor",
     "default_store",
     "disable_current_modes",
+    "forget_vectors",
     "get_printoptions",
     "get_tracing_state",
     "get_unwrapped",
     "has_onednn_linear",
     "import_dynamo",
     "in_forward_mode",
+    "inductor_threads",
     "is_batchedtensor",
     "is_functorch_wrapped_tensor",
     "is_fwd_grad_enabled",
@@ -70,7 +78,7 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
     "unsafe_view",
-    "widest_vectors_work",
+    "vectors_unchecked",
     "without_memory",
 ]
 
@@ -294,11 +302,31 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
     return found
 
 
-def compiled_by_inductor(recording: Recording, settings: dict[str, Any] | None) -> Callable[..., Sequence[Tensor]]:
+def inductor_threads() -> int:
+    """How many compilers Inductor would run at once. Importing Inductor to ask it takes two seconds."""
+    config = sys.modules.get("torch._inductor.config")
+    if config is not None and config.compile_threads is not None:
+        return int(config.compile_threads)
+    if (said := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")).isdecimal():
+        return int(said)
+    return 1 if sys.platform == "win32" else min(32, torch._utils.cpu_count() or 1)
+
+
+def compiled_by_inductor(
+    recording: Recording, settings: dict[str, Any] | None, builders: Executor | None = None
+) -> tuple[Callable[..., Sequence[Tensor]], Callable[[], None]]:
     """The graph of *recording* compiled by Inductor, with *settings* of its own; `torch.compile` would ask Dynamo.
 
     `torch._inductor.compile` is the same with a wrapper, which sees to results that share memory with others and to
     what is written to. Where there is nothing of that kind, it is left out: in a model it took 10 µs of each call.
+
+    Args:
+        recording: What is compiled.
+        settings: Changes to Inductor's configuration.
+        builders: What builds C++ meanwhile; ``None``: this waits for that.
+
+    Returns:
+        The compiled function, and what waits until it is built.
     """
     from torch._functorch import config as functorch
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -312,14 +340,67 @@ def compiled_by_inductor(recording: Recording, settings: dict[str, Any] | None) 
         return made
 
     # What this cache gives comes with its wrapper. Inductor has a cache of its own.
-    with functorch.patch(enable_autograd_cache=False), _counting_for_inductor():
+    with functorch.patch(enable_autograd_cache=False), _counting_for_inductor(), _built_by(builders) as built:
         wrapped: Any = compile_fx(
             recording.graph, [*recording.stand_ins], inner_compile=inner_compile, config_patches=settings
         )
+
+    def wait() -> None:
+        for each in built:
+            each.result()
+
     if not (recording.is_pure and compiled):
-        return cast("Callable[..., Sequence[Tensor]]", wrapped)
+        return wrapped, wait
     (run,) = compiled
-    return lambda *tensors: run([*tensors])
+    return lambda *tensors: run([*tensors]), wait
+
+
+class _Later:
+    """A kernel in C++ that is being built; whoever calls it waits for that."""
+
+    def __init__(self, build: Callable[[], Callable[..., Any]], builders: Executor) -> None:
+        self._build, self._future = build, builders.submit(contextvars.copy_context().run, build)
+        self._kernel: Callable[..., Any] | None = None
+
+    def result(self) -> Callable[..., Any]:
+        if self._kernel is None:
+            try:
+                self._kernel = self._future.result()
+            except Exception:  # noqa: BLE001 - it may have been given up, and Inductor keeps what holds this for other callers
+                self._kernel = self._build()
+        return self._kernel
+
+    def __call__(self, *args: Any) -> Any:
+        return self.result()(*args)
+
+
+@contextlib.contextmanager
+def _built_by(builders: Executor | None) -> Iterator[list[_Later]]:
+    """Inside, the C++ that Inductor wants built in this thread is built by *builders*, and nothing waits for it.
+
+    Inductor's own way to build side by side is within one program, for whose kernels it waits.
+    """
+    begun: list[_Later] = []
+    if builders is None:
+        yield begun
+        return
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    waiting, here = AsyncCompile.cpp_pybinding, threading.get_ident()
+
+    def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
+        if threading.get_ident() != here:
+            return waiting(self, argtypes, source_code)
+        build = functools.partial(CppPythonBindingsCodeCache.load_pybinding, argtypes, source_code)
+        begun.append(_Later(build, builders))
+        return begun[-1]
+
+    AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
+    try:
+        yield begun
+    finally:
+        AsyncCompile.cpp_pybinding = waiting  # type: ignore[method-assign]
 
 
 def _counting_for_inductor() -> contextlib.AbstractContextManager[object]:
@@ -329,18 +410,23 @@ def _counting_for_inductor() -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if hasattr(CompileEventLogger, "try_") else get_metrics_context()
 
 
-def widest_vectors_work() -> bool:
-    """Whether Inductor's own check of this CPU's widest vector instructions succeeds, where it would check several.
+def vectors_unchecked() -> dict[str, Any] | None:
+    """Settings with which Inductor takes it that this CPU's vector instructions work; ``None`` if its user has any.
 
-    It compiles and loads a small program. What it compiled lies in Inductor's cache, for which it takes it, too.
-    ``False`` where the user has told Inductor what to do, and where this torch has no such check.
+    Otherwise it compiles and loads small programs before its first, for each set of them: six on a CPU with AVX-512.
     """
-    from torch._inductor import config, cpu_vec_isa
+    from torch._inductor import config
 
-    try:
-        flags = cpu_vec_isa.x86_isa_checker()
-        sets = [isa for isa in cpu_vec_isa.supported_vec_isa_list if {*str(isa).split()} <= {*flags}]
-        asked = config.cpp.vec_isa_ok is None and len(sets) > 1
-        return asked and bool(sets[0].check_build(cpu_vec_isa.VecISA._avx_code))
-    except AttributeError:
-        return False
+    return {"cpp.vec_isa_ok": True} if config.cpp.vec_isa_ok is None else None
+
+
+def forget_vectors() -> None:
+    """Have Inductor check this CPU's vector instructions, whatever it took them for."""
+    from torch._inductor import cpu_vec_isa
+
+    cached = [cpu_vec_isa.valid_vec_isa_list]
+    for isa in cpu_vec_isa.supported_vec_isa_list:
+        cached += [each for kind in type(isa).__mro__ for each in vars(kind).values()]
+    for each in cached:
+        if callable(clear := getattr(each, "cache_clear", None)):
+            clear()

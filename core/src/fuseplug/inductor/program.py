@@ -8,21 +8,23 @@ had compiled (bfloat16, two x86 cores).
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 import types
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..torch_private import compiled_by_inductor, recorded, widest_vectors_work
+from ..torch_private import compiled_by_inductor, forget_vectors, recorded, vectors_unchecked
+from .rehearsal import rehearsing
 
 _compiling = threading.RLock()
 _serial = itertools.count(1)
+_doubted = threading.Event()
+"""Set once a program could not be built. Until then each stands for what Inductor would check before its first."""
 
 
 class Program:
@@ -38,37 +40,58 @@ class Program:
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], varying: Sequence[Sequence[int]]) -> None:
         self.function, self.varying = function, varying
         self._made: list[_Made] = []
+        self._begun: list[_Made] = []
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Compute *function* and record nothing for a backward."""
         threads = torch.get_num_threads()
-        made = self._covering(tensors, threads) or self._make(tensors, threads)
+        made = _covering(self._made, tensors, threads)
+        run = self._missing(tensors, threads) if made is None else made.run
         device_type = tensors[0].device.type
         if not torch.is_autocast_enabled(device_type):
-            return made.run(*tensors)
+            return run(*tensors)
         with torch.autocast(device_type, enabled=False):
-            return made.run(*tensors)
+            return run(*tensors)
 
     @property
     def compilations(self) -> int:
         """How often *function* was compiled."""
-        return len(self._made)
+        return len(self._made) + len(self._begun)
 
-    def _covering(self, tensors: Sequence[Tensor], threads: int) -> _Made | None:
-        for made in self._made:
-            if made.threads == threads and made.covers(*tensors):
-                return made
-        return None
-
-    def _make(self, tensors: Sequence[Tensor], threads: int) -> _Made:
+    def _missing(self, tensors: Sequence[Tensor], threads: int) -> Callable[..., Sequence[Tensor]]:
+        """What computes *function* for *tensors* now, where nothing that was made before does."""
+        builders = rehearsing()
+        begun = self._begin(tensors, threads, builders)
+        if builders is not None:
+            return torch.no_grad()(self.function)
+        try:
+            begun.wait()
+        except Exception:  # noqa: BLE001 - whatever a compiler's failure raises
+            self._drop(begun)
+            _doubt_vectors()
+            begun = self._begin(tensors, threads, None)
         with _compiling:
-            made = self._covering(tensors, threads)  # another thread may have been first
-            if made is None:
+            if self._drop(begun):  # another thread may have waited, too
+                self._made = [*self._made, begun]
+        return begun.run
+
+    def _begin(self, tensors: Sequence[Tensor], threads: int, builders: Executor | None) -> _Made:
+        with _compiling:
+            begun = _covering([*self._made, *self._begun], tensors, threads)  # another thread may have been first
+            if begun is None:
                 # A new thread has no modes, no hooks and no autocast, whatever the caller has.
                 with ThreadPoolExecutor(1) as elsewhere:
-                    made = elsewhere.submit(_make, self.function, self.varying, tensors, threads).result()
-                self._made = [*self._made, made]
-        return made
+                    begun = elsewhere.submit(_make, self.function, self.varying, tensors, threads, builders).result()
+                self._begun = [*self._begun, begun]
+        return begun
+
+    def _drop(self, begun: _Made) -> bool:
+        """Whether *begun* was among those that nobody has waited for. It is no more."""
+        with _compiling:
+            others = [each for each in self._begun if each is not begun]
+            was_there = len(others) < len(self._begun)
+            self._begun = others
+        return was_there
 
 
 class _Made(NamedTuple):
@@ -78,11 +101,20 @@ class _Made(NamedTuple):
         threads: How many it uses on a CPU.
         covers: Whether it is right for tensors of these sizes.
         run: The compiled function.
+        wait: Waits until *run* is built.
     """
 
     threads: int
     covers: Callable[..., bool]
     run: Callable[..., Sequence[Tensor]]
+    wait: Callable[[], None]
+
+
+def _covering(made: Sequence[_Made], tensors: Sequence[Tensor], threads: int) -> _Made | None:
+    for each in made:
+        if each.threads == threads and each.covers(*tensors):
+            return each
+    return None
 
 
 @torch.no_grad()
@@ -91,11 +123,30 @@ def _make(
     varying: Sequence[Sequence[int]],
     tensors: Sequence[Tensor],
     threads: int,
+    builders: Executor | None,
 ) -> _Made:
     recording = recorded(function, tensors, varying)
-    settings = _settings_on_cpu() if tensors[0].device.type == "cpu" else None
-    run = compiled_by_inductor(recording, settings)
-    return _Made(threads, recording.covers(), run)
+    try:
+        run, wait = compiled_by_inductor(recording, _settings(tensors[0].device.type), builders)
+    except Exception:
+        if not _doubt_vectors():
+            raise
+        recording = recorded(function, tensors, varying)
+        run, wait = compiled_by_inductor(recording, None)
+    return _Made(threads, recording.covers(), run, wait)
+
+
+def _settings(device_type: str) -> dict[str, Any] | None:
+    return vectors_unchecked() if device_type == "cpu" and not _doubted.is_set() else None
+
+
+def _doubt_vectors() -> bool:
+    """Have Inductor check this CPU's vector instructions from now on; ``False`` if it does so already."""
+    if _doubted.is_set():
+        return False
+    _doubted.set()
+    forget_vectors()
+    return True
 
 
 def named(function: Callable[..., Any], formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,13 +163,3 @@ def named(function: Callable[..., Any], formula: Callable[..., Any]) -> Callable
     return types.FunctionType(
         function.__code__.replace(co_name=name), function.__globals__, name, closure=function.__closure__
     )
-
-
-@functools.cache
-def _settings_on_cpu() -> dict[str, Any] | None:
-    """What Inductor is told about this CPU.
-
-    Before its first program Inductor compiles and loads small programs for each vector instruction set of the CPU: six
-    on one with AVX-512, which take 5 s. The sets contain each other, so the widest stands for all.
-    """
-    return {"cpp.vec_isa_ok": True} if widest_vectors_work() else None

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from ..discovery import KernelRecord, elsewhere
+from ..inductor.rehearsal import building, rehearsal
 from ..kept import NOWHERE, Kept, folder
 from ..measuring import Kinds
 from ..patching import Patch
 from ..report import Report
 from ..safe_access import attributes_of, class_name
+from ..torch_private import inductor_threads
 from ..walking import Place
 from .deciding import Ask, Decider, Decision
 from .explaining import explain
@@ -60,7 +62,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
     kinds = _kinds(model, rules)
     decider = Decider(rules, ask, kinds)
     decider.ask(places)
-    decisions = _decided(decider, places)
+    decisions = _side_by_side(decider, places) if rules.check else _decided(decider, places)
     if kinds is not None:
         begun = time.perf_counter()
         # Where a kernel turned out to be slower, the next may come, which then has to be measured in its turn.
@@ -88,9 +90,24 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
     return Plan(report, [patch for decision in decisions for patch in decision.patches], classes)
 
 
+def _side_by_side(decider: Decider, places: Sequence[Place]) -> list[Decision]:
+    """What was decided, where compilers may have run side by side for it."""
+    threads = inductor_threads()
+    if threads == 1 or not decider.compiles:
+        return _decided(decider, places)
+    with building(threads) as builders:
+        with showing(places, "compiling kernels", _named) as each, rehearsal(builders):
+            decider.rehearse(each)
+        return _decided(decider, places)
+
+
 def _decided(decider: Decider, places: Sequence[Place]) -> list[Decision]:
-    with showing(places, "checking kernels", lambda place: place.paths[0] or "the model") as each:
+    with showing(places, "checking kernels", _named) as each:
         return [decision for place in each for decision in decider.decide(place)]
+
+
+def _named(place: Place) -> str:
+    return place.paths[0] or "the model"
 
 
 def _kinds(model: nn.Module, rules: Rules) -> Kinds | None:

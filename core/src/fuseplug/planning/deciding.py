@@ -16,6 +16,7 @@ from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
 from ..gains import EVERY_SIZE, TIMED, Gains, gains_of, measured
 from ..hookspecs import BaseKernel, resolve
+from ..inductor import InductorKernel
 from ..kept import NOWHERE, Kept, folder
 from ..measuring import Kind, Kinds
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
@@ -69,6 +70,7 @@ class Decider:
         self._by_id = {record.kernel_id: record for record in rules.records}
         kept = NOWHERE if rules.check == "always" else Kept("checks", folder())
         self._verifier = Verifier(kept, rules.mode if rules.exact else None)
+        self._rehearsing = False
         self._places: dict[str, Place] = {}
         self._taken: dict[tuple[int, str], str] = {}
         self._covered: dict[str, str] = {}
@@ -82,6 +84,24 @@ class Decider:
         """Forget what was decided, but nothing that was found out."""
         self._taken.clear()
         self._covered.clear()
+
+    def rehearse(self, places: Iterable[Place]) -> None:
+        """Decide *places* as if every kernel were right, and call those that compile in place of checking them."""
+        self._rehearsing = True
+        try:
+            for place in places:
+                self.decide(place)
+        finally:
+            self._rehearsing = False
+            self.again()
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a C++ compiler builds what one of the kernels runs."""
+        device_types = {place.device_type for place in self._places.values()}
+        return any(
+            _compiles(kernel_of(record), each) for each in device_types for record in self._rules.taking_part(each)
+        )
 
     def decide(self, place: Place) -> list[Decision]:
         """The answers for *place*. An error while deciding is an answer, too; then nothing of the place is replaced."""
@@ -264,6 +284,8 @@ class Decider:
         if isinstance(verdict, Rejection):
             return verdict
         semantics, ran, check = verdict
+        if self._rehearsing:
+            return Decision(_blank(place))
         kernel, gains = kernel_of(record), self._gains(record, semantics, place, proposal)
         if isinstance(gains, Rejection):
             return gains
@@ -348,12 +370,22 @@ class Decider:
             )
         if place.device is None:
             return semantics, Ran(semantics.accepts.dtypes), "pending"
+        checked = self._checked(record, proposal, semantics, subject, place.device)
+        return checked if isinstance(checked, Rejection) else (semantics, *checked)
+
+    def _checked(
+        self, record: KernelRecord, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
+    ) -> tuple[Ran, CheckStatus] | Rejection:
+        """What the kernel of *record* was found to compute on *device*, as far as that is asked."""
+        question = (kernel_of(record), proposal, semantics, subject, device)
         if not self._rules.check:
-            return semantics, Ran(semantics.accepts.dtypes), "skipped"
-        ran = self._verifier.kernel_check(kernel, proposal, semantics, subject, place.device)
-        if isinstance(ran, Rejection):
-            return ran
-        return semantics, ran, "passed before" if ran.before else "passed"
+            return Ran(semantics.accepts.dtypes), "skipped"
+        if self._rehearsing:
+            if _compiles(kernel_of(record), device.type):
+                self._verifier.rehearse(*question)
+            return Ran(semantics.accepts.dtypes), "pending"
+        ran = self._verifier.kernel_check(*question)
+        return ran if isinstance(ran, Rejection) else (ran, "passed before" if ran.before else "passed")
 
     @property
     def compile_seconds(self) -> float:
@@ -375,6 +407,11 @@ class Decider:
         if key not in self._unavailable:
             self._unavailable[key] = kernel_of(record).lacks(device_type)
         return self._unavailable[key]
+
+
+def _compiles(kernel: BaseKernel, device_type: str) -> bool:
+    """Whether a C++ compiler builds what *kernel* runs there."""
+    return isinstance(kernel, InductorKernel) and device_type == "cpu"
 
 
 def _measured(kind: Kind, declared: Gains) -> Gains | Rejection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -96,6 +97,16 @@ class KernelCheck:
         """The hash of all that the result depends on; ``""`` if it has none."""
         semantics = self._semantics
         return key_of(self._kernel, self._proposal, semantics.adapter, semantics.evidence, self._device, self._exact)
+
+    def rehearse(self) -> None:
+        """Call the kernel as `ran` will, as far as its programs depend on that, whatever comes of it."""
+        with contextlib.suppress(Exception):
+            fused = self._semantics.adapter.standing_for(self._subject.original, self._kernel.load())
+            calls = [(mix, False) for mix in (self._proposal.mixes[0], *self._proposal.likely)]
+            for mix, autocast in (*calls, (self._proposal.mixes[0], True)):
+                for size in self._kernel.check_sizes:
+                    with contextlib.suppress(Exception):
+                        self._run(fused, example_of(self._proposal, mix, size), autocast=autocast)
 
     def ran(self) -> Ran | Rejection:
         """The conditions in which the kernel is right; or why it is rejected."""

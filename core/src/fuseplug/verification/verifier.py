@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ class Verifier:
         exact: As `KernelCheck` takes it.
 
     Attributes:
-        compile_seconds: By how much the first runs of kernels were slower than their second runs.
+        compile_seconds: What rehearsals took, and by how much the first runs of kernels were slower than their second.
     """
 
     def __init__(self, kept: Kept = NOWHERE, exact: Mode | None = None) -> None:
@@ -39,6 +40,7 @@ class Verifier:
         self._exact: Mode | None = exact
         self._semantics: dict[Hashable, Semantics | Rejection] = {}
         self._checks: dict[Hashable, Ran | Rejection] = {}
+        self._rehearsed: set[Hashable] = set()
         self.compile_seconds = 0.0
 
     def semantics(self, kernel: BaseKernel, proposal: Proposal, subject: Subject) -> Semantics | Rejection:
@@ -53,18 +55,38 @@ class Verifier:
                 self._semantics[key] = _find_semantics(kernel, proposal, subject)
         return self._semantics[key]
 
+    def rehearse(
+        self, kernel: BaseKernel, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
+    ) -> None:
+        """Call the kernel as `kernel_check` will, unless the result is known."""
+        key, check = self._check(kernel, proposal, semantics, subject, device)
+        if key not in self._checks and key not in self._rehearsed:
+            self._rehearsed.add(key)
+            with neutral(device.type):
+                _, before = self._before(check)
+                if before is not None:
+                    self._checks[key] = before
+                else:
+                    start = time.perf_counter()
+                    check.rehearse()
+                    self.compile_seconds += time.perf_counter() - start
+
     def kernel_check(
         self, kernel: BaseKernel, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
     ) -> Ran | Rejection:
         """Run the kernel on *device* against the original there and the reference in float64; say what is wrong."""
-        subject = replace(subject, lazy=proposal.lazy)
-        key = (kernel.kernel_id, device, semantics.adapter, *_question(proposal, subject))
+        key, check = self._check(kernel, proposal, semantics, subject, device)
         if key not in self._checks:
             with neutral(device.type):
-                self._checks[key] = self._checked(
-                    KernelCheck(kernel, proposal, semantics, subject, device, self._exact)
-                )
+                self._checks[key] = self._checked(check)
         return self._checks[key]
+
+    def _check(
+        self, kernel: BaseKernel, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
+    ) -> tuple[Hashable, KernelCheck]:
+        subject = replace(subject, lazy=proposal.lazy)
+        key = (kernel.kernel_id, device, semantics.adapter, *_question(proposal, subject))
+        return key, KernelCheck(kernel, proposal, semantics, subject, device, self._exact)
 
     def key(
         self, kernel: BaseKernel, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
@@ -74,9 +96,14 @@ class Verifier:
             subject = replace(subject, lazy=proposal.lazy)
             return KernelCheck(kernel, proposal, semantics, subject, device, self._exact).key()
 
-    def _checked(self, check: KernelCheck) -> Ran | Rejection:
+    def _before(self, check: KernelCheck) -> tuple[str, Ran | None]:
+        """What the result is kept under, if it can be, and what was kept."""
         key = check.key() if self._kept else ""
-        if key and (before := Ran.kept(self._kept.get(key))) is not None:
+        return key, Ran.kept(self._kept.get(key)) if key else None
+
+    def _checked(self, check: KernelCheck) -> Ran | Rejection:
+        key, before = self._before(check)
+        if before is not None:
             return before
         found = check.ran()
         self.compile_seconds += check.compile_seconds

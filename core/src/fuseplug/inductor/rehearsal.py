@@ -1,0 +1,39 @@
+"""A rehearsal: kernels are called for their programs alone, which are then built side by side.
+
+A C++ compiler needs a second or more for a program, and verification waits for one before it comes to the next. In a
+rehearsal nothing waits: programs begin to be built, and their functions are run instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextvars import ContextVar
+
+_builders: ContextVar[Executor | None] = ContextVar("fuseplug_builders", default=None)
+
+
+@contextlib.contextmanager
+def building(threads: int) -> Iterator[Executor]:
+    """What builds programs, with so many *threads*. In the end, what nobody has waited for is given up."""
+    builders = ThreadPoolExecutor(threads, thread_name_prefix="fuseplug-build")
+    try:
+        yield builders
+    finally:
+        builders.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def rehearsal(builders: Executor) -> Iterator[None]:
+    """Inside, in this thread, a program that is called and not there yet begins to be built by *builders*."""
+    before = _builders.set(builders)
+    try:
+        yield
+    finally:
+        _builders.reset(before)
+
+
+def rehearsing() -> Executor | None:
+    """What builds programs, if this is a rehearsal."""
+    return _builders.get()

@@ -1,0 +1,179 @@
+"""What a plan needs compiled is built side by side, and changes nothing that it finds."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Executor, Future
+
+import pytest
+import torch
+from support.kernels import NormKernel, norm_reference, ran, variant_of
+from support.managers import manager_of
+from support.models import Norm, tiny_llama
+
+from fuseplug import planning
+from fuseplug.inductor import Compiled, InductorKernel, Program
+from fuseplug.inductor.rehearsal import building, rehearsal
+
+pytestmark = pytest.mark.skipif(
+    InductorKernel.unavailable(InductorKernel, "cpu") is not None, reason="Inductor needs a C++ compiler"
+)
+_norm = Compiled(norm_reference)
+
+
+def compiled_norm(x, weight, eps, offset=None, cast_last=False):
+    ran["compiled"] += 1
+    return _norm((eps, offset, cast_last), x, weight)
+
+
+def wrong_norm(x, weight, eps, offset=None, cast_last=False):
+    return 2 * compiled_norm(x, weight, eps, offset, cast_last)
+
+
+class InductorNorm(InductorKernel, NormKernel):
+    kernel_id = "inductor_norm"
+    function = f"{__name__}:compiled_norm"
+    mixes = ((torch.float32, torch.float32),)
+
+
+class Promised(Executor):
+    """Promises, and does nothing until it is told to."""
+
+    def __init__(self):
+        self.promised = []
+
+    def submit(self, function, /, *args):
+        self.promised.append((Future(), function, args))
+        return self.promised[-1][0]
+
+    def keep(self):
+        for future, function, args in self.promised:
+            future.set_result(function(*args))
+
+
+def tripled(x):
+    return (x * 3 + 1,)
+
+
+def some(rows):
+    return torch.randn(rows, 8, generator=torch.Generator().manual_seed(rows))
+
+
+def test_in_a_rehearsal_nobody_waits_and_results_are_right():
+    program, builders = Program(tripled, [(0,)]), Promised()
+    with rehearsal(builders):
+        for rows in (4, 9):
+            torch.testing.assert_close(program(some(rows))[0], tripled(some(rows))[0], rtol=0, atol=0)
+    assert len(builders.promised) == program.compilations == 1
+
+    done = threading.Event()
+    waiting = threading.Thread(target=lambda: program(some(5)) and done.set(), daemon=True)
+    waiting.start()
+    assert not done.wait(0.3), "what is not built was not waited for"
+    builders.keep()
+    assert done.wait(60)
+    torch.testing.assert_close(program(some(6))[0], tripled(some(6))[0])
+    assert program.compilations == 1
+
+
+def test_what_was_given_up_is_built_when_it_is_called():
+    program = Program(lambda x: (x * 5 - 2,), [(0,)])
+    with building(1) as builders:
+        stop = threading.Event()
+        builders.submit(stop.wait)
+        with rehearsal(builders):
+            program(some(4))
+    stop.set()
+    torch.testing.assert_close(program(some(4))[0], some(4) * 5 - 2)
+    assert program.compilations == 1
+
+
+def test_what_cannot_be_built_raises_when_it_is_called(monkeypatch):
+    def broken(*_, **__):
+        raise OSError("planted")
+
+    doubted = threading.Event()
+    monkeypatch.setattr("fuseplug.inductor.program._doubted", doubted)
+    monkeypatch.setattr("torch._inductor.codecache.CppPythonBindingsCodeCache.load_pybinding_async", broken)
+    program = Program(lambda x: (x * 7 - 3,), [(0,)])
+    with building(1) as builders, rehearsal(builders):
+        program(some(4))
+    with pytest.raises(Exception, match="planted"):
+        program(some(4))
+    assert doubted.is_set()
+
+
+def test_what_failed_for_once_is_built_again():
+    class Failing(Promised):
+        def submit(self, function, /, *args):
+            future = super().submit(function, *args)
+            future.set_exception(OSError("planted"))
+            return future
+
+    program = Program(lambda x: (x * 11 - 4,), [(0,)])
+    with rehearsal(Failing()):
+        program(some(4))
+    torch.testing.assert_close(program(some(4))[0], some(4) * 11 - 4)
+    assert program.compilations == 1
+
+
+def test_what_is_recorded_wrongly_raises_in_a_rehearsal_too():
+    program = Program(lambda x: (x.view(len(x), 4, 2),), [(0,)])
+    with rehearsal(Promised()), pytest.raises(TypeError, match="was taken for the number 4"):
+        program(some(4))
+
+
+@pytest.fixture
+def side_by_side(monkeypatch):
+    """Let so many compilers run; say how many were asked for."""
+    asked = []
+
+    def let(threads):
+        def counted(number):
+            asked.append(number)
+            return building(number)
+
+        monkeypatch.setattr(planning, "inductor_threads", lambda: threads)
+        monkeypatch.setattr(planning, "building", counted)
+        return asked
+
+    return let
+
+
+def described(report):
+    return [
+        (entry.paths, str(entry.target), entry.kernel_id, entry.check, entry.rejections) for entry in report.entries
+    ]
+
+
+def test_a_plan_is_the_same_with_and_without(side_by_side):
+    manager = manager_of(InductorNorm, NormKernel)
+    asked = side_by_side(1)
+    one_by_one = manager.plan(tiny_llama()).report
+    assert asked == []
+    side_by_side(2)
+    both = manager.plan(tiny_llama(), verify="always").report
+    assert asked == [2]
+    assert described(both) == described(one_by_one)
+    assert {entry.kernel_id for entry in both.fused} == {"inductor_norm"}
+    assert not [each for each in threading.enumerate() if each.name.startswith("fuseplug-build") and not each.daemon]
+
+
+def test_a_kernel_that_is_wrong_is_found_out_and_the_next_one_comes(side_by_side):
+    side_by_side(2)
+    wrong = variant_of(InductorNorm, function=f"{__name__}:wrong_norm")
+    (entry,) = manager_of(wrong, NormKernel).plan(Norm()).report.entries
+    assert (entry.kernel_id, entry.check) == ("toy_norm", "passed")
+    ((kernel_id, why),) = entry.rejections
+    assert kernel_id == wrong.kernel_id
+    assert "its numbers are wrong" in why.reason
+
+
+def test_kernels_that_do_not_compile_are_called_no_more_often(side_by_side):
+    calls = []
+    for threads in (1, 2):
+        side_by_side(threads)
+        ran.clear()
+        manager_of(InductorNorm, variant_of(NormKernel, priority=1)).plan(Norm(), verify="always")
+        calls.append(ran["norm"])
+    assert calls[0] == calls[1] > 0
