@@ -20,7 +20,11 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "fuseplug"
 KERNELS = ROOT / "kernel-packages"
 SOURCES = [CORE.parent, *sorted(KERNELS.glob("*/src")), *sorted((ROOT / "tests").glob("*/src"))]
-TORCH_PRIVATE = ("fuseplug/torch_private.py", "fuseplug_host_npu/torch_private.py")
+TORCH_PRIVATE = (
+    "fuseplug/torch_private/__init__.py",
+    "fuseplug/torch_private/inductor.py",
+    "fuseplug_host_npu/torch_private.py",
+)
 """The modules that may name what is private in torch. The NPU in host memory may import no other, so it has its own."""
 
 # Lowest first; names on one line do not import each other.

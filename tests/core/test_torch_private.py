@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 
 from fuseplug import torch_private as private
+from fuseplug.torch_private import inductor
 
 X = torch.arange(1.0, 7.0).view(2, 3)
 TRANSFORMS = {
@@ -70,7 +71,7 @@ def test_what_is_traced_away_runs_while_tracing_and_leaves_nothing():
 
 
 def test_every_member_is_tested():
-    assert set(private.__all__) == TESTED
+    assert {*private.__all__, *inductor.__all__} == TESTED
 
 
 @of("get_tracing_state")
@@ -309,7 +310,7 @@ def test_what_is_recorded_covers_what_it_says():
         return [x * table + torch.arange(x.shape[0], device=x.device)[:, None]] if x.shape[0] > 3 else [x]
 
     given = torch.ones(5, 3), torch.ones(5, 3)
-    found = private.recorded(function, given, [(0,), (0,)])
+    found = inductor.recorded(function, given, [(0,), (0,)])
     for rows in (4, 5, 9):
         x, table = torch.randn(rows, 3), torch.randn(rows, 3)
         assert found.covers()(x, table)
@@ -321,21 +322,21 @@ def test_what_is_recorded_covers_what_it_says():
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_none_and_one_are_numbers(rows):
-    found = private.recorded(lambda x: [x + 1], [torch.ones(rows, 3)], [(0,)])
+    found = inductor.recorded(lambda x: [x + 1], [torch.ones(rows, 3)], [(0,)])
     assert found.numbers() == [(0, 0, rows)]
     assert [found.covers()(torch.ones(size, 3)) for size in range(3)] == [rows == size for size in range(3)]
 
 
 def test_a_size_that_varies_is_no_number():
     with pytest.raises(TypeError, match=r"dimension 0 of tensor 0 varies, but was taken for the number 4: use x.shape"):
-        private.recorded(lambda x: [x.view(len(x), 3, 1)], [torch.ones(4, 3)], [(0,)])
+        inductor.recorded(lambda x: [x.view(len(x), 3, 1)], [torch.ones(4, 3)], [(0,)])
 
 
 @of("compiled_by_inductor")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_inductor_compiles_what_was_recorded():
-    found = private.recorded(lambda x: [x * 2, x + 1], [torch.ones(4, 3)], [(0,)])
-    run, wait = private.compiled_by_inductor(found, None)
+    found = inductor.recorded(lambda x: [x * 2, x + 1], [torch.ones(4, 3)], [(0,)])
+    run, wait = inductor.compiled_by_inductor(found, None)
     wait()
     for rows in (4, 7):
         x = torch.randn(rows, 3)
@@ -368,8 +369,8 @@ def test_what_is_built_elsewhere_is_waited_for(end):
 
     builders, own = Held(), AsyncCompile.cpp_pybinding
     factor = 3 if end == "release" else 5  # Inductor keeps what it has built in this process
-    found = private.recorded(lambda x: [x * factor], [torch.ones(4, 3)], [(0,)])
-    run, wait = private.compiled_by_inductor(found, None, builders)
+    found = inductor.recorded(lambda x: [x * factor], [torch.ones(4, 3)], [(0,)])
+    run, wait = inductor.compiled_by_inductor(found, None, builders)
     assert len(builders.held) == 1
     assert AsyncCompile.cpp_pybinding is own
     getattr(builders, end)()
@@ -457,16 +458,16 @@ def test_the_store_is_that_with_which_the_ranks_met():
 def test_vector_instructions_are_taken_on_trust_and_then_checked(fresh_python):
     code = """
 from torch._inductor import config, cpu_vec_isa
-from fuseplug import torch_private as private
+from fuseplug.torch_private import inductor
 built = []
 cpu_vec_isa.VecISA.check_build = lambda self, code: built.append(code) is not None
-settings = private.vectors_unchecked()
+settings = inductor.vectors_unchecked()
 with config.patch(settings):
-    assert private.vectors_unchecked() is None
+    assert inductor.vectors_unchecked() is None
     trusted = cpu_vec_isa.valid_vec_isa_list()
 assert cpu_vec_isa.VecISA._avx_code not in built
 assert cpu_vec_isa.valid_vec_isa_list() == trusted
-private.forget_vectors()
+inductor.forget_vectors()
 assert cpu_vec_isa.valid_vec_isa_list() == []
 assert (cpu_vec_isa.VecISA._avx_code in built) == bool(trusted)
 """
@@ -480,7 +481,7 @@ def test_as_many_compilers_as_inductor_would_run(fresh_python, monkeypatch, said
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
     code = """
 import sys
-from fuseplug.torch_private import inductor_threads
+from fuseplug.torch_private.inductor import inductor_threads
 guessed = inductor_threads()
 assert "torch._inductor" not in sys.modules
 from torch._inductor import async_compile, config

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..torch_private import compiled_by_inductor, forget_vectors, recorded, vectors_unchecked
+from ..torch_private.inductor import compiled_by_inductor, forget_vectors, recorded, vectors_unchecked
 from .rehearsal import rehearsing
 
 _compiling = threading.RLock()

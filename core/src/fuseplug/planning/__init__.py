@@ -16,7 +16,7 @@ from ..measuring import Kinds
 from ..patching import Patch
 from ..report import Report
 from ..safe_access import attributes_of, class_name
-from ..torch_private import inductor_threads
+from ..torch_private.inductor import inductor_threads
 from ..walking import Place
 from .deciding import Ask, Decider, Decision
 from .explaining import explain

@@ -1,12 +1,6 @@
-"""The private names of torch that Fuseplug and its kernels need: no other module of theirs has one.
+"""The private names of torch with which a function is recorded, and compiled by Inductor without Dynamo.
 
-Each is here because torch documents nothing that says or does the same. All are in torch 2.7, the oldest that the
-metadata admit; `tests/core/test_torch_private.py` asks each whether it does what is said here, and ``nox -s oldest``
-asks it on that release.
-
-What is asked at each call of a kernel is torch's own C function under a public name: a function around it would take
-a third longer, and `torch.compile` knows torch's functions by identity. Importing this imports torch, but neither
-Dynamo nor Inductor, which take a second.
+Importing this imports neither.
 """
 
 from __future__ import annotations
@@ -24,192 +18,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor
-from torch._tensor_str import get_printoptions
-from torch.autograd import forward_ad
-from torch.nn.modules import module as _nn_module
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from . import storage_id
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = [
-    "DYNAMO_SETTINGS",
-    "DYNAMO_WRAPPERS",
-    "GLOBAL_HOOKS",
-    "INDUCTOR_SETTINGS",
-    "JIT_INTERNALS",
-    "DisableTorchFunctionSubclass",
-    "FakeTensor",
-    "OpOverload",
-    "OpOverloadPacket",
     "Recording",
-    "are_functorch_transforms_active",
     "compiled_by_inductor",
-    "default_store",
-    "disable_current_modes",
     "forget_vectors",
-    "get_printoptions",
-    "get_tracing_state",
-    "get_unwrapped",
-    "has_onednn_linear",
-    "import_dynamo",
-    "in_forward_mode",
     "inductor_threads",
-    "is_batchedtensor",
-    "is_functorch_wrapped_tensor",
-    "is_fwd_grad_enabled",
-    "is_legacy_batchedtensor",
-    "len_torch_dispatch_stack",
-    "len_torch_function_stack",
-    "onednn_linear",
-    "peek_interpreter_stack",
-    "pop_torch_function_stack",
-    "push_on_torch_function_stack",
     "recorded",
-    "schemas_of",
-    "storage_id",
-    "traced_away",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map",
-    "tree_unflatten",
-    "unsafe_view",
     "vectors_unchecked",
-    "without_memory",
 ]
-
-# Imported above, because nothing public names them: the types of operations (torch.ops has only instances); FakeTensor,
-# to tell a tensor that has no values but is a plain one in all else; torch.get_printoptions, beside
-# torch.set_printoptions; and pytree, with which torch itself walks through arguments and results.
-
-get_tracing_state = torch._C._get_tracing_state
-"""The state of `torch.jit.trace`; ``None`` outside of one. `torch.jit.is_tracing` takes almost twice as long."""
-
-peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
-"""The innermost transform of `torch.func` that is at work here; ``None`` if there is none."""
-
-are_functorch_transforms_active = torch._C._are_functorch_transforms_active
-"""Whether a transform of `torch.func` is at work here. Unlike `peek_interpreter_stack` it makes no object."""
-
-is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
-"""Whether a tensor is one that a transform of `torch.func` made around another; its type is Tensor all the same."""
-
-is_batchedtensor = torch._C._functorch.is_batchedtensor
-"""Whether a tensor is one that `torch.func.vmap` made around another."""
-
-get_unwrapped = torch._C._functorch.get_unwrapped
-"""The tensor inside one that `is_functorch_wrapped_tensor`. `torch.func.debug_unwrap` is for debugging alone."""
-
-is_legacy_batchedtensor = torch._C._functorch.is_legacy_batchedtensor
-"""Whether a tensor is a batch of gradients, which ``torch.autograd.grad(is_grads_batched=True)`` makes."""
-
-len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
-"""How many modes see each operation: a FakeTensorMode, a tracer's."""
-
-len_torch_function_stack = torch._C._len_torch_function_stack
-pop_torch_function_stack = torch._C._pop_torch_function_stack
-push_on_torch_function_stack = torch._C._push_on_torch_function_stack
-"""The modes that see each function, as ``with torch.device("meta"):`` enters one. What torch has to switch them off,
-`torch._C.DisableTorchFunction`, sets a flag that Dynamo guards on."""
-
-DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
-"""While it is entered, ``__torch_function__`` of subclasses is not called, so a subclass can ask what it is itself."""
-
-is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
-"""Whether forward-mode differentiation may be entered. It may not in the forward of an `autograd.Function`, and hardly
-anywhere else, so this tells such a forward from ``torch.no_grad()``."""
-
-disable_current_modes = _disable_current_modes
-"""Takes the modes that see each operation off inside; the public context managers only enter one."""
-
-unsafe_view = torch.ops.aten._unsafe_view.default
-"""``unsafe_view(tensor, size)``: a tensor on the same memory that autograd takes for no view of *tensor*."""
-
-DYNAMO_SETTINGS, INDUCTOR_SETTINGS = "torch._dynamo.config", "torch._inductor.config"
-"""The modules with the settings of torch's compilers, to be looked up where somebody has imported them.
-`torch.compiler.config` has few of them."""
-
-DYNAMO_WRAPPERS = ("torch._dynamo", "torch._compile")
-"""The modules in which the decorators of `torch.compiler` are written, and those around torch's own functions."""
-
-JIT_INTERNALS = "torch._jit_internal"
-"""The module in which functions of `torch.jit` are written."""
-
-GLOBAL_HOOKS = (
-    _nn_module._global_forward_hooks,
-    _nn_module._global_forward_pre_hooks,
-    _nn_module._global_backward_hooks,
-    _nn_module._global_backward_pre_hooks,
-)
-"""The dicts that ``torch.nn.modules.module.register_module_…_hook`` add to: those functions add, and nothing lists."""
-
-
-def in_forward_mode() -> bool:
-    """Whether forward-mode differentiation is entered; `torch.autograd.forward_ad` enters and leaves it only."""
-    return forward_ad._current_level >= 0
-
-
-def schemas_of(op: OpOverload | OpOverloadPacket) -> list[torch._C.FunctionSchema]:
-    """The schemas of *op*, one for each overload. They say which arguments it writes to, and nothing public does."""
-    if isinstance(op, OpOverload):
-        return [op._schema]
-    return list(torch._C._jit_get_schemas_for_operator(op._qualified_op_name))
-
-
-def without_memory(cls: type[Tensor], layout: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the subclass *cls* on *device*, with shape, strides and dtype of *layout*, that has no memory."""
-    size, strides = layout.size(), layout.stride()
-    return Tensor._make_wrapper_subclass(cls, size, strides=strides, dtype=layout.dtype, device=device)
-
-
-def storage_id(tensor: Tensor) -> int:
-    """A number that tensors on one storage share, on meta too, where ``data_ptr()`` of each is 0."""
-    number: int = tensor.untyped_storage()._cdata
-    return number
-
-
-def has_onednn_linear() -> bool:
-    """Whether this build of torch has `onednn_linear`."""
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def onednn_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.t()`` by oneDNN, where `torch.nn.functional.linear` takes MKL for float32.
-
-    Args:
-        x: ``(rows, in)``, float32 on the CPU.
-        weight: ``(out, in)``, likewise.
-
-    Returns:
-        ``(rows, out)``, float32.
-    """
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return result
-
-
-def default_store() -> Store:
-    """The store with which the ranks of the default process group met. A new one would need an address of its own."""
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
-
-
-def import_dynamo() -> None:
-    """Import Dynamo, which `torch.compile` does when it is first called. It wraps `torch.manual_seed` as it comes."""
-    import torch._dynamo  # noqa: F401 - to have it imported
-
-
-def traced_away(function: Callable[[], bool]) -> Callable[[], bool]:
-    """Have Dynamo call *function* while it traces, and take what it returns for a constant.
-
-    As `torch.compiler.assume_constant_result`, which imports Dynamo.
-    """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 class Recording(NamedTuple):
@@ -309,7 +132,9 @@ def inductor_threads() -> int:
         return int(config.compile_threads)
     if (said := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")).isdecimal():
         return int(said)
-    return 1 if sys.platform == "win32" else min(32, torch._utils.cpu_count() or 1)
+    if sys.platform == "win32":
+        return 1
+    return min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def compiled_by_inductor(
