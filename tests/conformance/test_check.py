@@ -198,7 +198,7 @@ def test_quick_runs_the_programs_of_inductor(op, monkeypatch):
         return run(self, constants, needs, *tensors)
 
     monkeypatch.setattr(compiled.Compiled, "_run", counted)
-    monkeypatch.setattr(program, "compiled_by_inductor", lambda recording, _: recording.graph)
+    monkeypatch.setattr(program, "compiled_by_inductor", lambda recording, *_: (recording.graph, lambda: None))
     monkeypatch.setattr(importlib.import_module(f"fuseplug_{op}.backends.inductor")._fused, "_programs", {})
     assert check_kernel(record.kernel, quick=True, checks=["sizes"]).passed["sizes"]
     assert set(started) == {True, False}  # forward and backward
