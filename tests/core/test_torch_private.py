@@ -491,3 +491,29 @@ assert inductor_threads() == 7
 """
     done = fresh_python(code, **({} if said is None else {"TORCHINDUCTOR_COMPILE_THREADS": said}))
     assert done.returncode == 0, done.stderr
+
+
+PER_CALL = ("get_tracing_state", "are_functorch_transforms_active", "len_torch_function_stack")
+
+
+@pytest.mark.parametrize("name", PER_CALL)
+def test_dynamo_traces_through_what_is_asked_at_each_call(name):
+    ask = getattr(private, name)
+
+    def function(x):
+        if torch.compiler.is_compiling() and not ask():
+            return x + 1
+        return x - 1
+
+    compiled, shapes = _compiled(function)
+    assert torch.equal(compiled(X), X + 1)
+    assert len(shapes) == 1
+
+
+ALIASES = sorted(name for name in private.__all__ if type(getattr(private, name)) is type(len))
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_what_is_asked_at_each_call_is_torchs_own(name):
+    function = getattr(private, name)
+    assert function in (getattr(torch._C, f"_{name}", None), getattr(torch._C._functorch, name, None))
