@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Executor, Future
 
 import pytest
 import torch
 from support.kernels import NormKernel, norm_reference, ran, variant_of
 from support.managers import manager_of
 from support.models import Norm, tiny_llama
+from support.promises import Promised
 
 from fuseplug import planning
 from fuseplug.inductor import Compiled, InductorKernel, Program
@@ -34,21 +34,6 @@ class InductorNorm(InductorKernel, NormKernel):
     kernel_id = "inductor_norm"
     function = f"{__name__}:compiled_norm"
     mixes = ((torch.float32, torch.float32),)
-
-
-class Promised(Executor):
-    """Promises, and does nothing until it is told to."""
-
-    def __init__(self):
-        self.promised = []
-
-    def submit(self, function, /, *args):
-        self.promised.append((Future(), function, args))
-        return self.promised[-1][0]
-
-    def keep(self):
-        for future, function, args in self.promised:
-            future.set_result(function(*args))
 
 
 def tripled(x):
@@ -104,15 +89,10 @@ def test_what_cannot_be_built_raises_when_it_is_called(monkeypatch):
 
 
 def test_what_failed_for_once_is_built_again():
-    class Failing(Promised):
-        def submit(self, function, /, *args):
-            future = super().submit(function, *args)
-            future.set_exception(OSError("planted"))
-            return future
-
-    program = Program(lambda x: (x * 11 - 4,), [(0,)])
-    with rehearsal(Failing()):
+    program, builders = Program(lambda x: (x * 11 - 4,), [(0,)]), Promised()
+    with rehearsal(builders):
         program(some(4))
+    builders.fail()
     torch.testing.assert_close(program(some(4))[0], some(4) * 11 - 4)
     assert program.compilations == 1
 
@@ -156,7 +136,10 @@ def test_a_plan_is_the_same_with_and_without(side_by_side):
     assert asked == [2]
     assert described(both) == described(one_by_one)
     assert {entry.kernel_id for entry in both.fused} == {"inductor_norm"}
-    assert not [each for each in threading.enumerate() if each.name.startswith("fuseplug-build") and not each.daemon]
+    for each in threading.enumerate():
+        if each.name.startswith("fuseplug-build"):
+            each.join(60)  # it was told to end
+            assert not each.is_alive()
 
 
 def test_a_kernel_that_is_wrong_is_found_out_and_the_next_one_comes(side_by_side):

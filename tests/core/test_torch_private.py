@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
-from concurrent.futures import Executor, Future
 
 import pytest
 import torch
+from support.promises import Promised
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
@@ -343,35 +342,16 @@ def test_inductor_compiles_what_was_recorded():
         assert_close([*run(x)], [x * 2, x + 1])
 
 
-class Held(Executor):
-    """Does what it is given when it is told to; or what it does fails."""
-
-    def __init__(self):
-        self.held = []
-
-    def submit(self, function, /, *args):
-        self.held.append((Future(), functools.partial(function, *args)))
-        return self.held[-1][0]
-
-    def release(self):
-        for future, function in self.held:
-            future.set_result(function())
-
-    def fail(self):
-        for future, _ in self.held:
-            future.set_exception(OSError("planted"))
-
-
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-@pytest.mark.parametrize("end", ["release", "fail"])
+@pytest.mark.parametrize("end", ["keep", "fail"])
 def test_what_is_built_elsewhere_is_waited_for(end):
     from torch._inductor.async_compile import AsyncCompile
 
-    builders, own = Held(), AsyncCompile.cpp_pybinding
-    factor = 3 if end == "release" else 5  # Inductor keeps what it has built in this process
+    builders, own = Promised(), AsyncCompile.cpp_pybinding
+    factor = 3 if end == "keep" else 5  # Inductor keeps what it has built in this process
     found = inductor.recorded(lambda x: [x * factor], [torch.ones(4, 3)], [(0,)])
     run, wait = inductor.compiled_by_inductor(found, None, builders)
-    assert len(builders.held) == 1
+    assert len(builders.promised) == 1
     assert AsyncCompile.cpp_pybinding is own
     getattr(builders, end)()
     wait()

@@ -125,12 +125,13 @@ def _make(
     threads: int,
     builders: Executor | None,
 ) -> _Made:
-    recording = recorded(function, tensors, varying)
+    recording, settings = recorded(function, tensors, varying), _settings(tensors[0].device.type)
     try:
-        run, wait = compiled_by_inductor(recording, _settings(tensors[0].device.type), builders)
+        run, wait = compiled_by_inductor(recording, settings, builders)
     except Exception:
-        if not _doubt_vectors():
+        if settings is None:
             raise
+        _doubt_vectors()
         recording = recorded(function, tensors, varying)
         run, wait = compiled_by_inductor(recording, None)
     return _Made(threads, recording.covers(), run, wait)
@@ -140,13 +141,11 @@ def _settings(device_type: str) -> dict[str, Any] | None:
     return vectors_unchecked() if device_type == "cpu" and not _doubted.is_set() else None
 
 
-def _doubt_vectors() -> bool:
-    """Have Inductor check this CPU's vector instructions from now on; ``False`` if it does so already."""
-    if _doubted.is_set():
-        return False
-    _doubted.set()
-    forget_vectors()
-    return True
+def _doubt_vectors() -> None:
+    """Have Inductor check this CPU's vector instructions from now on."""
+    if not _doubted.is_set():
+        _doubted.set()
+        forget_vectors()
 
 
 def named(function: Callable[..., Any], formula: Callable[..., Any]) -> Callable[..., Any]:

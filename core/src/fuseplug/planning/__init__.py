@@ -62,7 +62,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
     kinds = _kinds(model, rules)
     decider = Decider(rules, ask, kinds)
     decider.ask(places)
-    decisions = _side_by_side(decider, places) if rules.check else _decided(decider, places)
+    decisions = _side_by_side(decider, places)
     if kinds is not None:
         begun = time.perf_counter()
         # Where a kernel turned out to be slower, the next may come, which then has to be measured in its turn.

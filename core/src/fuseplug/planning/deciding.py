@@ -97,9 +97,9 @@ class Decider:
 
     @property
     def compiles(self) -> bool:
-        """Whether a C++ compiler builds what one of the kernels runs."""
+        """Whether a C++ compiler builds what one of the kernels runs when it is checked."""
         device_types = {place.device_type for place in self._places.values()}
-        return any(
+        return bool(self._rules.check) and any(
             _compiles(kernel_of(record), each) for each in device_types for record in self._rules.taking_part(each)
         )
 

@@ -93,8 +93,8 @@ class Verifier:
     ) -> str:
         """The hash of all that `kernel_check` depends on; ``""`` if it has none."""
         with neutral(device.type):
-            subject = replace(subject, lazy=proposal.lazy)
-            return KernelCheck(kernel, proposal, semantics, subject, device, self._exact).key()
+            _, check = self._check(kernel, proposal, semantics, subject, device)
+            return check.key()
 
     def _before(self, check: KernelCheck) -> tuple[str, Ran | None]:
         """What the result is kept under, if it can be, and what was kept."""
