@@ -65,11 +65,7 @@ All contenders share one set of weights. A training step here is a forward and a
 command exits with 1 if the fused model is further from the truth than twice the unfused one's distance, or 16
 roundings.
 """
-OLDER = (
-    "Taken before [small calls were left to the originals](concepts.md#calls-that-are-too-small-to-gain): below 512 "
-    "tokens these figures are of kernels that such calls no longer come to."
-)
-"""Goes once they are taken again, which takes a CPU with instructions for bfloat16."""
+EXPERTS = "Compared with `grouped_mm`, which transformers calls if nothing else is asked for."
 
 SECTIONS = (
     Section(
@@ -93,12 +89,8 @@ SECTIONS = (
         "rope",
         ("RoPE of halves",),
     ),
-    Section(
-        "Mixture of experts",
-        "Compared with `grouped_mm`, which transformers calls if nothing else is asked for.",
-        "moe-float32",
-    ),
-    Section("Mixture of experts, bfloat16", OLDER, "moe-bfloat16"),
+    Section("Mixture of experts", EXPERTS, "moe-float32"),
+    Section("Mixture of experts, bfloat16", EXPERTS, "moe-bfloat16"),
     Section(
         "The loss of a head",
         "Peak memory is that above hidden states, weight and gradients. `F.linear_cross_entropy` rounds the loss to "

@@ -77,8 +77,10 @@ def test_what_cannot_be_built_raises_when_it_is_called(monkeypatch):
     def broken(*_, **__):
         raise OSError("planted")
 
-    doubted = threading.Event()
-    monkeypatch.setattr("fuseplug.inductor.program._doubted", doubted)
+    trusted, doubted = threading.Event(), threading.Event()
+    trusted.set()
+    monkeypatch.setattr("fuseplug.inductor.vectors._trusted", trusted)
+    monkeypatch.setattr("fuseplug.inductor.vectors._doubted", doubted)
     monkeypatch.setattr("torch._inductor.codecache.CppPythonBindingsCodeCache.load_pybinding_async", broken)
     program = Program(lambda x: (x * 7 - 3,), [(0,)])
     with building(1) as builders, rehearsal(builders):

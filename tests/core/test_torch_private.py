@@ -335,7 +335,7 @@ def test_a_size_that_varies_is_no_number():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_inductor_compiles_what_was_recorded():
     found = inductor.recorded(lambda x: [x * 2, x + 1], [torch.ones(4, 3)], [(0,)])
-    run, wait = inductor.compiled_by_inductor(found, None)
+    run, wait = inductor.compiled_by_inductor(found)
     wait()
     for rows in (4, 7):
         x = torch.randn(rows, 3)
@@ -350,13 +350,67 @@ def test_what_is_built_elsewhere_is_waited_for(end):
     builders, own = Promised(), AsyncCompile.cpp_pybinding
     factor = 3 if end == "keep" else 5  # Inductor keeps what it has built in this process
     found = inductor.recorded(lambda x: [x * factor], [torch.ones(4, 3)], [(0,)])
-    run, wait = inductor.compiled_by_inductor(found, None, builders)
+    run, wait = inductor.compiled_by_inductor(found, builders)
     assert len(builders.promised) == 1
     assert AsyncCompile.cpp_pybinding is own
     getattr(builders, end)()
     wait()
     x = torch.randn(7, 3)
     assert_close([*run(x)], [x * factor])
+
+
+@of("begin_header")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_the_shared_header_is_that_of_the_programs(fresh_python, tmp_path):
+    from torch._inductor import config
+
+    if not getattr(config, "cpp_cache_precompile_headers", False):
+        pytest.skip("this torch compiles no header for all programs")
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from torch._inductor import codecache
+from fuseplug.torch_private import inductor
+made, headers = codecache._precompile_header, []
+codecache._precompile_header = lambda *args, **how: headers.append(args) or made(*args, **how)
+with ThreadPoolExecutor(1) as builders:
+    inductor.begin_header(builders)
+(first,) = headers
+run, _ = inductor.compiled_by_inductor(inductor.recorded(lambda x: [x * 17], [torch.ones(4, 3)], [(0,)]))
+assert headers == [first, first]
+"""
+    done = fresh_python(code, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def doubled_in_place(x):
+    return [x.mul_(2)]
+
+
+def tripled_in_a_copy(x):
+    return [(x + 0).mul_(3)]
+
+
+@pytest.mark.parametrize(
+    ("function", "functional"),
+    [
+        (lambda x: [x + 1], True),
+        (tripled_in_a_copy, True),
+        (doubled_in_place, False),
+        (lambda x: [x], False),
+        (lambda x: [x.view(3, -1)], False),
+        (lambda x: [y := x + 1, y[0]], False),
+    ],
+    ids=["pure", "own", "input", "itself", "view", "shared"],
+)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_what_is_written_to_and_what_shares_memory_is_seen_and_right(function, functional):
+    found = inductor.recorded(function, [torch.ones(4, 3)], [(0,)])
+    assert found.is_functional() == functional
+    run, _ = inductor.compiled_by_inductor(found)
+    given, expected = torch.arange(15.0).view(5, 3), torch.arange(15.0).view(5, 3)
+    assert_close([*run(given)], function(expected))
+    assert_close(given, expected)
 
 
 @of("import_dynamo", "DYNAMO_SETTINGS", "INDUCTOR_SETTINGS")
@@ -434,25 +488,25 @@ def test_the_store_is_that_with_which_the_ranks_met():
         torch.distributed.destroy_process_group()
 
 
-@of("vectors_unchecked", "forget_vectors")
+@of("trust_vectors", "forget_vectors")
 def test_vector_instructions_are_taken_on_trust_and_then_checked(fresh_python):
     code = """
-from torch._inductor import config, cpu_vec_isa
+from torch._inductor import cpu_vec_isa
 from fuseplug.torch_private import inductor
 built = []
-cpu_vec_isa.VecISA.check_build = lambda self, code: built.append(code) is not None
-settings = inductor.vectors_unchecked()
-with config.patch(settings):
-    assert inductor.vectors_unchecked() is None
-    trusted = cpu_vec_isa.valid_vec_isa_list()
-assert cpu_vec_isa.VecISA._avx_code not in built
-assert cpu_vec_isa.valid_vec_isa_list() == trusted
+cpu_vec_isa.VecISA.check_build = own = lambda self, code: built.append(code) is not None
+assert inductor.trust_vectors() and not inductor.trust_vectors()
+trusted = cpu_vec_isa.valid_vec_isa_list()
+assert cpu_vec_isa.VecISA.check_build is own and built == []
+flags = [isa.build_arch_flags() for isa in trusted]
 inductor.forget_vectors()
 assert cpu_vec_isa.valid_vec_isa_list() == []
-assert (cpu_vec_isa.VecISA._avx_code in built) == bool(trusted)
+assert bool(built) == bool(trusted)
+print([isa.build_arch_flags() == isa._arch_flags for isa in trusted])
 """
     done = fresh_python(code)
     assert done.returncode == 0, done.stderr
+    assert "False" not in done.stdout
 
 
 @of("inductor_threads")

@@ -10,6 +10,9 @@ class Promised(Executor):
     def __init__(self):
         self.promised = []
 
+    def prepare(self):
+        """What programs share is built when they are."""
+
     def submit(self, function, /, *args):
         self.promised.append((Future(), functools.partial(function, *args)))
         return self.promised[-1][0]

@@ -142,7 +142,8 @@ class Example:
     """Small inputs on the CPU that distinguish the variants that a site may have.
 
     Attributes:
-        args: Positional arguments of the target, without the module. The first tensor is the main input.
+        args: Positional arguments of the target, without the module. The first tensor is the main input. Tensors should
+            lie in memory as in a model, because a kernel may be compiled for a layout.
         parameters: For a method target: fresh values for the module's own parameters and buffers, by name.
         children: For a method target: modules that replace the module's own children, by name.
         attributes: For a method target: other values for the module's attributes. Sizes, so that a large module can be

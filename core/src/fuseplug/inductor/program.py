@@ -12,19 +12,18 @@ import itertools
 import threading
 import types
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..torch_private.inductor import compiled_by_inductor, forget_vectors, recorded, vectors_unchecked
-from .rehearsal import rehearsing
+from ..torch_private.inductor import compiled_by_inductor, recorded
+from .rehearsal import Builders, rehearsing
+from .vectors import doubt, trust
 
 _compiling = threading.RLock()
 _serial = itertools.count(1)
-_doubted = threading.Event()
-"""Set once a program could not be built. Until then each stands for what Inductor would check before its first."""
 
 
 class Program:
@@ -68,14 +67,14 @@ class Program:
             begun.wait()
         except Exception:  # noqa: BLE001 - whatever a compiler's failure raises
             self._drop(begun)
-            _doubt_vectors()
+            doubt()
             begun = self._begin(tensors, threads, None)
         with _compiling:
             if self._drop(begun):  # another thread may have waited, too
                 self._made = [*self._made, begun]
         return begun.run
 
-    def _begin(self, tensors: Sequence[Tensor], threads: int, builders: Executor | None) -> _Made:
+    def _begin(self, tensors: Sequence[Tensor], threads: int, builders: Builders | None) -> _Made:
         with _compiling:
             begun = _covering([*self._made, *self._begun], tensors, threads)  # another thread may have been first
             if begun is None:
@@ -123,29 +122,20 @@ def _make(
     varying: Sequence[Sequence[int]],
     tensors: Sequence[Tensor],
     threads: int,
-    builders: Executor | None,
+    builders: Builders | None,
 ) -> _Made:
-    recording, settings = recorded(function, tensors, varying), _settings(tensors[0].device.type)
+    trust(tensors[0].device.type)
+    if builders is not None:
+        builders.prepare()
+    recording = recorded(function, tensors, varying)
     try:
-        run, wait = compiled_by_inductor(recording, settings, builders)
+        run, wait = compiled_by_inductor(recording, builders)
     except Exception:
-        if settings is None:
+        if not doubt():
             raise
-        _doubt_vectors()
         recording = recorded(function, tensors, varying)
-        run, wait = compiled_by_inductor(recording, None)
+        run, wait = compiled_by_inductor(recording)
     return _Made(threads, recording.covers(), run, wait)
-
-
-def _settings(device_type: str) -> dict[str, Any] | None:
-    return vectors_unchecked() if device_type == "cpu" and not _doubted.is_set() else None
-
-
-def _doubt_vectors() -> None:
-    """Have Inductor check this CPU's vector instructions from now on."""
-    if not _doubted.is_set():
-        _doubted.set()
-        forget_vectors()
 
 
 def named(function: Callable[..., Any], formula: Callable[..., Any]) -> Callable[..., Any]:

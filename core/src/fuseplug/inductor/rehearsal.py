@@ -8,16 +8,33 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 
-_builders: ContextVar[Executor | None] = ContextVar("fuseplug_builders", default=None)
+from ..torch_private.inductor import begin_header
+
+
+class Builders(ThreadPoolExecutor):
+    """Threads that wait for C++ compilers."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads, thread_name_prefix="fuseplug-build")
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Begin with what all programs share, once."""
+        if not self._prepared:
+            self._prepared = True
+            begin_header(self)
+
+
+_builders: ContextVar[Builders | None] = ContextVar("fuseplug_builders", default=None)
 
 
 @contextlib.contextmanager
-def building(threads: int) -> Iterator[Executor]:
+def building(threads: int) -> Iterator[Builders]:
     """What builds programs, with so many *threads*. In the end, what nobody has waited for is given up."""
-    builders = ThreadPoolExecutor(threads, thread_name_prefix="fuseplug-build")
+    builders = Builders(threads)
     try:
         yield builders
     finally:
@@ -25,7 +42,7 @@ def building(threads: int) -> Iterator[Executor]:
 
 
 @contextlib.contextmanager
-def rehearsal(builders: Executor) -> Iterator[None]:
+def rehearsal(builders: Builders) -> Iterator[None]:
     """Inside, in this thread, a program that is called and not there yet begins to be built by *builders*."""
     before = _builders.set(builders)
     try:
@@ -34,6 +51,6 @@ def rehearsal(builders: Executor) -> Iterator[None]:
         _builders.reset(before)
 
 
-def rehearsing() -> Executor | None:
+def rehearsing() -> Builders | None:
     """What builds programs, if this is a rehearsal."""
     return _builders.get()

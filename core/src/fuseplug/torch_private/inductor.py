@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Recording",
+    "begin_header",
     "compiled_by_inductor",
     "forget_vectors",
     "inductor_threads",
     "recorded",
-    "vectors_unchecked",
+    "trust_vectors",
 ]
 
 
@@ -43,14 +44,24 @@ class Recording(NamedTuple):
         stand_ins: The tensors it was recorded with: without values, and with symbols for the sizes that vary.
         varying: For each of them the dimensions whose sizes vary. Those of 0 and 1 are numbers all the same.
         sizes: What is known about the symbols. Who compiles *graph* may add to it.
-        is_pure: Whether it writes to no tensor that it was given, and its results share no memory.
     """
 
     graph: torch.fx.GraphModule
     stand_ins: list[FakeTensor]
     varying: Sequence[Sequence[int]]
     sizes: ShapeEnv
-    is_pure: bool
+
+    @property
+    def output(self) -> torch.fx.Node:
+        """The node of *graph* whose first argument is the results."""
+        found: torch.fx.Node = next(iter(reversed(self.graph.graph.nodes)))
+        return found
+
+    def is_functional(self) -> bool:
+        """Whether it writes to no tensor that it is given, and its results share no memory with these or each other."""
+        nodes: Any = self.output.args[0]
+        tensors = [*self.stand_ins, *(node.meta["val"] for node in nodes)]
+        return len({*map(storage_id, tensors)}) == len(tensors) and not any(map(_writes, self.graph.graph.nodes))
 
     def covers(self) -> Callable[..., bool]:
         """A function of tensors: whether all that was assumed of the sizes that vary is true of theirs."""
@@ -87,6 +98,7 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
     Raises:
         TypeError: If *function* makes a number of a size that varies, as ``len(x)`` does.
     """
+    from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -103,19 +115,11 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
         )
         for t, dims in zip(tensors, varying, strict=True)
     ]
-    results: list[Tensor] = []
-
-    def noted(found: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        results.extend(found)
-        return tuple(found)
-
-    versions = [t._version for t in stand_ins]
+    # A graph has the annotations of what is recorded, and Inductor's cache takes none that are strings.
+    functional = torch.func.functionalize(lambda *given: tuple(function(*given)))
     with mode:
-        # A graph has the annotations of what is recorded, and Inductor's cache takes none that are strings.
-        graph = make_fx(lambda *given: noted(function(*given)))(*stand_ins)
-    memory = {storage_id(t) for t in (*stand_ins, *results)}
-    is_pure = len(memory) == len(stand_ins) + len(results) and versions == [t._version for t in stand_ins]
-    found = Recording(graph, stand_ins, varying, sizes, is_pure)
+        graph = make_fx(functional, select_decomp_table())(*stand_ins)
+    found = Recording(graph, stand_ins, varying, sizes)
     for n, dim, size in found.numbers():
         if size > 1:
             raise TypeError(
@@ -123,6 +127,10 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
                 "use x.shape[0] instead of len(x) or int(x.shape[0])"
             )
     return found
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def inductor_threads() -> int:
@@ -138,46 +146,56 @@ def inductor_threads() -> int:
 
 
 def compiled_by_inductor(
-    recording: Recording, settings: dict[str, Any] | None, builders: Executor | None = None
+    recording: Recording, builders: Executor | None = None
 ) -> tuple[Callable[..., Sequence[Tensor]], Callable[[], None]]:
-    """The graph of *recording* compiled by Inductor, with *settings* of its own; `torch.compile` would ask Dynamo.
+    """The graph of *recording* compiled by Inductor; `torch.compile` would ask Dynamo.
 
-    `torch._inductor.compile` is the same with a wrapper, which sees to results that share memory with others and to
-    what is written to. Where there is nothing of that kind, it is left out: in a model it took 10 µs of each call.
+    `torch._inductor.compile` would ask AOTAutograd, which records a second time, and would put a wrapper around the
+    result: they see to what is written to, and to results that share memory with others. Where there is nothing of that
+    kind, they are left out. In a model the wrapper took 10 µs of each call, and AOTAutograd a third of the time that a
+    program takes in Python.
 
     Args:
         recording: What is compiled.
-        settings: Changes to Inductor's configuration.
         builders: What builds C++ meanwhile; ``None``: this waits for that.
 
     Returns:
         The compiled function, and what waits until it is built.
     """
-    from torch._functorch import config as functorch
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
-    compiled: list[Callable[..., Sequence[Tensor]]] = []
-
-    def inner_compile(graph: torch.fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
-        made = compile_fx_inner(graph, inputs, **how)
-        if len(inputs) == len(recording.stand_ins):
-            compiled.append(made)
-        return made
-
-    # What this cache gives comes with its wrapper. Inductor has a cache of its own.
-    with functorch.patch(enable_autograd_cache=False), _counting_for_inductor(), _built_by(builders) as built:
-        wrapped: Any = compile_fx(
-            recording.graph, [*recording.stand_ins], inner_compile=inner_compile, config_patches=settings
-        )
+    with _counting_for_inductor(), _built_by(builders) as built:
+        compiled = _by_inductor if recording.is_functional() else _by_autograd_and_inductor
+        run = compiled(recording)
 
     def wait() -> None:
         for each in built:
             each.result()
 
-    if not (recording.is_pure and compiled):
-        return wrapped, wait
-    (run,) = compiled
-    return lambda *tensors: run([*tensors]), wait
+    return run, wait
+
+
+def _by_inductor(recording: Recording) -> Callable[..., Sequence[Tensor]]:
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.virtualized import V
+
+    graph, mode = recording.graph, recording.stand_ins[0].fake_mode
+    graph.graph.eliminate_dead_code()
+    results: Any = recording.output.args[0]
+    # Which of them are to have the strides with which they were recorded.
+    recording.output.meta["user_visible_output_idxs"] = [*range(len(results))]
+    with V.set_fake_mode(mode), tracing(TracingContext(mode)):
+        run: Any = compile_fx_inner(graph, recording.stand_ins, is_inference=True)
+    return lambda *tensors: run([*tensors])
+
+
+def _by_autograd_and_inductor(recording: Recording) -> Callable[..., Sequence[Tensor]]:
+    from torch._functorch import config as functorch
+    from torch._inductor.compile_fx import compile_fx
+
+    # What this cache gives comes with its wrapper. Inductor has a cache of its own.
+    with functorch.patch(enable_autograd_cache=False):
+        run: Any = compile_fx(recording.graph, [*recording.stand_ins])
+    return run  # type: ignore[no-any-return]
 
 
 class _Later:
@@ -199,6 +217,31 @@ class _Later:
         return self.result()(*args)
 
 
+_EMPTY = """\
+#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C" void kernel(float* out_ptr0) {}
+"""
+
+
+def begin_header(builders: Executor) -> None:
+    """Have *builders* build a program that does nothing.
+
+    That compiles the header which all programs in C++ share, and takes longer than any of them. Otherwise it would
+    begin with the first program, seconds later, once that is recorded and lowered. Older torch shares none.
+    """
+    from torch._inductor import config
+
+    if getattr(config, "cpp_cache_precompile_headers", False):
+        builders.submit(contextvars.copy_context().run, _build, ["float*"], _EMPTY)
+
+
+def _build(argtypes: list[str], source_code: str) -> Callable[..., Any]:
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    kernel: Callable[..., Any] = CppPythonBindingsCodeCache.load_pybinding(argtypes, source_code)
+    return kernel
+
+
 @contextlib.contextmanager
 def _built_by(builders: Executor | None) -> Iterator[list[_Later]]:
     """Inside, the C++ that Inductor wants built in this thread is built by *builders*, and nothing waits for it.
@@ -210,15 +253,13 @@ def _built_by(builders: Executor | None) -> Iterator[list[_Later]]:
         yield begun
         return
     from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     waiting, here = AsyncCompile.cpp_pybinding, threading.get_ident()
 
     def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
         if threading.get_ident() != here:
             return waiting(self, argtypes, source_code)
-        build = functools.partial(CppPythonBindingsCodeCache.load_pybinding, argtypes, source_code)
-        begun.append(_Later(build, builders))
+        begun.append(_Later(functools.partial(_build, argtypes, source_code), builders))
         return begun[-1]
 
     AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
@@ -235,14 +276,22 @@ def _counting_for_inductor() -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if hasattr(CompileEventLogger, "try_") else get_metrics_context()
 
 
-def vectors_unchecked() -> dict[str, Any] | None:
-    """Settings with which Inductor takes it that this CPU's vector instructions work; ``None`` if its user has any.
+def trust_vectors() -> bool:
+    """Have Inductor take it that this CPU's vector instructions work; whether it did not know yet.
 
     Otherwise it compiles and loads small programs before its first, for each set of them: six on a CPU with AVX-512.
     """
-    from torch._inductor import config
+    from torch._inductor import cpu_vec_isa
 
-    return {"cpp.vec_isa_ok": True} if config.cpp.vec_isa_ok is None else None
+    if cpu_vec_isa.valid_vec_isa_list.cache_info().currsize:
+        return False
+    check = cpu_vec_isa.VecISA.check_build
+    cpu_vec_isa.VecISA.check_build = lambda self, code: True  # type: ignore[method-assign]  # noqa: ARG005
+    try:
+        cpu_vec_isa.valid_vec_isa_list()
+    finally:
+        cpu_vec_isa.VecISA.check_build = check  # type: ignore[method-assign]
+    return True
 
 
 def forget_vectors() -> None:
@@ -252,6 +301,8 @@ def forget_vectors() -> None:
     cached = [cpu_vec_isa.valid_vec_isa_list]
     for isa in cpu_vec_isa.supported_vec_isa_list:
         cached += [each for kind in type(isa).__mro__ for each in vars(kind).values()]
+        for found in [name for name in vars(isa) if name.startswith("_is_")]:
+            delattr(isa, found)
     for each in cached:
         if callable(clear := getattr(each, "cache_clear", None)):
             clear()

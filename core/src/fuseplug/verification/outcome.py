@@ -172,7 +172,8 @@ def run(
         outputs = tensors(result)
         values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
         if gradients:
-            values |= _gradients(outputs, {k: v for k, v in named.items() if v.requires_grad}, handing.upstream)
+            wanted = {name: leaf for name, leaf in named.items() if leaf.requires_grad}
+            values |= _gradients(outputs, wanted, tensors(given), handing.upstream)
     values |= {f"args[{i}] afterwards": value for i, value in enumerate(tensors(given))}
     if double is not None:
         own = (*double.named_parameters(), *double.named_buffers())
@@ -238,8 +239,15 @@ def _place(device: torch.device, dtype: torch.dtype | None, gradients: bool) -> 
 
 
 def _gradients(
-    outputs: Sequence[Tensor], leaves: dict[str, Tensor], lay_out: Callable[[Tensor], Tensor]
+    outputs: Sequence[Tensor],
+    leaves: dict[str, Tensor],
+    given: Sequence[Tensor],
+    lay_out: Callable[[Tensor], Tensor],
 ) -> dict[str, Tensor | None]:
+    """The gradients of *leaves*, from above those that lie as the first tensor *given* of their shape.
+
+    In a model what becomes of a result mostly lies as what was given does. Whoever computes it gets the same.
+    """
     differentiable = [output for output in outputs if output.requires_grad]
     if not differentiable:
         return {f"{GRADIENT}{name}": None for name in leaves}
@@ -247,14 +255,23 @@ def _gradients(
     # Eighths of integers below 16 are the same number in every dtype, so that the truth gets what the others get.
     upstream = [
         lay_out(
-            torch.randint(-15, 16, output.shape, generator=generator, device="cpu")
-            .div(8)
-            .to(output.device, output.dtype)
+            _lying_as(
+                next((each for each in given if each.shape == output.shape), None),
+                torch.randint(-15, 16, output.shape, generator=generator, device="cpu")
+                .div(8)
+                .to(output.device, output.dtype),
+            )
         )
         for output in differentiable
     ]
     found = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)
     return {f"{GRADIENT}{name}": gradient for name, gradient in zip(leaves, found, strict=True)}
+
+
+def _lying_as(other: Tensor | None, values: Tensor) -> Tensor:
+    if other is None:
+        return values
+    return torch.empty_like(other, dtype=values.dtype, device=values.device, requires_grad=False).copy_(values)
 
 
 class _Kind:

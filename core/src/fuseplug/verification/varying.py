@@ -79,11 +79,17 @@ def main_argument(example: Example) -> int:
 
 
 def transposed(value: Tensor) -> Tensor:
-    """The same numbers, with two leading dimensions (of a matrix, both dimensions) exchanged in memory."""
+    """The same numbers, with two leading dimensions (of a matrix, both dimensions) exchanged in memory.
+
+    What lies in memory so already is made contiguous.
+    """
     if value.dim() < 2:
         return value.clone()
     first = value.dim() - 3 if value.dim() > 2 else 0
-    return value.transpose(first, first + 1).clone(memory_format=torch.contiguous_format).transpose(first, first + 1)
+    exchanged = value.transpose(first, first + 1)
+    if exchanged.is_contiguous() and not value.is_contiguous():
+        return value.clone(memory_format=torch.contiguous_format)
+    return exchanged.clone(memory_format=torch.contiguous_format).transpose(first, first + 1)
 
 
 def unaligned(value: Tensor) -> Tensor:

@@ -50,6 +50,9 @@ class InductorRMSNormKernel(InductorKernel, RMSNormKernel):
 
     kernel_id: ClassVar[str] = "inductor_fused_rmsnorm"
     function: ClassVar[str] = "fuseplug_rmsnorm.backends.inductor:rms_norm"
+    # Inductor sums the weight's gradient another way over more than 4096 rows. The q and k of most calls have more; of
+    # heads of 128 so has this.
+    check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, (1 << 19) + 1)
 
     def gains_from(self, use: Use) -> int:
         """A compiled call costs what eager's operations cost to start, more in a model, and saves passes over memory.

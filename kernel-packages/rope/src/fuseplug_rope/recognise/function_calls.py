@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -125,7 +125,7 @@ def arguments(form: Form, roles: Roles, mix: CallMix, make: Make, tokens: int, h
         longer = _ROWS_BEYOND if _is_longer(form.alignment, number) else 0
         own = {**sizes, "h": sizes["h"] if number == 0 else _K_HEADS, "s": tokens + longer}
         dtype = mix.x if number == 0 else mix.others
-        values[at] = None if form.without_k and number else make([own[dim] for dim in form.layout.x], dtype)
+        values[at] = None if form.without_k and number else _projected(form.layout.x, own, make, dtype)
     angles = int(head_dim * WIDTH_SHARES[form.width])
     rows = form.layout.table if form.positions != "table" else "td"
     # The tables of the first rows, and those that a short q takes the end of, are longer than the first tensor.
@@ -148,6 +148,12 @@ def arguments(form: Form, roles: Roles, mix: CallMix, make: Make, tokens: int, h
         values[roles.positions] = ids * 3 % sizes["t"]
     count = max(roles.required, 1 + max(values))
     return [values.get(at, roles.defaults[at]) for at in range(count)]
+
+
+def _projected(layout: str, sizes: Mapping[str, int], make: Make, dtype: torch.dtype) -> Tensor:
+    """A tensor that lies in memory as a projection leaves it: the heads of a token side by side."""
+    memory = f"{layout.replace('h', '').replace('d', '')}hd"
+    return make([sizes[dim] for dim in memory], dtype).permute([memory.index(dim) for dim in layout])
 
 
 def _is_longer(alignment: RowAlignment, number: int) -> bool:
