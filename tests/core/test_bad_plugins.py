@@ -52,6 +52,8 @@ WRONG = {
     "too_many": r"gives output\[1\], which the original does not",
     "not_a_tensor": r"gives no output\[0\]",
     "overflows": "off by inf",
+    "wrong_without_gradients": "numbers are wrong for .* without gradients",
+    "laid_out_otherwise_without_gradients": "without gradients its output.* lies in memory",
     "wrong_when_large": "numbers are wrong",
     "stale": "numbers are wrong",
     "stale_weight": r"output\[0\] is off",

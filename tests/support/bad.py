@@ -96,6 +96,16 @@ def raises_when_large(x, weight, eps, offset=None, cast_last=False):
     return fused_norm(x, weight, eps, offset, cast_last)
 
 
+def wrong_without_gradients(x, weight, eps, offset=None, cast_last=False):
+    result = quiet_norm(x, weight, eps, offset, cast_last)
+    return result if torch.is_grad_enabled() else result * 2
+
+
+def laid_out_otherwise_without_gradients(x, weight, eps, offset=None, cast_last=False):
+    result = quiet_norm(x, weight, eps, offset, cast_last)
+    return result if torch.is_grad_enabled() else result.mT.contiguous().mT
+
+
 def wrong_when_large(x, weight, eps, offset=None, cast_last=False):
     result = quiet_norm(x, weight, eps, offset, cast_last)
     return torch.cat([result[:128], result[128:] * 0]) if len(result) > 128 else result

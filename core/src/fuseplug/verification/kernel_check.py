@@ -17,6 +17,7 @@ from .comparing import Tolerance, departure, difference, excess
 from .evidence import key_of
 from .examining import Semantics, dtypes_in
 from .examples import example_of, raised
+from .nested import mapped, tensors
 from .outcome import AS_USUAL, Handing, Outcome, Subject, run
 from .varying import main_argument, transposed, variations
 
@@ -125,7 +126,10 @@ class KernelCheck:
                 dtypes_in(self._semantics.accepts.typed, example_of(self._proposal, each, 1), self._subject)
                 for each in mixes
             ]
-            return Ran(tuple(dict.fromkeys(rows)), self._needs_order(mix), self._fails_under_autocast(mix), ranks)
+            contiguous = self._needs_order(mix)
+            if isinstance(contiguous, Rejection):
+                return contiguous
+            return Ran(tuple(dict.fromkeys(rows)), contiguous, self._fails_under_autocast(mix), ranks)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             return raised(f"running on {self._device}", error)
 
@@ -212,16 +216,28 @@ class KernelCheck:
             own = self._run(self._reference, example)
             if why := excess(expected, own, truth, self._tolerance):
                 return Rejection(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
-        if why := excess(outcome, expected, truth, self._tolerance):
-            return Rejection(f"its numbers are wrong for {on}: {why}", kind="failed")
-        if why := outcome.lies_otherwise(expected):
-            return Rejection(f"for {on} its {why}", kind="failed")
+        if wrong := self._wrong(example, outcome, expected, truth, on):
+            return wrong
+        if self._exact is not None and (why := self._rounds_otherwise(outcome, expected)):
+            return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding")
+        if not self._kernel.differentiable:
+            return None
+        # Not before the other was judged: it may write where that lies.
+        quiet = self._run(self._fused, example, gradients=False)
+        on = f"{on} without gradients"
+        if wrong := self._wrong(example, quiet, expected.without_gradients(), truth.without_gradients(), on):
+            return wrong
         if self._exact is None:
             return None
-        if not (why := self._rounds_otherwise(outcome, expected)) and self._kernel.differentiable:
-            functions = (self._fused, self._subject.original)
-            why = difference(*(self._run(function, example, gradients=False) for function in functions))
+        why = difference(quiet, self._run(self._subject.original, example, gradients=False))
         return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding") if why else None
+
+    def _wrong(self, example: Example, found: Outcome, expected: Outcome, truth: Outcome, on: str) -> Rejection | None:
+        if why := excess(found, expected, truth, self._tolerance):
+            return Rejection(f"its numbers are wrong for {on}: {why}", kind="failed")
+        if _is_contiguous(example) and (why := found.lies_otherwise(expected)):
+            return Rejection(f"for {on} its {why}", kind="failed")
+        return None
 
     def _rounds_otherwise(self, found: Outcome, expected: Outcome) -> str:
         """The first thing that must be the original's bit for bit, and is not; ``""`` if there is none."""
@@ -231,9 +247,12 @@ class KernelCheck:
             found, expected = found.without_gradients(), expected.without_gradients()
         return difference(found, expected)
 
-    def _needs_order(self, mix: Any) -> bool:
-        """Whether the kernel is right only for contiguous inputs."""
+    def _needs_order(self, mix: Any) -> bool | Rejection:
+        """Whether the kernel is right only for contiguous inputs; or what is wrong with it for those."""
         example = example_of(self._proposal, mix, min(self._kernel.check_sizes))
+        if not _is_contiguous(example):
+            contiguous = replace(example, args=mapped(_contiguous, tuple(example.args)))
+            return self._judged(contiguous, self._run(self._fused, contiguous)) or False
         handing = Handing(arguments=transposed)
         try:
             found = self._run(self._fused, example, handing=handing)
@@ -276,6 +295,14 @@ class KernelCheck:
     def _truth(self, example: Example) -> Outcome:
         gradients = self._kernel.differentiable
         return run(self._subject, self._reference, example, dtype=torch.float64, gradients=gradients)
+
+
+def _is_contiguous(example: Example) -> bool:
+    return all(each.is_contiguous() for each in tensors(tuple(example.args)))
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def describe(example: Example) -> str:

@@ -89,7 +89,7 @@ def planted(example: Example, which: int, value: float) -> Example | None:
     if not (isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel()):
         return None
     leaves[which] = tensor.clone()
-    leaves[which].view(-1)[tensor.numel() // 2] = value
+    leaves[which][torch.unravel_index(torch.tensor(tensor.numel() // 2, device="cpu"), tensor.shape)] = value
     return replace(example, args=tree_unflatten(leaves, structure))
 
 
