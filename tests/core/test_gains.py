@@ -102,6 +102,49 @@ def test_a_batch_says_what_was_too_small():
     )
 
 
+class TwoEnds(NormKernel):
+    kernel_id = "two_ends_norm"
+
+    def gains_from(self, use):
+        return 64
+
+    def gains_until(self, use):
+        return 0 if use.gradients else 16
+
+
+def test_a_kernel_may_gain_in_the_smallest_calls_too():
+    module = Norm()
+    applied = manager_of(TwoEnds).apply_all(module)
+    for number, ours in {1: 1, 2: 1, 3: 0, 7: 0, 8: 1}.items():
+        for _ in range(2):  # the first call of a module is counted on the long way
+            ran.clear()
+            module(rows(number))
+            assert ran["norm"] == ours, number
+            module(rows(number, gradients=True))
+            assert ran["norm"] == ours + (number == 8), number
+    (calls,) = applied.try_(rows(3))
+    assert calls.reasons == (
+        "it is too small to gain: the main input has 24 elements, and the kernel is faster up to 16 and from 64 on",
+    )
+    (entry,) = applied.report.fused
+    assert set(entry.gains_from.values()) == {64}
+    assert entry.gains_until == {f"{dtype} inference": 16 for dtype in ("bfloat16", "float16", "float32", "float64")}
+    said = manager_of(TwoEnds).plan(Norm()).explain("")
+    assert "used up to 16 elements of the main input: bfloat16 inference, float16 inference" in said
+
+
+def test_that_too_is_counted_in_what_the_op_works_on():
+    class Wide(TwoEnds):
+        kernel_id = "wide_two_ends_norm"
+
+        def match(self, site):
+            found = super().match(site)
+            return found and [dataclasses.replace(each, work=1 / 3) for each in found]
+
+    (entry,) = manager_of(Wide).apply_all(Norm()).report.fused
+    assert (entry.gains_until["float32 inference"], entry.gains_from["float32 inference"]) == (48, 192)
+
+
 @pytest.mark.parametrize("how", ["argument", "environment"])
 def test_every_size_can_be_asked_for(how, monkeypatch):
     if how == "environment":
@@ -125,6 +168,11 @@ def test_what_is_no_number_is_the_kernels_fault(said):
     report = manager_of(variant_of(NormKernel, gains_from=lambda self, use: said)).apply_all(Norm()).report
     assert not report.fused
     assert f"gains_from() must give a number of elements, 0 or more; it gave {said!r}" in report.left_alone[0].why_not
+
+
+def test_so_is_what_is_no_number_at_the_other_end():
+    report = manager_of(variant_of(NormKernel, gains_until=lambda self, use: 2.5)).apply_all(Norm()).report
+    assert "gains_until() must give a number of elements, 0 or more; it gave 2.5" in report.left_alone[0].why_not
 
 
 def test_an_error_is_the_kernels_fault():

@@ -248,6 +248,27 @@ class TestTheRule:
         assert self.found({10: 1.0}, backward=[3.0]).inference[2] == NEVER
         assert self.found({10: 3.0}, backward=[1.0]).training[2] == NEVER
 
+    TWO_ENDS = Gains((0,) * 4, (20,) * 4, inference_until=(5,) * 4)
+
+    @pytest.mark.parametrize(
+        ("gains", "found"),
+        [
+            ({5: 2.0, 10: 1.0, 20: 2.0}, (20, 5)),
+            ({5: 2.0, 10: 2.0}, (10, 5)),
+            ({4: 2.0}, (20, 5)),
+            ({4: 2.0, 5: 1.0, 10: 1.0, 20: 2.0}, (20, 0)),
+            ({5: 2.0, 10: 2.0, 20: 1.0}, (NEVER, 5)),
+        ],
+        ids=["as declared", "from earlier on", "one end alone", "the small end loses", "the large end loses"],
+    )
+    def test_both_ends(self, gains, found):
+        measured = self.found(gains, self.TWO_ENDS)
+        assert (measured.inference[2], measured.inference_until[2]) == found
+        assert measured.inference_until[0] == 5
+
+    def test_both_ends_lose(self):
+        assert self.found({5: 1.0, 20: 1.0}, self.TWO_ENDS) is None
+
     def test_what_was_not_measured_is_as_declared(self):
         declared = Gains((1, 2, 3, 4), (5, 6, 7, 8))
         assert measured(declared, []) == declared

@@ -180,6 +180,14 @@ class TestNotOurs:
             assert len(calls) == ours
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)) == (not ours)
 
+    def test_unless_they_are_decoded(self, name, calls):
+        module, usual = experts_of("qwen3_moe"), door.register_experts(name)
+        module.config._experts_implementation = usual
+        with torch.no_grad():
+            for tokens in range(1, 4):
+                module(*routed(module, tokens))
+                assert len(calls) == 1
+
     def test_weights_that_are_no_plain_tensors(self, name, calls):
         class Special(nn.Parameter):
             pass

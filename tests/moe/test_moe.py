@@ -88,12 +88,22 @@ def test_it_is_the_same_each_time_and_leaves_its_inputs_alone():
     assert versions == {name: named[name]._version for name in versions}
 
 
+@pytest.mark.parametrize("tokens", [None, 1], ids=["as it is", "one token"])
 @pytest.mark.parametrize("way", WAYS)
-def test_without_gradients_it_is_the_same(way):
-    named = arguments(**WAYS[way])
+def test_without_gradients_it_is_the_same(way, tokens):
+    named = arguments(**WAYS[way] | ({} if tokens is None else {"tokens": tokens}))
     with torch.no_grad():
         quiet = inductor.moe(**named)
     torch.testing.assert_close(quiet, inductor.moe(**named).detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_one_token_is_not_sorted(dtype, monkeypatch):
+    named = arguments(tokens=1, dtype=dtype)
+    expected = inductor.moe(**named)
+    monkeypatch.setattr(inductor, "_sort", None)
+    with torch.no_grad():
+        assert_close([inductor.moe(**named)], [expected], HALF[dtype])
 
 
 @pytest.mark.parametrize("elsewhere", [1, 2])

@@ -70,6 +70,17 @@ def test_every_specimen_is_fused(manager, number):
 # --- what looks alike and is not
 
 
+def test_the_way_of_one_token_is_checked_too(manager, monkeypatch):
+    module = filled(specimens.StackedExperts(4, 12, 7))
+    (entry,) = manager.plan(module).report.entries
+    assert entry.fused
+    assert entry.gains_until == {} or set(entry.gains_until.values()) == {12}
+    monkeypatch.setattr(inductor.one_token, "compute", lambda experts, x, *_: 2 * x)
+    (entry,) = manager.plan(module).report.entries
+    assert not entry.fused
+    assert "its numbers are wrong for float32[1, 24] on cpu without gradients" in entry.why_not
+
+
 class SecondHalfGate(specimens.StackedExperts):
     def _apply_gate(self, gate_up):
         up, gate = gate_up.chunk(2, dim=-1)

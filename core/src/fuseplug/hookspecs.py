@@ -108,6 +108,14 @@ class BaseKernel(abc.ABC):
         del use
         return 0
 
+    def gains_until(self, use: Use) -> int:
+        """Return up to how many elements the kernel is faster as well, below `gains_from`; 0 if it never is there.
+
+        For a kernel that computes a few rows in another way. Counted, measured and asked like `gains_from`.
+        """
+        del use
+        return 0
+
     @final
     def runs_on(self, device_type: str) -> bool:
         """Whether `device_types` has *device_type*, or is empty."""

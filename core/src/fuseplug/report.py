@@ -94,6 +94,7 @@ class Entry:
             (``"bfloat16 training"``). Smaller calls are the original's; where it is ``None``, all are. Empty if calls
             of every size are the kernel's.
         figures: What was measured of the kernel, with ``measure=``.
+        gains_until: Up to how many elements it is used as well, for the kinds of calls where it is.
     """
 
     paths: tuple[str, ...]
@@ -111,6 +112,7 @@ class Entry:
     gives_up: str = ""
     gains_from: Mapping[str, int | None] = field(default_factory=dict)
     figures: tuple[Figure, ...] = ()
+    gains_until: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fused(self) -> bool:
@@ -143,6 +145,7 @@ class Entry:
             "covered_by": self.covered_by,
             "gives_up": self.gives_up,
             "gains_from": dict(self.gains_from),
+            "gains_until": dict(self.gains_until),
             "figures": [each.to_dict() for each in self.figures],
         }
 

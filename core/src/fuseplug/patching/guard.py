@@ -171,14 +171,22 @@ class Guard:
         if not gains:
             return
         x = f"a[{main}]"
-        training, inference = (self._number(x, numbers) for numbers in (gains.training, gains.inference))
-        least = training if training == inference else f"({training} if {x}.requires_grad else {inference})"
-        code = f"({x}.numel() >= {least})"
+        least = self._by_gradients(x, gains.training, gains.inference)
+        code = f"(n := {x}.numel()) >= {least}"
         if not least.isdecimal():
             # Most calls are smaller or larger than every number, and need not be asked which is theirs.
             smallest, largest = (f(gains.training + gains.inference) for f in (min, max))
-            code = f"((n := {x}.numel()) >= {largest} or n >= {smallest} and n >= {least})"
+            code = f"(n := {x}.numel()) >= {largest} or n >= {smallest} and n >= {least}"
+        if highest := max(gains.training_until + gains.inference_until):
+            most = self._by_gradients(x, gains.training_until, gains.inference_until)
+            code += f" or n <= {highest} and n <= {most}"
+        code = f"({code})"
         yield _Term(code, lambda args: gains.why_not(args[main]), answer=None)
+
+    def _by_gradients(self, x: str, training: Sequence[int], inference: Sequence[int]) -> str:
+        """The expression for the number that belongs to *x*."""
+        with_, without = self._number(x, training), self._number(x, inference)
+        return with_ if training == inference else f"({with_} if {x}.requires_grad else {without})"
 
     def _device(self, main: int, device_type: str) -> Iterator[_Term]:
         x = f"a[{main}]"

@@ -320,18 +320,19 @@ class Decider:
             check=check,
             watched=tuple(replacement_of(patch.function).watch.described()),
             gains_from=gains.to_dict(),
+            gains_until=gains.until_to_dict(),
             figures=tuple(figures),
         )
         return Decision(entry, (patch,))
 
     def _gains(self, record: KernelRecord, semantics: Semantics, place: Place, proposal: Proposal) -> Gains | Rejection:
-        """From which size on the kernel of *record* is used at *place*; or what is wrong with what it says."""
+        """In which sizes the kernel of *record* is used at *place*; or what is wrong with what it says."""
         if self._rules.every_size:
             return EVERY_SIZE
         try:
             return gains_of(kernel_of(record), semantics.adapter, place.device_type, proposal.work)
         except Exception as error:  # noqa: BLE001 - a third party's method may raise anything
-            return Rejection(f"{said_by(error)} (gains_from)", kind="error")
+            return Rejection(f"{said_by(error)} (gains_from, gains_until)", kind="error")
 
     def _part(self, place: Place, target: Target) -> _Part | Rejection:
         """What *target* of the site *place* is; or why it cannot be replaced."""

@@ -46,7 +46,7 @@ def _answers(report: Report, record: KernelRecord, entry: Entry) -> Iterator[str
     rejections = [rejection.reason for kernel, rejection in entry.rejections if kernel == kernel_id]
     if kernel_id == entry.kernel_id:
         yield f"fuses it: {entry.variant}; kernel check {entry.check}"
-        yield from _sizes(entry.gains_from)
+        yield from _sizes(entry.gains_from, entry.gains_until)
         yield from (f"measured with {figure}" for figure in entry.figures)
         yield from (f"watched at each call: {each}" for each in entry.watched)
     elif kernel_id in entry.outranked:
@@ -59,9 +59,13 @@ def _answers(report: Report, record: KernelRecord, entry: Entry) -> Iterator[str
         yield report.idle.get(kernel_id, "none of its business")
 
 
-def _sizes(gains_from: Mapping[str, int | None]) -> Iterator[str]:
-    """From which size on the kernel is used, a line for each number of elements."""
+def _sizes(gains_from: Mapping[str, int | None], gains_until: Mapping[str, int]) -> Iterator[str]:
+    """In which sizes the kernel is used, a line for each number of elements."""
+    for most in sorted(set(gains_until.values())):
+        kinds = ", ".join(kind for kind, until in gains_until.items() if until == most)
+        yield f"used up to {most:,} elements of the main input: {kinds}"
     for number in sorted(set(gains_from.values()), key=lambda number: (number is None, number)):
         kinds = ", ".join(kind for kind, least in gains_from.items() if least == number)
-        when = "never used" if number is None else f"used from {number:,} elements of the main input on"
+        when = "never used otherwise" if gains_until else "never used"
+        when = when if number is None else f"used from {number:,} elements of the main input on"
         yield f"{when}: {kinds}"

@@ -85,7 +85,7 @@ def _experts(
     if torch.compiler.is_compiling():
         return usual()(module, hidden_states, top_k_index, top_k_weights)
     kernel = _kernel(hidden_states.device.type)
-    if kernel is InductorMoEKernel and not every_size and len(hidden_states) < STACKED_GAINS_FROM:
+    if kernel is InductorMoEKernel and not every_size and not _gains(hidden_states):
         return usual()(module, hidden_states, top_k_index, top_k_weights)
     if why := _unknown(module, hidden_states, kernel):
         said = f"{type(module).__name__}: {why}; transformers' {_SAME_AS_USUAL} computes it"
@@ -114,6 +114,12 @@ def _experts(
         activation=_gate(module, layout),
         post=held.post_expert_norm if held.has_post_expert_norm else None,
     )
+
+
+def _gains(hidden_states: Tensor) -> bool:
+    """Whether Inductor's kernel is faster than ``grouped_mm`` here and now."""
+    decodes = len(hidden_states) == 1 and hidden_states.is_cpu and not torch.is_grad_enabled()
+    return decodes or len(hidden_states) >= STACKED_GAINS_FROM
 
 
 @functools.cache

@@ -2,7 +2,8 @@
 
 Five steps, each with a derivative of its own: rows are gathered in the order of the experts, multiplied, gated,
 multiplied again, put back in the order of the tokens and weighed. Only experts that have rows are looked at. Nothing is
-added atomically: what the backward gives to one token from several experts is summed in the same order each time.
+added atomically: what the backward gives to one token from several experts is summed in the same order each time. One
+token without gradients takes another way, `one_token`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fuseplug.inductor import Compiled, plain, recording, worth_compiling
 
 from ... import reference
 from ...reference import Experts, Projection
+from . import one_token
 from .matrix_products import grouped_matmul, matmul
 
 
@@ -39,6 +41,10 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
         return reference.compute(experts, x, index, weights)
     if not len(x) or not plain(x, index, weights, *experts.stacked):
         return reference.compute(experts, x, index, weights)
+    if len(x) == 1 and not torch.is_grad_enabled():
+        decoded = one_token.compute(experts, x, index, weights)
+        if decoded is not None:
+            return decoded
     order = _sort(index, experts.number)
     if not order.hit:
         return reference.compute(experts, x, index, weights)
