@@ -63,7 +63,7 @@ FUNCTIONS = {
     # what comes back
     "gives_a_subclass": ("numbers", "returns Marked instead of Tensor"),
     "gives_a_subclass_without_gradients": ("results", r"output\[0\] is a Marked instead of a Tensor"),
-    "gives_what_cannot_be_viewed": ("results", r"as they are: output\[0\] lies in memory with strides"),
+    "gives_what_cannot_be_viewed": ("results", r"contiguous: output\[0\] lies in memory with strides"),
     "gives_a_list": ("numbers", r"returns \[Tensor, Tensor\] instead of \(Tensor, Tensor\)"),
     "index_on_the_default_device": ("default-device", "set_default_device"),
     "made_on_the_default_device": ("default-device", "raises RuntimeError: .*meta"),

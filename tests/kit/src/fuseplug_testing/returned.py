@@ -16,7 +16,7 @@ from .edges import MEMORY_LAYOUTS
 from .results import Finding
 from .subjects import Case, raised
 
-_AS_THEY_ARE = "as they are"
+_CONTIGUOUS = "contiguous"
 _SWAPPED = "second and third dimension swapped"
 
 
@@ -29,8 +29,13 @@ def _second_last(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, 1).contiguous().transpose(0, 1) if tensor.dim() > 2 else tensor.clone()
 
 
+def _contiguous(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 HANDED: dict[str, Handing] = {
-    _AS_THEY_ARE: Handing(),
+    "as they are": Handing(),
+    _CONTIGUOUS: Handing(arguments=_contiguous),
     _SWAPPED: Handing(arguments=_swapped),
     **{name: Handing(arguments=layout) for name, layout in MEMORY_LAYOUTS.items()},
 }
@@ -39,7 +44,7 @@ HANDED: dict[str, Handing] = {
 def returned(case: Case) -> Iterator[Finding]:
     """Results have the type and the device of the original's, and come in the same containers.
 
-    For inputs that lie in memory as they are made, they have the strides of the original's: a caller may ``view`` them.
+    For contiguous inputs they have the strides of the original's: a caller may ``view`` them.
     """
     for name, handing in HANDED.items():
         for gradients in dict.fromkeys((case.gradients, False)):
@@ -56,7 +61,7 @@ def returned(case: Case) -> Iterator[Finding]:
                 yield Finding(where, fault=f"raises {raised(error)}, where the original does not")
                 continue
             fault = _otherwise(found, expected, case.proposal.lazy)
-            if not fault and name == _AS_THEY_ARE:
+            if not fault and name == _CONTIGUOUS:
                 fault = ours.lies_otherwise(usual)
             yield Finding(where, fault=fault)
 
