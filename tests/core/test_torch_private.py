@@ -498,7 +498,6 @@ cpu_vec_isa.VecISA.check_build = own = lambda self, code: built.append(code) is 
 assert inductor.trust_vectors() and not inductor.trust_vectors()
 trusted = cpu_vec_isa.valid_vec_isa_list()
 assert cpu_vec_isa.VecISA.check_build is own and built == []
-flags = [isa.build_arch_flags() for isa in trusted]
 inductor.forget_vectors()
 assert cpu_vec_isa.valid_vec_isa_list() == []
 assert bool(built) == bool(trusted)

@@ -67,9 +67,6 @@ def test_every_specimen_is_fused(manager, number):
     assert [entry.check for entry in report.fused] == ["passed"], report
 
 
-# --- what looks alike and is not
-
-
 def test_the_way_of_one_token_is_checked_too(manager, monkeypatch):
     module = filled(specimens.StackedExperts(4, 12, 7))
     (entry,) = manager.plan(module).report.entries
@@ -79,6 +76,9 @@ def test_the_way_of_one_token_is_checked_too(manager, monkeypatch):
     (entry,) = manager.plan(module).report.entries
     assert not entry.fused
     assert "its numbers are wrong for float32[1, 24] on cpu without gradients" in entry.why_not
+
+
+# --- what looks alike and is not
 
 
 class SecondHalfGate(specimens.StackedExperts):
