@@ -203,11 +203,18 @@ def test_modes_that_see_functions_can_be_taken_off_and_put_back():
     assert private.len_torch_function_stack() == 0
 
 
-@of("unsafe_view")
-def test_an_unsafe_view_shares_memory_and_is_no_view():
-    x = X.clone()
-    y = private.unsafe_view(x, (3, 2))
-    assert (y.shape, y.data_ptr(), y._is_view()) == ((3, 2), x.data_ptr(), False)
+@of("reinterpret_tensor")
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_reinterpreted_tensor_shares_memory_and_is_no_view(mode):
+    parameter = torch.nn.Parameter(torch.arange(12.0))
+    x = parameter.detach()[2:8]
+    with mode():
+        y = private.reinterpret_tensor(x, (3, 2), (1, 3))
+        z = private.reinterpret_tensor(parameter, (12,), (1,))
+        assert y.is_inference() == torch.is_inference_mode_enabled()
+    assert_close(y, x.view(2, 3).t())
+    assert (y.data_ptr(), y.storage_offset(), y._is_view()) == (x.data_ptr(), 2, False)
+    assert (type(z), z.requires_grad, z._is_view()) == (torch.Tensor, False, False)
 
 
 @of("storage_id")
@@ -549,4 +556,5 @@ ALIASES = sorted(name for name in private.__all__ if type(getattr(private, name)
 @pytest.mark.parametrize("name", ALIASES)
 def test_what_is_asked_at_each_call_is_torchs_own(name):
     function = getattr(private, name)
-    assert function in (getattr(torch._C, f"_{name}", None), getattr(torch._C._functorch, name, None))
+    homes = [(torch._C, f"_{name}"), (torch._C._functorch, name), (torch._C._dynamo.guards, f"_{name}")]
+    assert function in [getattr(home, own, None) for home, own in homes]

@@ -22,8 +22,8 @@ from ..torch_private import (
     in_forward_mode,
     len_torch_dispatch_stack,
     peek_interpreter_stack,
+    reinterpret_tensor,
     storage_id,
-    unsafe_view,
 )
 from .layout import keeping_order
 from .program import Program
@@ -73,7 +73,7 @@ class Compiled:
     def forward(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
         """Compute the formula and record nothing for a backward."""
         (result,) = self._run(constants, None, x, *others)
-        return result if x.dim() == 2 else result.view(*x.shape[:-1], result.shape[-1])
+        return _shaped(result, (*x.shape[:-1], result.shape[1]))
 
     def backward(
         self, constants: Constants, needs: tuple[bool, ...], grad: Tensor, *tensors: Tensor | None
@@ -81,7 +81,7 @@ class Compiled:
         """The gradients of those *tensors* that *needs* names, and ``None`` for the others."""
         found = iter(self._run(constants, needs, grad.contiguous(), *tensors))
         return [
-            next(found).view(t.shape) if t is not None and need else None
+            _shaped(next(found), t.shape) if t is not None and need else None
             for t, need in zip(tensors, needs, strict=True)
         ]
 
@@ -96,14 +96,25 @@ class Compiled:
         return found
 
     def _run(self, constants: Constants, needs: tuple[bool, ...] | None, *tensors: Tensor | None) -> Sequence[Tensor]:
-        rows = [_rows(t) for t in tensors if t is not None]
-        present = tuple([t is not None for t in tensors])
-        kinds = tuple([(t.dtype, t.device, t.shape[-1], t.is_contiguous()) for t in rows])
-        key = (constants, needs, present, kinds)
-        program = self._programs.get(key)
+        # Lean, because between matmuls each look at a tensor is a few microseconds in a call of a hundred.
+        rows = []
+        key: list[Hashable] = [constants, needs, tensors[0].device]  # type: ignore[union-attr]
+        for t in tensors:
+            if t is None:
+                key.append(None)
+                continue
+            width, tight = t.shape[-1], t.is_contiguous()
+            if not tight:
+                t, tight = _rows(t)
+            elif t.dim() > 2:
+                t = reinterpret_tensor(t, (t.numel() // width, width), (width, 1))
+            rows.append(t)
+            key += (t.dtype, width, tight)
+        program = self._programs.get(tuple(key))
         if program is None:
+            present = [t is not None for t in tensors]
             made = _program(self.formula, constants, needs, present, [(0,) if t.dim() > 1 else () for t in rows])
-            program = self._programs.setdefault(key, made)
+            program = self._programs.setdefault(tuple(key), made)
         return program(*rows)
 
 
@@ -115,7 +126,7 @@ class _Differentiable(torch.autograd.Function):
         # What the formula would not keep itself, having cast it, its caller may write into before the backward.
         own = [t if t is None or itself else t.clone() for t, itself in zip(tensors, kept, strict=True)]
         ctx.save_for_backward(*own)
-        return unviewed(compiled.forward(constants, *tensors))  # type: ignore[arg-type]
+        return compiled.forward(constants, *tensors)  # type: ignore[arg-type]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -152,15 +163,6 @@ def _keeps(
     return tuple([t is None or storage_id(t) in kept for t in likes])
 
 
-def unviewed(result: Tensor) -> Tensor:
-    """*result* as no view of anything.
-
-    What an autograd function gives must be none, or whoever called it could not write into it.
-    """
-    own: Tensor = unsafe_view(result, result.shape)
-    return own
-
-
 SMALL = 1 << 16
 """Elements below which no compiled call is worth its fixed cost, which is about 10 µs forward and 50 µs backward.
 
@@ -193,12 +195,27 @@ def plain(*tensors: Tensor | None) -> bool:
     return peek_interpreter_stack() is None and not in_forward_mode() and len_torch_dispatch_stack() == 0
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    """*tensor* as a matrix of rows, so that its rank is no reason to compile again; a shared vector stays one."""
-    tensor = tensor.detach()
+def _shaped(rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """*rows*, which a program gave, with *shape*, and no view of anything: its caller may want to write into it."""
+    if len(shape) == rows.dim():
+        return rows
+    stride, step = [], 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= size
+    return reinterpret_tensor(rows, shape, stride[::-1])
+
+
+def _rows(tensor: Tensor) -> tuple[Tensor, bool]:
+    """*tensor* as a matrix of rows, so that its rank is no reason to compile again; a shared vector stays one.
+
+    And whether no two of the rows lie apart.
+    """
     if tensor.dim() > 2:
         tensor = tensor.reshape(-1, tensor.shape[-1])
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+    if tensor.stride(-1) != 1:
+        tensor = tensor.contiguous()
+    return tensor, tensor.is_contiguous()
 
 
 def standard_state(device_type: str) -> contextlib.AbstractContextManager[Any]:
@@ -223,14 +240,13 @@ def _program(
         return [next(given) if each else None for each in present]
 
     def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return (formula(*all_of(tensors), *constants),)
+        return (formula(*all_of(tensors), *constants).contiguous(),)
 
     def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
         grad, *others = all_of(tensors)
         wanted, of_wanted = _restricted(lambda *others: formula(*others, *constants), others, needs or ())
         _, pull = torch.func.vjp(of_wanted, *wanted)  # type: ignore[misc]
-        found: tuple[Tensor, ...] = pull(grad)
-        return found
+        return tuple([found.contiguous() for found in pull(grad)])
 
     return Program(forward if needs is None else backward, varying)
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..differentiating import differentiated_again, recording, vjp
-from .compiled import plain, unviewed
+from ..torch_private import reinterpret_tensor
+from .compiled import plain
 from .program import Program
 
 if TYPE_CHECKING:
@@ -91,10 +92,7 @@ class CompiledLinear:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
             views = self._views[keep_order, memory] = _views(memory, len(xs), keep_order)
-        values = [
-            t.as_strided(size, stride, t.storage_offset())
-            for t, (size, stride) in zip(tensors, views.inside, strict=True)
-        ]
+        values = [reinterpret_tensor(t, size, stride) for t, (size, stride) in zip(tensors, views.inside, strict=True)]
         key = (
             tuple(constants),
             transposed,
@@ -107,7 +105,9 @@ class CompiledLinear:
             made = _program(self.formula, tuple(constants), transposed, len(xs), varying)
             program = self._programs.setdefault(key, made)
         found = program(*values)
-        return tuple([y.as_strided(size, stride) for y, (size, stride) in zip(found, views.outside, strict=True)])
+        return tuple(
+            [reinterpret_tensor(y, size, stride) for y, (size, stride) in zip(found, views.outside, strict=True)]
+        )
 
 
 _NO_TENSORS = (None,) * 4
@@ -128,7 +128,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.compiled, ctx.constants, ctx.dtypes = compiled, constants, [x.dtype for x in tensors[:count]]
         xs, tables = tensors[:count], tensors[count:]
-        found = tuple([unviewed(y) for y in compiled.run(constants, xs, tables, keep_order=keep_order)])
+        found = compiled.run(constants, xs, tables, keep_order=keep_order)
         ctx.shapes = [y.shape for y in found]
         if any(ctx.needs_input_grad[4 + count :]):
             ctx.save_for_backward(*tensors)
@@ -266,12 +266,11 @@ def _kind(size: list[int], stride: list[int]) -> Hashable:
 
 def _packed(tensor: Tensor) -> Tensor:
     """`_readable`, with an element in memory for each that it has: the gradient of a sum is one number, repeated."""
-    return tensor.detach().contiguous() if 0 in tensor.stride() else _readable(tensor)
+    return tensor.contiguous() if 0 in tensor.stride() else _readable(tensor)
 
 
 def _readable(tensor: Tensor) -> Tensor:
-    """*tensor*, detached, with rows that are one piece of memory each."""
-    tensor = tensor.detach()
+    """*tensor*, with rows that are one piece of memory each."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 

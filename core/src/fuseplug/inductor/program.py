@@ -44,25 +44,23 @@ class Program:
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Compute *function* and record nothing for a backward."""
         threads = torch.get_num_threads()
-        made = _covering(self._made, tensors, threads)
-        run = self._missing(tensors, threads) if made is None else made.run
-        device_type = tensors[0].device.type
-        if not torch.is_autocast_enabled(device_type):
-            return run(*tensors)
-        with torch.autocast(device_type, enabled=False):
-            return run(*tensors)
+        made = _covering(self._made, tensors, threads) or self._missing(tensors, threads)
+        if not torch.is_autocast_enabled(made.device_type):
+            return made.run(*tensors)
+        with torch.autocast(made.device_type, enabled=False):
+            return made.run(*tensors)
 
     @property
     def compilations(self) -> int:
         """How often *function* was compiled."""
         return len(self._made) + len(self._begun)
 
-    def _missing(self, tensors: Sequence[Tensor], threads: int) -> Callable[..., Sequence[Tensor]]:
+    def _missing(self, tensors: Sequence[Tensor], threads: int) -> _Made:
         """What computes *function* for *tensors* now, where nothing that was made before does."""
         builders = rehearsing()
         begun = self._begin(tensors, threads, builders)
         if builders is not None:
-            return torch.no_grad()(self.function)
+            return begun._replace(run=torch.no_grad()(self.function))
         try:
             begun.wait()
         except Exception:  # noqa: BLE001 - whatever a compiler's failure raises
@@ -72,7 +70,7 @@ class Program:
         with _compiling:
             if self._drop(begun):  # another thread may have waited, too
                 self._made = [*self._made, begun]
-        return begun.run
+        return begun
 
     def _begin(self, tensors: Sequence[Tensor], threads: int, builders: Builders | None) -> _Made:
         with _compiling:
@@ -101,12 +99,14 @@ class _Made(NamedTuple):
         covers: Whether it is right for tensors of these sizes.
         run: The compiled function.
         wait: Waits until *run* is built.
+        device_type: Where it runs.
     """
 
     threads: int
     covers: Callable[..., bool]
     run: Callable[..., Sequence[Tensor]]
     wait: Callable[[], None]
+    device_type: str
 
 
 def _covering(made: Sequence[_Made], tensors: Sequence[Tensor], threads: int) -> _Made | None:
@@ -124,7 +124,8 @@ def _make(
     threads: int,
     builders: Builders | None,
 ) -> _Made:
-    trust(tensors[0].device.type)
+    device_type = tensors[0].device.type
+    trust(device_type)
     if builders is not None:
         builders.prepare()
     recording = recorded(function, tensors, varying)
@@ -135,7 +136,7 @@ def _make(
             raise
         recording = recorded(function, tensors, varying)
         run, wait = compiled_by_inductor(recording)
-    return _Made(threads, recording.covers(), run, wait)
+    return _Made(threads, recording.covers(), run, wait, device_type)
 
 
 def named(function: Callable[..., Any], formula: Callable[..., Any]) -> Callable[..., Any]:

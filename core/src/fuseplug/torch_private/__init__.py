@@ -56,6 +56,7 @@ __all__ = [
     "peek_interpreter_stack",
     "pop_torch_function_stack",
     "push_on_torch_function_stack",
+    "reinterpret_tensor",
     "schemas_of",
     "storage_id",
     "traced_away",
@@ -63,7 +64,6 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "tree_unflatten",
-    "unsafe_view",
     "without_memory",
 ]
 
@@ -111,8 +111,10 @@ anywhere else, so this tells such a forward from ``torch.no_grad()``."""
 disable_current_modes = _disable_current_modes
 """Takes the modes that see each operation off inside; the public context managers only enter one."""
 
-unsafe_view = torch.ops.aten._unsafe_view.default
-"""``unsafe_view(tensor, size)``: a tensor on the same memory that autograd takes for no view of *tensor*."""
+reinterpret_tensor: Callable[..., Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
+"""``reinterpret_tensor(tensor, size, stride)``: a tensor on the same memory, from the same place on. Autograd knows
+nothing of it: it is no view of *tensor*, and requires no gradient. Inductor makes its own views so. It is no operation,
+so between two matmuls it takes 6 to 10 µs, where ``as_strided`` takes 20 and ``view`` up to 40 (on an Intel Xeon)."""
 
 DYNAMO_SETTINGS, INDUCTOR_SETTINGS = "torch._dynamo.config", "torch._inductor.config"
 """The modules with the settings of torch's compilers, to be looked up where somebody has imported them.
