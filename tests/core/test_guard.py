@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fuseplug import Target
 from fuseplug.accepts import Accepts
-from fuseplug.gains import DTYPES, NEVER, Gains
+from fuseplug.gains import DTYPES, NEVER, Ends, Gains
 from fuseplug.patching.guard import Guard
 from fuseplug.watch import Bare, ById, Call, Step, Watch
 
@@ -40,7 +40,7 @@ class Untouchable:
 def test_a_call_that_is_too_small_looks_up_nothing_of_the_module():
     call = Call(2, (), (frozenset(), frozenset({Tensor})), (frozenset(), frozenset()))
     weight = (Step("weight", "_parameters"),)
-    gains = Gains((8,) * len(DTYPES), (16,) * len(DTYPES))
+    gains = Gains((Ends(8),) * len(DTYPES), (Ends(16),) * len(DTYPES))
     accepts = Accepts((call,), 1, (1, weight), ((torch.float32, torch.float32),), gains=gains)
     guard = Guard(call, turn, Target("forward"), "cpu", accepts)
     assert not guard.holds([Untouchable(), torch.ones(7, requires_grad=True)])
@@ -52,14 +52,14 @@ def test_a_call_that_is_too_small_looks_up_nothing_of_the_module():
 
 def test_sizes_are_those_of_the_dtype_and_of_gradients():
     call = Call(1, (), (frozenset({Tensor}),), (frozenset(),))
-    gains = Gains((4, 5, 6, NEVER), (7, 8, 9, 0))
+    gains = Gains(tuple(map(Ends, (4, 5, 6, NEVER))), tuple(map(Ends, (7, 8, 9, 0))))
     accepts = Accepts((call,), 0, (0,), tuple((dtype,) for dtype in DTYPES), space=ById({"turn": turn}), gains=gains)
     guard = Guard(call, turn, Target("forward", "turn"), "cpu", accepts)
     for dtype, training, inference in zip(DTYPES, gains.training, gains.inference, strict=True):
         for size in range(1, 12):
             x = torch.ones(size, dtype=dtype)
-            assert bool(guard.holds([x])) == (size >= inference)
-            assert bool(guard.holds([x.requires_grad_()])) == (size >= training)
+            assert bool(guard.holds([x])) == (size >= inference.least)
+            assert bool(guard.holds([x.requires_grad_()])) == (size >= training.least)
 
 
 @pytest.mark.parametrize(("number", "whose"), [(None, ""), (0, ""), (1, " (there are some of acme)")])

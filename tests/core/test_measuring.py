@@ -30,7 +30,7 @@ from torch import nn
 from fuseplug import PlanError, Target
 from fuseplug.cli import main
 from fuseplug.from_config import config_of_type, model_of
-from fuseplug.gains import EVERY_SIZE, NEVER, Gains, measured
+from fuseplug.gains import EVERY_SIZE, NEVER, Ends, Gains, measured
 from fuseplug.measuring import batches_of, timing
 from fuseplug.report import Figure, Timing
 
@@ -245,10 +245,10 @@ class TestTheRule:
         assert self.found({10: 1.0}, backward=[0.3]) is None
 
     def test_one_kind_of_call(self):
-        assert self.found({10: 1.0}, backward=[3.0]).inference[2] == NEVER
-        assert self.found({10: 3.0}, backward=[1.0]).training[2] == NEVER
+        assert self.found({10: 1.0}, backward=[3.0]).inference[2] == Ends(NEVER)
+        assert self.found({10: 3.0}, backward=[1.0]).training[2] == Ends(NEVER)
 
-    TWO_ENDS = Gains((0,) * 4, (20,) * 4, inference_until=(5,) * 4)
+    TWO_ENDS = Gains((Ends(),) * 4, (Ends(20, 5),) * 4)
 
     @pytest.mark.parametrize(
         ("gains", "found"),
@@ -263,16 +263,17 @@ class TestTheRule:
     )
     def test_both_ends(self, gains, found):
         measured = self.found(gains, self.TWO_ENDS)
-        assert (measured.inference[2], measured.inference_until[2]) == found
-        assert measured.inference_until[0] == 5
+        assert measured.inference[2] == found
+        assert measured.inference[0] == (20, 5)
 
     def test_both_ends_lose(self):
         assert self.found({5: 1.0, 20: 1.0}, self.TWO_ENDS) is None
 
     def test_what_was_not_measured_is_as_declared(self):
-        declared = Gains((1, 2, 3, 4), (5, 6, 7, 8))
+        training, inference = (tuple(map(Ends, numbers)) for numbers in ((1, 2, 3, 4), (5, 6, 7, 8)))
+        declared = Gains(training, inference)
         assert measured(declared, []) == declared
-        assert self.found({10: 2.0, 6: 2.0}, declared) == Gains((1, 2, 3, 4), (5, 6, 6, 8))
+        assert self.found({10: 2.0, 6: 2.0}, declared) == Gains(training, (*inference[:2], Ends(6), Ends(8)))
 
 
 class TestWhatIsTimed:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from .contract import Adapter, Use
 from .hookspecs import BaseKernel
 from .report import Figure
+
+T = TypeVar("T")
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -26,57 +29,60 @@ MARGIN = 1.02
 itself is at times a percent ahead."""
 
 
-_NONE = (0,) * len(DTYPES)
+class Ends(NamedTuple):
+    """For which numbers of elements of the main input a kernel is used.
+
+    Attributes:
+        least: From how many on.
+        until: Up to how many as well.
+    """
+
+    least: int = 0
+    until: int = 0
+
+
+_NEVER = Ends(NEVER)
 
 
 @dataclass(frozen=True)
 class Gains:
-    """Numbers of elements of the main input, for each of `DTYPES`.
+    """For which numbers of elements of the main input a kernel is used, for each of `DTYPES`.
 
     Attributes:
-        training: From how many on the kernel is used in calls whose main input requires gradients.
+        training: In calls whose main input requires gradients.
         inference: In all others.
-        training_until: Up to how many it is used as well.
-        inference_until: In all others.
     """
 
-    training: tuple[int, ...]
-    inference: tuple[int, ...]
-    training_until: tuple[int, ...] = _NONE
-    inference_until: tuple[int, ...] = _NONE
+    training: tuple[Ends, ...]
+    inference: tuple[Ends, ...]
 
     def __bool__(self) -> bool:
         """Whether there is any call that is too small."""
-        return any(self.training) or any(self.inference)
+        return any(each.least for each in self.training + self.inference)
 
     def why_not(self, x: torch.Tensor) -> str:
         """What is said where *x*, the main input, is too small."""
-        number = by_dtype(self.training if x.requires_grad else self.inference).get(x.dtype, 0)
-        until = by_dtype(self.training_until if x.requires_grad else self.inference_until).get(x.dtype, 0)
-        if number == NEVER and not until:
+        found = by_dtype(self.training if x.requires_grad else self.inference).get(x.dtype, Ends())
+        if found == _NEVER:
             return f"{AT_NO_SIZE} {'with' if x.requires_grad else 'without'} gradients"
-        ends = [f"up to {until:,}"] if until else []
-        ends += [f"from {number:,} on"] if number != NEVER else []
-        found = f"the main input has {x.numel():,} elements, and the kernel is faster {' and '.join(ends)}"
-        return f"{TOO_SMALL}: {found}"
+        ends = [f"up to {found.until:,}"] if found.until else []
+        ends += [f"from {found.least:,} on"] if found.least != NEVER else []
+        has = f"the main input has {x.numel():,} elements, and the kernel is faster {' and '.join(ends)}"
+        return f"{TOO_SMALL}: {has}"
 
     def to_dict(self) -> dict[str, int | None]:
         """By kind of call (``"bfloat16 training"``), ``None`` for never; empty if no call is too small."""
-        found = _by_kind(self.training, self.inference) if self else {}
-        return {kind: None if number == NEVER else number for kind, number in found.items()}
+        return {kind: None if ends.least == NEVER else ends.least for kind, ends in self._by_kind()}
 
     def until_to_dict(self) -> dict[str, int]:
         """By kind of call, up to how many elements the kernel is used as well; without the kinds where it is not."""
-        found = _by_kind(self.training_until, self.inference_until) if self else {}
-        return {kind: number for kind, number in found.items() if number}
+        return {kind: ends.until for kind, ends in self._by_kind() if ends.until}
 
-
-def _by_kind(training: Sequence[int], inference: Sequence[int]) -> dict[str, int]:
-    return {
-        f"{str(dtype).removeprefix('torch.')} {kind}": number
-        for kind, numbers in (("training", training), ("inference", inference))
-        for dtype, number in zip(DTYPES, numbers, strict=True)
-    }
+    def _by_kind(self) -> Iterator[tuple[str, Ends]]:
+        kinds = {"training": self.training, "inference": self.inference} if self else {}
+        for kind, of_kind in kinds.items():
+            for dtype, ends in by_dtype(of_kind).items():
+                yield f"{str(dtype).removeprefix('torch.')} {kind}", ends
 
 
 def is_about_size(reason: str) -> bool:
@@ -84,13 +90,13 @@ def is_about_size(reason: str) -> bool:
     return reason.startswith((TOO_SMALL, AT_NO_SIZE))
 
 
-def by_dtype(numbers: Sequence[int]) -> dict[torch.dtype, int]:
-    """*numbers*, one for each of `DTYPES`. A call in any other dtype is never too small."""
-    return dict(zip(DTYPES, numbers, strict=True))
+def by_dtype(each: Sequence[T]) -> dict[torch.dtype, T]:
+    """*each*, one for each of `DTYPES`. A call in any other dtype is never too small."""
+    return dict(zip(DTYPES, each, strict=True))
 
 
-EVERY_SIZE = Gains(_NONE, _NONE)
-TIMED = Gains((1,) * len(DTYPES), (1,) * len(DTYPES))
+EVERY_SIZE = Gains((Ends(),) * len(DTYPES), (Ends(),) * len(DTYPES))
+TIMED = Gains((Ends(1),) * len(DTYPES), (Ends(1),) * len(DTYPES))
 """Of the replacements that are timed: they compare the size, as those in place do, and are none of them."""
 
 
@@ -107,14 +113,14 @@ def gains_of(kernel: BaseKernel, adapter: Adapter, device_type: str, work: float
         TypeError: If it answers with something else than a number from 0 on.
     """
 
-    def asked(question: str, rounded: Callable[[float], int], *, gradients: bool) -> tuple[int, ...]:
-        uses = [Use(adapter, device_type, dtype, gradients) for dtype in DTYPES]
-        return tuple([rounded(_said(kernel, question, use) / work) for use in uses])
+    def said(question: str, use: Use) -> float:
+        return _said(kernel, question, use) / work
 
-    return Gains(
-        *(asked("gains_from", math.ceil, gradients=gradients) for gradients in (True, False)),
-        *(asked("gains_until", round, gradients=gradients) for gradients in (True, False)),
-    )
+    def asked(*, gradients: bool) -> tuple[Ends, ...]:
+        uses = [Use(adapter, device_type, dtype, gradients) for dtype in DTYPES]
+        return tuple([Ends(math.ceil(said("gains_from", use)), round(said("gains_until", use))) for use in uses])
+
+    return Gains(asked(gradients=True), asked(gradients=False))
 
 
 def measured(declared: Gains, figures: Sequence[Figure]) -> Gains | None:
@@ -131,30 +137,17 @@ def measured(declared: Gains, figures: Sequence[Figure]) -> Gains | None:
     """
     training = [(each.dtype, each.elements, each.both.gain) for each in figures if each.both is not None]
     inference = [(each.dtype, each.elements, each.forward.gain) for each in figures]
-    kinds = [
-        _shown(declared.training, declared.training_until, training),
-        _shown(declared.inference, declared.inference_until, inference),
-    ]
-    shown = [ends for kind in kinds for ends in kind.values()]
-    if shown and all(ends == (NEVER, 0) for ends in shown):
+    shown = _shown(declared.training, training), _shown(declared.inference, inference)
+    if any(shown) and all(ends == _NEVER for each in shown for ends in each.values()):
         return None
-    said = (
-        zip(declared.training, declared.training_until, strict=True),
-        zip(declared.inference, declared.inference_until, strict=True),
-    )
-    (training_from, training_until), (inference_from, inference_until) = (
-        zip(*(kind.get(dtype, ends) for dtype, ends in zip(DTYPES, each, strict=True)), strict=True)
-        for kind, each in zip(kinds, said, strict=True)
-    )
-    return Gains(training_from, inference_from, training_until, inference_until)
+    kinds = zip((declared.training, declared.inference), shown, strict=True)
+    return Gains(*(tuple((by_dtype(said) | found).values()) for said, found in kinds))
 
 
-def _shown(
-    declared: Sequence[int], until: Sequence[int], figures: Iterable[tuple[str, int, float]]
-) -> dict[torch.dtype, tuple[int, int]]:
-    """By dtype, from which number of elements on and up to which *figures*, of dtype, elements and gain, gain."""
-    found: dict[torch.dtype, tuple[int, int]] = {}
-    for dtype, said, most in zip(DTYPES, declared, until, strict=True):
+def _shown(declared: Sequence[Ends], figures: Sequence[tuple[str, int, float]]) -> dict[torch.dtype, Ends]:
+    """What *figures*, of dtype, elements and gain, show for each dtype of which there are some."""
+    found: dict[torch.dtype, Ends] = {}
+    for dtype, said in by_dtype(declared).items():
         gains: dict[int, float] = {}
         for name, elements, gain in figures:
             if f"torch.{name}" == str(dtype):
@@ -162,13 +155,13 @@ def _shown(
         if not gains:
             continue
         gaining = {elements for elements, gain in gains.items() if gain >= MARGIN}
-        shown_until = most if gaining.issuperset(elements for elements in gains if elements <= most) else 0
-        beyond = sorted((elements for elements in gains if elements > shown_until), reverse=True)
+        until = said.until if gaining.issuperset(elements for elements in gains if elements <= said.until) else 0
+        beyond = sorted((elements for elements in gains if elements > until), reverse=True)
         large = [*itertools.takewhile(gaining.__contains__, beyond)]
         least = large[-1] if large else NEVER
         if large == beyond:  # or nothing was measured there
-            least = min(said, least)
-        found[dtype] = (least, shown_until)
+            least = min(said.least, least)
+        found[dtype] = Ends(least, until)
     return found
 
 

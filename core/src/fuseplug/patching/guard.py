@@ -7,7 +7,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -171,20 +171,22 @@ class Guard:
         if not gains:
             return
         x = f"a[{main}]"
-        least = self._by_gradients(x, gains.training, gains.inference)
+        ends = [*gains.training, *gains.inference]
+        least = self._by_gradients(x, gains, "least")
         code = f"(n := {x}.numel()) >= {least}"
         if not least.isdecimal():
             # Most calls are smaller or larger than every number, and need not be asked which is theirs.
-            smallest, largest = (f(gains.training + gains.inference) for f in (min, max))
+            smallest, largest = (f(each.least for each in ends) for f in (min, max))
             code = f"(n := {x}.numel()) >= {largest} or n >= {smallest} and n >= {least}"
-        if highest := max(gains.training_until + gains.inference_until):
-            most = self._by_gradients(x, gains.training_until, gains.inference_until)
+        if highest := max(each.until for each in ends):
+            most = self._by_gradients(x, gains, "until")
             code += f" or n <= {highest} and n <= {most}"
         code = f"({code})"
         yield _Term(code, lambda args: gains.why_not(args[main]), answer=None)
 
-    def _by_gradients(self, x: str, training: Sequence[int], inference: Sequence[int]) -> str:
+    def _by_gradients(self, x: str, gains: Gains, end: Literal["least", "until"]) -> str:
         """The expression for the number that belongs to *x*."""
+        training, inference = ([getattr(each, end) for each in kind] for kind in (gains.training, gains.inference))
         with_, without = self._number(x, training), self._number(x, inference)
         return with_ if training == inference else f"({with_} if {x}.requires_grad else {without})"
 
