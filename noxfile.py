@@ -42,7 +42,7 @@ SLOWEST = ("--durations", "15", "--durations-min", "5")  # where the next minute
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}  # the workers fill the cores
 NOTHING_KEPT = {"FUSEPLUG_CACHE": "off"}  # what another run has found out is not to be measured, nor published
 SITE = ("-q", "-E", "-W", "--keep-going", "-d", "build/doctrees")  # read anew: a warning is given when a page is read
-BENCHMARKS = ("startup", "planning", "parity", "rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy", "model")
+BENCHMARKS = ("startup", "planning", "rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
 
 
 @nox.session
@@ -264,13 +264,19 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-@nox.parametrize("transformers", TRANSFORMERS)
-def bench(session: nox.Session, transformers: str) -> None:
-    """Measure start-up, planning, parity, kernels and models against their best peers. Writes docs/performance.md."""
-    install(session, "psutil", "matplotlib", transformers=transformers)
-    # These two depend on how transformers builds its models.
-    for script in BENCHMARKS if transformers == TRANSFORMERS[0] else ("planning", "parity"):
+def bench(session: nox.Session) -> None:
+    """Measure start-up, planning, and kernels against their best peers. Writes docs/performance.md."""
+    install(session, "psutil")
+    for script in BENCHMARKS:
         session.run("python", f"tests/benchmarks/{script}.py", *session.posargs, env=NOTHING_KEPT)
+    session.run("python", "tests/benchmarks/page.py")
+
+
+@nox.session(name="bench-models", default=False)
+def bench_models(session: nox.Session) -> None:
+    """Measure whole models, unfused, fused and compiled. Writes docs/performance.md and its picture."""
+    install(session, "psutil", "matplotlib")
+    session.run("python", "tests/benchmarks/model.py", *session.posargs, env=NOTHING_KEPT)
     for script in ("picture", "page"):
         session.run("python", f"tests/benchmarks/{script}.py")
 

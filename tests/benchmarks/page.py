@@ -1,4 +1,4 @@
-"""Writes docs/performance.md from docs/results: `nox -s bench` ends with it.
+"""Writes docs/performance.md from docs/results: `nox -s bench` and `bench-models` end with it.
 
 python tests/benchmarks/page.py
 """
@@ -33,7 +33,8 @@ HEAD = """\
 # Performance
 
 This page shows what Fuseplug gains on a CPU, and where it loses, for users who want to know what to expect. `nox -s
-bench` measures again and writes the page. There are no speeds of [NPUs](ascend.md) and [GPUs](cuda.md).
+bench-models` measures whole models, `nox -s bench` all else, in about 20 minutes each, and both write the page. There
+are no speeds of [NPUs](ascend.md) and [GPUs](cuda.md).
 
 **Method.** In each table the contenders take turns, so that a busy moment of the machine meets all of them. Results
 are checked before anything is timed. A number like × 1.34 says how many times as fast as the eager model a contender
@@ -64,6 +65,15 @@ whatever `fuseplug plan` takes: a `config.json`, a directory, a Hub id. Only the
 All contenders share one set of weights. A training step here is a forward and a backward, without an optimizer. The
 command exits with 1 if the fused model is further from the truth than twice the unfused one's distance, or 16
 roundings.
+"""
+MORE = """\
+## What fusing more would gain
+
+On a CPU, next to nothing. A residual and the norm after it in one pass, and the norms of q and k with their rotation in
+one pass, made the fused models 0.99 to 1.01 times as fast, which is as much as two identical models differ (two cores
+of an Intel Xeon; prompts and training of 512 and 2048 tokens, Qwen3-MoE in bfloat16 and Qwen3 in float32, and of 512
+tokens, Qwen3 in bfloat16). `torch.compile` is faster with prompts because it runs no Python: of the 4.4 ms of 84 by
+which it was ahead at 512 tokens of Qwen3-MoE, 3.6 were spent in Python between the operations.
 """
 EXPERTS = "Compared with `grouped_mm`, which transformers calls if nothing else is asked for."
 
@@ -105,6 +115,13 @@ SECTIONS = (
         "that an earlier process compiled were found in Inductor's cache.",
         "startup",
     ),
+    Section(
+        "Planning",
+        "`apply_all` on models without memory: the walk through their modules and what is decided about each kind of "
+        "them. Nothing is checked.",
+        "planning",
+        ("apply_all",),
+    ),
 )
 
 
@@ -116,7 +133,7 @@ def main() -> None:
 def page() -> str:
     """The page, from the files as they are."""
     there = [section for section in SECTIONS if (RESULTS / f"{section.file}.json").exists()]
-    parts = [HEAD, _losses(there), *map(_section, there), OWN]
+    parts = [HEAD, _losses(there), *map(_section, there), MORE, OWN]
     return "\n".join(parts)
 
 

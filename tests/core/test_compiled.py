@@ -65,6 +65,20 @@ def test_what_inductor_assumes_of_a_size_is_asked_at_each_call(rows):
         torch.testing.assert_close(found, torch.autograd.grad(normed(x, table), (x, table), grad), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("shape", [(6, 8), (3, 4, 8), (2, 3, 4, 8)])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_result_is_in_rows_and_no_view_whatever_the_formula_gives(shape, gradients):
+    formula = Compiled(lambda x: (x.t() * 2).contiguous().t())
+    x = some(*shape).requires_grad_(gradients)
+    y = formula((), x)
+    torch.testing.assert_close(y, x * 2)
+    assert (y.is_contiguous(), y._is_view(), y.requires_grad) == (True, False, gradients)
+    y.mul_(2)  # autograd refuses this for a view of what a function made
+    if gradients:
+        y.sum().backward()
+        torch.testing.assert_close(x.grad, torch.full(shape, 4.0))
+
+
 def test_a_formula_that_makes_a_number_of_the_rows_is_refused():
     formula = Compiled(lambda x: x.view(len(x), 2, -1).flatten(1))
     with pytest.raises(TypeError, match="varies, but was taken for the number 4"):
