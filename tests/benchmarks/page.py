@@ -33,7 +33,7 @@ HEAD = """\
 # Performance
 
 This page shows what Fuseplug gains on a CPU, and where it loses, for users who want to know what to expect. `nox -s
-bench-models` measures whole models, `nox -s bench` all else, in about 20 minutes each, and both write the page. There
+bench-models` measures whole models in half an hour, `nox -s bench` all else in 20 minutes, and both write the page. There
 are no speeds of [NPUs](ascend.md) and [GPUs](cuda.md).
 
 **Method.** In each table the contenders take turns, so that a busy moment of the machine meets all of them. Results
