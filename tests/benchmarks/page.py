@@ -33,8 +33,8 @@ HEAD = """\
 # Performance
 
 This page shows what Fuseplug gains on a CPU, and where it loses, for users who want to know what to expect. `nox -s
-bench-models` measures whole models in half an hour, `nox -s bench` all else in 20 minutes, and both write the page.
-There are no speeds of [NPUs](ascend.md) and [GPUs](cuda.md).
+bench-models` measures whole models again, `nox -s bench` all else, and both write the page. There are no speeds of
+[NPUs](ascend.md) and [GPUs](cuda.md).
 
 **Method.** In each table the contenders take turns, so that a busy moment of the machine meets all of them. Results
 are checked before anything is timed. A number like × 1.34 says how many times as fast as the eager model a contender
