@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -78,14 +79,16 @@ def main() -> None:
         "repeats": options.repeats,
         "seconds": options.seconds,
     }
-    tables = [
-        table
-        for name, (_, has, _) in MODELS.items()
-        if options.only in name
-        for dtype in has
-        if dtype in (options.dtype or dtypes())
-        for table in measure(name, dtype, **how)
-    ]
+    with tempfile.TemporaryDirectory() as compiled:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled
+        tables = [
+            table
+            for name, (_, has, _) in MODELS.items()
+            if options.only in name
+            for dtype in has
+            if dtype in (options.dtype or dtypes())
+            for table in measure(name, dtype, **how)
+        ]
     write("model", tables)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -59,6 +60,34 @@ def test_in_a_rehearsal_nobody_waits_and_results_are_right():
     assert done.wait(60)
     torch.testing.assert_close(program(some(6))[0], tripled(some(6))[0])
     assert program.compilations == 1
+
+
+THREADS = """
+import os, time
+import torch
+from fuseplug.inductor.rehearsal import building
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+before = threads()
+with building(1) as builders:
+    builders.submit(int).result()
+    print(threads() - before)
+    builders.submit(int).result()
+    print(threads() - before)
+deadline = time.monotonic() + 60
+while threads() > before and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(threads() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it counts the threads that Linux lists")
+def test_while_compilers_run_openmp_has_a_thread_too_many_and_none_after(fresh_python):
+    said = fresh_python(THREADS, OMP_NUM_THREADS="2")
+    builder, of_openmp = 1, 1
+    assert said.stdout.split() == [str(builder + of_openmp)] * 2 + ["0"], said.stderr
 
 
 def test_what_was_given_up_is_built_when_it_is_called():

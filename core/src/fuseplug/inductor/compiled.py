@@ -25,7 +25,7 @@ from ..torch_private import (
     reinterpret_tensor,
     storage_id,
 )
-from .layout import keeping_order
+from .layout import keeping_order, strides_of
 from .program import Program
 
 if TYPE_CHECKING:
@@ -197,13 +197,7 @@ def plain(*tensors: Tensor | None) -> bool:
 
 def _shaped(rows: Tensor, shape: Sequence[int]) -> Tensor:
     """*rows*, which a program gave, with *shape*, and no view of anything: its caller may want to write into it."""
-    if len(shape) == rows.dim():
-        return rows
-    stride, step = [], 1
-    for size in reversed(shape):
-        stride.append(step)
-        step *= size
-    return reinterpret_tensor(rows, shape, stride[::-1])
+    return rows if len(shape) == rows.dim() else reinterpret_tensor(rows, shape, strides_of(shape))
 
 
 def _rows(tensor: Tensor) -> tuple[Tensor, bool]:

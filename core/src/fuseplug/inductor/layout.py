@@ -1,4 +1,4 @@
-"""In which order the dimensions of a result lie in memory."""
+"""How the dimensions of a tensor lie in memory."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ def keeping_order(compute: Callable[..., Tensor], x: Tensor, *others: Tensor | N
     y = compute(*[t if t is None or t.dim() != x.dim() else t.permute(rows) for t in (x, *others)])
     y = y.permute(_inverse(rows))
     return y if order == rows else y.permute(order).contiguous().permute(_inverse(order))
+
+
+def strides_of(shape: Sequence[int]) -> list[int]:
+    """Those that a contiguous tensor of *shape* has."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return strides[::-1]
 
 
 def _order_in_memory(x: Tensor) -> list[int] | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..differentiating import differentiated_again, recording, vjp
 from ..torch_private import reinterpret_tensor
 from .compiled import plain
+from .layout import strides_of
 from .program import Program
 
 if TYPE_CHECKING:
@@ -85,13 +86,16 @@ class CompiledLinear:
 
         If *transposed* names the dtypes of inputs, *xs* are gradients of outputs, and those of the inputs are computed.
         """
-        tensors = [*map(_packed, xs), *map(_readable, tables)]
+        tensors = [*xs, *tables]
+        # Once each: between matmuls, where caches are empty, to ask a tensor takes a microsecond or two.
         memory = tuple([(t.shape, t.stride()) for t in tensors])
         views = self._views.get((keep_order, memory))
         if views is None:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
             views = self._views[keep_order, memory] = _views(memory, len(xs), keep_order)
+        if views.copied:
+            tensors = [t.contiguous() if n in views.copied else t for n, t in enumerate(tensors)]
         values = [reinterpret_tensor(t, size, stride) for t, (size, stride) in zip(tensors, views.inside, strict=True)]
         key = (
             tuple(constants),
@@ -188,11 +192,13 @@ class _Views(NamedTuple):
     """How tensors of given shapes and strides are seen by a program.
 
     Attributes:
+        copied: The numbers of those that are made contiguous first.
         inside: Size and stride of each tensor as the program gets it.
         outside: Size and stride of each result, which the program gives densely packed, as the caller gets it.
         kind: What a program is compiled for.
     """
 
+    copied: frozenset[int]
     inside: list[tuple[list[int], list[int]]]
     outside: list[tuple[torch.Size, list[int]]]
     kind: Hashable
@@ -200,7 +206,10 @@ class _Views(NamedTuple):
 
 def _views(memory: Memory, count: int, keep_order: bool) -> _Views:
     rank = len(memory[0][0])
-    tensors = [_aligned(shape, stride, rank) for shape, stride in memory]
+    # Rows are one piece of memory each. The gradient of a sum is one number, repeated: it gets an element for each.
+    copied = frozenset(n for n, (_, stride) in enumerate(memory) if stride[-1] != 1 or (n < count and 0 in stride))
+    strides = [strides_of(shape) if n in copied else stride for n, (shape, stride) in enumerate(memory)]
+    tensors = [_aligned(shape, stride, rank) for (shape, _), stride in zip(memory, strides, strict=True)]
     order = _order_of_memory(tensors[:count], rank) if keep_order else range(rank - 1)
     groups = _groups(tensors, order)
     inside = [
@@ -218,10 +227,10 @@ def _views(memory: Memory, count: int, keep_order: bool) -> _Views:
             step *= shape[dim]
         stride[-1] = 1
         outside.append((shape, stride))
-    return _Views(inside, outside, tuple([_kind(size, stride) for size, stride in inside]))
+    return _Views(copied, inside, outside, tuple([_kind(size, stride) for size, stride in inside]))
 
 
-def _aligned(shape: torch.Size, stride: tuple[int, ...], rank: int) -> tuple[list[int], list[int]]:
+def _aligned(shape: torch.Size, stride: Sequence[int], rank: int) -> tuple[list[int], list[int]]:
     """Size and stride with as many dimensions as the first tensor has; what is only repeated has size 1."""
     missing = rank - len(shape)
     sizes = [1 if step == 0 else size for size, step in zip(shape[:-1], stride[:-1], strict=True)]
@@ -262,16 +271,6 @@ def _kind(size: list[int], stride: list[int]) -> Hashable:
     """What of a view is compiled in: the width, which dimensions are broadcast, and which have no gap below them."""
     tight = [size[i] == 1 or stride[i] == size[i + 1] * stride[i + 1] for i in range(len(size) - 1)]
     return (size[-1], tuple([each == 1 for each in size[:-1]]), tuple(tight))
-
-
-def _packed(tensor: Tensor) -> Tensor:
-    """`_readable`, with an element in memory for each that it has: the gradient of a sum is one number, repeated."""
-    return tensor.contiguous() if 0 in tensor.stride() else _readable(tensor)
-
-
-def _readable(tensor: Tensor) -> Tensor:
-    """*tensor*, with rows that are one piece of memory each."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _program(

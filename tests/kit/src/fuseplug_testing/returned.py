@@ -17,6 +17,7 @@ from .results import Finding
 from .subjects import Case, raised
 
 _CONTIGUOUS = "contiguous"
+_AS_THEY_ARE = "as they are"
 _SWAPPED = "second and third dimension swapped"
 
 
@@ -34,8 +35,8 @@ def _contiguous(tensor: Tensor) -> Tensor:
 
 
 HANDED: dict[str, Handing] = {
-    "as they are": Handing(),
     _CONTIGUOUS: Handing(arguments=_contiguous),
+    _AS_THEY_ARE: Handing(),
     _SWAPPED: Handing(arguments=_swapped),
     **{name: Handing(arguments=layout) for name, layout in MEMORY_LAYOUTS.items()},
 }
@@ -46,7 +47,11 @@ def returned(case: Case) -> Iterator[Finding]:
 
     For contiguous inputs they have the strides of the original's: a caller may ``view`` them.
     """
+    given = [leaf for leaf in tree_leaves(tuple(case.example().args)) if isinstance(leaf, Tensor)]
+    contiguous = all(tensor.is_contiguous() for tensor in given)
     for name, handing in HANDED.items():
+        if contiguous and name == _AS_THEY_ARE:
+            continue
         for gradients in dict.fromkeys((case.gradients, False)):
             where = name if gradients else f"{name}, without gradients"
             how: dict[str, Any] = {"handing": handing, "gradients": gradients}
