@@ -49,7 +49,7 @@ LARGE = (Size(2048, 1024, 151936),)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5, help="at least 2")
+    parser.add_argument("--repeats", type=int, default=4, help="at least 2")
     parser.add_argument("--large", action="store_true", help=f"also {LARGE[0]}, which takes eager 50 s in float32")
     options = parser.parse_args()
     load = os.getloadavg()[0]

@@ -74,6 +74,9 @@ one pass, made the fused models 0.99 to 1.01 times as fast, which is as much as 
 of an Intel Xeon; prompts and training of 512 and 2048 tokens, Qwen3-MoE in bfloat16 and Qwen3 in float32, and of 512
 tokens, Qwen3 in bfloat16). `torch.compile` is faster with prompts because it runs no Python: of the 4.4 ms of 84 by
 which it was ahead at 512 tokens of Qwen3-MoE, 3.6 were spent in Python between the operations.
+
+The norms of a decoded token gain nothing either. Between matmuls, for a row of 1024 in bfloat16, the eager norm takes
+48 µs, `torch.nn.functional.rms_norm` 50, and a compiled program 10 more than the eager one in the same run.
 """
 EXPERTS = "Compared with `grouped_mm`, which transformers calls if nothing else is asked for."
 
@@ -111,8 +114,8 @@ SECTIONS = (
         "Start-up",
         "A process that imports Fuseplug, one that looks for kernels, and one that fuses a whole model. The first time "
         "on a machine a C++ compiler builds some ten programs, as many at once as there are cores, and a header that "
-        "they share. `apply_all` on the models above is in their tables *paid once*: nothing was kept, and Inductor had "
-        "compiled what the tables before it needed.",
+        "they share. `apply_all` on the models above is in their tables *paid once*: nothing was kept, and Inductor "
+        "had compiled what the tables before it needed.",
         "startup",
     ),
     Section(

@@ -25,13 +25,15 @@ def main() -> None:
         len(works), len(tables), figsize=(3.3 * len(tables), 2.5 * len(works)), sharey=True, sharex=True, squeeze=False
     )
     for column, table in enumerate(tables):
+        measured = {row["work"] for row in table["rows"]}
         for line, work in enumerate(works):
             axis = axes[line][column]
+            if work not in measured:
+                axis.set_visible(False)
+                continue
             axis.axhline(1, color="0.85", zorder=0)
             for contender, (colour, style) in STYLES.items():
                 rows = [row for row in table["rows"] if row["work"] == work and row["contender"] == contender]
-                if not rows:
-                    continue
                 axis.plot(
                     [str(row["tokens"]) for row in rows],
                     [row[RATIO] for row in rows],
@@ -45,8 +47,9 @@ def main() -> None:
                 axis.set_title(f"{name}\n{rest}".replace(", its", ",\nits"), fontsize=8)
             if column == 0:
                 axis.set_ylabel(f"{work}\n× eager")
-            if line == len(works) - 1:
+            if measured.isdisjoint(works[line + 1 :]):
                 axis.set_xlabel("tokens")
+                axis.tick_params(labelbottom=True)
     axes[0][0].legend(frameon=False, fontsize=8)
     figure.tight_layout()
     figure.savefig(RESULTS / "model.png", dpi=110)

@@ -26,7 +26,7 @@ QWEN3_30B_A3B = {
     "num_experts_per_tok": 8,
 }
 
-ROUNDS = 20
+ROUNDS = 12
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ Contender = Callable[..., Tensor]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--dtype", choices=BOTH, action="append", help="by default those that the CPU computes in")
     options = parser.parse_args()
     torch.manual_seed(0)

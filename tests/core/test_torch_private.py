@@ -357,7 +357,7 @@ def test_what_is_built_elsewhere_is_waited_for(end):
     builders, own = Promised(), AsyncCompile.cpp_pybinding
     factor = 3 if end == "keep" else 5  # Inductor keeps what it has built in this process
     found = inductor.recorded(lambda x: [x * factor], [torch.ones(4, 3)], [(0,)])
-    run, wait = inductor.compiled_by_inductor(found, builders)
+    run, wait = inductor.compiled_by_inductor(found, builders.begin)
     assert len(builders.promised) == 1
     assert AsyncCompile.cpp_pybinding is own
     getattr(builders, end)()
@@ -381,7 +381,7 @@ from fuseplug.torch_private import inductor
 made, headers = codecache._precompile_header, []
 codecache._precompile_header = lambda *args, **how: headers.append(args) or made(*args, **how)
 with ThreadPoolExecutor(1) as builders:
-    inductor.begin_header(builders)
+    inductor.begin_header(builders.submit)
 (first,) = headers
 run, _ = inductor.compiled_by_inductor(inductor.recorded(lambda x: [x * 17], [torch.ones(4, 3)], [(0,)]))
 assert headers == [first, first]

@@ -1,10 +1,11 @@
-"""What is given to an executor, and not done yet."""
+"""What builders were given, and have not done yet."""
 
+import contextvars
 import functools
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 
 
-class Promised(Executor):
+class Promised:
     """Promises, and does nothing until it is told to."""
 
     def __init__(self):
@@ -13,8 +14,8 @@ class Promised(Executor):
     def prepare(self):
         """What programs share is built when they are."""
 
-    def submit(self, function, /, *args):
-        self.promised.append((Future(), functools.partial(function, *args)))
+    def begin(self, build):
+        self.promised.append((Future(), functools.partial(contextvars.copy_context().run, build)))
         return self.promised[-1][0]
 
     def keep(self):

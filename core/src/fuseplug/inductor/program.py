@@ -130,7 +130,7 @@ def _make(
         builders.prepare()
     recording = recorded(function, tensors, varying)
     try:
-        run, wait = compiled_by_inductor(recording, builders)
+        run, wait = compiled_by_inductor(recording, None if builders is None else builders.begin)
     except Exception:
         if not doubt():
             raise

@@ -7,40 +7,44 @@ rehearsal nothing waits: programs begin to be built, and their functions are run
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import contextvars
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
-
-import torch
+from typing import TypeVar
 
 from ..torch_private.inductor import begin_header
+from .spinning import Spinning
+
+T = TypeVar("T")
 
 
 class Builders(ThreadPoolExecutor):
     """Threads that wait for C++ compilers."""
 
     def __init__(self, threads: int) -> None:
-        super().__init__(threads, thread_name_prefix="fuseplug-build", initializer=self._crowd)
-        self._crowded = iter([False])
+        super().__init__(threads, thread_name_prefix="fuseplug-build")
+        self._spinning = Spinning()
         self._prepared = False
-
-    def _crowd(self) -> None:
-        """Have OpenMP, as long as these threads live, leave the cores to compilers while its own threads wait.
-
-        GNU's OpenMP lets them spin for milliseconds after each parallel operation, unless it has more threads than
-        there are cores. So the first thread here makes it start one more. On two cores compilers were held up so much
-        by this that `apply_all` on Qwen3-0.6B took 16.2 s the first time instead of 13.0.
-        """
-        if next(self._crowded, True):
-            return
-        # The fewest elements that torch computes in two threads.
-        torch.empty(1 << 16, device="cpu").fill_(0)
 
     def prepare(self) -> None:
         """Begin with what all programs share, once."""
         if not self._prepared:
             self._prepared = True
-            begin_header(self)
+            begin_header(self.begin)
+
+    def begin(self, build: Callable[[], T]) -> Future[T]:
+        """Call *build* in one of the threads, with the context variables of this one."""
+        return self.submit(contextvars.copy_context().run, self._built, build)
+
+    def give_up(self) -> None:
+        """Begin nothing more."""
+        self.shutdown(wait=False, cancel_futures=True)
+        self._spinning.allow()
+
+    def _built(self, build: Callable[[], T]) -> T:
+        with self._spinning.ended_by_what_takes_long():
+            return build()
 
 
 _builders: ContextVar[Builders | None] = ContextVar("fuseplug_builders", default=None)
@@ -53,7 +57,7 @@ def building(threads: int) -> Iterator[Builders]:
     try:
         yield builders
     finally:
-        builders.shutdown(wait=False, cancel_futures=True)
+        builders.give_up()
 
 
 @contextlib.contextmanager

@@ -6,14 +6,13 @@ Importing this imports neither.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import os
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,6 +33,12 @@ __all__ = [
     "recorded",
     "trust_vectors",
 ]
+
+Build = Callable[[], Callable[..., Any]]
+"""Builds a kernel in C++."""
+
+Begin = Callable[[Build], Future[Callable[..., Any]]]
+"""Has another thread call what it is given."""
 
 
 class Recording(NamedTuple):
@@ -146,7 +151,7 @@ def inductor_threads() -> int:
 
 
 def compiled_by_inductor(
-    recording: Recording, builders: Executor | None = None
+    recording: Recording, begin: Begin | None = None
 ) -> tuple[Callable[..., Sequence[Tensor]], Callable[[], None]]:
     """The graph of *recording* compiled by Inductor; `torch.compile` would ask Dynamo.
 
@@ -157,12 +162,12 @@ def compiled_by_inductor(
 
     Args:
         recording: What is compiled.
-        builders: What builds C++ meanwhile; ``None``: this waits for that.
+        begin: What has C++ built meanwhile; ``None``: this waits for that.
 
     Returns:
         The compiled function, and what waits until it is built.
     """
-    with _counting_for_inductor(), _built_by(builders) as built:
+    with _counting_for_inductor(), _built_by(begin) as built:
         compiled = _by_inductor if recording.is_functional() else _by_autograd_and_inductor
         run = compiled(recording)
 
@@ -201,8 +206,8 @@ def _by_autograd_and_inductor(recording: Recording) -> Callable[..., Sequence[Te
 class _Later:
     """A kernel in C++ that is being built; whoever calls it waits for that."""
 
-    def __init__(self, build: Callable[[], Callable[..., Any]], builders: Executor) -> None:
-        self._build, self._future = build, builders.submit(contextvars.copy_context().run, build)
+    def __init__(self, build: Build, begin: Begin) -> None:
+        self._build, self._future = build, begin(build)
         self._kernel: Callable[..., Any] | None = None
 
     def result(self) -> Callable[..., Any]:
@@ -223,8 +228,8 @@ extern "C" void kernel(float* out_ptr0) {}
 """
 
 
-def begin_header(builders: Executor) -> None:
-    """Have *builders* build a program that does nothing.
+def begin_header(begin: Begin) -> None:
+    """Have a program built that does nothing.
 
     That compiles the header which all programs in C++ share, and takes longer than any of them. Otherwise it would
     begin with the first program, seconds later, once that is recorded and lowered. Older torch shares none.
@@ -232,7 +237,7 @@ def begin_header(builders: Executor) -> None:
     from torch._inductor import config
 
     if getattr(config, "cpp_cache_precompile_headers", False):
-        builders.submit(contextvars.copy_context().run, _build, ["float*"], _EMPTY)
+        begin(functools.partial(_build, ["float*"], _EMPTY))
 
 
 def _build(argtypes: list[str], source_code: str) -> Callable[..., Any]:
@@ -243,13 +248,13 @@ def _build(argtypes: list[str], source_code: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _built_by(builders: Executor | None) -> Iterator[list[_Later]]:
-    """Inside, the C++ that Inductor wants built in this thread is built by *builders*, and nothing waits for it.
+def _built_by(begin: Begin | None) -> Iterator[list[_Later]]:
+    """Inside, *begin* has the C++ built that Inductor wants built in this thread, and nothing waits for it.
 
     Inductor's own way to build side by side is within one program, for whose kernels it waits.
     """
     begun: list[_Later] = []
-    if builders is None:
+    if begin is None:
         yield begun
         return
     from torch._inductor.async_compile import AsyncCompile
@@ -259,7 +264,7 @@ def _built_by(builders: Executor | None) -> Iterator[list[_Later]]:
     def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
         if threading.get_ident() != here:
             return waiting(self, argtypes, source_code)
-        begun.append(_Later(functools.partial(_build, argtypes, source_code), builders))
+        begun.append(_Later(functools.partial(_build, argtypes, source_code), begin))
         return begun[-1]
 
     AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
