@@ -56,7 +56,7 @@ TIMED = "import time; start = time.perf_counter(); {}; print(1000 * (time.perf_c
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=25)
+    parser.add_argument("--runs", type=int, default=15)
     runs = parser.parse_args().runs
     with tempfile.TemporaryDirectory() as directory:
         few, all_of_them = Path(directory, "few"), Path(directory, "all")

@@ -32,12 +32,15 @@ LARGE = (512, 2048)
 
 EAGER = "eager"
 
+SECONDS = 2.0
+"""For so long turns go on in each cell."""
+
 Contender = Callable[..., Tensor]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=20, help="turns at the most")
     parser.add_argument("--dtype", choices=BOTH, action="append", help="by default those that the CPU computes in")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -61,7 +64,8 @@ def measure(
         for rows in counts:
             inputs = [x.requires_grad_(backward) for x in inputs_for(rows)]
             assert_right(contenders, truth, inputs, backward)
-            samples = by_turns({n: partial(run, f, inputs, backward) for n, f in contenders.items()}, repeats)
+            runs = {n: partial(run, f, inputs, backward) for n, f in contenders.items()}
+            samples = by_turns(runs, repeats, within=SECONDS)
             for contender, microseconds in samples.items():
                 ratios = [e / m for e, m in zip(samples[EAGER], microseconds, strict=True)]
                 table.add(inner, rows, contender, spread(microseconds), statistics.median(ratios))

@@ -28,13 +28,18 @@ def keeping_order(compute: Callable[..., Tensor], x: Tensor, *others: Tensor | N
     return y if order == rows else y.permute(order).contiguous().permute(_inverse(order))
 
 
-def strides_of(shape: Sequence[int]) -> list[int]:
-    """Those that a contiguous tensor of *shape* has."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return strides[::-1]
+def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> list[int]:
+    """Those of a tensor of *shape* without gaps in memory.
+
+    Args:
+        shape: Its sizes.
+        order: Its dimensions, the outermost in memory first; ``None`` where it is contiguous.
+    """
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(range(len(shape)) if order is None else order):
+        strides[dim] = step
+        step *= shape[dim]
+    return strides
 
 
 def _order_in_memory(x: Tensor) -> list[int] | None:

@@ -219,14 +219,7 @@ def _views(memory: Memory, count: int, keep_order: bool) -> _Views:
         )
         for size, stride in tensors
     ]
-    outside = []
-    for shape, _ in memory[:count]:
-        stride, step = [0] * rank, shape[-1]
-        for dim in reversed(order):
-            stride[dim] = step
-            step *= shape[dim]
-        stride[-1] = 1
-        outside.append((shape, stride))
+    outside = [(shape, strides_of(shape, [*order, rank - 1])) for shape, _ in memory[:count]]
     return _Views(copied, inside, outside, tuple([_kind(size, stride) for size, stride in inside]))
 
 

@@ -88,7 +88,7 @@ class Guard:
     def __init__(
         self, call: Call, original: Callable[..., Any], target: Target, device_type: str, accepts: Accepts
     ) -> None:
-        self.names: dict[str, Any] = {"read": object.__getattribute__, "P": PLAIN, "is_own": is_own}
+        self.names: dict[str, Any] = {"read": object.__getattribute__, "T": Tensor, "P": PLAIN, "is_own": is_own}
         main, watch = accepts.main, accepts.watch
         compiling = [*self._compiling(accepts)]
         self._before_size = [*self._tracing(accepts), *self._scope(accepts), *self._plain(main)]
@@ -164,7 +164,8 @@ class Guard:
             yield _Term(inside, "it is called outside the calls for which the kernel was made")
 
     def _plain(self, main: int) -> Iterator[_Term]:
-        yield _Term(f"type(a[{main}]) in P", "the main input is no plain tensor")
+        # Nearly every main input is of the first type, and that question costs a microsecond less than the other.
+        yield _Term(f"(type(a[{main}]) is T or type(a[{main}]) in P)", "the main input is no plain tensor")
 
     def _size(self, main: int, gains: Gains) -> Iterator[_Term]:
         """First of all that is asked of a plain tensor: what is too small is not to wait for the other comparisons."""

@@ -20,13 +20,16 @@ def replaced(*a, **kwargs):
     if (
         not compiling()
         and not kwargs
-        and len(a) in {counts}
+        and {counts}
         and {too_small}
         and not listeners
-        and (count := counted.get(id({counted_for}))) is not None
     ):
-        count.original += 1
-        return {now}(*a)
+        try:
+            counted[id({counted_for})].original += 1
+        except KeyError:
+            pass
+        else:
+            return {now}(*a)
     return long_way(*a, **kwargs)
 """
 
@@ -46,7 +49,10 @@ def with_short_way(
     if not counts or (too_small := guard.too_small()) is None:
         return long_way
     code = _REPLACED.format(
-        counts=tuple(counts), too_small=too_small, counted_for="a[0]" if bound else "None", now=guard.now("a[0]")
+        counts=f"len(a) == {counts[0]}" if len(counts) == 1 else f"len(a) in {tuple(counts)}",
+        too_small=too_small,
+        counted_for="a[0]" if bound else "None",
+        now=guard.now("a[0]"),
     )
     names = {
         **guard.names,
