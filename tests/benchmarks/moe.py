@@ -46,7 +46,7 @@ LARGE = (Size(128, 8, 2048, 768, (1, 16)),)
 BATCHED, BATCHED_UP_TO = "batched_mm", 16
 """Tokens: it copies a matrix for each of their experts."""
 
-SECONDS = 3.0
+SECONDS = 2.0
 """For so long turns go on in each cell."""
 
 

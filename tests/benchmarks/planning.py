@@ -41,7 +41,7 @@ def main() -> None:
     write("planning", [table, rounds])
 
 
-def planned(config: AutoConfig, repeats: int = 9) -> tuple[int, int, dict[str, float]]:
+def planned(config: AutoConfig, repeats: int = 5) -> tuple[int, int, dict[str, float]]:
     """The number of modules, of fused targets, and the spread of the seconds that apply_all takes."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

@@ -24,8 +24,10 @@ from fuseplug import manager
 from fuseplug.bench import by_turns, spread
 
 LENGTHS = (1, 16, 128, 512, 2048)
-HEADS = {"32 and 8 heads of 128": (32, 8, 128), "8 and 4 heads of 64": (8, 4, 64)}
+LARGE, SMALL = "32 and 8 heads of 128", "8 and 4 heads of 64"
+HEADS = {LARGE: (32, 8, 128), SMALL: (8, 4, 64)}
 FUNCTIONS = {"halves": modeling_llama.apply_rotary_pos_emb, "pairs": modeling_cohere.apply_rotary_pos_emb}
+VARIANTS = (("halves", LARGE), ("halves", SMALL), ("pairs", LARGE))
 EAGER = "eager function"
 
 Contender = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -52,8 +54,7 @@ def main() -> None:
     torch.manual_seed(0)
     tables = [
         measure(pairing, heads, dtype, work, options.repeats)
-        for pairing in FUNCTIONS
-        for heads in HEADS
+        for pairing, heads in VARIANTS
         for dtype in (torch.bfloat16, torch.float32)
         for work in WORKS
     ]
