@@ -86,7 +86,7 @@ def measure(size: Size, dtype: torch.dtype, work: Work, repeats: int) -> Table:
         )
         assert_right(contenders, work, arguments)
         runs = {n: partial(work, f, *arguments) for n, f in contenders.items()}
-        samples = by_turns(runs, repeats, within=SECONDS)
+        samples = by_turns(runs, repeats, warm_up=1, within=SECONDS)
         for contender, microseconds in samples.items():
             ratios = [e / m for e, m in zip(samples[USUAL], microseconds, strict=True)]
             table.add(tokens, contender, spread(microseconds), statistics.median(ratios))

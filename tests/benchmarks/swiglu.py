@@ -65,7 +65,7 @@ def measure(
             inputs = [x.requires_grad_(backward) for x in inputs_for(rows)]
             assert_right(contenders, truth, inputs, backward)
             runs = {n: partial(run, f, inputs, backward) for n, f in contenders.items()}
-            samples = by_turns(runs, repeats, within=SECONDS)
+            samples = by_turns(runs, repeats, warm_up=1, within=SECONDS)
             for contender, microseconds in samples.items():
                 ratios = [e / m for e, m in zip(samples[EAGER], microseconds, strict=True)]
                 table.add(inner, rows, contender, spread(microseconds), statistics.median(ratios))

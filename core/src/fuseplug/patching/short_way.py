@@ -1,7 +1,7 @@
 """The way to the original of a call that is too small to gain: all of it in one code object.
 
 While a model decodes, megabytes of weights are read between two calls, and what Python needs for a call is no longer in
-the processor's caches. What is spread over a few functions then takes 5 µs, and one function less than 1 µs: see
+the processor's caches. Each further function or object that a call touches then takes about a microsecond: see
 `docs/concepts.md`.
 """
 
