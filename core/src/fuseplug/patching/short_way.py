@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .guard import Guard
+from .guard import Guard, is_one_of
 from .tally import Tally, listeners
 
 _REPLACED = """\
@@ -49,7 +49,7 @@ def with_short_way(
     if not counts or (too_small := guard.too_small()) is None:
         return long_way
     code = _REPLACED.format(
-        counts=f"len(a) == {counts[0]}" if len(counts) == 1 else f"len(a) in {tuple(counts)}",
+        counts=is_one_of("len(a)", counts),
         too_small=too_small,
         counted_for="a[0]" if bound else "None",
         now=guard.now("a[0]"),
