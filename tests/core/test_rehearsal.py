@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from concurrent.futures import wait
 
 import pytest
 import torch
@@ -96,6 +97,24 @@ def test_while_compilers_run_openmp_has_a_thread_too_many_and_none_after(fresh_p
     builder, who_starts_it, of_openmp = 1, 1, 1
     enough = builder + who_starts_it + of_openmp
     assert said.stdout.split() == [str(builder), str(enough), str(enough), "0"], said.stderr
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_programs_are_built_once_the_header_is_there_or_failed(monkeypatch, fails):
+    compiled = threading.Event()
+
+    def header():
+        compiled.wait(60)
+        if fails:
+            raise OSError("planted")
+
+    monkeypatch.setattr("fuseplug.inductor.rehearsal.compile_header", header)
+    with building(2) as builders:
+        builders.prepare()
+        built = builders.begin(lambda: "built")
+        assert not wait([built], 0.3).done, "the header was not waited for"
+        compiled.set()
+        assert built.result(60) == "built"
 
 
 def test_what_was_given_up_is_built_when_it_is_called():

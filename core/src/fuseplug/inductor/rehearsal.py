@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from typing import TypeVar
 
-from ..torch_private.inductor import begin_header
+from ..torch_private.inductor import compile_header
 from .spinning import Spinning
 
 T = TypeVar("T")
@@ -25,24 +25,29 @@ class Builders(ThreadPoolExecutor):
     def __init__(self, threads: int) -> None:
         super().__init__(threads, thread_name_prefix="fuseplug-build")
         self._spinning = Spinning()
-        self._prepared = False
+        self._header: Future[None] | None = None
 
     def prepare(self) -> None:
         """Begin with what all programs share, once."""
-        if not self._prepared:
-            self._prepared = True
-            begin_header(self.begin)
+        if self._header is None:
+            self._header = self._begun(compile_header)
 
     def begin(self, build: Callable[[], T]) -> Future[T]:
         """Call *build* in one of the threads, with the context variables of this one."""
-        return self.submit(contextvars.copy_context().run, self._built, build)
+        return self._begun(build, after=self._header)
+
+    def _begun(self, build: Callable[[], T], after: Future[None] | None = None) -> Future[T]:
+        return self.submit(contextvars.copy_context().run, self._built, build, after)
 
     def give_up(self) -> None:
         """Begin nothing more."""
         self.shutdown(wait=False, cancel_futures=True)
         self._spinning.allow()
 
-    def _built(self, build: Callable[[], T]) -> T:
+    def _built(self, build: Callable[[], T], after: Future[None] | None) -> T:
+        if after is not None:
+            # Inductor waits for the header as well, but to see whether it is the same, it preprocesses it again first.
+            wait([after])
         with self._spinning.ended_by_what_takes_long():
             return build()
 

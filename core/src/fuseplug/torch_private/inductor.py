@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Recording",
-    "begin_header",
+    "compile_header",
     "compiled_by_inductor",
     "forget_vectors",
     "inductor_threads",
@@ -228,16 +228,18 @@ extern "C" void kernel(float* out_ptr0) {}
 """
 
 
-def begin_header(begin: Begin) -> None:
-    """Have a program built that does nothing.
+def compile_header() -> None:
+    """Compile the header that all programs in C++ share, unless that was done. Older torch shares none.
 
-    That compiles the header which all programs in C++ share, and takes longer than any of them. Otherwise it would
-    begin with the first program, seconds later, once that is recorded and lowered. Older torch shares none.
+    It takes longer than any program. Inductor would begin with it for the first one, seconds later, once that is
+    recorded and lowered.
     """
     from torch._inductor import config
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     if getattr(config, "cpp_cache_precompile_headers", False):
-        begin(functools.partial(_build, ["float*"], _EMPTY))
+        # What this returns would build the program itself.
+        CppPythonBindingsCodeCache.load_pybinding_async(["float*"], _EMPTY)
 
 
 def _build(argtypes: list[str], source_code: str) -> Callable[..., Any]:
