@@ -16,7 +16,8 @@ from ..patching import class_method, strip
 from ..patching.slots import bind
 from ..rebind import rebound
 from ..safe_access import all_below
-from ..torch_private import tree_leaves, tree_map
+from ..torch_private import tree_map
+from ..verification import tensors
 
 if TYPE_CHECKING:
     from ..patching import Patch
@@ -40,7 +41,7 @@ class Call(NamedTuple):
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments."""
-        return [each for each in tree_leaves((self.args, dict(self.kwargs))) if isinstance(each, Tensor)]
+        return tensors((self.args, dict(self.kwargs)))
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> Call:
         """The same call, with each tensor changed."""
@@ -120,7 +121,7 @@ def original_of(replacement: Function) -> Function:
 def make(function: Function, call: Call, leaves: Sequence[Tensor]) -> None:
     """Make *call* of *function*, with the backward to *leaves* if there are any, and wait until it is done."""
     with torch.set_grad_enabled(bool(leaves)):
-        results = [each for each in tree_leaves(function(*call.args, **call.kwargs)) if isinstance(each, Tensor)]
+        results = tensors(function(*call.args, **call.kwargs))
         if leaves:
             ends = [each for each in results if each.requires_grad]
             torch.autograd.grad(ends, leaves, [torch.ones_like(each) for each in ends], allow_unused=True)

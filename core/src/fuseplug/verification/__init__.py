@@ -6,6 +6,7 @@ from .examining import Semantics
 from .examples import SEMANTICS_SIZE, example_of
 from .kernel_check import Ran
 from .memory import dense
+from .nested import tensors
 from .neutral import neutral, plain_torch, random_state_kept
 from .outcome import Handing, Outcome, Subject, run
 from .signature import Signatures
@@ -35,5 +36,6 @@ __all__ = [
     "plain_torch",
     "random_state_kept",
     "run",
+    "tensors",
     "twin",
 ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuseplug.torch_private import tree_leaves
-from fuseplug.verification import Handing, Outcome
+from fuseplug.verification import Handing, Outcome, tensors
 
 from .edges import MEMORY_LAYOUTS
 from .results import Finding
@@ -47,7 +47,7 @@ def returned(case: Case) -> Iterator[Finding]:
 
     For contiguous inputs they have the strides of the original's: a caller may ``view`` them.
     """
-    given = [leaf for leaf in tree_leaves(tuple(case.example().args)) if isinstance(leaf, Tensor)]
+    given = tensors(tuple(case.example().args))
     contiguous = all(tensor.is_contiguous() for tensor in given)
     for name, handing in HANDED.items():
         if contiguous and name == _AS_THEY_ARE:

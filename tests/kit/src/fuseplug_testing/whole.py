@@ -18,8 +18,8 @@ from fuseplug.lazy_tensor import LazyTensor
 from fuseplug.ownership import REGISTERED
 from fuseplug.patching import Patch, put_on
 from fuseplug.patching.counting import Calls, tried
-from fuseplug.torch_private import tree_leaves, tree_map
-from fuseplug.verification import Outcome, random_state_kept
+from fuseplug.torch_private import tree_map
+from fuseplug.verification import Outcome, random_state_kept, tensors
 
 from .subjects import Examined, Specimen
 
@@ -128,13 +128,12 @@ class Whole:
 
 def _outcome(result: Any, module: nn.Module, inputs: Inputs, *, gradients: bool) -> Outcome:
     result = tree_map(lambda value: value.computed() if isinstance(value, LazyTensor) else value, result)
-    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    outputs = tensors(result)
     values: dict[str, Tensor | None] = {f"output[{number}]": value for number, value in enumerate(outputs)}
     given = {
         f"{name}[{number}]" if isinstance(value, list | tuple) else name: leaf
         for name, value in inputs.items()
-        for number, leaf in enumerate(tree_leaves(value))
-        if isinstance(leaf, Tensor)
+        for number, leaf in enumerate(tensors(value))
     }
     if gradients:
         leaves = {name: each for name, each in (*module.named_parameters(), *given.items()) if each.requires_grad}
