@@ -114,7 +114,8 @@ SECTIONS = (
         "Start-up",
         "A process that imports Fuseplug, one that looks for kernels, and one that fuses a whole model. The first time "
         "on a machine a C++ compiler builds some ten programs, as many at once as there are cores, and a header that "
-        "they share. `apply_all` on the models above is in their tables *paid once*: nothing was kept, and Inductor "
+        "they share. For inference nothing with gradients is built or checked, and there are five programs. "
+        "`apply_all` on the models above is in their tables *paid once*: nothing was kept, and Inductor "
         "had compiled what the tables before it needed.",
         "startup",
     ),

@@ -172,6 +172,11 @@ class TestWhatMakesItRunAgain:
         assert checked() == checked(rounding="exact") == ("passed before", 0)
         self.again(checked, rounding="exact", mode="inference")
 
+    def test_that_it_had_no_gradients(self, checked):
+        checked(mode="inference")
+        self.again(checked)
+        assert checked() == checked(mode="inference") == ("passed before", 0)
+
     def test_other_code_of_the_kernel(self, checked, written):
         checked()
         written("numbers.py", NUMBERS + "# another\n")
@@ -301,7 +306,7 @@ class TestTimes:
     def test_for_inference_it_is_the_forward_alone(self, timed):
         assert timed(mode="inference")[0] == 1
         assert timed(mode="inference")[0] == 0
-        assert timed()[0] == 1
+        assert timed()[0] == 2
 
     @pytest.mark.parametrize("change", ["shape", "dtype", "module", "kernel", "threads", "processor"])
     def test_other_questions_have_other_answers(self, timed, written, monkeypatch, change):

@@ -408,6 +408,12 @@ def test_evaluation_and_generation_are_untouched(kernel):
     assert told(applied)[:2] == (0, {})
 
 
+def test_for_inference_there_is_nothing_to_leave_uncomputed(kernel):
+    applied = apply(kernel, language_model().eval(), mode="inference", strict=True)
+    (entry,) = applied.report.entries
+    assert "its results are lazy only where gradients are recorded, and for inference none are" in entry.why_not
+
+
 def test_a_copy_is_fused_with_its_own_weights(kernel):
     model = language_model()
     applied = apply(kernel, model)

@@ -80,7 +80,8 @@ class KernelManager:
       matches and all modules below them.
     * ``device``: where the model will run, if it is not there now.
     * ``mode``: ``"training"``, ``"inference"``, or ``"auto"``, which means training, because gradients are assumed to
-      be needed.
+      be needed. For inference nothing with gradients is compiled or checked, and calls with gradients are the
+      original's.
     * ``verify``: ``False`` does not run each kernel on its device. Modules are always run to find what they compute.
       A check that a kernel passed is kept for other processes, until something changes that it depends on; ``"always"``
       runs it again.
@@ -96,8 +97,8 @@ class KernelManager:
       it, under autocast if that is on, and without gradients for inference. What is run is a copy that shares its
       parameters. So buffers, gradients and the state of random generators stay as they are, but what its code does to
       the world outside, it does. Times are kept for other processes, as passed checks are.
-    * ``rounding``: ``"exact"`` uses only kernels whose results are the original's bit for bit, and for training their
-      gradients, too, in all sizes that are tried on this device; the report says how many targets that leaves alone.
+    * ``rounding``: ``"exact"`` uses only kernels whose results, and for training their gradients, are the original's
+      bit for bit, in all sizes that are tried on this device; the report says how many targets that leaves alone.
       ``"close"``, the default, allows the roundings that each op states.
 
     Args:

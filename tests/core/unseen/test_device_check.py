@@ -108,6 +108,19 @@ def test_a_kernel_without_gradient_is_not_used_where_they_flow():
     assert attacked([kernel], Norm, mode="inference", around=torch.no_grad).last == "kernel"
 
 
+def only_without_gradients(*args):
+    if torch.is_grad_enabled():
+        raise AssertionError("it is planned for inference")
+    return quiet_norm(*args)
+
+
+def test_a_kernel_for_inference_is_neither_checked_nor_used_with_gradients():
+    kernel = variant_of(NormKernel, load=lambda self: only_without_gradients)
+    assert attacked([kernel], Norm).last == "alone"
+    assert attacked([kernel], Norm, mode="inference").last == "original"
+    assert attacked([kernel], Norm, mode="inference", around=torch.no_grad).last == "kernel"
+
+
 def meta_by_default(patch=None):
     return torch.device("meta")
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..measuring.calls import Call, leaves_of, make, original_of, recorded
 from ..measuring.turns import by_turns, spread
 from ..patching.replacement import replacement_of
@@ -87,7 +89,9 @@ def _row(patches: Sequence[Patch], timed: Callable[..., Any], call: Call, repeat
     backward = any(each.requires_grad for each in tensors)
     leaves = leaves_of(call, method=patch.target.function is None) if backward else []
     functions = {ORIGINAL: original_of(patch.function)}
-    if not replacement_of(timed).why_not(call.args, call.kwargs):
+    with torch.set_grad_enabled(backward):
+        never, declined = (replacement_of(each).why_not(call.args, call.kwargs) for each in (timed, patch.function))
+    if not never:
         functions[KERNEL] = timed
     runs = {name: partial(make, function, call, leaves) for name, function in functions.items()}
     samples = by_turns(runs, repeats)
@@ -103,5 +107,5 @@ def _row(patches: Sequence[Patch], timed: Callable[..., Any], call: Call, repeat
         times[ORIGINAL],
         times.get(KERNEL),
         statistics.median(ratios) if ratios else None,
-        replacement_of(patch.function).why_not(call.args, call.kwargs),
+        declined,
     )

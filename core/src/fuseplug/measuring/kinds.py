@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -112,7 +112,7 @@ class Kinds:
         for number, batch in enumerate(self._runs.batches):
             for key, call in self._run(new, batch, number).items():
                 calls[key].setdefault(described(call), call)
-        with self._runs.entered():
+        with self._surroundings():
             return [task for key, kind in new.items() for task in _tasks(kind, [*calls[key].values()])]
 
     def seconds(self, tasks: Sequence[Task]) -> float:
@@ -144,11 +144,17 @@ class Kinds:
             if kind.note and not kind.figures
         ]
 
+    @contextlib.contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        """In which the model is run, and its guards are asked about the calls that it made."""
+        with torch.set_grad_enabled(self._gradients), self._runs.entered():
+            yield
+
     def _run(self, kinds: Mapping[Hashable, Kind], batch: Batch, number: int) -> dict[Hashable, Call]:
         alike = {key: [*kind.patches.values()] for key, kind in kinds.items()}
 
         def run(model: nn.Module) -> None:
-            with torch.set_grad_enabled(self._gradients), self._runs.entered():
+            with self._surroundings():
                 model(**batch)
 
         with contextlib.ExitStack() as stack:

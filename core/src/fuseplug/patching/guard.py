@@ -322,7 +322,10 @@ class Guard:
         if watch.contiguous:
             yield _Term(f"a[{main}].is_contiguous()", "the main input is not contiguous")
         if watch.no_grad:
-            yield _Term(f"not {self._constant(torch.is_grad_enabled)}()", "gradients are on, and the kernel has none")
+            yield _Term(
+                f"not {self._constant(torch.is_grad_enabled)}()",
+                'gradients are on, and it was planned with mode="inference"',
+            )
         everybodys = " or ".join(self._constant(each) for each in GLOBAL_HOOKS)
         if watch.bare:
             yield _Term(f"not ({everybodys})", "there are hooks on all modules, which a fused child would not call")

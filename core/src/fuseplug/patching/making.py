@@ -27,7 +27,7 @@ def patch_of(
     ran: Ran,
     subject: Subject,
     *,
-    differentiable: bool,
+    gradients: bool,
     traced: bool = True,
     gains: Gains = EVERY_SIZE,
     scope: Scope | None = None,
@@ -43,7 +43,7 @@ def patch_of(
         semantics: What the target was found to compute.
         ran: What the kernel was found to compute on its device.
         subject: What is replaced.
-        differentiable: Whether gradients flow through the kernel.
+        gradients: Whether it computes calls with gradients.
         traced: Whether it computes calls that are traced.
         gains: From which size on it computes calls.
         scope: The calls during which it replaces the target; ``None``: always.
@@ -57,7 +57,7 @@ def patch_of(
         found.watch,
         contiguous=ran.contiguous,
         no_autocast=found.watch.no_autocast or ran.no_autocast,
-        no_grad=not differentiable,
+        no_grad=not gradients,
         unhooked=lazy,
         untraced=not traced,
     )

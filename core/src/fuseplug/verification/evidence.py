@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contract import Adapter, Mode, Proposal
+from ..contract import Adapter, Proposal
 from ..hookspecs import BaseKernel
 from ..kept import LOADED
 from .examples import example_of
@@ -67,9 +67,9 @@ class Evidence:
 
 
 def key_of(
-    kernel: BaseKernel, proposal: Proposal, adapter: Adapter, evidence: str, device: torch.device, exact: Mode | None
+    kernel: BaseKernel, proposal: Proposal, adapter: Adapter, evidence: str, device: torch.device, how: tuple[bool, ...]
 ) -> str:
-    """The hash of all that the check of *kernel* depends on, as `KernelCheck` takes it; ``""`` if it has none."""
+    """The hash of all that the check of *kernel* depends on, *how* it is done included; ``""`` if it has none."""
     if not evidence:
         return ""
     sizes = kernel.check_sizes
@@ -79,10 +79,10 @@ def key_of(
             _surroundings(device),
             *map(_code_of, _packages(kernel, adapter)),
             f"{type(kernel).__module__}.{type(kernel).__qualname__}",
-            stable((kernel.kernel_id, kernel.function, kernel.reference, kernel.differentiable, sizes)),
+            stable((kernel.kernel_id, kernel.function, kernel.reference, sizes)),
             stable(adapter),
             stable((proposal.target, proposal.mixes, proposal.likely, proposal.exact)),
-            stable((proposal.roundings, proposal.working_roundings, exact)),
+            stable((proposal.roundings, proposal.working_roundings, how)),
             *(_shapes(proposal, mix, size) for mix in (proposal.mixes[0], *proposal.likely) for size in sizes),
         )
     except Exception:  # noqa: BLE001 - a third party's example or adapter may raise anything: then nothing is kept

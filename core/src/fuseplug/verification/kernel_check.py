@@ -69,8 +69,8 @@ class KernelCheck:
         semantics: What the original was found to compute.
         subject: The original.
         device: Where both are run.
-        exact: If given, the kernel must be the original bit for bit, at more sizes: for ``"inference"`` its results
-            with gradients and without, for ``"training"`` its gradients, too.
+        mode: Whether the kernel is run with gradients as well, or only without.
+        exact: Whether it must be the original bit for bit, at more sizes.
 
     Attributes:
         compile_seconds: By how much the kernel's first run was slower than its second.
@@ -83,13 +83,15 @@ class KernelCheck:
         semantics: Semantics,
         subject: Subject,
         device: torch.device,
-        exact: Mode | None = None,
+        mode: Mode,
+        exact: bool,
     ) -> None:
         self._kernel = kernel
         self._proposal = proposal
         self._semantics = semantics
         self._subject = replace(subject, draws=semantics.draws)
         self._device = device
+        self._gradients = mode == "training"
         self._exact = exact
         self._tolerance = Tolerance.of(proposal)
         self.compile_seconds = 0.0
@@ -97,7 +99,8 @@ class KernelCheck:
     def key(self) -> str:
         """The hash of all that the result depends on; ``""`` if it has none."""
         semantics = self._semantics
-        return key_of(self._kernel, self._proposal, semantics.adapter, semantics.evidence, self._device, self._exact)
+        how = (self._gradients, self._exact)
+        return key_of(self._kernel, self._proposal, semantics.adapter, semantics.evidence, self._device, how)
 
     def rehearse(self) -> None:
         """Call the kernel as `ran` will, as far as its programs depend on that, whatever comes of it."""
@@ -164,7 +167,7 @@ class KernelCheck:
     def _larger_sizes(self) -> tuple[int, ...]:
         """What the first mix is tried with beside the kernel's own sizes: how it rounds may depend on the size."""
         largest = max(self._kernel.check_sizes)
-        return (3 * largest // 2,) if self._exact is None else (largest // 3, 3 * largest // 2, 7 * largest // 3)
+        return (3 * largest // 2,) if not self._exact else (largest // 3, 3 * largest // 2, 7 * largest // 3)
 
     def _wrong_when_real(self, mix: Any) -> Rejection | None:
         """What is wrong with the tensors that lazy results become: they must be the original's bit for bit."""
@@ -218,16 +221,16 @@ class KernelCheck:
                 return Rejection(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
         if wrong := self._wrong(example, outcome, expected, truth, on):
             return wrong
-        if self._exact is not None and (why := self._rounds_otherwise(outcome, expected)):
+        if self._exact and (why := self._rounds_otherwise(outcome, expected)):
             return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding")
-        if not self._kernel.differentiable:
+        if not self._gradients:
             return None
         # Not before the other was judged: it may write where that lies.
         quiet = self._run(self._fused, example, gradients=False)
         on = f"{on} without gradients"
         if wrong := self._wrong(example, quiet, expected.without_gradients(), truth.without_gradients(), on):
             return wrong
-        if self._exact is None:
+        if not self._exact:
             return None
         why = difference(quiet, self._run(self._subject.original, example, gradients=False))
         return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding") if why else None
@@ -241,11 +244,7 @@ class KernelCheck:
 
     def _rounds_otherwise(self, found: Outcome, expected: Outcome) -> str:
         """The first thing that must be the original's bit for bit, and is not; ``""`` if there is none."""
-        if self._exact is None:
-            return ""
-        if self._exact == "inference":
-            found, expected = found.without_gradients(), expected.without_gradients()
-        return difference(found, expected)
+        return difference(found, expected) if self._exact else ""
 
     def _needs_order(self, mix: Any) -> bool | Rejection:
         """Whether the kernel is right only for contiguous inputs; or what is wrong with it for those."""
@@ -288,13 +287,11 @@ class KernelCheck:
         autocast: bool = False,
         gradients: bool = True,
     ) -> Outcome:
-        gradients = gradients and self._kernel.differentiable
-        how: dict[str, Any] = {"handing": handing, "autocast": autocast}
-        return run(self._subject, function, example, device=self._device, gradients=gradients, **how)
+        how: dict[str, Any] = {"handing": handing, "autocast": autocast, "gradients": gradients and self._gradients}
+        return run(self._subject, function, example, device=self._device, **how)
 
     def _truth(self, example: Example) -> Outcome:
-        gradients = self._kernel.differentiable
-        return run(self._subject, self._reference, example, dtype=torch.float64, gradients=gradients)
+        return run(self._subject, self._reference, example, dtype=torch.float64, gradients=self._gradients)
 
 
 def _is_contiguous(example: Example) -> bool:

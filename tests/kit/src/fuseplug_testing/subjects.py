@@ -342,7 +342,7 @@ class Case:
         mark = Mark(kernel.kernel_id, self.semantics.adapter.variant, self.proposal.target, place.device_type)
         patch = patch_of(
             *(place.module, place.paths[0], mark, kernel.load(), self.semantics, ran, self.subject),
-            differentiable=kernel.differentiable,
+            gradients=self.gradients,
             scope=scope,
             lazy=self.proposal.lazy is not None,
         )
