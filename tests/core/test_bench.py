@@ -92,6 +92,20 @@ class TestTurns:
         assert found["quick"] == pytest.approx([100.0] * 3)
         assert found["slow"] == pytest.approx([500.0] * 3)
 
+    @pytest.mark.parametrize(("seconds", "calls"), [(1e-4, 20), (0.3, 8)], ids=["short", "longer"])
+    def test_a_turn_has_the_calls_that_it_is_to_have_or_more_if_they_are_short(self, seconds, calls):
+        clock, made = SimpleNamespace(now=0.0), []
+
+        def run():
+            made.append(1)
+            clock.now += seconds
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fuseplug.measuring.turns.time.perf_counter", lambda: clock.now)
+            found = by_turns({"only": run}, 3, warm_up=0, at_a_time=8)
+        assert len(made) == 2 + 3 * calls
+        assert found["only"] == pytest.approx([1e6 * seconds] * 3)
+
     @pytest.mark.parametrize(
         ("seconds", "least", "turns"),
         [(0.02, None, 26), (0.3, None, 3), (2.0, None, 1), (2.0, 7, 7)],

@@ -23,6 +23,7 @@ def by_turns(
     settle: Callable[[], Any] | None = None,
     *,
     warm_up: int = 3,
+    at_a_time: int = 1,
     after_turn: Callable[[int], Any] | None = None,
     within: float | None = None,
     least: int | None = None,
@@ -37,6 +38,7 @@ def by_turns(
         repeats: How many turns count.
         settle: Called before each call that is timed, for what is still under way from the one before.
         warm_up: How many turns go before these, and do not count.
+        at_a_time: How many calls a contender makes in its turn, at the least; more of them if they are short.
         after_turn: Called after each turn with how many counted so far.
         within: Seconds after which no turn is begun, once *least* have counted.
         least: By default three; or one, if a single call takes longer than *within*.
@@ -49,7 +51,7 @@ def by_turns(
     start = time.perf_counter()
     first()
     took = time.perf_counter() - start
-    at_a_time = max(1, min(_MOST_AT_A_TIME, int(_SHORT / took)))
+    at_a_time = max(at_a_time, min(_MOST_AT_A_TIME, int(_SHORT / took)))
     if least is None:
         least = _LEAST if within is None or took < within else 1
     samples: dict[str, list[float]] = {name: [] for name in contenders}
