@@ -115,7 +115,7 @@ def _kinds(model: nn.Module, rules: Rules) -> Kinds | None:
     if rules.runs is None:
         return None
     kept = NOWHERE if rules.check == "always" else Kept("timings", folder())
-    return Kinds(model, rules.runs, gradients=rules.mode == "training", kept=kept)
+    return Kinds(model, rules.runs, gradients=rules.gradients, kept=kept)
 
 
 def _measured(kinds: Kinds) -> bool:
@@ -164,7 +164,7 @@ def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> 
             idle[record.kernel_id] = (
                 f"runs on {', '.join(kernel.device_types)}; this model is planned for {', '.join(here)}"
             )
-        elif rules.mode == "training" and not kernel.differentiable:
+        elif rules.gradients and not kernel.differentiable:
             idle[record.kernel_id] = 'has no gradient: used with mode="inference"'
         elif record not in rules.records:
             idle[record.kernel_id] = "left out by include= or exclude="

@@ -69,7 +69,7 @@ class Decider:
         self._kinds = kinds
         self._by_id = {record.kernel_id: record for record in rules.records}
         kept = NOWHERE if rules.check == "always" else Kept("checks", folder())
-        self._verifier = Verifier(kept, rules.mode, exact=rules.exact)
+        self._verifier = Verifier(kept, gradients=rules.gradients, exact=rules.exact)
         self._rehearsing = False
         self._places: dict[str, Place] = {}
         self._taken: dict[tuple[int, str], str] = {}
@@ -239,7 +239,7 @@ class Decider:
             proposal: For one target, and for those beside it.
             entry: The answer for the first target, as far as it is known.
         """
-        if self._rules.mode == "inference" and any(each.lazy is not None for each in proposal.all_targets):
+        if not self._rules.gradients and any(each.lazy is not None for each in proposal.all_targets):
             return Rejection(
                 "its results are lazy only where gradients are recorded, and for inference none are", kind="unlike"
             )
@@ -297,7 +297,7 @@ class Decider:
         patched = functools.partial(
             patch_of,
             *(place.module, place.paths[0], mark, _compute_of(record), semantics, ran, subject),
-            gradients=self._rules.mode == "training",
+            gradients=self._rules.gradients,
             traced=kernel.when_traced == "kernel",
             scope=scope,
             lazy=proposal.lazy is not None,

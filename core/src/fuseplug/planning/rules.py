@@ -40,6 +40,11 @@ class Rules:
     runs: Runs | None = None
     exact: bool = False
 
+    @property
+    def gradients(self) -> bool:
+        """Whether kernels are to compute calls with gradients."""
+        return self.mode == "training"
+
     def rank(self, record: KernelRecord, device_type: str) -> tuple[int, bool, int, str]:
         """Sort key: the caller's order, then kernels that name this device type, then priority, then id."""
         kernel = kernel_of(record)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..accepts import Dtypes
-from ..contract import Example, Mode, Proposal, Rejection
+from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
 from .comparing import Tolerance, departure, difference, excess
 from .evidence import key_of
@@ -69,7 +69,7 @@ class KernelCheck:
         semantics: What the original was found to compute.
         subject: The original.
         device: Where both are run.
-        mode: Whether the kernel is run with gradients as well, or only without.
+        gradients: Whether the kernel is run with gradients as well, or only without.
         exact: Whether it must be the original bit for bit, at more sizes.
 
     Attributes:
@@ -83,7 +83,8 @@ class KernelCheck:
         semantics: Semantics,
         subject: Subject,
         device: torch.device,
-        mode: Mode,
+        *,
+        gradients: bool,
         exact: bool,
     ) -> None:
         self._kernel = kernel
@@ -91,7 +92,7 @@ class KernelCheck:
         self._semantics = semantics
         self._subject = replace(subject, draws=semantics.draws)
         self._device = device
-        self._gradients = mode == "training"
+        self._gradients = gradients
         self._exact = exact
         self._tolerance = Tolerance.of(proposal)
         self.compile_seconds = 0.0

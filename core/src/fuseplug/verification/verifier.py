@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..contract import Example, Mode, Proposal, Rejection
+from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
 from ..kept import NOWHERE, Kept
 from .branches import Branches
@@ -29,16 +29,16 @@ class Verifier:
 
     Args:
         kept: Where results of kernel checks are looked up, and kept for other processes; by default nowhere.
-        mode: As `KernelCheck` takes it.
+        gradients: As `KernelCheck` takes it.
         exact: As `KernelCheck` takes it.
 
     Attributes:
         compile_seconds: What rehearsals took, and by how much the first runs of kernels were slower than their second.
     """
 
-    def __init__(self, kept: Kept = NOWHERE, mode: Mode = "training", *, exact: bool = False) -> None:
+    def __init__(self, kept: Kept = NOWHERE, *, gradients: bool = True, exact: bool = False) -> None:
         self._kept = kept
-        self._how: tuple[Mode, bool] = (mode, exact)
+        self._how = {"gradients": gradients, "exact": exact}
         self._semantics: dict[Hashable, Semantics | Rejection] = {}
         self._checks: dict[Hashable, Ran | Rejection] = {}
         self._rehearsed: set[Hashable] = set()
@@ -87,7 +87,7 @@ class Verifier:
     ) -> tuple[Hashable, KernelCheck]:
         subject = replace(subject, lazy=proposal.lazy)
         key = (kernel.kernel_id, device, semantics.adapter, *_question(proposal, subject))
-        return key, KernelCheck(kernel, proposal, semantics, subject, device, *self._how)
+        return key, KernelCheck(kernel, proposal, semantics, subject, device, **self._how)
 
     def key(
         self, kernel: BaseKernel, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
