@@ -219,9 +219,15 @@ def _measure(
         step(f"{mode}, {tokens} tokens: {done} turns")
 
     # A token is decoded right after another: by code that is in the processor's caches, and not after somebody else's.
-    at_a_time = _DECODED if mode == "decode" else 1
-    how: dict[str, Any] = {"warm_up": 1, "at_a_time": at_a_time, "within": seconds, "least": repeats}
-    samples = by_turns(runs, max(repeats, _MOST_TURNS), after_turn=told, **how)
+    samples = by_turns(
+        runs,
+        max(repeats, _MOST_TURNS),
+        warm_up=1,
+        at_a_time=_DECODED if mode == "decode" else 1,
+        after_turn=told,
+        within=seconds,
+        least=repeats,
+    )
     for name, times in samples.items():
         ratios = [eager / own for eager, own in zip(samples[EAGER], times, strict=True)]
         peak = peak_memory(runs[name], ids.device.type)

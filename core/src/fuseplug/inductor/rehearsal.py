@@ -30,14 +30,11 @@ class Builders(ThreadPoolExecutor):
     def prepare(self) -> None:
         """Begin with what all programs share, once."""
         if self._header is None:
-            self._header = self._begun(compile_header)
+            self._header = self.begin(compile_header)
 
     def begin(self, build: Callable[[], T]) -> Future[T]:
         """Call *build* in one of the threads, with the context variables of this one."""
-        return self._begun(build, after=self._header)
-
-    def _begun(self, build: Callable[[], T], after: Future[None] | None = None) -> Future[T]:
-        return self.submit(contextvars.copy_context().run, self._built, build, after)
+        return self.submit(contextvars.copy_context().run, self._built, build, self._header)
 
     def give_up(self) -> None:
         """Begin nothing more."""

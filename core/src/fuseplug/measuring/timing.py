@@ -38,7 +38,7 @@ class Keeping(NamedTuple):
 
     Attributes:
         kept: For all of them.
-        key: Gives the hash of all that the check of the kernel depends on; ``""`` if it has none.
+        key: Gives the hash of all that the kernel's calls depend on; ``""`` if it has none.
     """
 
     kept: Kept

@@ -84,8 +84,8 @@ class KernelCheck:
         subject: Subject,
         device: torch.device,
         *,
-        gradients: bool,
-        exact: bool,
+        gradients: bool = True,
+        exact: bool = False,
     ) -> None:
         self._kernel = kernel
         self._proposal = proposal

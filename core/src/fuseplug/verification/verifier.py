@@ -92,10 +92,9 @@ class Verifier:
     def key(
         self, kernel: BaseKernel, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
     ) -> str:
-        """The hash of all that `kernel_check` depends on; ``""`` if it has none."""
+        """The hash of all that the kernel's calls depend on, however it was checked; ``""`` if it has none."""
         with neutral(device.type):
-            _, check = self._check(kernel, proposal, semantics, subject, device)
-            return check.key()
+            return KernelCheck(kernel, proposal, semantics, subject, device).key()
 
     def _before(self, check: KernelCheck) -> tuple[str, Ran | None]:
         """What the result is kept under, if it can be, and what was kept."""
