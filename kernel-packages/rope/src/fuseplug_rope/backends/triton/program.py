@@ -90,13 +90,24 @@ def rotate(
     BLOCK: tl.constexpr,
 ):
     """Tiles are ``[positions, heads, elements]``; the numbers are those of `cutting.Cut`."""
+    # Triton 3.6 takes the elements of a tuple for constants only where they have been given names.
+    READS: tl.constexpr = BLOCK.reads
+    WRITES: tl.constexpr = BLOCK.writes
+    TABLE: tl.constexpr = BLOCK.table
+    PLANES: tl.constexpr = BLOCK.planes
+    TRAILING: tl.constexpr = BLOCK.trailing
+    Q_WIDTH: tl.constexpr = BLOCK.q_width
+    K_WIDTH: tl.constexpr = BLOCK.k_width
+    UNIT: tl.constexpr = BLOCK.unit
+    ANGLE_STRIDE: tl.constexpr = BLOCK.angle_stride
+
     position = tl.program_id(0) * BLOCK.positions + tl.arange(0, BLOCK.positions)[:, None, None]
     outer, inner = (position // inner_size).to(tl.int64), (position % inner_size).to(tl.int64)
     exists = position < positions
 
     row = (outer * table_outer + inner * table_inner) * BLOCK.table_unit
-    cos_a, cos_b = _angles(cos + row, exists, BLOCK)
-    sin_a, sin_b = _angles(sin + row, exists, BLOCK)
+    cos_a, cos_b = _angles(cos + row, exists, TABLE, PLANES, ANGLE_STRIDE)
+    sin_a, sin_b = _angles(sin + row, exists, TABLE, PLANES, ANGLE_STRIDE)
     if BLOCK.transposed:
         sin_a, sin_b = -sin_b, -sin_a
     if BLOCK.negated:
@@ -104,58 +115,57 @@ def rotate(
 
     head = tl.program_id(1) * BLOCK.q_heads + tl.arange(0, BLOCK.q_heads)[None, :, None]
     q_exists = exists & (head < q_heads)
-    q = _rows(q, outer, inner, head, q_outer, q_inner, q_head, BLOCK)
-    q_out = _rows(q_out, outer, inner, head, q_out_outer, q_out_inner, q_out_head, BLOCK)
-    q_a, q_b = _rotated_planes(q, q_exists, BLOCK, BLOCK.q_width)
+    q = _rows(q, outer, inner, head, q_outer, q_inner, q_head, UNIT)
+    q_out = _rows(q_out, outer, inner, head, q_out_outer, q_out_inner, q_out_head, UNIT)
+    Q_START: tl.constexpr = _start(Q_WIDTH, PLANES, TRAILING)
+    q_a, q_b = _planes(q + Q_START, q_exists, READS, PLANES, 1)
     if BLOCK.k_heads > 0:
         head = tl.program_id(1) * BLOCK.k_heads + tl.arange(0, BLOCK.k_heads)[None, :, None]
         k_exists = exists & (head < k_heads)
-        k = _rows(k, outer, inner, head, k_outer, k_inner, k_head, BLOCK)
-        k_out = _rows(k_out, outer, inner, head, k_out_outer, k_out_inner, k_out_head, BLOCK)
+        k = _rows(k, outer, inner, head, k_outer, k_inner, k_head, UNIT)
+        k_out = _rows(k_out, outer, inner, head, k_out_outer, k_out_inner, k_out_head, UNIT)
+        K_START: tl.constexpr = _start(K_WIDTH, PLANES, TRAILING)
         # Read before q is written, or it would wait for q to arrive.
-        k_a, k_b = _rotated_planes(k, k_exists, BLOCK, BLOCK.k_width)
-        _store(k_out, k_exists, k_a * cos_a - k_b * sin_a, k_b * cos_b + k_a * sin_b, BLOCK, BLOCK.k_width)
-        _copy_rest(k_out, k, k_exists, BLOCK, BLOCK.k_width)
-    _store(q_out, q_exists, q_a * cos_a - q_b * sin_a, q_b * cos_b + q_a * sin_b, BLOCK, BLOCK.q_width)
-    _copy_rest(q_out, q, q_exists, BLOCK, BLOCK.q_width)
+        k_a, k_b = _planes(k + K_START, k_exists, READS, PLANES, 1)
+        k_a, k_b = k_a * cos_a - k_b * sin_a, k_b * cos_b + k_a * sin_b
+        _store(k_out + K_START, k_exists, k_a, k_b, WRITES, PLANES)
+        _copy_rest(k_out, k, k_exists, K_WIDTH, PLANES, TRAILING)
+    q_a, q_b = q_a * cos_a - q_b * sin_a, q_b * cos_b + q_a * sin_b
+    _store(q_out + Q_START, q_exists, q_a, q_b, WRITES, PLANES)
+    _copy_rest(q_out, q, q_exists, Q_WIDTH, PLANES, TRAILING)
 
 
 @triton.jit
-def _rows(x, outer, inner, head, outer_stride, inner_stride, head_stride, BLOCK: tl.constexpr):
+def _rows(x, outer, inner, head, outer_stride, inner_stride, head_stride, UNIT: tl.constexpr):
     """Where the rows of a tile begin."""
-    return x + (outer * outer_stride + inner * inner_stride + head.to(tl.int64) * head_stride) * BLOCK.unit
+    return x + (outer * outer_stride + inner * inner_stride + head.to(tl.int64) * head_stride) * UNIT
 
 
 @triton.jit
-def _angles(row, exists, BLOCK: tl.constexpr):
+def _angles(row, exists, TABLE: tl.constexpr, PLANES: tl.constexpr, STRIDE: tl.constexpr):
     """What the first coordinate of each plane finds in a table, and what the second."""
-    if BLOCK.table == "first":
-        plane = tl.arange(0, triton.next_power_of_2(BLOCK.planes))[None, None, :]
-        angle = tl.load(row + plane * BLOCK.angle_stride, exists & (plane < BLOCK.planes)).to(tl.float32)
+    if TABLE == "first":
+        plane = tl.arange(0, triton.next_power_of_2(PLANES))[None, None, :]
+        angle = tl.load(row + plane * STRIDE, exists & (plane < PLANES)).to(tl.float32)
         return angle, angle
-    return _planes(row, exists, BLOCK.table, BLOCK.planes, BLOCK.angle_stride)
-
-
-@triton.jit
-def _rotated_planes(rows, exists, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    return _planes(rows + _start(BLOCK, WIDTH), exists, BLOCK.reads, BLOCK.planes, 1)
+    return _planes(row, exists, TABLE, PLANES, STRIDE)
 
 
 @triton.constexpr_function
-def _start(block, width):
+def _start(width, planes, trailing):
     """Where the elements that are rotated begin."""
-    return width - 2 * block.planes if block.trailing else 0
+    return width - 2 * planes if trailing else 0
 
 
 @triton.jit
-def _copy_rest(target, source, exists, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+def _copy_rest(target, source, exists, WIDTH: tl.constexpr, PLANES: tl.constexpr, TRAILING: tl.constexpr):
     """Copy the elements that are not rotated."""
-    REST: tl.constexpr = WIDTH - 2 * BLOCK.planes
+    REST: tl.constexpr = WIDTH - 2 * PLANES
     if REST > 0:
         element = tl.arange(0, triton.next_power_of_2(REST))[None, None, :]
         inside = exists & (element < REST)
-        if not BLOCK.trailing:
-            element += 2 * BLOCK.planes
+        if not TRAILING:
+            element += 2 * PLANES
         tl.store(target + element, tl.load(source + element, inside), inside)
 
 
@@ -176,12 +186,10 @@ def _planes(rows, exists, ORDER: tl.constexpr, PLANES: tl.constexpr, STRIDE: tl.
 
 
 @triton.jit
-def _store(rows, exists, first, second, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+def _store(rows, exists, first, second, ORDER: tl.constexpr, PLANES: tl.constexpr):
     """Write the two coordinates of every plane, rounded here and nowhere else."""
-    PLANES: tl.constexpr = BLOCK.planes
     PADDED: tl.constexpr = first.shape[2]
-    rows += _start(BLOCK, WIDTH)
-    if BLOCK.writes == "pairs":
+    if ORDER == "pairs":
         element = tl.arange(0, 2 * PADDED)[None, None, :]
         both = tl.reshape(tl.join(first, second), [first.shape[0], first.shape[1], 2 * PADDED])
         tl.store(rows + element, both, exists & (element < 2 * PLANES))
