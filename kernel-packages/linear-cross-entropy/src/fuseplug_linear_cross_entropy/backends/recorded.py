@@ -164,7 +164,16 @@ def _count(how: _How, labels: Tensor) -> Tensor | None:
 
 
 def _reduced(how: _How, total: Tensor, count: Tensor | None) -> Tensor:
-    return (total if count is None else total / count).to(how.dtype)
+    return _rounded(total if count is None else total / count, how.dtype)
+
+
+def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """*tensor* in *dtype*, and itself if it is that already.
+
+    A conversion that changes nothing is one more name for the same tensor. torch 2.11 compiles a function that returns
+    one of both without its gradient.
+    """
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
 def _measured(how: _How, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
@@ -177,7 +186,7 @@ def _measured(how: _How, hidden: Tensor, weight: Tensor, labels: Tensor, bias: T
 
 
 def _results(how: _How, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple([each.to(how.dtype) for each in found[: 1 + sum(how.besides)]])
+    return tuple([_rounded(each, how.dtype) for each in found[: 1 + sum(how.besides)]])
 
 
 class _Measured(torch.autograd.Function):
