@@ -9,7 +9,6 @@ torch's own is computed, on the CPU, and the backward runs on the calling thread
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 from pathlib import Path
@@ -17,7 +16,6 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-os.environ["LIGER_FUSED_MOE_AUTOTUNE"] = "0"  # which takes a GPU
 
 from benchmarks.gpu import moe, rmsnorm, rope, swiglu
 from benchmarks.gpu.contest import BOTH, FORWARD, LIGER, OURS, Kind, Op

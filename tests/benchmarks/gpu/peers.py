@@ -33,23 +33,29 @@ def of(target: str, call: Callable[..., Any]) -> Make:
     return make
 
 
-def compiled(eager: Make, searched: Callable[[Sequence[Tensor]], bool]) -> list[Contender]:
-    """``torch.compile`` of *eager*, as it comes, and for the arguments that are *searched* when it looks for longer.
+def compiled(eager: Make) -> Contender:
+    """``torch.compile`` of *eager*, as it comes."""
+    return Contender(COMPILED, _compiled(eager, None))
 
-    That takes it from ten seconds to a minute, which there are not for all shapes.
+
+def searching(eager: Make, where: Callable[[Sequence[Tensor]], bool]) -> Contender:
+    """The same, when it looks for longer; only for arguments *where* there is time for that: it takes up to a minute.
+
+    What it finds for a matmul, grouped or not, is torch's own: those who spend their time in one do without this.
     """
 
-    def mode(name: str | None) -> Make:
-        def make(arguments: Sequence[Tensor]) -> Function:
-            if not arguments[0].is_cuda:
-                return torch.compile(eager(arguments), backend="eager")  # what is compiled is what is checked there
-            return torch.compile(eager(arguments), mode=name, dynamic=False)
-
-        return make
-
-    def searching(arguments: Sequence[Tensor]) -> Function:
-        if arguments[0].is_cuda and not searched(arguments):
+    def make(arguments: Sequence[Tensor]) -> Function:
+        if arguments[0].is_cuda and not where(arguments):
             raise LeftOut("looked for at one or two shapes only, to save time")
-        return mode("max-autotune-no-cudagraphs")(arguments)
+        return _compiled(eager, "max-autotune-no-cudagraphs")(arguments)
 
-    return [Contender(COMPILED, mode(None)), Contender(f"{COMPILED}, max-autotune", searching)]
+    return Contender(f"{COMPILED}, max-autotune", make)
+
+
+def _compiled(eager: Make, mode: str | None) -> Make:
+    def make(arguments: Sequence[Tensor]) -> Function:
+        if not arguments[0].is_cuda:
+            return torch.compile(eager(arguments), backend="eager")  # what is compiled is what is checked there
+        return torch.compile(eager(arguments), mode=mode, dynamic=False)
+
+    return make

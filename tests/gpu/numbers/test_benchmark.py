@@ -19,6 +19,7 @@ from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.ceilings import Ceilings
 from benchmarks.gpu.contest import BOTH, EAGER, FORWARD, LIGER, OURS, WORKS, Contender, Kind, Least, LeftOut
 from benchmarks.gpu.interpreting import let_peers_in
+from benchmarks.gpu.linear_cross_entropy import TORCH
 from benchmarks.gpu.overhead import overhead
 from benchmarks.gpu.race import Out, Result, race
 from benchmarks.gpu.roofline import draw
@@ -54,7 +55,8 @@ def test_its_check_of_itself_finds_everybody_right_and_writes_no_times():
     assert done.returncode == 0, said + done.stderr
     assert said.strip().endswith(command.CHECKED)
     missing = [line for line in said.splitlines() if "absent" in line]
-    assert ["quack" in line for line in missing] == [True] * len(missing), said
+    may_be_missing = ("quack",) if hasattr(torch.nn.functional, TORCH.removeprefix("F.")) else ("quack", TORCH)
+    assert all(any(name in line for name in may_be_missing) for line in missing), said
     assert "out of time" not in said
     assert {path: path.stat().st_mtime for path in RESULTS.iterdir()} == before
 
@@ -260,14 +262,13 @@ def test_verdicts():
 
 
 def test_what_is_asked():
-    shape = SimpleNamespace(hidden=4096, experts=128, tokens=32768)
-    of_norms = moving_bytes(lambda shape: shape.hidden <= 4096)
-    assert of_norms(shape, BOTH, Least(256e6)) == Aim({BEST: 1.0, LIGER: 1.5}, 0.85)
-    assert of_norms(shape, FORWARD, Least(255e6)) == Aim({BEST: 1.0}, 0.0)
-    assert of_norms(shape, "backward", Least(1e9)) is None
-    assert mixture(shape, BOTH, Least(1)) == Aim({GROUPED: 2.0, LIGER: 1.0}, 0.6)
-    shape.experts, shape.tokens = 8, 128
-    assert mixture(shape, BOTH, Least(1)) == Aim({GROUPED: 1.1, LIGER: 1.0}, 0.0)
+    shape = SimpleNamespace(tokens=32768)
+    assert moving_bytes(shape, BOTH, Least(256e6)) == Aim({BEST: 0.98}, 0.85)
+    assert moving_bytes(shape, FORWARD, Least(255e6)) == Aim({BEST: 0.98}, 0.0)
+    assert moving_bytes(shape, "backward", Least(1e9)) is None
+    assert mixture(shape, BOTH, Least(1)) == Aim({GROUPED: 0.98, LIGER: 0.98}, 0.6)
+    shape.tokens = 128
+    assert mixture(shape, BOTH, Least(1)) == Aim({GROUPED: 0.98, LIGER: 0.98}, 0.0)
 
 
 def test_table_json_and_picture_are_written(tmp_path, capsys):
