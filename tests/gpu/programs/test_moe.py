@@ -60,9 +60,9 @@ def test_nothing_spills_at_any_height(options, rows):
     assert {program.name: program.spills for program in programs if program.spills} == {}
 
 
-@pytest.mark.parametrize("rows", [16, 128])
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_they_fit_a_gpu_with_less_memory(rows, monkeypatch):
-    monkeypatch.setattr(tiles, "room", lambda device: 99 << 10)
+    monkeypatch.setattr(tiles, "shared_memory", lambda device: 99 << 10)
     for table in (tiles.product, tiles.gradient):
         monkeypatch.setattr(tiles, table.__name__, table.__wrapped__)
     with compile_only(89) as programs:
@@ -83,5 +83,5 @@ def test_other_numbers_of_tokens_compile_nothing_new():
 
 def test_one_token_fills_the_gpu():
     """Each of eight experts has programs enough for 132 multiprocessors to share its columns."""
-    shape = tiles.product(tiles.height(8, 128), 2 * 768, 2, torch.device("cpu"))
+    shape = tiles.product(tiles.height(8, 128), 2 * 768, 2048, 2, torch.device("cpu"))
     assert 8 * 2 * 768 // shape.width >= 132

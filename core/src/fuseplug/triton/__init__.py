@@ -9,7 +9,7 @@ from .kernel import FORMULAS, TritonKernel, interpreted
 
 if TYPE_CHECKING:
     from ..differentiating import differentiated_again, recomputed, recording, vjp
-    from .launching import Operation, operation, transparent
+    from .launching import Operation, operation, shared_memory, transparent
 
 __all__ = [
     "FORMULAS",
@@ -20,6 +20,7 @@ __all__ = [
     "operation",
     "recomputed",
     "recording",
+    "shared_memory",
     "transparent",
     "vjp",
 ]
@@ -28,6 +29,6 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         **dict.fromkeys(("differentiated_again", "recomputed", "recording", "vjp"), "..differentiating"),
-        **dict.fromkeys(("Operation", "operation", "transparent"), ".launching"),
+        **dict.fromkeys(("Operation", "operation", "shared_memory", "transparent"), ".launching"),
     },
 )

@@ -16,7 +16,7 @@ from ...reference import GATES
 from . import tiles
 from .gated import SCHEMA, apart
 from .operands import matrices, matrix, product
-from .project import tile_rows
+from .project import place, tile_rows
 
 
 def _backward_results(
@@ -88,8 +88,8 @@ def gate_backward(
     k = weights.shape[1]
     if not slots:
         return
-    depth = grad.shape[1]
-    shape = tiles.product(tiles.height(slots, experts), min(width, 128), grad.element_size(), grad.device)
+    depth, itemsize = grad.shape[1], grad.element_size()
+    shape = tiles.product(tiles.height(slots, experts), min(width, 128), depth, itemsize, grad.device)
     right = matrices(down, transposed=transposed)
     how = GATES[activation]
     across = -(-width // shape.width)
@@ -121,6 +121,7 @@ def gate_backward(
         HEIGHT=shape.height,
         WIDTH=shape.width,
         DEPTH=shape.depth,
+        GROUP=tiles.group(depth, width, itemsize),
         EVEN=depth % shape.depth == 0 and width % shape.width == 0,
         num_warps=shape.warps,
         num_stages=shape.stages,
@@ -171,13 +172,14 @@ def _gate_backward(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
     EVEN: tl.constexpr,
 ):
     across = tl.cdiv(width, WIDTH)
-    expert, first, end = tile_rows(route, slots, experts, tl.program_id(0) // across)
+    tile, part = place(across, GROUP)
+    expert, first, end = tile_rows(route, slots, experts, tile)
     if (first >= end) | (expert == experts):
         return
-    part = tl.program_id(0) % across
     column = part * WIDTH + tl.arange(0, WIDTH)
     row = first + tl.arange(0, HEIGHT)
     slot = tl.load(route + row, mask=row < end, other=0)

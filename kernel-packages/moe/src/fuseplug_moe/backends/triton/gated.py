@@ -14,7 +14,7 @@ from fuseplug.triton.activations import clamped_up, gate_factor
 from ...reference import GATES
 from . import tiles
 from .operands import matrices, matrix, product
-from .project import tile_rows
+from .project import place, tile_rows
 
 SCHEMA = "str layout, str activation, float limit, float alpha"
 
@@ -86,10 +86,10 @@ def project_gated(
     if not slots:
         return
     halves = 1 if layout == "ungated" else 2
-    shape = tiles.product(tiles.height(slots, experts), halves * width, x.element_size(), x.device)
+    depth, itemsize = x.shape[1], x.element_size()
+    shape = tiles.product(tiles.height(slots, experts), halves * width, depth, itemsize, x.device)
     left = matrices(gate_up, transposed=not transposed)
     right = matrices(up, transposed=not transposed) if up else left
-    depth = x.shape[1]
     how = GATES[activation]
     grid = tiles.tiles(slots, experts, shape.height) * -(-halves * width // shape.width)
     _project_gated[(grid,)](
@@ -120,6 +120,7 @@ def project_gated(
         HEIGHT=shape.height,
         WIDTH=shape.width,
         DEPTH=shape.depth,
+        GROUP=tiles.group(depth, halves * width, itemsize),
         EVEN=depth % shape.depth == 0 and halves * width % shape.width == 0,
         num_warps=shape.warps,
         num_stages=shape.stages,
@@ -155,14 +156,14 @@ def _project_gated(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
     EVEN: tl.constexpr,
 ):
     HALVES: tl.constexpr = 1 if LAYOUT == "ungated" else 2
-    across = tl.cdiv(width * HALVES, WIDTH)
-    expert, first, end = tile_rows(route, slots, experts, tl.program_id(0) // across)
+    tile, part = place(tl.cdiv(width * HALVES, WIDTH), GROUP)
+    expert, first, end = tile_rows(route, slots, experts, tile)
     if (first >= end) | (expert == experts):
         return
-    part = tl.program_id(0) % across
     column, here = columns(part, width, LAYOUT, WIDTH)
     row = first + tl.arange(0, HEIGHT)
     slot = tl.load(route + row, mask=row < end, other=0)

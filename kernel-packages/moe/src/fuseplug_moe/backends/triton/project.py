@@ -68,7 +68,8 @@ def project(
     if not slots:
         return
     depth = rows.shape[1] // (2 if more else 1)
-    shape = tiles.product(tiles.height(slots, experts), width, rows.element_size(), rows.device)
+    itemsize = rows.element_size()
+    shape = tiles.product(tiles.height(slots, experts), width, depth, itemsize, rows.device)
     right = matrices(weights, transposed=not transposed)
     other = matrices(more, transposed=not transposed) if more else right
     grid = tiles.tiles(slots, experts, shape.height) * -(-width // shape.width)
@@ -94,6 +95,7 @@ def project(
         HEIGHT=shape.height,
         WIDTH=shape.width,
         DEPTH=shape.depth,
+        GROUP=tiles.group(depth, width, itemsize),
         EVEN=depth % shape.depth == 0 and width % shape.width == 0,
         num_warps=shape.warps,
         num_stages=shape.stages,
@@ -123,13 +125,14 @@ def _project(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    across = tl.cdiv(width, WIDTH)
-    expert, first, end = tile_rows(route, slots, experts, tl.program_id(0) // across)
+    tile, part = place(tl.cdiv(width, WIDTH), GROUP)
+    expert, first, end = tile_rows(route, slots, experts, tile)
     if (first >= end) | ((expert == experts) & (not FILL)):
         return
-    column = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
+    column = part * WIDTH + tl.arange(0, WIDTH)
     row = first + tl.arange(0, HEIGHT)
     slot = tl.load(route + row, mask=row < end, other=0)
     expert_or_last = tl.minimum(expert, experts - 1)
@@ -149,6 +152,19 @@ def _project(
         total += tl.load(at, mask=(column < width) & (expert < experts), other=0.0).to(tl.float32)[None, :]
     to = (slot if BY_SLOT else row).to(tl.int64)[:, None] * width + column[None, :]
     tl.store(out + to, total.to(out.dtype.element_ty), mask=(row < end)[:, None] & (column < width)[None, :])
+
+
+@triton.jit
+def place(across, GROUP: tl.constexpr):
+    """Which tile of rows a program has, and which of the tiles *across* them.
+
+    *GROUP* tiles of rows are computed before the next columns.
+    """
+    program = tl.program_id(0)
+    first = program // (GROUP * across) * GROUP
+    rows = tl.minimum(tl.num_programs(0) // across - first, GROUP)
+    within = program % (GROUP * across)
+    return first + within % rows, within // rows
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fuseplug.triton import operation
+from fuseplug.triton import operation, shared_memory
 
 from ... import reference
 from . import programs
@@ -18,11 +18,16 @@ from . import programs
 WIDEST = 1 << 14
 """Elements of the longest row (or group) that a tile holds in registers."""
 
+# Measured on an H200, in bfloat16: see docs/cuda.md.
+
 _PER_LANE = 16
 """Elements of a tile that a lane holds: of a half type two loads of 16 bytes, which is enough to have in flight."""
 
 _FEWEST_WARPS, _MOST_WARPS = 4, 32
 """Of a program. Below, rows share a program; above, a lane holds more."""
+
+_FEWEST_WARPS_BACK = 8
+"""Of a program of the backward: heads of 128 take 210 µs, and with four warps 254."""
 
 _WARPS_PER_PROCESSOR = 16
 """That go over all rows in the backward of a weight: of x and dy each 16 KiB in flight in a half type.
@@ -31,7 +36,13 @@ Each further program leaves one more row of float32 to be written and added up; 
 ``8192 · 4`` bytes for each multiprocessor, whatever the width.
 """
 
-_PARTS, _COLUMNS = 64, 32
+_STAGES = 3
+"""While rows are computed, those of the next two turns are on their way: 207 µs for 240 at 4096 columns, 392 for 505 at
+8192. Rows of 16384 take longer so."""
+
+_WIDEST_STAGED = 1 << 13
+
+_PARTS, _COLUMNS, _WARPS_TO_ADD = 256, 32, 8
 """The tile of `add_up`: columns of 128 bytes, the least that a load moves, so that many programs share the work."""
 
 
@@ -51,10 +62,10 @@ class _Form(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _tile(width: int) -> tuple[_Tile, int]:
+def _tile(width: int, fewest_warps: int = _FEWEST_WARPS) -> tuple[_Tile, int]:
     """The tile of rows of so many elements, and its warps."""
     block = 1 << (width - 1).bit_length()
-    warps = min(max(block // (32 * _PER_LANE), _FEWEST_WARPS), _MOST_WARPS)
+    warps = min(max(block // (32 * _PER_LANE), fewest_warps), _MOST_WARPS)
     return _Tile(width, block, max(1, warps * 32 * _PER_LANE // block)), warps
 
 
@@ -227,12 +238,13 @@ def backward(
         dense = _like(x, x.dtype)  # not to be written to: only its layout matters
     hidden = x.shape[-1]
     tokens = x.numel() // hidden
-    tile, warps = _tile(group_size or hidden)
+    tile, warps = _tile(group_size or hidden, _FEWEST_WARPS_BACK)
     groups = hidden // tile.width
-    parts, partial = -(-tokens // tile.rows), dweight
+    parts, partial, stages = -(-tokens // tile.rows), dweight, 1
     if dweight is not None:
-        most = _processors(x.device) * max(1, _WARPS_PER_PROCESSOR // warps)
-        parts = min(parts, max(1, most // groups))
+        together = max(1, _WARPS_PER_PROCESSOR // warps)
+        parts = min(parts, max(1, _processors(x.device) * together // groups))
+        stages = _stages(tile, together, x.device, dy, dtotal, x, gate)
         if parts > 1:
             partial = dweight.new_empty((parts, hidden), dtype=torch.float32)
     dy, dy_stride = _rows(dy, dense)
@@ -256,7 +268,16 @@ def backward(
         tokens,
         *tile,
         *_form(variant),
+        stages,
         num_warps=warps,
     )
     if partial is not dweight:
-        programs.add_up[(-(-hidden // _COLUMNS),)](dweight, partial, parts, hidden, _PARTS, _COLUMNS)
+        programs.add_up[(-(-hidden // _COLUMNS),)](
+            dweight, partial, parts, hidden, _PARTS, _COLUMNS, num_warps=_WARPS_TO_ADD
+        )
+
+
+def _stages(tile: _Tile, together: int, device: torch.device, *read: Tensor | None) -> int:
+    """How many tiles of what is *read* are at work or on their way, if so many programs are *together*."""
+    ahead = (_STAGES - 1) * tile.rows * tile.block * sum(each.element_size() for each in read if each is not None)
+    return _STAGES if tile.block <= _WIDEST_STAGED and ahead * together <= shared_memory(device) else 1

@@ -124,6 +124,7 @@ def backward(
     WEIGHT_FIRST: tl.constexpr,
     GATE_FIRST: tl.constexpr,
     SIGMOID: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Write of *dx*, *dgate* and *dweight* what is not None, the last as one row for each program of the first axis.
 
@@ -136,7 +137,7 @@ def backward(
         scale = _scale(weight, first, column, WIDTH, OFFSET)
     if dweight is not None:
         dscale = tl.zeros((ROWS, BLOCK), tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(tokens, ROWS), tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(tokens, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS)[:, None].to(tl.int64)
         inside = (row < tokens) & (column < WIDTH)
         result = row * (groups * WIDTH) + first + column
