@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from fuseplug import PlanError
-from fuseplug.verification import Signatures, verifier
+from fuseplug.verification import Signatures, kernel_check, verifier
 
 
 @contextmanager
@@ -294,6 +294,22 @@ def test_what_is_alike_is_verified_once(fusing, monkeypatch):
     assert len(runs) == 2 * once
     fusing.plan(nn.ModuleList([Norm(eps=1e-6), Norm(eps=1e-5)]))
     assert len(runs) == 4 * once
+
+
+def test_a_truth_that_does_not_fit_the_device_is_computed_on_the_cpu(fusing, model, monkeypatch):
+    run, where = kernel_check.run, []
+
+    def cramped(*arguments, **how):
+        if how.get("dtype") is torch.float64:
+            where.append(str(how.get("device")))
+            if "device" in how:
+                raise torch.OutOfMemoryError
+        return run(*arguments, **how)
+
+    monkeypatch.setattr(kernel_check, "run", cramped)
+    monkeypatch.setattr(kernel_check, "_WITH_FLOAT64", ("cpu",))
+    assert all(entry.check == "passed" for entry in fusing.plan(model).report.entries)
+    assert where == ["cpu", "None"] * (len(where) // 2) != []
 
 
 def test_what_is_alike_is_asked_about_once(manager):
