@@ -64,6 +64,22 @@ def tests_triton(session: nox.Session) -> None:
     on_triton(session, *QUICK)
 
 
+@nox.session(name="tests-gpu", default=False)
+def tests_gpu(session: nox.Session) -> None:
+    """Run the tests of the Triton kernels' numbers on a GPU."""
+    install(session, "triton", "liger-kernel", "matplotlib", *FOR_TESTS)
+    test(session, *QUICK, "tests/gpu/numbers")
+
+
+@nox.session(name="tests-triton-oldest", default=False)
+def tests_triton_oldest(session: nox.Session) -> None:
+    """Run the tests of the Triton kernels' numbers on the oldest Triton admitted. Downloads 3 GB."""
+    oldest = ("torch==2.11.0", "triton==3.6.0", "numpy==2.3.*")  # its interpreter knows no newer numpy
+    install(session, *oldest, "liger-kernel", "matplotlib", *FOR_TESTS, free=("torch", "triton", "numpy"))
+    session.env["TRITON_INTERPRET"] = "1"
+    test(session, *QUICK, "tests/gpu/numbers")
+
+
 @nox.session(default=False)
 @nox.parametrize("kernels", ("cpu", "npu", "triton"))
 def thorough(session: nox.Session, kernels: str) -> None:
@@ -291,6 +307,7 @@ def bench_gpu(session: nox.Session) -> None:
     )
     session.run("python", "tests/benchmarks/host.py")
     session.run("python", "tests/benchmarks/gpu/run.py", *session.posargs, env=NOTHING_KEPT)
+    session.run("python", "tests/benchmarks/page.py")
 
 
 def install(

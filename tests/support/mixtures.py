@@ -45,7 +45,7 @@ def run(function, named, upstream=None):
     tensors = [t for v in named.values() for t in (v if isinstance(v, list) else [v]) if isinstance(t, torch.Tensor)]
     wanted = [t for t in tensors if t.requires_grad]
     if upstream is None:
-        upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(9)).to(y.dtype)
+        upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(9)).to(y)
     return [y.detach(), *torch.autograd.grad(y, wanted, upstream, allow_unused=True)]
 
 

@@ -452,7 +452,7 @@ class TestWhereTheReferenceRuns:
 
 class TestCompilers:
     @pytest.mark.parametrize("reduction", ["mean", "none"])
-    def test_one_graph_with_its_gradient_for_every_number_of_tokens(self, assert_right, launched, reduction):
+    def test_one_graph_with_its_gradient_for_every_number_of_tokens(self, device, assert_right, launched, reduction):
         torch.compiler.reset()
         how = {"reduction": reduction, "steps": softcapped(3.0)}
 
@@ -462,7 +462,7 @@ class TestCompilers:
 
         for tokens in (5, 8, 9):
             labels = labels_for(tokens)
-            ours = functools.partial(compiled, labels=labels)
+            ours = functools.partial(compiled, labels=labels.to(device))
             launched.clear()
             assert_right((ours, losses(labels, **how)[1]), tensors(BF16, tokens=tokens))
             assert kinds(launched) == ([BOTH] if reduction == "mean" else [DIFFERENTIATE, MEASURE])
