@@ -48,11 +48,12 @@ def test_there_is_a_page_to_run():
     assert any(blocks(page) for page in PAGES)
 
 
-def test_the_page_of_figures_says_what_the_results_say(monkeypatch):
+def test_the_pages_with_figures_say_what_the_results_say(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "benchmarks"))
     import page as figures
 
     assert figures.PAGE.read_text() == figures.page(), "run tests/benchmarks/page.py"
+    assert figures.PAGE_OF_GPUS.read_text() == figures.page_of_gpus(), "run tests/benchmarks/page.py"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Writes docs/performance.md from docs/results: `nox -s bench` and `bench-models` end with it.
+"""Writes docs/performance.md, and the results in docs/cuda.md, from docs/results: what measures ends with it.
 
 python tests/benchmarks/page.py
 """
@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PAGE = RESULTS.parent / "performance.md"
+PAGE_OF_GPUS = RESULTS.parent / "cuda.md"
+BETWEEN = "<!-- tests/benchmarks/page.py writes from here -->\n", "<!-- to here -->\n"
 FUSED = "fuseplug"
 LOSES = 0.99
 """Below this, a ratio is called a loss. Two runs of one model by turns differ by about as much."""
@@ -33,8 +35,8 @@ HEAD = """\
 # Performance
 
 This page shows what Fuseplug gains on a CPU, and where it loses, for users who want to know what to expect. `nox -s
-bench-models` measures whole models again, `nox -s bench` all else, and both write the page. There are no speeds of
-[NPUs](ascend.md) and [GPUs](cuda.md).
+bench-models` measures whole models again, `nox -s bench` all else, and both write the page. [Another
+page](cuda.md#results) has those of a GPU. There are no speeds of [NPUs](ascend.md).
 
 **Method.** In each table the contenders take turns, so that a busy moment of the machine meets all of them. Results
 are checked before anything is timed. A number like × 1.34 says how many times as fast as the eager model a contender
@@ -131,8 +133,9 @@ SECTIONS = (
 
 
 def main() -> None:
-    PAGE.write_text(page())
-    print(f"wrote {PAGE}")
+    for path, text in ((PAGE, page()), (PAGE_OF_GPUS, page_of_gpus())):
+        path.write_text(text)
+        print(f"wrote {path}")
 
 
 def page() -> str:
@@ -140,6 +143,26 @@ def page() -> str:
     there = [section for section in SECTIONS if (RESULTS / f"{section.file}.json").exists()]
     parts = [HEAD, _losses(there), *map(_section, there), MORE, OWN]
     return "\n".join(parts)
+
+
+def page_of_gpus() -> str:
+    """The page about GPUs, with the tables of the file as it is."""
+    first, last = BETWEEN
+    before, _, rest = PAGE_OF_GPUS.read_text().partition(first)
+    after = rest.partition(last)[2]
+    content = json.loads((RESULTS / "gpu.json").read_text())
+    about = content["machine"]
+    versions = {name: about["versions"][name] for name in ("torch", "triton", "transformers", "liger-kernel")}
+    machine = (
+        f"{about['gpu']}, driver {about['driver_version']}, CUDA {about['cuda']}; {about['cpu']}; "
+        + "".join(f"{name} {version}, " for name, version in versions.items())
+        + f"Python {about['python']}; {about['date']}"
+    )
+    lines = ["", f"*{machine}*"]
+    for table in content["tables"][:-1]:  # the last has everything
+        if table["rows"]:
+            lines += ["", f"**{table['title']}**", "", *_plain(table["rows"])]
+    return "".join((before, first, *(f"{line}\n" for line in [*lines, ""]), last, after))
 
 
 def _section(section: Section) -> str:
