@@ -140,8 +140,8 @@ class TestValuesAndGradients:
         assert launched == [(BOTH, size) for size in sizes]
 
     def test_large_chunks_have_the_rows_of_whole_tiles(self):
-        assert launches.rows_of_chunk(8192, 151936 * 2, launches.BUDGET) == 1536
-        assert launches.rows_of_chunk(1700, 151936 * 2, launches.BUDGET) == 1700
+        assert launches.rows_of_chunk(8192, 151936 * 2, launches.BUDGET) == 3328
+        assert launches.rows_of_chunk(3500, 151936 * 2, launches.BUDGET) == 3500
         assert launches.rows_of_chunk(1700, 151936 * 2, 100 * 151936 * 2) == 100
 
     @pytest.mark.parametrize("words", [1, 2, 63, 64, 65, 129, 1000])
