@@ -296,14 +296,15 @@ def test_what_is_alike_is_verified_once(fusing, monkeypatch):
     assert len(runs) == 4 * once
 
 
-def test_a_truth_that_does_not_fit_the_device_is_computed_on_the_cpu(fusing, model, monkeypatch):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, NotImplementedError])
+def test_a_truth_that_the_device_cannot_compute_is_computed_on_the_cpu(fusing, model, monkeypatch, error):
     run, where = kernel_check.run, []
 
     def cramped(*arguments, **how):
         if how.get("dtype") is torch.float64:
             where.append(str(how.get("device")))
             if "device" in how:
-                raise torch.OutOfMemoryError
+                raise error
         return run(*arguments, **how)
 
     monkeypatch.setattr(kernel_check, "run", cramped)

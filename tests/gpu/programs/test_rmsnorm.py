@@ -67,6 +67,23 @@ def test_nothing_is_spilled_in_float32(width):
     assert not any(program.spills for program in compiled)
 
 
+@pytest.mark.parametrize("capability", [89, 90])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("width", [128, 1024, 4096, 8192])
+def test_what_is_read_ahead_fits_the_gpu(monkeypatch, width, dtype, capability):
+    room = {89: 99 << 10, 90: 227 << 10}[capability]
+    monkeypatch.setattr(launches, "shared_memory", lambda _: room)
+    together = max(1, launches._WARPS_PER_PROCESSOR // launches._tile(width, launches._FEWEST_WARPS_BACK)[1])
+    with compile_only(capability) as compiled:
+        norm(*leaves(1 << 15, width, dtype))
+        x, weight = leaves(1 << 15, width, dtype)
+        norm(x, weight, variant="gated-silu", gate=torch.empty_like(x))
+        sum_and_norm(*leaves(1 << 15, width, dtype))
+    of_backward = [program.shared for program in compiled if program.name == "backward"]
+    assert len(of_backward) == 3
+    assert max(of_backward) * together <= room
+
+
 @pytest.mark.parametrize("run", [norm, sum_and_norm])
 def test_another_number_of_tokens_compiles_nothing(run):
     with compile_only(90) as compiled:

@@ -294,8 +294,8 @@ class KernelCheck:
     def _truth(self, example: Example) -> Outcome:
         how: dict[str, Any] = {"dtype": torch.float64, "gradients": self._gradients}
         if self._device.type in _WITH_FLOAT64:
-            # Beside a model there may be room for the kernel alone.
-            with contextlib.suppress(torch.OutOfMemoryError):
+            # Beside a model there may be room for the kernel alone, and an operation may lack float64 there.
+            with contextlib.suppress(RuntimeError):
                 return run(self._subject, self._reference, example, device=self._device, **how)
         return run(self._subject, self._reference, example, **how)
 
