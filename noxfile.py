@@ -22,6 +22,7 @@ TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
 OLDEST_TORCH = re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text())[0]
 TRANSFORMERS_OF_KERNELS = "5.22.2"  # the newest that accepts the `kernels` in constraints.txt
+OLDEST_TRITON, ITS_TORCH = "3.6.0", "2.11.0"
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
 QUICK, THOROUGH = ("-m", "not thorough"), ("-m", "thorough")
 MODELS_ON_NPU = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/npu/test_*models.py"))
@@ -74,7 +75,7 @@ def tests_gpu(session: nox.Session) -> None:
 @nox.session(name="tests-triton-oldest", default=False)
 def tests_triton_oldest(session: nox.Session) -> None:
     """Run the tests of the Triton kernels' numbers on the oldest Triton admitted. Downloads 3 GB."""
-    oldest = ("torch==2.11.0", "triton==3.6.0", "numpy==2.3.*")  # its interpreter knows no newer numpy
+    oldest = (f"torch=={ITS_TORCH}", f"triton=={OLDEST_TRITON}", "numpy==2.3.*")  # its interpreter knows no newer numpy
     install(session, *oldest, "liger-kernel", "matplotlib", *FOR_TESTS, free=("torch", "triton", "numpy"))
     session.env["TRITON_INTERPRET"] = "1"
     test(session, *QUICK, "tests/gpu/numbers")
