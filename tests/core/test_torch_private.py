@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import pytest
 import torch
@@ -532,6 +533,16 @@ assert inductor_threads() == 7
 """
     done = fresh_python(code, **({} if said is None else {"TORCHINDUCTOR_COMPILE_THREADS": said}))
     assert done.returncode == 0, done.stderr
+
+
+@of("prepare_recording")
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_a_fake_mode_does_first_is_done_by_the_thread_that_asks(monkeypatch, gpu):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch._C, "_ensureCUDADeviceGuardSet", lambda: asked.append(threading.get_ident()))
+    inductor.prepare_recording()
+    assert asked == ([] if gpu else [threading.get_ident()])
 
 
 PER_CALL = ("get_tracing_state", "are_functorch_transforms_active", "len_torch_function_stack")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..torch_private.inductor import compiled_by_inductor, recorded
+from ..torch_private.inductor import compiled_by_inductor, prepare_recording, recorded
 from .rehearsal import Builders, rehearsing
 from .vectors import doubt, trust
 
@@ -76,6 +76,7 @@ class Program:
         with _compiling:
             begun = _covering([*self._made, *self._begun], tensors, threads)  # another thread may have been first
             if begun is None:
+                prepare_recording()
                 # A new thread has no modes, no hooks and no autocast, whatever the caller has.
                 with ThreadPoolExecutor(1) as elsewhere:
                     begun = elsewhere.submit(_make, self.function, self.varying, tensors, threads, builders).result()

@@ -30,6 +30,7 @@ __all__ = [
     "compiled_by_inductor",
     "forget_vectors",
     "inductor_threads",
+    "prepare_recording",
     "recorded",
     "trust_vectors",
 ]
@@ -93,6 +94,15 @@ def _is_number(size: torch.SymInt) -> bool:
 
 _OF_TENSOR, _NUMBERED = r"L\['(t\d+)'\]", r"\1"
 """How a `ShapeEnv` writes the name of a tensor."""
+
+
+def prepare_recording() -> None:
+    """Have torch do in this thread what it does when a fake mode is first entered on a machine without a GPU.
+
+    A torch 2.11 that is built for CUDA crashes if another thread is the first.
+    """
+    if not torch.cuda.is_available():
+        getattr(torch._C, "_ensureCUDADeviceGuardSet", lambda: None)()
 
 
 def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: Sequence[Sequence[int]]) -> Recording:
