@@ -34,6 +34,7 @@ OLDER_STACKS = (
 )
 NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu", "--ignore=tests/kernelize")
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
+FOR_TRITON = ("triton", "liger-kernel", "matplotlib")
 QUANTISERS = ("torchao", "bitsandbytes")
 FOR_LLAMA_FACTORY = ("omegaconf", "torchdata")  # what its new trainer imports, beside what is here anyhow
 FOR_MS_SWIFT = ("modelscope", "json_repair", "einops", "aiohttp", "pillow")  # the same of its SFT
@@ -68,7 +69,7 @@ def tests_triton(session: nox.Session) -> None:
 @nox.session(name="tests-gpu", default=False)
 def tests_gpu(session: nox.Session) -> None:
     """Run the tests of the Triton kernels' numbers on a GPU."""
-    install(session, "triton", "liger-kernel", "matplotlib", *FOR_TESTS)
+    install(session, *FOR_TRITON, *FOR_TESTS)
     test(session, *QUICK, "tests/gpu/numbers")
 
 
@@ -76,7 +77,7 @@ def tests_gpu(session: nox.Session) -> None:
 def tests_triton_oldest(session: nox.Session) -> None:
     """Run the tests of the Triton kernels' numbers on the oldest Triton admitted. Downloads 3 GB."""
     oldest = (f"torch=={ITS_TORCH}", f"triton=={OLDEST_TRITON}", "numpy==2.3.*")  # its interpreter knows no newer numpy
-    install(session, *oldest, "liger-kernel", "matplotlib", *FOR_TESTS, free=("torch", "triton", "numpy"))
+    install(session, *oldest, *FOR_TRITON, *FOR_TESTS, free=("torch", "triton", "numpy"))
     session.env["TRITON_INTERPRET"] = "1"
     test(session, *QUICK, "tests/gpu/numbers")
 
@@ -301,7 +302,7 @@ def bench_models(session: nox.Session) -> None:
 @nox.session(name="bench-gpu", default=False)
 def bench_gpu(session: nox.Session) -> None:
     """Measure the Triton kernels against their peers: what a call costs the host, then, on a GPU, everything."""
-    install(session, "triton", "liger-kernel", "matplotlib")
+    install(session, *FOR_TRITON)
     # A peer that has no wheels for every machine. One that is absent is left out, and the tables say so.
     session.run(
         *("python", "-m", "pip", "install", "-q", "-c", "constraints.txt", "quack-kernels"), success_codes=range(256)
@@ -335,7 +336,7 @@ def on_triton(session: nox.Session, *chosen: str, folders: tuple[str, ...] = ("n
     """Run the tests of Triton's kernels: numbers in the interpreter, programs compiled."""
     if sys.platform != "linux":
         session.skip("triton has wheels for Linux only")
-    install(session, "triton", "liger-kernel", "matplotlib", *FOR_TESTS)
+    install(session, *FOR_TRITON, *FOR_TESTS)
     for folder in folders:
         session.env["TRITON_INTERPRET"] = "1" if folder == "numbers" else None
         test(session, *chosen, f"tests/gpu/{folder}")

@@ -152,13 +152,9 @@ def page_of_gpus() -> str:
     after = rest.partition(last)[2]
     content = json.loads((RESULTS / "gpu.json").read_text())
     about = content["machine"]
-    versions = {name: about["versions"][name] for name in ("torch", "triton", "transformers", "liger-kernel")}
-    machine = (
-        f"{about['gpu']}, driver {about['driver_version']}, CUDA {about['cuda']}; {about['cpu']}; "
-        + "".join(f"{name} {version}, " for name, version in versions.items())
-        + f"Python {about['python']}; {about['date']}"
-    )
-    lines = ["", f"*{machine}*"]
+    versions = ", ".join(f"{name} {about['versions'][name]}" for name in ("triton", "liger-kernel"))
+    gpu = f"{about['gpu']}, driver {about['driver_version']}, CUDA {about['cuda']}, {versions}"
+    lines = ["", f"*{gpu}; {_machine(about)}*"]
     for table in content["tables"][:-1]:  # the last has everything
         if table["rows"]:
             lines += ["", f"**{table['title']}**", "", *_plain(table["rows"])]

@@ -240,8 +240,9 @@ class TestLayouts:
                     )
                     for module in (kernel, reference)
                 )
-                # Of a sum over rows, rounded in another order.
-                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+                # A GPU adds up in another order.
+                allowed = {} if device == "cpu" else {"rtol": 1e-5, "atol": 1e-5}
+                torch.testing.assert_close(found, expected, **allowed)
 
     def test_a_weight_with_gaps(self, assert_right):
         def seeing(function):

@@ -77,7 +77,7 @@ def product(rows: int, columns: int, terms: int, itemsize: int, device: torch.de
     """The tile of rows times matrices that have *columns* columns, each result a sum of so many *terms*."""
     if itemsize == 4:
         return Shape(rows, _at_most(64, columns), 32, 4 if rows <= 64 else 8, 2)
-    width, depth, warps = {16: (64, 128, 4), 32: (256, 64, 8), 64: (256, 64, 8), 128: (256, 64, 8)}[rows]
+    width, depth, warps = (64, 128, 4) if rows == 16 else (256, 64, 8)
     stages = 4 if rows < 128 or terms >= _DEEP else 3
     room = shared_memory(device)
     if (rows + width) * depth * itemsize * min(stages, 3) > room:
