@@ -197,7 +197,7 @@ def plain(*tensors: Tensor | None) -> bool:
 
 def _shaped(rows: Tensor, shape: Sequence[int]) -> Tensor:
     """*rows*, which a program gave, with *shape*, and no view of anything: its caller may want to write into it."""
-    return rows if len(shape) == rows.dim() else reinterpret_tensor(rows, shape, strides_of(shape))
+    return rows if len(shape) == rows.dim() else reinterpret_tensor(rows, tuple(shape), strides_of(shape))
 
 
 def _rows(tensor: Tensor) -> tuple[Tensor, bool]:

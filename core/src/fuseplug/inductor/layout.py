@@ -28,7 +28,7 @@ def keeping_order(compute: Callable[..., Tensor], x: Tensor, *others: Tensor | N
     return y if order == rows else y.permute(order).contiguous().permute(_inverse(order))
 
 
-def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> list[int]:
+def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> tuple[int, ...]:
     """Those of a tensor of *shape* without gaps in memory.
 
     Args:
@@ -39,7 +39,7 @@ def strides_of(shape: Sequence[int], order: Sequence[int] | None = None) -> list
     for dim in reversed(range(len(shape)) if order is None else order):
         strides[dim] = step
         step *= shape[dim]
-    return strides
+    return tuple(strides)
 
 
 def _order_in_memory(x: Tensor) -> list[int] | None:

@@ -199,8 +199,8 @@ class _Views(NamedTuple):
     """
 
     copied: frozenset[int]
-    inside: list[tuple[list[int], list[int]]]
-    outside: list[tuple[torch.Size, list[int]]]
+    inside: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    outside: list[tuple[tuple[int, ...], tuple[int, ...]]]
     kind: Hashable
 
 
@@ -214,12 +214,12 @@ def _views(memory: Memory, count: int, keep_order: bool) -> _Views:
     groups = _groups(tensors, order)
     inside = [
         (
-            [*(math.prod(size[dim] for dim in group) for group in groups), size[-1]],
-            [*(stride[group[-1]] for group in groups), stride[-1]],
+            (*(math.prod(size[dim] for dim in group) for group in groups), size[-1]),
+            (*(stride[group[-1]] for group in groups), stride[-1]),
         )
         for size, stride in tensors
     ]
-    outside = [(shape, strides_of(shape, [*order, rank - 1])) for shape, _ in memory[:count]]
+    outside = [(tuple(shape), strides_of(shape, [*order, rank - 1])) for shape, _ in memory[:count]]
     return _Views(copied, inside, outside, tuple([_kind(size, stride) for size, stride in inside]))
 
 
@@ -260,7 +260,7 @@ def _mergeable(size: list[int], stride: list[int], outer: int, inner: int) -> bo
     return stride[outer] == size[inner] * stride[inner]
 
 
-def _kind(size: list[int], stride: list[int]) -> Hashable:
+def _kind(size: tuple[int, ...], stride: tuple[int, ...]) -> Hashable:
     """What of a view is compiled in: the width, which dimensions are broadcast, and which have no gap below them."""
     tight = [size[i] == 1 or stride[i] == size[i + 1] * stride[i + 1] for i in range(len(size) - 1)]
     return (size[-1], tuple([each == 1 for each in size[:-1]]), tuple(tight))
