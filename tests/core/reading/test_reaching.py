@@ -280,8 +280,12 @@ class Squared(torch.autograd.Function):
         return 2 * x * grad
 
 
-def test_a_function_of_autograd_is_read_forwards_and_backwards():
-    found = reading(lambda self, x: Squared.apply(x))
+squared = Squared.apply
+
+
+@pytest.mark.parametrize("forward", [lambda self, x: Squared.apply(x), lambda self, x: squared(x)])
+def test_a_function_of_autograd_is_read_forwards_and_backwards(forward):
+    found = reading(forward)
     assert len(found.side_effects) == 1
     assert found.unread == []
 

@@ -82,6 +82,8 @@ class Calls(Expressions):
 
     def _object(self, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
         """A call of the very object *thing*."""
+        if (cls := _applied_by(f, thing)) is not None:
+            return self._differentiated(cls, given)
         if is_a(thing, types.MethodType):
             return self._method(node, f, thing, given)
         if is_a(thing, functools.partial):
@@ -115,8 +117,6 @@ class Calls(Expressions):
             return self.reader.function(function, bound)
         name = function.__name__
         owner: Any = f.receiver.object if f.receiver is not None else MISSING
-        if is_a(owner, type) and issubclass(owner, torch.autograd.Function) and name == "apply":
-            return self._differentiated(owner, given)
         calls = name in ("__call__", "_call_impl", "_wrapped_call_impl")
         if calls and f.receiver is not None and is_a(owner, nn.Module):
             return self._call(node, f.receiver, given)
@@ -275,6 +275,17 @@ def _outside(thing: Any) -> Value:
 
 def _outsides(things: dict[str, Any]) -> dict[str, Value]:
     return {name: _outside(thing) for name, thing in things.items()}
+
+
+_CALLABLE = types.FunctionType | types.ClassMethodDescriptorType | types.BuiltinMethodType
+
+
+def _applied_by(f: Value, thing: Any) -> type[torch.autograd.Function] | None:
+    """The class whose ``apply`` of torch's is called: written in Python, and from torch 2.15 on in C."""
+    if not is_a(thing, _CALLABLE) or thing.__name__ != "apply" or is_readable(thing):
+        return None
+    owner: Any = thing.__self__ if is_a(thing, types.BuiltinMethodType) else getattr(f.receiver, "object", MISSING)
+    return owner if is_a(owner, type) and issubclass(owner, torch.autograd.Function) else None
 
 
 def _is_generated(function: types.FunctionType) -> bool:
