@@ -9,7 +9,7 @@ from support.kernels import NormKernel, quiet_norm, ran, variant_of
 from support.managers import manager_of
 from torch import nn
 
-from fuseplug import Use
+from fuseplug import Use, torch_private
 from fuseplug.patching.tally import listening
 
 
@@ -206,6 +206,19 @@ class TestTracing:
             return [node.kind() for node in torch.jit.trace(module, rows(3)).inlined_graph.nodes()]
 
         assert operations(left) == operations(Norm())
+
+    def test_where_torch_compiles_kernels_without_their_gradients_so_has_one_for_training(self, monkeypatch):
+        monkeypatch.setattr(torch_private, "MISCOMPILES_FUNCTIONS", True)
+        kernel = variant_of(NormKernel, function="support.kernels:quiet_norm")
+        found, x = {}, rows(3)
+        for mode in ("training", "inference"):
+            module = Norm()
+            applied = manager_of(kernel).apply_all(module, mode=mode)
+            with torch.no_grad():
+                compiled = torch.compile(module, backend="eager", fullgraph=True)(x)
+            found[mode] = (torch.equal(compiled, Norm()(x)), [note[:49] for note in applied.report.notes])
+        why = ["calls that torch.compile traces are the originals"]
+        assert found == {"training": (True, why), "inference": (False, [])}
 
     def test_elsewhere_the_kernel_runs(self, left):
         x = rows(3)

@@ -27,6 +27,7 @@ TRANSFORMS = {
 SELDOM_TOO = TRANSFORMS | {"functionalize": lambda f: torch.func.functionalize(f)(X)}
 ALONE = {"alone": lambda f: f(X)}
 TESTED = set()
+MISCOMPILES_FUNCTIONS = private.MISCOMPILES_FUNCTIONS
 
 
 def of(*names):
@@ -68,6 +69,26 @@ def test_what_is_traced_away_runs_while_tracing_and_leaves_nothing():
     for _ in range(2):
         assert_close(compiled(X), 2 * X)
     assert (len(ran), graphs) == (1, [["placeholder", "call_function", "output"]])
+
+
+class Written(torch.autograd.Function):
+    """``2 x``, written into its result."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone().mul_(2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+@of("MISCOMPILES_FUNCTIONS")
+def test_a_function_is_compiled_without_its_gradient_by_one_release_alone():
+    x = X.clone().requires_grad_()
+    torch.compiler.reset()
+    torch.compile(Written.apply, backend="aot_eager", fullgraph=True)(x).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(X, 2)) != MISCOMPILES_FUNCTIONS
 
 
 def test_every_member_is_tested():

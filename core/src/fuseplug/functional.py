@@ -10,9 +10,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
 from .hookspecs import BaseKernel
+from .torch_private import traced_away
 
 __all__ = ["by_device", "computed_by"]
 
@@ -77,7 +76,7 @@ def module_for(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> Modul
     return sys.modules[_name(device_type, kernels)]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@traced_away
 def _name(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> str:
     return _choose(device_type, kernels)
 

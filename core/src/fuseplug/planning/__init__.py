@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from ..discovery import KernelRecord, elsewhere
@@ -21,7 +22,7 @@ from ..walking import Place
 from .deciding import Ask, Decider, Decision
 from .explaining import explain
 from .progress import showing
-from .rules import Rules
+from .rules import Rules, kernel_of
 
 __all__ = ["Plan", "Rules", "make_plan"]
 
@@ -80,6 +81,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
             *_notes(model, decisions, rules.installed),
             *_unmeasured(kinds, decisions),
             *_cost_of_rounding(rules, decisions),
+            *_untraced(rules, decisions),
             *_unasked(rules.allow, decider.consents),
         ],
         seconds=time.perf_counter() - start - decider.compile_seconds - measuring,
@@ -184,6 +186,20 @@ def _cost_of_rounding(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
         (
             f'rounding="exact": {cost} targets are left alone because their kernels round otherwise; {kept} are fused, '
             "by kernels that were the originals bit for bit in all sizes tried"
+        )
+    ]
+
+
+def _untraced(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
+    """Where ``torch.compile`` would lose the gradients of kernels, a note that it gets the originals."""
+    used = {decision.entry.kernel_id for decision in decisions}
+    traced = [each for each in rules.records if each.kernel_id in used and kernel_of(each).when_traced == "kernel"]
+    if not traced or not rules.loses_gradients_when_traced:
+        return []
+    return [
+        (
+            f"calls that torch.compile traces are the originals': torch {torch.__version__} may compile a kernel's "
+            "function without its gradient (https://github.com/pytorch/pytorch/issues/180642); other releases do not"
         )
     ]
 

@@ -298,7 +298,7 @@ class Decider:
             patch_of,
             *(place.module, place.paths[0], mark, _compute_of(record), semantics, ran, subject),
             gradients=self._rules.gradients,
-            traced=kernel.when_traced == "kernel",
+            traced=kernel.when_traced == "kernel" and not self._rules.loses_gradients_when_traced,
             scope=scope,
             lazy=proposal.lazy is not None,
         )

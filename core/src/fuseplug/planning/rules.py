@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from .. import torch_private
 from ..contract import Mode
 from ..discovery import KernelRecord
 from ..errors import DiscoveryError
@@ -44,6 +45,11 @@ class Rules:
     def gradients(self) -> bool:
         """Whether kernels are to compute calls with gradients."""
         return self.mode == "training"
+
+    @property
+    def loses_gradients_when_traced(self) -> bool:
+        """Whether gradients of kernels may be lost where ``torch.compile`` traces them."""
+        return self.gradients and torch_private.MISCOMPILES_FUNCTIONS
 
     def rank(self, record: KernelRecord, device_type: str) -> tuple[int, bool, int, str]:
         """Sort key: the caller's order, then kernels that name this device type, then priority, then id."""

@@ -1,8 +1,8 @@
 """The private names of torch that Fuseplug and its kernels need: nothing else of theirs has one.
 
 Each is here because torch documents nothing that says or does the same. All are in torch 2.7, the oldest that the
-metadata admit; `tests/core/test_torch_private.py` asks each whether it does what is said here, and ``nox -s oldest``
-asks it on that release.
+metadata admit; `tests/core/test_torch_private.py` asks each whether it does what is said here, and ``nox -s
+tests-torch-releases`` asks it on other releases.
 
 What is asked at each call of a kernel is torch's own C function under a public name: a function around it would take
 a third longer, and `torch.compile` knows torch's functions by identity. Importing this imports torch, but neither
@@ -12,7 +12,7 @@ Dynamo nor Inductor, which take a second.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,12 +27,16 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 __all__ = [
     "DYNAMO_SETTINGS",
     "DYNAMO_WRAPPERS",
     "GLOBAL_HOOKS",
     "INDUCTOR_SETTINGS",
     "JIT_INTERNALS",
+    "MISCOMPILES_FUNCTIONS",
     "DisableTorchFunctionSubclass",
     "FakeTensor",
     "OpOverload",
@@ -111,10 +115,12 @@ anywhere else, so this tells such a forward from ``torch.no_grad()``."""
 disable_current_modes = _disable_current_modes
 """Takes the modes that see each operation off inside; the public context managers only enter one."""
 
-reinterpret_tensor: Callable[..., Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
-"""``reinterpret_tensor(tensor, size, stride)``: a tensor on the same memory, from the same place on. Autograd knows
-nothing of it: it is no view of *tensor*, and requires no gradient. Inductor makes its own views so. It is no operation,
-so between two matmuls it takes 6 to 10 µs, where ``as_strided`` takes 20 and ``view`` up to 40 (on an Intel Xeon)."""
+reinterpret_tensor: Callable[[Tensor, tuple[int, ...], tuple[int, ...]], Tensor]
+reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
+"""``reinterpret_tensor(tensor, size, stride)``: a tensor on the same memory, from the same place on. Size and stride
+are plain tuples: torch 2.15 takes neither a list nor a `torch.Size`. Autograd knows nothing of it: it is no view of
+*tensor*, and requires no gradient. Inductor makes its own views so. It is no operation, so between two matmuls it takes
+6 to 10 µs, where ``as_strided`` takes 20 and ``view`` up to 40 (on an Intel Xeon)."""
 
 DYNAMO_SETTINGS, INDUCTOR_SETTINGS = "torch._dynamo.config", "torch._inductor.config"
 """The modules with the settings of torch's compilers, to be looked up where somebody has imported them.
@@ -122,6 +128,10 @@ DYNAMO_SETTINGS, INDUCTOR_SETTINGS = "torch._dynamo.config", "torch._inductor.co
 
 DYNAMO_WRAPPERS = ("torch._dynamo", "torch._compile")
 """The modules in which the decorators of `torch.compiler` are written, and those around torch's own functions."""
+
+MISCOMPILES_FUNCTIONS = torch.__version__.startswith("2.11.")
+"""Whether this torch compiles an `autograd.Function` without its gradient, silently, if its forward returns a tensor
+that it has written to: https://github.com/pytorch/pytorch/issues/180642. Only torch 2.11 does."""
 
 JIT_INTERNALS = "torch._jit_internal"
 """The module in which functions of `torch.jit` are written."""
@@ -190,7 +200,7 @@ def import_dynamo() -> None:
     import torch._dynamo  # noqa: F401 - to have it imported
 
 
-def traced_away(function: Callable[[], bool]) -> Callable[[], bool]:
+def traced_away(function: Callable[P, R]) -> Callable[P, R]:
     """Have Dynamo call *function* while it traces, and take what it returns for a constant.
 
     As `torch.compiler.assume_constant_result`, which imports Dynamo.
