@@ -22,7 +22,8 @@ TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
 OLDEST_TORCH = re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text())[0]
 TRANSFORMERS_OF_KERNELS = "5.22.2"  # the newest that accepts the `kernels` in constraints.txt
-OLDEST_TRITON, ITS_TORCH = "3.6.0", "2.11.0"
+OTHER_TORCHES = (OLDEST_TORCH, "2.11", "2.15")
+WITHOUT_TRITON = (OLDEST_TORCH,)  # whose Triton is older than the kernels admit
 OLDER_TORCH_NPU = ("2.12.0", "2.9.0.post9")
 QUICK, THOROUGH = ("-m", "not thorough"), ("-m", "thorough")
 MODELS_ON_NPU = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/npu/test_*models.py"))
@@ -73,15 +74,6 @@ def tests_gpu(session: nox.Session) -> None:
     test(session, *QUICK, "tests/gpu/numbers")
 
 
-@nox.session(name="tests-triton-oldest", default=False)
-def tests_triton_oldest(session: nox.Session) -> None:
-    """Run the tests of the Triton kernels' numbers on the oldest Triton admitted. Downloads 3 GB."""
-    oldest = (f"torch=={ITS_TORCH}", f"triton=={OLDEST_TRITON}", "numpy==2.3.*")  # its interpreter knows no newer numpy
-    install(session, *oldest, *FOR_TRITON, *FOR_TESTS, free=("torch", "triton", "numpy"))
-    session.env["TRITON_INTERPRET"] = "1"
-    test(session, *QUICK, "tests/gpu/numbers")
-
-
 @nox.session(default=False)
 @nox.parametrize("kernels", ("cpu", "npu", "triton"))
 def thorough(session: nox.Session, kernels: str) -> None:
@@ -106,11 +98,16 @@ def older(session: nox.Session, kernels: str) -> None:
         test(session, *OLDER_MODELS, *OLDER_STACKS)
 
 
-@nox.session(default=False)
-def oldest(session: nox.Session) -> None:
-    """Run the tests of the core and the ops on the oldest torch admitted. Downloads 3 GB, with NVIDIA's libraries."""
-    install(session, f"torch=={OLDEST_TORCH}.*", *FOR_TESTS, "peft", free=("torch", "triton"))
-    test(session, *QUICK, "tests/core", *(f"tests/{op}" for op in OPS))
+@nox.session(name="tests-torch-releases", default=False)
+@nox.parametrize("torch", OTHER_TORCHES)
+def tests_torch_releases(session: nox.Session, torch: str) -> None:
+    """Run the tests of the core, the kit and the ops on another torch and its Triton. Downloads 3 GB each."""
+    numpy = "numpy<2.4"  # the interpreter of Triton 3.6 knows no newer one
+    install(session, f"torch=={torch}.*", numpy, *FOR_TRITON, *FOR_TESTS, "peft", free=("torch", "triton", "numpy"))
+    test(session, *QUICK, "tests/core", "tests/conformance", *(f"tests/{op}" for op in OPS))
+    if torch not in WITHOUT_TRITON:
+        session.env["TRITON_INTERPRET"] = "1"
+        test(session, *QUICK, "tests/gpu/numbers")
 
 
 @nox.session(default=False)

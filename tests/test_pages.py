@@ -82,12 +82,11 @@ def constant(name: str) -> list[str]:
 def versions_tested() -> dict[str, set[str]]:
     """By column of the page, or name of a package, every version that a session installs."""
     (oldest,) = set(re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text()))
-    oldest_triton, its_torch = constant("OLDEST_TRITON, ITS_TORCH")
     return {
-        "torch": {PINNED["torch"], oldest, its_torch},
+        "torch": {PINNED["torch"], oldest, *constant("OTHER_TORCHES")},
         "transformers": {PINNED["transformers"], *constant("TRANSFORMERS"), *constant("TRANSFORMERS_OF_KERNELS")},
         "torch_npu": {PINNED["torch_npu"], *constant("OLDER_TORCH_NPU")},
-        "triton": {PINNED["triton"], oldest_triton},
+        "triton": {PINNED["triton"]},
         **{name: {PINNED[name]} for name in BESIDES},
     }
 
