@@ -7,8 +7,13 @@ For the programs of kernels: importing this imports triton, which nothing else o
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch.torch_version import TorchVersion
+
+OPEN: tl.constexpr = tl.constexpr(TorchVersion(torch.__version__) >= "2.14")
+"""Whether a clamp lets no gradient through at a limit itself, as torch does from 2.14 on; before, that was inside."""
 
 
 @triton.jit
@@ -46,26 +51,35 @@ def gate_factor(gate, limit, beta, FORMULA: tl.constexpr, CLAMP: tl.constexpr):
     """The activated gate and its derivative by the gate, in float32.
 
     It is kept from above within *limit* ``"before"`` or ``"after"`` the activation, as *CLAMP* says, or never. As in
-    torch a limit itself is still inside, and NaN stays NaN, of which a clamp lets no gradient through.
+    torch NaN stays NaN, of which a clamp lets no gradient through.
     """
     if CLAMP == "before":
         value, slope = activate(tl.where(gate > limit, limit, gate), beta, FORMULA)
-        slope = tl.where(gate <= limit, slope, 0.0)
+        slope = tl.where(inside(gate, limit), slope, 0.0)
     else:
         value, slope = activate(gate, beta, FORMULA)
     if CLAMP == "after":
         # Not zero: through an infinite slope, or one that is NaN, torch sends NaN too.
-        slope = tl.where(value <= limit, slope, 0.0 * slope)
+        slope = tl.where(inside(value, limit), slope, 0.0 * slope)
         value = tl.where(value > limit, limit, value)
     return value, slope
 
 
 @triton.jit
 def clamped_up(up, limit, CLAMP: tl.constexpr):
-    """Up kept within ±*limit* where the gate is clamped, and its derivative: 1, or 0 where that changed it."""
+    """Up kept within ±*limit* where the gate is clamped, and its derivative: 1 inside, 0 elsewhere."""
     slope = tl.full(up.shape, 1.0, tl.float32)
     if CLAMP is not None:
-        slope = tl.where((up >= -limit) & (up <= limit), slope, 0.0)
+        slope = tl.where(inside(up, limit) & inside(-up, limit), slope, 0.0)
         up = tl.where(up < -limit, -limit, up)
         up = tl.where(up > limit, limit, up)
     return up, slope
+
+
+@triton.jit
+def inside(x, limit):
+    """Where a clamp from above lets gradients of *x* through."""
+    if OPEN:
+        return x < limit
+    else:
+        return x <= limit
