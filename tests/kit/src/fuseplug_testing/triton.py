@@ -127,14 +127,16 @@ def _driver(capability: int, programs: list[Program]) -> Any:
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
         get_current_device=lambda: device,
         get_current_stream=lambda _device: 0,
-        launcher_cls=lambda _source, _metadata: _launch_nothing,
+        launcher_cls=lambda _source, _metadata: _nothing,
         utils=SimpleNamespace(
-            load_binary=load_binary, get_device_properties=lambda _device: {"max_shared_mem": _SHARED[capability]}
+            load_binary=load_binary,
+            unload_module=_nothing,
+            get_device_properties=lambda _device: {"max_shared_mem": _SHARED[capability]},
         ),
     )
 
 
-def _launch_nothing(*_: Any) -> None:
+def _nothing(*_: Any) -> None:
     pass
 
 

@@ -107,13 +107,13 @@ def _combine_backward(
     slot = tl.program_id(0).to(tl.int64)
     expert = tl.load(index + slot)
     here = (expert >= 0) & (expert < experts)
+    read = tl.where(here, width, 0)
     weight = tl.load(weights + slot).to(tl.float32)
     sums = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, width, BLOCK):
         column = first + tl.arange(0, BLOCK)
-        mask = (column < width) & here
-        upstream = tl.load(grad + slot // K * width + column, mask=mask, other=0.0).to(tl.float32)
-        sums += upstream * tl.load(rows + slot * width + column, mask=mask, other=0.0).to(tl.float32)
+        upstream = tl.load(grad + slot // K * width + column, mask=column < read, other=0.0).to(tl.float32)
+        sums += upstream * tl.load(rows + slot * width + column, mask=column < read, other=0.0).to(tl.float32)
         of_row = tl.where(here, weight * upstream, 0.0).to(of_rows.dtype.element_ty)
         tl.store(of_rows + slot * width + column, of_row, mask=column < width)
     tl.store(of_weights + slot, tl.sum(sums, 0).to(of_weights.dtype.element_ty))

@@ -149,7 +149,8 @@ def _project(
         total = product(total, left + depth, right, terms, depth, stride_row, here, DEPTH, EVEN)
     if bias is not None:
         at = bias + expert.to(tl.int64) * width + column
-        total += tl.load(at, mask=(column < width) & (expert < experts), other=0.0).to(tl.float32)[None, :]
+        biased = tl.where(expert < experts, width, 0)
+        total += tl.load(at, mask=column < biased, other=0.0).to(tl.float32)[None, :]
     to = (slot if BY_SLOT else row).to(tl.int64)[:, None] * width + column[None, :]
     tl.store(out + to, total.to(out.dtype.element_ty), mask=(row < end)[:, None] & (column < width)[None, :])
 
