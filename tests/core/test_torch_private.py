@@ -561,7 +561,7 @@ assert inductor_threads() == 7
 def test_what_a_fake_mode_does_first_is_done_by_the_thread_that_asks(monkeypatch, gpu):
     asked = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(torch._C, "_ensureCUDADeviceGuardSet", lambda: asked.append(threading.get_ident()))
+    monkeypatch.setattr(torch._C, "_ensureCUDADeviceGuardSet", lambda: asked.append(threading.get_ident()), False)
     inductor.prepare_recording()
     assert asked == ([] if gpu else [threading.get_ident()])
 

@@ -58,8 +58,8 @@ def _names(*names: str) -> frozenset[str]:
 
 def _swish(x: Tensor, beta: float) -> Tensor:
     # Not multiplied by 1: where x lies in memory with gaps, the product does not, and on processors without AVX-512
-    # torch's sigmoid then rounds otherwise.
-    return x * torch.sigmoid(x if isinstance(beta, float | int) and beta == 1 else x * beta)
+    # torch's sigmoid then rounds otherwise. A tuple of types, because Dynamo knows no union before torch 2.10.
+    return x * torch.sigmoid(x if isinstance(beta, (float, int)) and beta == 1 else x * beta)
 
 
 ACTIVATIONS: dict[str, Activation] = {

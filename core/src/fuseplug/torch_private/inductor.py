@@ -113,6 +113,7 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
     Raises:
         TypeError: If *function* makes a number of a size that varies, as ``len(x)`` does.
     """
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -132,7 +133,8 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
     ]
     # A graph has the annotations of what is recorded, and Inductor's cache takes none that are strings.
     functional = torch.func.functionalize(lambda *given: tuple(function(*given)))
-    with mode:
+    # Without the dispatcher, torch 2.8 makes no view of a tensor whose sizes vary.
+    with mode, enable_python_dispatcher():
         graph = make_fx(functional, select_decomp_table())(*stand_ins)
     found = Recording(graph, stand_ins, varying, sizes)
     for n, dim, size in found.numbers():
