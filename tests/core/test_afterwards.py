@@ -510,6 +510,7 @@ def test_attentions_compiled_one_by_one_are_compiled_no_oftener_than_plain_ones(
     assert compilations(fuse=True) <= compilations(fuse=False)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.8", reason="Dynamo of torch 2.7 looks into every cell of a closure")
 def test_of_the_names_beside_a_function_the_compiler_is_shown_those_that_are_compared(quiet, model, monkeypatch):
     shown = []
     wrapped = VariableBuilder._wrap

@@ -556,6 +556,16 @@ assert inductor_threads() == 7
     assert done.returncode == 0, done.stderr
 
 
+@of("set_default_device")
+def test_the_default_device_is_set_back_as_if_nobody_had_set_one():
+    modes = private.len_torch_function_stack()
+    private.set_default_device("meta")
+    assert (torch.empty(1).device.type, torch.get_default_device().type) == ("meta", "meta")
+    private.set_default_device("cpu")
+    assert (torch.empty(1).device.type, torch.get_default_device().type) == ("cpu", "cpu")
+    assert private.len_torch_function_stack() == modes
+
+
 @of("prepare_recording")
 @pytest.mark.parametrize("gpu", [False, True])
 def test_what_a_fake_mode_does_first_is_done_by_the_thread_that_asks(monkeypatch, gpu):

@@ -208,6 +208,7 @@ class TestNotOurs:
             run(module, name, routed(module))
         assert not calls
 
+    @pytest.mark.skipif(torch.__version__ < "2.8", reason="transformers' own experts cannot be compiled with torch 2.7")
     def test_what_is_compiled(self, name, calls):
         model = build("qwen3_moe").bfloat16()
         model.set_experts_implementation(name)

@@ -11,6 +11,7 @@ Dynamo nor Inductor, which take a second.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -62,6 +63,7 @@ __all__ = [
     "push_on_torch_function_stack",
     "reinterpret_tensor",
     "schemas_of",
+    "set_default_device",
     "storage_id",
     "traced_away",
     "tree_flatten",
@@ -167,6 +169,18 @@ def storage_id(tensor: Tensor) -> int:
     """A number that tensors on one storage share, on meta too, where ``data_ptr()`` of each is 0."""
     number: int = tensor.untyped_storage()._cdata
     return number
+
+
+def set_default_device(device: str) -> None:
+    """Make *device* the default; ``"cpu"`` is as if nobody had set one.
+
+    `torch.set_default_device` leaves a mode behind unless it is given ``None``, and then `torch.get_default_device`
+    raises in torch 2.7.
+    """
+    torch.set_default_device(None if device == "cpu" else device)
+    if device == "cpu":
+        with contextlib.suppress(AttributeError):
+            del torch._GLOBAL_DEVICE_CONTEXT.device_context
 
 
 def has_onednn_linear() -> bool:

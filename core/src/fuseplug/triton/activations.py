@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch.torch_version import TorchVersion
 
-OPEN: tl.constexpr = tl.constexpr(TorchVersion(torch.__version__) >= "2.14")
+OPEN: tl.constexpr = tl.constexpr(torch.__version__ >= "2.14")
 """Whether a clamp lets no gradient through at a limit itself, as torch does from 2.14 on; before, that was inside."""
 
 
