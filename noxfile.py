@@ -102,9 +102,8 @@ def older(session: nox.Session, kernels: str) -> None:
 @nox.parametrize("torch", OTHER_TORCHES)
 def tests_torch_releases(session: nox.Session, torch: str) -> None:
     """Run the tests of the core, the kit and the ops on another torch and its Triton. Downloads 3 GB each."""
-    more = (
-        () if torch in WITHOUT_TRITON else ("numpy<2.4", *FOR_TRITON)
-    )  # Triton 3.6's interpreter knows no newer numpy
+    # The interpreter of Triton 3.6 knows no newer numpy.
+    more = () if torch in WITHOUT_TRITON else ("numpy<2.4", *FOR_TRITON)
     install(session, f"torch=={torch}.*", *more, *FOR_TESTS, "peft", free=("torch", "triton", "numpy"))
     test(session, *QUICK, "tests/core", "tests/conformance", *(f"tests/{op}" for op in OPS))
     if torch not in WITHOUT_TRITON:
