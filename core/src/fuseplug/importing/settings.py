@@ -127,12 +127,6 @@ def _default_device(torch: types.ModuleType) -> str:
         return "cpu"
 
 
-def _set_default_device(device: str) -> None:
-    from ..torch_private import set_default_device  # not before torch is imported
-
-    set_default_device(device)
-
-
 def of_fresh_torch(torch: types.ModuleType) -> dict[Setting, Any]:
     """The settings that *torch* has on every machine when it has just been imported."""
     return {
@@ -190,11 +184,13 @@ _SET: dict[Setting, Callable[[Any], object]] = {
 
 
 def _setters_of_torch(torch: types.ModuleType) -> dict[Setting, Callable[[Any], object]]:
+    from ..torch_private import set_default_device  # not before torch is imported
+
     backends = torch.backends
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled
     return {
         "the default dtype": torch.set_default_dtype,
-        "the default device": _set_default_device,
+        "the default device": set_default_device,
         "torch.is_grad_enabled()": torch.set_grad_enabled,
         "torch.are_deterministic_algorithms_enabled()": (
             lambda value: torch.use_deterministic_algorithms(value, warn_only=warn_only())

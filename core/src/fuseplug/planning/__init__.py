@@ -22,7 +22,7 @@ from ..walking import Place
 from .deciding import Ask, Decider, Decision
 from .explaining import explain
 from .progress import showing
-from .rules import Rules, kernel_of
+from .rules import Rules
 
 __all__ = ["Plan", "Rules", "make_plan"]
 
@@ -193,8 +193,8 @@ def _cost_of_rounding(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
 def _untraced(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
     """Where ``torch.compile`` would lose the gradients of kernels, a note that it gets the originals."""
     used = {decision.entry.kernel_id for decision in decisions}
-    traced = [each for each in rules.records if each.kernel_id in used and kernel_of(each).when_traced == "kernel"]
-    if not traced or not rules.loses_gradients_when_traced:
+    traced = {each.kernel_id for each in rules.records if each.kernel and each.kernel.when_traced == "kernel"}
+    if not rules.loses_gradients_when_traced or not used & traced:
         return []
     return [
         (

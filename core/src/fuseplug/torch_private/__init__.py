@@ -28,9 +28,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 __all__ = [
     "DYNAMO_SETTINGS",
     "DYNAMO_WRAPPERS",
@@ -72,6 +69,9 @@ __all__ = [
     "tree_unflatten",
     "without_memory",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Imported above, because nothing public names them: the types of operations (torch.ops has only instances); FakeTensor,
 # to tell a tensor that has no values but is a plain one in all else; torch.get_printoptions, beside
