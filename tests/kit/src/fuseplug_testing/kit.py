@@ -13,9 +13,10 @@ from torch import nn
 from fuseplug.errors import PlanError
 from fuseplug.verification import neutral
 
+from .attempts import KitError, raised
 from .checks import CHECKS, Check
 from .results import Conformance, ConformanceError, Finding
-from .subjects import Depth, Examined, Specimen, raised
+from .subjects import Depth, Examined, Specimen
 from .triton import rounding_to_nearest
 
 
@@ -48,6 +49,9 @@ class Step:
                 findings.extend(self._ask())
         except KeyboardInterrupt:
             raise
+        except KitError as error:
+            where = f"{self.check.name} of {self.examined.name}, {self.subject or 'the kernel'}"
+            raise KitError(f"{where}: {error}") from error.__cause__
         except BaseException as error:  # noqa: BLE001 - third-party code may raise anything, or exit
             findings.append(Finding("", fault=f"raises {raised(error)}"))
         if self.specimen is not None:
