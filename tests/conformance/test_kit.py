@@ -9,7 +9,7 @@ from torch import nn
 
 from fuseplug import Example, FuseplugError, PlanError
 from fuseplug_testing import ConformanceError, check_kernel
-from fuseplug_testing.edges import MEMORY_LAYOUTS, UPSTREAM, planted, shapes
+from fuseplug_testing.edges import MEMORY_LAYOUTS, UPSTREAM, arguments, planted, shapes
 from fuseplug_testing.results import Conformance, Finding
 
 
@@ -138,3 +138,16 @@ def test_a_value_is_planted_in_one_argument_and_the_example_left_alone():
     assert int(with_nan.args[0].isnan().sum()) == 1
     assert not example.args[0].isnan().any()
     assert planted(example, 1, float("nan")) is None
+
+
+def test_what_is_passed_by_name_has_the_same_edges():
+    x, scale = torch.zeros(2, 6, 8), torch.zeros(6, 8)
+    example = Example([x], kwargs={"flag": True, "scale": scale, "dtype": torch.float32})
+    assert [value for value in arguments(example) if isinstance(value, torch.Tensor)] == [x, scale]
+    which = next(number for number, value in enumerate(arguments(example)) if value is scale)
+    with_nan = planted(example, which, float("nan"))
+    assert int(with_nan.kwargs["scale"].isnan().sum()) == 1
+    assert not with_nan.args[0].isnan().any()
+    assert (with_nan.kwargs["flag"], with_nan.kwargs["dtype"]) == (True, torch.float32)
+    ways = next(ways for what, _, _, ways in shapes(example) if what == "dimension 1 odd (5 of 6)")
+    assert tuple(ways[0].kwargs["scale"].shape) == (5, 8)

@@ -95,8 +95,8 @@ class NamedNormAdapter(Adapter):
 NAMED = (
     {},
     {"shift": True},
-    {"shift": None, "centred": False, "dtype": None},
     {"shift": True, "dtype": torch.bfloat16},
+    {"shift": None, "centred": False, "dtype": None},
 )
 """What `NamedNorm` may be given by name besides its weight; ``True`` for a tensor."""
 
