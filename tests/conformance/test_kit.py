@@ -10,6 +10,7 @@ from torch import nn
 from fuseplug import Example, FuseplugError, PlanError
 from fuseplug_testing import ConformanceError, check_kernel
 from fuseplug_testing.edges import MEMORY_LAYOUTS, UPSTREAM, arguments, planted, shapes
+from fuseplug_testing.kit import NAMES
 from fuseplug_testing.results import Conformance, Finding
 
 
@@ -151,3 +152,29 @@ def test_what_is_passed_by_name_has_the_same_edges():
     assert (with_nan.kwargs["flag"], with_nan.kwargs["dtype"]) == (True, torch.float32)
     ways = next(ways for what, _, _, ways in shapes(example) if what == "dimension 1 odd (5 of 6)")
     assert tuple(ways[0].kwargs["scale"].shape) == (5, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("number", "numbers"),
+        ("Numbers", "numbers"),
+        ("no_grad", "no-grad"),
+        ("grad", "gradients"),
+        ("special", "special-values"),
+        ("compiled", "compile"),
+        *((name, "") for name in ("xyz", "fast", "export", "strides", "forward", "", "re", "de")),
+    ],
+)
+def test_only_a_check_of_a_name_that_is_near_is_suggested(name, near):
+    with pytest.raises(PlanError) as raised:
+        check_kernel(kernels.Norm, checks=["numbers", name])
+    hint = f", did you mean {near!r}?" if near else ""
+    assert str(raised.value) == f"there is no check {name!r}{hint}; expected one of {', '.join(NAMES)}"
+
+
+def test_every_unknown_check_is_named():
+    with pytest.raises(
+        PlanError, match=r"^there is no check 'grad', did you mean 'gradients'.; there is no check 'x'; exp"
+    ):
+        check_kernel(kernels.Norm, checks=["grad", "x"])
