@@ -173,7 +173,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the site of the documentation in build/site; a warning is an error."""
-    install(session, "sphinx", "myst-parser", "furo")
+    install(session, "sphinx", "myst-parser", "furo", "sphinx-copybutton")
     session.run("python", "-m", "sphinx", *SITE, "-c", "docs", ".", "build/site", env=ONE_THREAD)
 
 

@@ -12,7 +12,7 @@ from sphinx.application import Sphinx
 project = "Fuseplug"
 copyright = "the Fuseplug contributors"  # noqa: A001 - Sphinx's name for it
 release = importlib_metadata.version("fuseplug")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 
 # The checkout, not docs/, so that links to the READMEs and to files of the repository are the same here and on GitHub.
 root_doc = "docs/index"
@@ -24,7 +24,7 @@ html_theme = "furo"
 html_title = f"Fuseplug {release}"
 templates_path = ["_templates"]
 html_additional_pages = {"index": "index.html"}  # the folder's own, which leads to the root_doc
-html_copy_source = False
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and what is printed
 myst_heading_anchors = 4  # links to headings, as GitHub names them
 
 default_role = "py:obj"  # `Name` in a docstring is a link if the name is in the reference, and code if not
@@ -41,6 +41,8 @@ def _contents(_: Sphinx, page: str, source: list[str]) -> None:
         return
     for section in re.split(r"^## ", source[0], flags=re.MULTILINE)[1:]:
         linked = re.findall(r"^- \[([^]]*)\]\((\S+)\.md\)", section, re.MULTILINE)
+        if not linked:
+            continue
         pages = "\n".join(f"{title} <{target}>" for title, target in linked)
         caption = section.partition("\n")[0]
         source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{pages}\n```\n"

@@ -9,9 +9,16 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
 from _pytest.mark import ParameterSet
+from support.thorough import first_quick
+from torch import nn
+
+from fuseplug import BaseKernel
+from fuseplug_testing import check_kernel
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -33,8 +40,7 @@ def _pages() -> Iterator[ParameterSet]:
             yield pytest.param(page, LONG, id=f"{page.stem}, all of it", marks=pytest.mark.thorough)
 
 
-@pytest.mark.parametrize(("page", "language"), list(_pages()))
-def test_the_python_of_a_page_runs_from_top_to_bottom(page, language, monkeypatch):
+def run_page(page: Path, language: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for number, block in enumerate(blocks(page, language)):
@@ -42,6 +48,61 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, language, monkeypatc
         # As a notebook does, so that the source of what is defined there can be read.
         linecache.cache[name] = (len(block), None, block.splitlines(keepends=True), name)
         exec(compile(block, name, "exec"), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize(("page", "language"), list(_pages()))
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, language, monkeypatch):
+    run_page(page, language, monkeypatch)
+
+
+def called_with_labels(page: types.ModuleType) -> nn.Module:
+    """The model of the page about losses, which also says how it is called: a kernel with a scope needs that."""
+
+    class Called(page.Model):
+        dummy_inputs: ClassVar = {"x": torch.linspace(-1, 1, 32).view(4, 8), "labels": torch.arange(4)}
+
+    return Called()
+
+
+KERNELS = {
+    "a-norm-with-a-weight": {"PlainLayerNorm": None, "InductorLayerNorm": None},
+    "an-op-that-spans-modules": {"FusedAddNorm": lambda page: page.Layer(8), "FusedLoss": called_with_labels},
+    "test-a-kernel": {"FusedReLU2": None},
+    "write-a-kernel": {
+        "FusedReLU2": lambda page: page.ReLUSquared(),
+        "FusedSoftCap": lambda page: page.Scores(),
+        "InductorReLU2": lambda page: page.ReLUSquared(),
+    },
+}
+"""The kernels on each page, each with what makes a specimen, if it declares none."""
+
+NOT_WHOLE = {
+    "LayerNormKernel": "is the base of others",
+    "CarelessReLU2": "is wrong, and the page shows that the kit says so",
+    "MyRMSNorm": "names a function that the reader is to write",
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "kernel"), first_quick([(page, kernel) for page, kernels in KERNELS.items() for kernel in kernels])
+)
+def test_a_kernel_of_a_page_passes_the_kit(page, kernel, monkeypatch):
+    module = run_page(DOCS / f"{page}.md", "python", monkeypatch)
+    found = {
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, BaseKernel) and value.__module__ == module.__name__
+    }
+    assert found - NOT_WHOLE.keys() == KERNELS[page].keys()
+    specimen = KERNELS[page][kernel]
+    result = check_kernel(getattr(module, kernel), None if specimen is None else [specimen(module)])
+    assert {"numbers", "gradients", "special-values", "layouts", "compile"} - {"compile"} <= result.passed.keys()
+
+
+def test_every_page_with_kernels_goes_through_the_kit():
+    declaring = {page.stem for page in PAGES if any("kernel_id = " in block for block in blocks(page))}
+    assert declaring == {*KERNELS, "backends"}  # which names functions that the reader is to write
 
 
 def test_there_is_a_page_to_run():

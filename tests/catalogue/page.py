@@ -29,7 +29,8 @@ checks: one is failed if it found a fault on any specimen, and skipped if nothin
 files. A row says nothing of speed, and nothing of other machines: Fuseplug checks a kernel on yours before it uses
 it.
 """
-COLUMNS = ("kernel", "distribution", "op", "ran on", "torch", "date", "passed", "failed", "skipped")
+COLUMNS = ("passed", "failed", "skipped", "kernel", "op", "ran on", "torch", "date", "distribution")
+"""What was found comes first: a narrow screen cuts a table off at its right."""
 ELSEWHERE = {
     "fuseplug-host-npu": "torch_npu on tensors in host memory. **No Ascend chip** has run these kernels. "
     "[What that shows](ascend.md#what-was-verified-and-how).",
@@ -82,7 +83,7 @@ def _tables(results: list[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
         yield _line(COLUMNS)
         yield _line(["---"] * len(COLUMNS))
         rows = [_row(*each) for each, name in zip(results, stood_in, strict=True) if name == emulator]
-        yield from map(_line, sorted(rows, key=lambda row: (row[1], row[0])))
+        yield from map(_line, sorted(rows, key=lambda row: (row[COLUMNS.index("distribution")], row)))
         yield ""
 
 
@@ -93,13 +94,13 @@ def _row(file: str, result: Mapping[str, Any]) -> list[str]:
     if result["verdict"] not in ("passed", "failed"):
         found[0] += f" ({result['verdict']})"
     return [
+        *found,
         f"[`{kernel['id']}`](results/checks/{file})",
-        f"{kernel['distribution'] or 'none'} {kernel['version'] or ''}".strip(),
         kernel["op"] or "",
         _place(device),
         versions["torch"],
         result["date"][:10],
-        *found,
+        f"{kernel['distribution'] or 'none'} {kernel['version'] or ''}".strip(),
     ]
 
 

@@ -36,15 +36,16 @@ def test_a_strangers_result_is_a_row_with_what_failed(files):
     checks_of_it["numbers"] |= {"passed": 2, "failed": 1}
     result["device"] |= {"type": "cuda", "name": "H100"}
     (folder / "acme.json").write_text(json.dumps([result]))
-    (row,) = re.findall(r"^\| \[`acme_norm`\].*$", page.page(), re.MULTILINE)
+    (row,) = re.findall(r"^\|.*\[`acme_norm`\].*$", page.page(), re.MULTILINE)
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[:4] == ["[`acme_norm`](results/checks/acme.json)", "acme 2.1", "rmsnorm", "H100"]
+    assert cells[3:6] == ["[`acme_norm`](results/checks/acme.json)", "rmsnorm", "H100"]
+    assert cells[-1] == "acme 2.1"
     right = sum(bool(check["passed"] and not check["failed"]) for check in result["checks"])
-    assert cells[6:] == [str(right), "1", str(len(result["checks"]) - right - 1)]
+    assert cells[:3] == [str(right), "1", str(len(result["checks"]) - right - 1)]
 
 
 def test_what_is_emulated_is_said_to_be():
-    rows = re.findall(r"^\| \[`npu_.*$", page.page(), re.MULTILINE)
+    rows = re.findall(r"^\|.*\[`npu_.*$", page.page(), re.MULTILINE)
     assert rows
     assert all(", emulated |" in row for row in rows)
 

@@ -9,7 +9,8 @@ from torch import nn
 
 from fuseplug import Example, FuseplugError, PlanError
 from fuseplug_testing import ConformanceError, check_kernel
-from fuseplug_testing.edges import MEMORY_LAYOUTS, UPSTREAM, planted, shapes
+from fuseplug_testing.edges import MEMORY_LAYOUTS, UPSTREAM, arguments, planted, shapes
+from fuseplug_testing.kit import NAMES
 from fuseplug_testing.results import Conformance, Finding
 
 
@@ -138,3 +139,42 @@ def test_a_value_is_planted_in_one_argument_and_the_example_left_alone():
     assert int(with_nan.args[0].isnan().sum()) == 1
     assert not example.args[0].isnan().any()
     assert planted(example, 1, float("nan")) is None
+
+
+def test_what_is_passed_by_name_has_the_same_edges():
+    x, scale = torch.zeros(2, 6, 8), torch.zeros(6, 8)
+    example = Example([x], kwargs={"flag": True, "scale": scale, "dtype": torch.float32})
+    assert [value for value in arguments(example) if isinstance(value, torch.Tensor)] == [x, scale]
+    which = next(number for number, value in enumerate(arguments(example)) if value is scale)
+    with_nan = planted(example, which, float("nan"))
+    assert int(with_nan.kwargs["scale"].isnan().sum()) == 1
+    assert not with_nan.args[0].isnan().any()
+    assert (with_nan.kwargs["flag"], with_nan.kwargs["dtype"]) == (True, torch.float32)
+    ways = next(ways for what, _, _, ways in shapes(example) if what == "dimension 1 odd (5 of 6)")
+    assert tuple(ways[0].kwargs["scale"].shape) == (5, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("number", "numbers"),
+        ("Numbers", "numbers"),
+        ("no_grad", "no-grad"),
+        ("grad", "gradients"),
+        ("special", "special-values"),
+        ("compiled", "compile"),
+        *((name, "") for name in ("xyz", "fast", "export", "strides", "forward", "", "re", "de")),
+    ],
+)
+def test_only_a_check_of_a_name_that_is_near_is_suggested(name, near):
+    with pytest.raises(PlanError) as raised:
+        check_kernel(kernels.Norm, checks=["numbers", name])
+    hint = f", did you mean {near!r}?" if near else ""
+    assert str(raised.value) == f"there is no check {name!r}{hint}; expected one of {', '.join(NAMES)}"
+
+
+def test_every_unknown_check_is_named():
+    with pytest.raises(
+        PlanError, match=r"^there is no check 'grad', did you mean 'gradients'.; there is no check 'x'; exp"
+    ):
+        check_kernel(kernels.Norm, checks=["grad", "x"])

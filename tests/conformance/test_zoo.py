@@ -14,6 +14,7 @@ from fuseplug_testing.public_names import used_by
 
 RIGHT = [
     kernels.Norm,
+    kernels.NamedNorm,
     kernels.Gated,
     kernels.Centred,
     kernels.Rotary,
@@ -230,6 +231,23 @@ def alone(check):
 def test_what_computes_wrong_is_caught_and_named(function, check, why):
     base = BASES.get(function, kernels.Norm)
     kernel = like(base, function=f"conformance.zoo.wrong:{function}")
+    assert_named(faults_of(kernel, checks=alone(check)), check, why)
+
+
+NOT_BY_NAME = {
+    "packs_weight_once",  # what is passed by name is no weight of a copy
+    "patches_the_class",  # another class
+    "contiguous_gradient_only",
+}
+BY_NAME = [(name, *rest) for name, rest in FUNCTIONS.items() if name not in NOT_BY_NAME.union(BASES)]
+
+
+@pytest.mark.parametrize(
+    ("function", "check", "why"), covering(BY_NAME, by=lambda function, check, why: [check]), ids=lambda value: value
+)
+def test_what_computes_wrong_is_caught_where_arguments_are_passed_by_name(function, check, why):
+    kernel = like(kernels.NamedNorm, function=f"conformance.zoo.wrong:{function}")
+    why = why.replace("gradient of weight", r"gradient of args\[1\]").replace("OffsetNorm", "NamedOffsetNorm")
     assert_named(faults_of(kernel, checks=alone(check)), check, why)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+
 import pytest
 from support.kernels import NormKernel, RotaryKernel, variant_of
 
 import fuseplug
-from fuseplug import DiscoveryError, PlanError, RejectedError, interface
+from fuseplug import Consent, DiscoveryError, PlanError, RejectedError, interface
+from fuseplug.by_class_name import FUNCTIONS, INSTEAD
 from fuseplug.interface import (
     BaseKernel,
     KernelPlugin,
@@ -17,6 +21,7 @@ from fuseplug.interface import (
     scan_all_kernels,
 )
 from fuseplug.interface import manager as the_manager
+from fuseplug.patching import our_marks
 
 
 @pytest.fixture(autouse=True)
@@ -105,10 +110,50 @@ def test_an_unknown_kernel_is_refused_with_those_there_are(fusing, model, call):
     assert fused_by(fusing, model) == set()
 
 
-def test_a_kernel_that_is_of_no_use_is_refused(model):
+def test_a_kernel_for_another_machine_is_refused(model):
     register_kernel(variant_of(NormKernel, "elsewhere", device_types=("npu",)))
     with pytest.raises(RejectedError, match="elsewhere"):
         apply_kernel("elsewhere", model=model)
+    with pytest.raises(RejectedError, match="elsewhere"):
+        apply_default_kernels(model, "toy_norm,elsewhere")
+
+
+def needing_consent(self, site):
+    consent = Consent("toy_word", "what the toy gives up")
+    return [replace(proposal, consent=consent) for proposal in NormKernel().match(site) or ()]
+
+
+OF_NO_USE = {
+    "idle": ({"match": lambda self, site: None}, "no module of this model is its business"),
+    "asking": ({"match": needing_consent}, r'it needs your consent, allow=\["toy_word"\]'),
+}
+
+
+@pytest.mark.parametrize("name", OF_NO_USE)
+def test_a_kernel_that_is_of_no_use_is_warned_of(fusing, model, name):
+    declared, why = OF_NO_USE[name]
+    kernel = register_kernel(variant_of(NormKernel, name, **declared))
+    before = model.state_dict().keys()
+    for call in (lambda: apply_kernel(name, model=model), lambda: kernel.apply(model=model)):
+        with pytest.warns(UserWarning, match=why):
+            assert call() is model
+    assert (fused_by(fusing, model), model.state_dict().keys()) == (set(), before)
+    with pytest.raises(RejectedError, match=why):
+        apply_kernel(name, model=model, strict=True)
+    with pytest.warns(UserWarning, match=why):
+        assert apply_default_kernels(model, f"toy_rotary,{name}") is model
+    assert fused_by(fusing, model) == {"toy_rotary"}
+
+
+def test_all_default_kernels_can_be_applied_in_a_loop(fusing, model):
+    for name, (declared, _) in OF_NO_USE.items():
+        register_kernel(variant_of(NormKernel, name, **declared))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for kernel_id in get_default_kernels():
+            model = apply_kernel(kernel_id, model=model)
+    assert len(warned) == len(OF_NO_USE)
+    assert {mark.kernel_id for module in model.modules() for mark in our_marks(module).values()} == BOTH
 
 
 @pytest.mark.parametrize(
@@ -196,6 +241,13 @@ class TestClasses:
             assert getattr(found, name) is getattr(NormKernel, name)
         assert not hasattr(NormKernel, "apply")
 
+    def test_have_the_names_of_the_other_interface(self):
+        found = scan_all_kernels()["toy_norm"]
+        assert (found._kernel_id, found._device) == ("toy_norm", "cpu")
+        elsewhere = register_kernel(variant_of(NormKernel, "elsewhere", device_types=("npu", "cuda")))
+        assert (elsewhere._kernel_id, elsewhere()._device) == ("elsewhere", "npu")
+        assert BaseKernel._device == "cpu"
+
     def test_are_made_once(self, fusing):
         from fuseplug.interface import NormKernel as Found
 
@@ -265,6 +317,18 @@ class TestClasses:
 
     def test_are_in_dir(self):
         assert {"NormKernel", "RotaryKernel", *interface.__all__} <= set(dir(interface))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_the_other_project_are_there(name):
+    assert getattr(interface, name).__name__ == name
+
+
+@pytest.mark.parametrize(("name", "said"), INSTEAD.items())
+def test_what_takes_the_place_of_others_is_said(name, said):
+    with pytest.raises(AttributeError) as raised:
+        getattr(interface, name)
+    assert str(raised.value) == f"module 'fuseplug.interface' has no attribute {name!r}{said}"
 
 
 def test_it_is_the_one_manager():

@@ -1,4 +1,4 @@
-"""Finding a kernel by the name of its class, without loading the others."""
+"""Finding a kernel by the name of its class, without loading the others; and other names of LLaMA-Factory's kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from collections.abc import Sequence
 from .discovery import KERNELS_VARIABLE, KernelRecord, kernel_of
 from .errors import DiscoveryError
 from .hookspecs import BaseKernel
+
+FUNCTIONS = {
+    "GmmFunction": "fuseplug_moe.backends.npu:GmmFunction",
+    "npu_swiglu_forward": "fuseplug_swiglu.backends.npu:npu_swiglu_forward",
+}
+"""LLaMA-Factory's functions that are called in the same way here, by where they are."""
+
+INSTEAD = dict.fromkeys(
+    ("NpuMoeFused", "Qwen3NpuMoeFused", "kernel_moe_mapping"),
+    "; forwards are not put on by hand: apply_kernel('npu_fused_moe', model=model)",
+) | {
+    "HybridGmmFunction": "; fuseplug_moe.backends.npu.HybridGmmFunction takes other arguments than LLaMA-Factory's",
+    "default_kernels": "; scan_all_kernels() gives them",
+}
+"""What takes the place of others, whose form is bound to how LLaMA-Factory patches: the end of an error."""
 
 
 def class_named(name: str, records: Sequence[KernelRecord]) -> type[BaseKernel] | None:

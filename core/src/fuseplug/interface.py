@@ -4,9 +4,11 @@
 >>> model = apply_default_kernels(model=model, include_kernels="auto")  # doctest: +SKIP
 >>> model = NpuRMSNormKernel.apply(model=model)  # doctest: +SKIP
 
-The class of every installed or registered kernel can be imported from here by its name. If the kernel cannot be used
-on this machine, ``apply`` raises what `apply_kernel` raises; if it cannot be loaded, or several kernels have a class of
-that name, the import raises `DiscoveryError`.
+The class of every installed or registered kernel can be imported from here by its name, and so can those functions of
+LLaMA-Factory's kernels that are called in the same way here. If a kernel cannot be used on this machine, ``apply``
+raises what `apply_kernel` raises; if it cannot be loaded, or several kernels have a class of that name, the import
+raises `DiscoveryError`. A kernel that fits nothing in the model is no error, as it is none in LLaMA-Factory: a warning
+says why, and the model is returned.
 
 All of it goes through `fuseplug.manager`: what is applied here is verified and reported as ever, and
 ``manager.undo(model)`` takes it off.
@@ -16,12 +18,13 @@ from __future__ import annotations
 
 import functools
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, final
 
 from . import hookspecs, manager
-from .by_class_name import class_named, ready_names
-from .errors import DiscoveryError
+from .by_class_name import FUNCTIONS, INSTEAD, class_named, ready_names
+from .errors import DiscoveryError, RejectedError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,8 +45,21 @@ __all__ = [
 ]
 
 
+class _OfTheClass:
+    """An attribute of a class that is computed from the class."""
+
+    def __init__(self, read: Callable[[type[hookspecs.BaseKernel]], Any]) -> None:
+        self._read = read
+
+    def __get__(self, _: object, kernel: type[hookspecs.BaseKernel]) -> Any:
+        return self._read(kernel)
+
+
 class BaseKernel(hookspecs.BaseKernel):
-    """`fuseplug.BaseKernel`, and LLaMA-Factory's ``apply``."""
+    """`fuseplug.BaseKernel`, and LLaMA-Factory's ``apply``, ``_kernel_id`` and ``_device``."""
+
+    _kernel_id = _OfTheClass(lambda kernel: kernel.kernel_id)
+    _device = _OfTheClass(lambda kernel: next(iter(kernel.device_types), "cpu"))
 
     @final
     @classmethod
@@ -109,7 +125,7 @@ def get_default_kernels() -> list[str]:
 
 
 def apply_kernel(kernel_id: str, model: nn.Module, **options: Unpack[Options]) -> nn.Module:
-    """Apply one kernel, which must be of use somewhere in *model*.
+    """Apply one kernel, or warn if it is of no use in *model*, or needs the user's consent.
 
     Args:
         kernel_id: Its id.
@@ -120,9 +136,21 @@ def apply_kernel(kernel_id: str, model: nn.Module, **options: Unpack[Options]) -
         *model*.
 
     Raises:
-        DiscoveryError, RejectedError, PlanError: As `KernelManager.apply`.
+        DiscoveryError, PlanError: As `KernelManager.apply`.
+        RejectedError: If it is of no use because it is none of `get_default_kernels`, or with ``strict=True``.
     """
-    manager.apply(kernel_id, model, **options)
+    return _apply([kernel_id], model, **options)
+
+
+def _apply(kernel_ids: list[str], model: nn.Module, **options: Unpack[Options]) -> nn.Module:
+    try:
+        manager.apply(kernel_ids, model, **options)
+    except RejectedError as error:
+        if options.get("strict") or not {*kernel_ids} <= {*get_default_kernels()}:
+            raise
+        warnings.warn(f"{error}. The model is left as it is there.", stacklevel=3)
+        if len(kernel_ids) > 1:
+            manager.apply_all(model, include=kernel_ids, **options)
     return model
 
 
@@ -180,33 +208,34 @@ def apply_default_kernels(model: nn.Module, include_kernels: str | Sequence[str]
     Args:
         model: Changed in place.
         include_kernels: ``"auto"`` or ``True``: every kernel that fits. Ids, in a sequence or separated by commas:
-            those, each of which must be of use. ``None`` or ``False``: none.
+            those, with a warning as of `apply_kernel`. ``None`` or ``False``: none.
 
     Returns:
         *model*.
 
     Raises:
-        DiscoveryError, RejectedError, PlanError: As `KernelManager.apply_all` and, for ids, `KernelManager.apply`.
+        DiscoveryError, RejectedError, PlanError: As `KernelManager.apply_all` and, for ids, `apply_kernel`.
     """
     if include_kernels is True or include_kernels == "auto":
         manager.apply_all(model)
     elif include_kernels:
         given = include_kernels.split(",") if isinstance(include_kernels, str) else include_kernels
-        manager.apply([name.strip() for name in given], model)
+        _apply([name.strip() for name in given], model)
     return model
 
 
-def __getattr__(name: str) -> type[BaseKernel]:
+def __getattr__(name: str) -> Any:
     # Python asks for __path__ whenever something is imported from here, which must not load the kernels.
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in FUNCTIONS:
+        return hookspecs.resolve(FUNCTIONS[name])
     records = manager.kernels()
     kernel = class_named(name, records)
     if kernel is None:
         ready = ", ".join(ready_names(records)) or "none"
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}; the kernels that are ready: {ready} (see `fuseplug list`)"
-        )
+        instead = INSTEAD.get(name, f"; the kernels that are ready: {ready} (see `fuseplug list`)")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")
     return _with_apply(kernel)
 
 

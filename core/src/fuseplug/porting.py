@@ -22,14 +22,14 @@ def how_to_port(kernel: Any) -> str:
 
 def _of_llama_factory(kernel: type) -> list[str]:
     """What *kernel* has that only kernels of LLaMA-Factory have."""
-    found = [name for name in ("_kernel_id", "_device") if hasattr(kernel, name)]
-    if issubclass(kernel, BaseKernel) and _has_own_apply(kernel):
+    found = [name for name in ("_kernel_id", "_device") if _has_own(kernel, name)]
+    if issubclass(kernel, BaseKernel) and _has_own(kernel, "apply"):
         found.append("an apply() of its own")
     return found
 
 
-def _has_own_apply(kernel: type) -> bool:
-    """Whether the ``apply`` of *kernel* is another one than that of `fuseplug.interface.BaseKernel`."""
+def _has_own(kernel: type, name: str) -> bool:
+    """Whether what *kernel* has as *name* is another than that of `fuseplug.interface.BaseKernel`."""
     # By the name of its package: the interface is built on top of this module.
-    homes = (base.__module__ for base in kernel.__mro__ if "apply" in vars(base))
+    homes = (base.__module__ for base in kernel.__mro__ if name in vars(base))
     return next(homes, PROJECT).partition(".")[0] != PROJECT

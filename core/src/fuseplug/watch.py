@@ -17,7 +17,7 @@ Extra = Literal["drop", "pass", "original"]
 """What becomes of keyword arguments that the original has no parameters for: it ignores them; or it hands them on, and
 so does the fused code; or such calls are the original's."""
 
-BY_VALUE = (type(None), bool, int, str)
+BY_VALUE = (type(None), bool, int, str, torch.dtype)
 """Arguments of these types select what is done, so each value is verified on its own."""
 
 

@@ -19,6 +19,18 @@ class Norm(BaseKernel):
         return match_norm(site)
 
 
+class NamedNorm(Norm):
+    """A norm whose weight, and more, is passed by keyword."""
+
+    kernel_id = "zoo_named_norm"
+    specimens = "conformance.zoo.specimens:named_norms"
+
+    def match(self, site):
+        from .sites import match_named_norm
+
+        return match_named_norm(site)
+
+
 class Gated(BaseKernel):
     """silu(gate) * up of the halves of a tensor: no parameters."""
 

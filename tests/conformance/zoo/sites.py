@@ -70,6 +70,55 @@ def match_norm(site, adapters=(NormAdapter("plain", 0.0), NormAdapter("offset", 
     return [Proposal(Target(), adapters, example, tuple(dict.fromkeys(mixes)))]
 
 
+@dataclass(frozen=True)
+class NamedNormAdapter(Adapter):
+    """Takes by name what `NamedNorm` takes so, and leaves centred calls to the original."""
+
+    variant: str
+    offset: float
+    reads: ClassVar[tuple[str, ...]] = ("eps",)
+
+    def bind(self, compute):
+        offset = self.offset
+
+        def forward(module, x, *, weight, shift=None, centred=False, dtype=None):
+            if centred:
+                return NotImplemented
+            made = compute(x, weight, module.eps, offset)
+            if shift is not None:
+                made = made + shift
+            return made if dtype is None else made.to(dtype)
+
+        return forward
+
+
+NAMED = (
+    {},
+    {"shift": True},
+    {"shift": True, "dtype": torch.bfloat16},
+    {"shift": None, "centred": False, "dtype": None},
+)
+"""What `NamedNorm` may be given by name besides its weight; ``True`` for a tensor."""
+
+
+def match_named_norm(site):
+    if not isinstance(getattr(site.module, "eps", None), float) or site.module._parameters:
+        return None
+    mixes = [(x, w, 0) for x in FLOATS for w in (x, torch.float32)]
+    mixes += [(x, x, number) for number in range(1, len(NAMED)) for x in FLOATS]
+
+    def example(mix, size, generator):
+        rows = max(4, -(-size // 32))
+        scale = torch.tensor([1.0, 1e-3, 30.0, 0.1]).repeat(rows // 4 + 1)[:rows, None]
+        x = torch.randn(2, rows, 16, generator=generator) * scale
+        weight, shift = torch.randn(2, 16, generator=generator)
+        more = {name: shift.to(mix[0]) if value is True else value for name, value in NAMED[mix[2]].items()}
+        return Example([x.to(mix[0])], kwargs={"weight": weight.to(mix[1]), **more})
+
+    adapters = (NamedNormAdapter("plain", 0.0), NamedNormAdapter("offset", 1.0))
+    return [Proposal(Target(), adapters, example, tuple(dict.fromkeys(mixes)))]
+
+
 def match_gated(site):
     if site.module._parameters or site.module._modules or site.module._buffers:
         return None

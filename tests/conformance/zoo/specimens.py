@@ -158,3 +158,33 @@ class Pair(nn.Module):
 
 def pairs():
     return [Pair()]
+
+
+class NamedNorm(nn.Module):
+    """Takes all but its main input by name; what it does not know, it ignores."""
+
+    def __init__(self, eps=1e-6):
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x, *, weight, shift=None, centred=False, dtype=None, **_):
+        wide = x.float()
+        if centred:
+            wide = wide - wide.mean(-1, keepdim=True)
+        unit = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        made = (unit * self.scale(weight)).to(x.dtype)
+        if shift is not None:
+            made = made + shift
+        return made if dtype is None else made.to(dtype)
+
+    def scale(self, weight):
+        return weight.float()
+
+
+class NamedOffsetNorm(NamedNorm):
+    def scale(self, weight):
+        return 1.0 + weight.float()
+
+
+def named_norms():
+    return [NamedNorm(), NamedOffsetNorm(eps=1e-5)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from support.page import import_page
-from test_docs import IN_TRITON, blocks
+from test_docs import DOCS, IN_TRITON, blocks, run_page
 
-PAGE = Path(__file__).parents[3] / "docs" / IN_TRITON
+from fuseplug.kernel_faults import faults
+from fuseplug_testing import check_kernel
+
+PAGE = DOCS / IN_TRITON
 
 
 @pytest.fixture(scope="module")
@@ -21,20 +22,21 @@ def test_its_tests_pass(device, page):
     page.test_one_graph()
 
 
-def test_what_it_declares_is_a_kernel(page):
-    from fuseplug import BaseKernel
-    from fuseplug.kernel_faults import faults
-    from fuseplug.triton import TritonKernel
-
-    class ReLU2Kernel(BaseKernel):
-        op = "relu2"
-        reference = "page_write_a_triton_kernel:relu2"
-
-        def match(self, site):
-            return None
-
+@pytest.fixture
+def kernel(page, monkeypatch):
+    """What the page declares, on the base of the page that it continues, with the function that it defines."""
+    before = run_page(DOCS / "write-a-kernel.md", "python", monkeypatch)
     (declared,) = blocks(PAGE, "py")
-    names = {"TritonKernel": TritonKernel, "ReLU2Kernel": ReLU2Kernel}
+    names = {"ReLU2Kernel": before.FusedReLU2}
     exec(declared, names)
-    assert faults(names["TritonReLU2"]) == []
-    assert {"cuda", "xpu"} <= set(names["TritonReLU2"].device_types)
+    return type("Kernel", (names["TritonReLU2"],), {"function": f"{page.__name__}:fused_relu2"}), before.ReLUSquared()
+
+
+def test_what_it_declares_is_a_kernel(kernel):
+    assert faults(kernel[0]) == []
+    assert {"cuda", "xpu"} <= set(kernel[0].device_types)
+
+
+def test_it_passes_the_kit(device, kernel):
+    kernel, specimen = kernel
+    assert check_kernel(kernel, [specimen], device=device).passed["special-values"]

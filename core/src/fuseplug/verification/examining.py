@@ -281,15 +281,23 @@ class Examination:
 
     def _typed(self, bound: bool, main: int) -> tuple[int, ...]:
         """The main input, and every argument whose dtype differs from the main input's in some example."""
-        others = {
-            bound + number
-            for example in self.answered
-            for number, value in enumerate(example.args)
-            if isinstance(value, Tensor) and value.is_floating_point() | value.is_complex()
-            if value.dtype is not example.args[main - bound].dtype
-        }
-        everywhere = range(bound, bound + min(len(example.args) for example in self.answered))
-        return (main, *(number for number in everywhere if number in others))
+
+        def differs(at: int) -> bool:
+            pairs = ((row[at - bound], row[main - bound].dtype) for row in map(_given, self.answered))
+            return any(
+                isinstance(value, Tensor)
+                and value.is_floating_point() | value.is_complex()
+                and value.dtype is not dtype
+                for value, dtype in pairs
+            )
+
+        return (main, *(at for at in self._places(bound).values() if differs(at)))
+
+    def _places(self, bound: bool) -> dict[int | str, int]:
+        """Where every example passes the same argument: by position, the module counted, or by name."""
+        ways = ([*range(bound, bound + len(each.args)), *each.kwargs] for each in self.answered)
+        columns = enumerate(zip(*ways, strict=False), start=bound)
+        return {column[0]: at for at, column in columns if len({*column}) == 1}
 
     def _typed_parameter(self) -> tuple[Route, ...]:
         """One of the module's own tensors, if they have other dtypes in some mixes than in others."""
@@ -301,9 +309,12 @@ class Examination:
         return ()
 
     def _found(self, name: str) -> int | Route:
+        bound = self.subject.module is not None
         names = list(inspect.signature(self.subject.original).parameters)
-        if name in names:
-            return names.index(name)
+        by_position = names[: bound + len(self.answered[0].args)]
+        place = self._places(bound).get(by_position.index(name) if name in by_position else name)
+        if place is not None:
+            return place
         route = None if self.subject.module is None else route_to(self.subject.module, tuple(name.split(".")))
         if route is None:
             raise TypeError(f"dtypes_of names {name!r}, which is neither an argument nor anything of the module")
@@ -357,7 +368,7 @@ def _calls(examples: Sequence[Example], bound: bool, tried: _Tried) -> Iterator[
     ways: dict[tuple[int, tuple[str, ...]], list[list[Any]]] = {}
     for example in examples:
         way = (bound + len(example.args), tuple(example.kwargs))
-        ways.setdefault(way, []).append([*example.args, *example.kwargs.values()])
+        ways.setdefault(way, []).append(_given(example))
     for (count, names), given in ways.items():
         columns = list(zip(*given, strict=True))
         kinds = [frozenset(map(kind_of, column)) for column in columns]
@@ -368,13 +379,17 @@ def _calls(examples: Sequence[Example], bound: bool, tried: _Tried) -> Iterator[
         yield Call(count, names, (*none, *kinds), (*none, *every))
 
 
+def _given(example: Example) -> list[Any]:
+    return [*example.args, *example.kwargs.values()]
+
+
 def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def dtypes_in(typed: Sequence[int | Route], example: Example, subject: Subject) -> Dtypes:
     """The dtypes that the tensors *typed*, as in `Accepts`, have in *example*; ``None`` for one that is not given."""
-    given = [*([None] if subject.module is not None else []), *example.args, *example.kwargs.values()]
+    given = [*([None] if subject.module is not None else []), *_given(example)]
     held = [given[each] if isinstance(each, int) else _held(each, example, subject) for each in typed]
     return tuple(getattr(each, "dtype", None) for each in held)
 

@@ -37,6 +37,36 @@ class NpuSwiGluKernel(NpuKernel, SwiGLUKernel):
     function: ClassVar[str] = "fuseplug_swiglu.backends.npu:swiglu"
     # npu_clipped_swiglu is younger, and only the clamped variants need it: `unsupported` says so where it is missing.
     ops: ClassVar[tuple[str, ...]] = ("npu_swiglu", "npu_geglu")
+    expect_modules: ClassVar[frozenset[str]] = frozenset(
+        {
+            "Qwen3VLMoeTextMLP",
+            "Qwen3VLTextMLP",
+            "Qwen3OmniMoeThinkerTextMLP",
+            "Qwen3OmniMoeMLP",
+            "Qwen3OmniMoeTalkerTextMLP",
+            "Qwen3OmniMoeCode2WavMlp",
+            "Qwen3NextMLP",
+            "Qwen3MoeMLP",
+            "Qwen3MLP",
+            "Qwen2MLP",
+            "Qwen2MoeMLP",
+            "Qwen2_5_VLMLP",
+            "Qwen2_5OmniMLP",
+            "Llama4TextMLP",
+            "LlamaMLP",
+            "Glm4MLP",
+            "Glm4MoeMLP",
+            "Glm4vMoeTextMLP",
+            "Gemma3MLP",
+            "Gemma2MLP",
+            "Gemma3nTextMLP",
+            "Phi3MLP",
+            "DeepseekV2MLP",
+            "DeepseekV3MLP",
+            "SeedOssMLP",
+        }
+    )
+    """Classes of which LLaMA-Factory's kernel of this name knows. All are fused, and nothing here asks for names."""
 
     def unsupported(self, adapter: Adapter) -> str | None:
         """Not every activation has an operation, and not every torch_npu has each."""

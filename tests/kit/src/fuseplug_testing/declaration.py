@@ -17,10 +17,11 @@ from fuseplug.importing.fresh_python import ask
 from fuseplug.importing.process_state import ProcessState
 from fuseplug.verification import SEMANTICS_SIZE, Snapshot
 
+from .attempts import raised
 from .edges import arguments
 from .public_names import used_by
 from .results import Finding
-from .subjects import Case, Examined, Specimen, raised
+from .subjects import Case, Examined, Specimen
 
 _NOBODYS_BUSINESS = (
     nn.Module,

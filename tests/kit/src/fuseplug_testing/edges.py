@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,13 +85,14 @@ def shapes(example: Example) -> Iterator[tuple[str, int, int, list[Example]]]:
 
 def planted(example: Example, which: int, value: float) -> Example | None:
     """The example with *value* in the middle of its argument number *which*; ``None`` if there is no place for it."""
-    leaves, structure = tree_flatten(tuple(example.args))
+    leaves, structure = tree_flatten((tuple(example.args), dict(example.kwargs)))
     tensor = leaves[which]
     if not (isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel()):
         return None
     leaves[which] = tensor.clone()
     leaves[which][torch.unravel_index(torch.tensor(tensor.numel() // 2, device="cpu"), tensor.shape)] = value
-    return replace(example, args=tree_unflatten(leaves, structure))
+    args, kwargs = tree_unflatten(leaves, structure)
+    return replace(example, args=args, kwargs=kwargs)
 
 
 def zeroed(example: Example) -> Example:
@@ -98,9 +100,15 @@ def zeroed(example: Example) -> Example:
     return replace(example, args=(torch.zeros_like(example.args[0]), *example.args[1:]))
 
 
+def with_each(example: Example, change: Callable[[Any], Any]) -> Example:
+    """The example with what *change* gives for each of its arguments, those in containers too."""
+    args, kwargs = tree_map(change, (tuple(example.args), dict(example.kwargs)))
+    return replace(example, args=args, kwargs=kwargs)
+
+
 def arguments(example: Example) -> list[object]:
     """All arguments, those in containers too."""
-    leaves: list[object] = tree_leaves(tuple(example.args))
+    leaves: list[object] = tree_leaves((tuple(example.args), dict(example.kwargs)))
     return leaves
 
 
@@ -120,4 +128,4 @@ def _cut(example: Example, dims: Callable[[Tensor], list[int]], new: int) -> Exa
             value = value.narrow(dim, 0, new)
         return value.contiguous()
 
-    return replace(example, args=tree_map(cut, tuple(example.args)))
+    return with_each(example, cut)

@@ -13,9 +13,10 @@ from torch import nn
 from fuseplug.errors import PlanError
 from fuseplug.verification import neutral
 
+from .attempts import KitError, raised
 from .checks import CHECKS, Check
 from .results import Conformance, ConformanceError, Finding
-from .subjects import Depth, Examined, Specimen, raised
+from .subjects import Depth, Examined, Specimen
 from .triton import rounding_to_nearest
 
 
@@ -48,6 +49,9 @@ class Step:
                 findings.extend(self._ask())
         except KeyboardInterrupt:
             raise
+        except KitError as error:
+            where = f"{self.check.name} of {self.examined.name}, {self.subject or 'the kernel'}"
+            raise KitError(f"{where}: {error}") from error.__cause__
         except BaseException as error:  # noqa: BLE001 - third-party code may raise anything, or exit
             findings.append(Finding("", fault=f"raises {raised(error)}"))
         if self.specimen is not None:
@@ -94,10 +98,8 @@ def steps(examined: Examined, checks: Sequence[str] | None = None) -> list[Step]
     """
     quick = examined.depth == "quick"
     wanted = [check for check in CHECKS if checks is None or check.name in checks]
-    if checks is not None and (unknown := [name for name in checks if name not in NAMES]):
-        near = difflib.get_close_matches(unknown[0], NAMES, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise PlanError(f"there is no check {unknown[0]!r}; {hint}expected one of {', '.join(NAMES)}")
+    if unknown := [name for name in checks or () if name not in NAMES]:
+        raise PlanError("; ".join(map(_unknown, unknown)) + f"; expected one of {', '.join(NAMES)}")
     found = [Step(check, examined) for check in wanted if check.per == "kernel"]
     if quick and examined.left_out:  # which may have the other variants
         found = [step for step in found if step.check.name != "variants"]
@@ -110,6 +112,14 @@ def steps(examined: Examined, checks: Sequence[str] | None = None) -> list[Step]
 
 
 NAMES = tuple(check.name for check in CHECKS)
+
+
+def _unknown(name: str) -> str:
+    """That there is no check *name*, and which is so like it that it was probably meant."""
+    word = name.strip().lower()
+    near = difflib.get_close_matches(word, NAMES, n=1, cutoff=0.8)
+    near = near or [known for known in NAMES if len(word) > 2 and known.startswith(word)]
+    return f"there is no check {name!r}" + (f", did you mean {near[0]!r}?" if len(near) == 1 else "")
 
 
 def announced(examined: Examined, planned: Sequence[Step]) -> str:

@@ -12,8 +12,10 @@ from torch import Tensor
 from fuseplug.lazy_tensor import LazyTensor
 from fuseplug.verification import difference
 
+from .attempts import Raised, attempt, foreign
 from .results import Finding
-from .subjects import Around, Case, raised
+from .subjects import Case
+from .wrappers import Around, followed_by, within
 
 
 def lazy(case: Case) -> Iterator[Finding]:
@@ -28,7 +30,8 @@ def lazy(case: Case) -> Iterator[Finding]:
         yield Finding("", skipped="it says that it has no gradient, and a result can be lazy only with one")
         return
     for mix in case.proposal.mixes:
-        for name, inside in ((f"{mix}", _plain), (f"{mix} under autocast", _autocast(case))):
+        autocast = within(lambda: torch.autocast(case.device.type, torch.bfloat16))
+        for name, inside in ((f"{mix}", _plain), (f"{mix} under autocast", autocast)):
             yield _becomes(case, name, mix, inside)
 
 
@@ -37,23 +40,22 @@ def _becomes(case: Case, where: str, mix: Any, inside: Around) -> Finding:
     alone = replace(example, after=None)
     looks: list[str] = []
 
-    def original(*args: Any) -> Any:
-        result = case.subject.original(*args)
+    def looked_at(result: Any) -> Any:
         looks.append(_looks(result))
         return result
 
-    def computed(*args: Any) -> Any:
-        result = case.fused(*args)
-        looks.append(_looks(result))
+    def computed(result: Any) -> Any:
+        looked_at(result)
         if example.after is not None:
             example.after(result)
-        return result.computed() if isinstance(result, LazyTensor) else result
+        return foreign(result.computed)() if isinstance(result, LazyTensor) else result
 
-    try:
-        expected = case.kernel_on(alone, original, inside)
-    except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
-        return Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
-    found = case.kernel_on(alone, computed, inside)
+    expected = attempt(lambda: case.kernel_on(alone, followed_by(case.original, looked_at), inside))
+    if isinstance(expected, Raised):
+        return expected.by_the_original(where)
+    found = attempt(lambda: case.kernel_on(alone, followed_by(case.fused, computed), inside))
+    if isinstance(found, Raised):
+        return found.by_the_kernel(where)
     theirs, ours = looks
     if ours != theirs:
         return Finding(where, fault=f"stands for {ours}, and the original's is {theirs}")
@@ -70,14 +72,3 @@ def _looks(tensor: Tensor) -> str:
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
-
-
-def _autocast(case: Case) -> Around:
-    def inside(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            with torch.autocast(case.device.type, torch.bfloat16):
-                return function(*args)
-
-        return call
-
-    return inside

@@ -11,7 +11,7 @@ import pickle
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,12 @@ from fuseplug.patching import our_marks
 from fuseplug.torch_private import tree_map
 from fuseplug.verification import difference, random_state_kept
 
+from .attempts import Raised, attempt, foreign, raised
+from .edges import with_each
 from .results import Finding
-from .subjects import Around, Case, Specimen, by_the_original, given_back, raised
+from .subjects import Case, Specimen, by_the_original, given_back
 from .whole import inputs_of, manager_of, options_for, placed
+from .wrappers import Around, followed_by, within
 
 _serial = itertools.count()
 
@@ -65,8 +68,8 @@ def copies(case: Case) -> Iterator[Finding]:
         yield Finding("", skipped="the kernel replaces a function, which has no weights to copy")
         return
 
-    def own(module: nn.Module, *args: Any) -> Any:
-        return _method(module, case)(*args)
+    def own(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return _method(module, case)(*args, **kwargs)
 
     example, recorded = case.values_only(case.example())
     how: dict[str, Any] = {"function": own, "gradients": recorded, "around_original": False}
@@ -80,33 +83,36 @@ def copies(case: Case) -> Iterator[Finding]:
 
 
 def _in_a_copy(case: Case, call: Callable[..., Any]) -> Callable[..., Any]:
-    def copied(module: nn.Module, *args: Any) -> Any:
-        _used(case, module, *args)
-        duplicate = copy.deepcopy(module)
-        if not our_marks(duplicate):
-            raise AssertionError("the copy is not fused")
+    def copied(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        _used(case, module, *args, **kwargs)
+        duplicate = foreign(copy.deepcopy)(module)
+        foreign(_must_be)(our_marks(duplicate), "the copy is not fused")
         with spoilt(module):
-            return call(duplicate, *args)
+            return call(duplicate, *args, **kwargs)
 
     return copied
 
 
 def _in_a_pickle(case: Case, call: Callable[..., Any]) -> Callable[..., Any]:
-    def pickled(module: nn.Module, *args: Any) -> Any:
-        _used(case, module, *args)
-        loaded = pickle.loads(pickle.dumps(module))  # noqa: S301 - its own
-        if our_marks(loaded):
-            raise AssertionError("it comes back fused: a process without the kernel could not load it")
-        return call(loaded, *args)
+    def pickled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        _used(case, module, *args, **kwargs)
+        loaded = foreign(pickle.loads)(foreign(pickle.dumps)(module))
+        foreign(_must_be)(not our_marks(loaded), "it comes back fused: a process without the kernel could not load it")
+        return call(loaded, *args, **kwargs)
 
     return pickled
 
 
-def _used(case: Case, module: nn.Module, *args: Any) -> None:
+def _must_be(holds: object, otherwise: str) -> None:
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+def _used(case: Case, module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """Fuse *module* and call it: what the kernel may keep on it is copied along."""
     case.fuse(module)
     with random_state_kept(case.examined.device_type):
-        _method(module, case)(*args)
+        _method(module, case)(*args, **kwargs)
 
 
 def compiled(case: Case) -> Iterator[Finding]:
@@ -118,16 +124,16 @@ def compiled(case: Case) -> Iterator[Finding]:
         yield Finding("", skipped=f"torch {torch.__version__} loses gradients, so compiled calls are the original's")
         return
     whole = case.examined.sound.compilable
-    function = torch.compile(of_its_own(case.patch_in_scope.function), fullgraph=whole, backend="aot_eager")
+    function = foreign(torch.compile(of_its_own(case.guarded_in_scope), fullgraph=whole, backend="aot_eager"))
     where = "torch.compile(fullgraph=True)" if whole else "torch.compile"
     example = case.example()
     finding = case.compare(where, example, function=function)
     if not finding.fault and not finding.skipped:
         # In a program nobody counts who computes; the guard compares the same things outside of one.
         with given_back() as reasons:
-            case.kernel_on(example, case.patch_in_scope.function)
+            case.kernel_on(example, case.guarded_in_scope)
         finding = finding._replace(skipped=by_the_original(reasons))
-    if finding.fault and whole and not _compiles(case.subject.original, case, example):
+    if finding.fault and whole and not _compiles(case.original, case, example):
         finding = Finding(where, skipped="the original cannot be compiled as one graph")
     yield finding
 
@@ -139,37 +145,30 @@ def checkpointed(case: Case) -> Iterator[Finding]:
         return
 
     def again(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: checkpoint(function, *args, use_reentrant=False)
+        return lambda *args, **kwargs: checkpoint(function, *args, use_reentrant=False, **kwargs)
 
-    yield case.compare("", case.example(), function=case.patch.function, around=again, around_original=False)
+    yield case.compare("", case.example(), function=case.guarded, around=again, around_original=False)
 
 
 def written_into(case: Case) -> Iterator[Finding]:
     """What it gives may be written into by whoever called it, as what the original gives."""
 
-    def then_written(function: Callable[..., Any]) -> Callable[..., Any]:
-        def write(value: Any) -> Any:
-            return value.mul_(1) if isinstance(value, Tensor) and value.is_floating_point() else value
+    def written(result: Any) -> Any:
+        return tree_map(
+            lambda value: foreign(value.mul_)(1) if isinstance(value, Tensor) and value.is_floating_point() else value,
+            result,
+        )
 
-        return lambda *args: tree_map(write, function(*args))
-
-    ours, theirs = then_written(case.patch.function), then_written(case.subject.original)
+    ours, theirs = followed_by(case.guarded, written), followed_by(case.original, written)
     for size in case.sizes:
         yield case.compare(f"{size} elements", case.example(size=size), function=ours, original=theirs)
 
 
 def autocast(case: Case) -> Iterator[Finding]:
     """Under autocast it gives the original's dtype, and is as near."""
-    kind, half = case.device.type, torch.bfloat16
-
-    def inside(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            with torch.autocast(kind, half):
-                return function(*args)
-
-        return call
-
-    how: dict[str, Any] = {"function": case.patch.function, "around": inside}
+    half = torch.bfloat16
+    inside = within(lambda: torch.autocast(case.device.type, half))
+    how: dict[str, Any] = {"function": case.guarded, "around": inside}
     for mix in case.proposal.mixes:
         example = case.example(mix)
         # Where autocast leaves the original as it is, nothing coarser takes part, and the kernel has no excuse.
@@ -182,11 +181,8 @@ def autocast(case: Case) -> Iterator[Finding]:
 
 def _differs(case: Case, around: Around, example: Example) -> bool:
     """Whether the original with *around* around it does not give what it does without, bit for bit."""
-    try:
-        found = case.kernel_on(example, case.subject.original, around)
-        return bool(difference(found, case.original_on(example)))
-    except Exception:  # noqa: BLE001 - where the original raises nothing is compared
-        return True
+    found = attempt(lambda: case.kernel_on(example, case.original, around))
+    return isinstance(found, Raised) or bool(difference(found, case.original_on(example)))
 
 
 def casts(case: Case) -> Iterator[Finding]:
@@ -195,38 +191,40 @@ def casts(case: Case) -> Iterator[Finding]:
         yield Finding("", skipped="the kernel replaces a function, which is not cast")
         return
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        original = functools.partial(_cast_between, case, dtype)
 
-        def cast_to(module: nn.Module, *args: Any, dtype: torch.dtype = dtype, fuse: bool = True) -> Any:
-            if fuse:
-                case.fuse(module)
-            _method(module, case)(*args)
-            module.to(dtype)
-            return _method(module, case)(*_cast(args, dtype))
-
-        def original(module: nn.Module, *args: Any, convert: Callable[..., Any] = cast_to) -> Any:
-            return convert(module, *args, fuse=False)
+        def fused(module: nn.Module, *args: Any, then: Callable[..., Any] = original, **kwargs: Any) -> Any:
+            case.fuse(module)
+            return then(module, *args, **kwargs)
 
         name = str(dtype).removeprefix("torch.")
         example, recorded = case.values_only(case.example())
-        yield case.compare(f"to {name}", example, function=cast_to, original=original, gradients=recorded)
+        yield case.compare(f"to {name}", example, function=fused, original=original, gradients=recorded)
+
+
+def _cast_between(case: Case, dtype: torch.dtype, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """Call the method of *module*, cast it, and call it again."""
+    _method(module, case)(*args, **kwargs)
+    foreign(module.to)(dtype)
+    args, kwargs = _cast((args, kwargs), dtype)
+    return _method(module, case)(*args, **kwargs)
 
 
 def _runs_in_place(case: Case, module: nn.Module) -> Iterator[Finding]:
     part = module.get_submodule(case.place.paths[0])
     example = case.example()
-    args = [value.to(case.device) if isinstance(value, Tensor) else value for value in example.args]
-    try:
-        plain = copy.deepcopy(case.place.module).to(case.device)
-        with torch.no_grad():
-            getattr(plain, case.proposal.target.method)(*args)
-    except Exception as error:  # noqa: BLE001 - only a whole specimen that takes an example's arguments can be run
+    arguments = with_each(example, lambda value: value.to(case.device) if isinstance(value, Tensor) else value)
+    plain = copy.deepcopy(case.place.module).to(case.device)
+    with torch.no_grad():
+        usual = attempt(lambda: _method(plain, case)(*arguments.args, **arguments.kwargs))
+    if isinstance(usual, Raised):  # only a whole specimen that takes an example's arguments can be run
+        finding = usual.by_the_original(case.label)
         if case.proposal.target.function is not None:
-            yield Finding(case.label, skipped="its method takes other arguments than the function that is replaced")
-        else:
-            yield Finding(case.label, skipped=f"the original cannot do it ({raised(error)[:80]})")
+            finding = Finding(case.label, skipped="its method takes other arguments than the function that is replaced")
+        yield finding
         return
     with torch.set_grad_enabled(case.gradients), given_back() as reasons:
-        _method(part, case)(*args)
+        _method(part, case)(*arguments.args, **arguments.kwargs)
     yield Finding(case.label, skipped=by_the_original(reasons))
 
 
@@ -248,7 +246,7 @@ def _otherwise(before: list[tuple[str, dict[str, Any]]], after: list[tuple[str, 
 
 
 def _method(module: nn.Module, case: Case) -> Callable[..., Any]:
-    return cast("Callable[..., Any]", getattr(module, case.proposal.target.method))
+    return foreign(getattr(module, case.proposal.target.method))
 
 
 @contextlib.contextmanager
@@ -278,13 +276,13 @@ def of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compiles(function: Callable[..., Any], case: Case, example: Example) -> bool:
-    whole = torch.compile(of_its_own(function), fullgraph=True, backend="aot_eager")
+    whole = foreign(torch.compile(of_its_own(function), fullgraph=True, backend="aot_eager"))
     finding = case.compare("", example, function=whole)
     return not finding.fault and not finding.skipped
 
 
-def _cast(args: tuple[Any, ...], dtype: torch.dtype) -> Any:
+def _cast(values: Any, dtype: torch.dtype) -> Any:
     def convert(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
-    return tree_map(convert, args)
+    return tree_map(convert, values)

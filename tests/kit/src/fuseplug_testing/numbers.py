@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +13,12 @@ from fuseplug.contract import Example
 from fuseplug.triton.kernel import TritonKernel, interpreted
 from fuseplug.verification import Handing, Outcome
 
+from .attempts import Raised, attempt
 from .edges import MEMORY_LAYOUTS, UPSTREAM, arguments, planted, zeroed
 from .edges import shapes as cut
 from .results import Finding
-from .subjects import Case, raised
+from .subjects import Case
+from .wrappers import within
 
 
 def numbers(case: Case) -> Iterator[Finding]:
@@ -52,10 +52,9 @@ def sizes(case: Case) -> Iterator[Finding]:
 def _at(case: Case, examples: list[Example], times: float = 1.0) -> Iterator[Finding]:
     # Judged when both are done, so that nothing stale passes.
     where = f"{examples[0].args[0].numel()} elements"
-    try:
-        found = [case.kernel_on(example) for example in examples]
-    except Exception as error:  # noqa: BLE001 - a kernel may raise anything
-        yield Finding(where, fault=f"raises {raised(error)}")
+    found = attempt(lambda: [case.kernel_on(example) for example in examples])
+    if isinstance(found, Raised):
+        yield Finding(where, fault=f"raises {found}")
         return
     for example, outcome in zip(examples, found, strict=True):
         expected, truth = case.original_on(example), case.truth_on(example)
@@ -116,7 +115,7 @@ def no_grad(case: Case) -> Iterator[Finding]:
         alone = replace(example, after=None)
         with_gradients = _outputs(case.kernel_on(alone))
         for context in (torch.no_grad, torch.inference_mode):
-            where, inside = f"{context.__name__}, {size} elements", functools.partial(_within, context)
+            where, inside = f"{context.__name__}, {size} elements", within(context)
             finding = case.compare(where, example, around=inside)
             yield finding
             if not finding.fault and not finding.skipped:
@@ -153,19 +152,12 @@ def _where_it_goes(case: Case, where: str, example: Example) -> Iterator[Finding
     yield Finding(where, fault="it is not where the original has it in the result" if lost else "")
 
 
-def _within(context: Callable[[], Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    def inside(*args: Any) -> Any:
-        with context():
-            return function(*args)
-
-    return inside
-
-
 def _runs(case: Case, example: Example, dim: int, new: int) -> bool:
-    try:
-        outputs = _outputs(case.original_on(example))
-    except Exception:  # noqa: BLE001 - that is the question
+    outcome = attempt(lambda: case.original_on(example))
+    if isinstance(outcome, Raised):
+        outcome.by_the_original("")  # or it is the kit's
         return False
+    outputs = _outputs(outcome)
     rank = example.args[0].dim()
     return bool(outputs) and (outputs[0].dim() != rank or outputs[0].shape[dim] == new)
 

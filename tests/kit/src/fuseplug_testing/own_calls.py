@@ -20,9 +20,10 @@ from fuseplug.patching.counting import Calls
 from fuseplug.patching.placing import binding
 from fuseplug.verification import Tolerance, excess
 
+from .attempts import Raised, attempt, foreign, raised
 from .modules import of_its_own, spoilt
 from .results import Finding
-from .subjects import Specimen, raised
+from .subjects import Specimen
 from .whole import Inputs, Prepare, Whole, inputs_of
 
 _HALF = torch.bfloat16
@@ -103,7 +104,7 @@ def _ways(specimen: Specimen, whole: Whole) -> dict[str, Prepare]:
         return call
 
     def copied(module: nn.Module) -> Callable[..., Any]:
-        duplicate = copy.deepcopy(module)
+        duplicate = foreign(copy.deepcopy)(module)
 
         def call(**inputs: Any) -> Any:
             with spoilt(module):
@@ -115,7 +116,7 @@ def _ways(specimen: Specimen, whole: Whole) -> dict[str, Prepare]:
         return lambda **inputs: checkpoint(whole.method_of(module), use_reentrant=False, **inputs)
 
     def compiled(module: nn.Module) -> Callable[..., Any]:
-        return torch.compile(of_its_own(whole.method_of(module)), fullgraph=compilable, backend="aot_eager")
+        return foreign(torch.compile(of_its_own(whole.method_of(module)), fullgraph=compilable, backend="aot_eager"))
 
     return {
         "under autocast": under_autocast,
@@ -129,15 +130,14 @@ def _compared(
     specimen: Specimen, whole: Whole, where: str, *, coarsest: torch.dtype | None = None, **how: Any
 ) -> Finding:
     """Hold the fused specimen to the unfused one, and both to the unfused one in float64."""
-    try:
-        expected = whole.run(**how)
-    except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
-        return Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
+    expected = attempt(lambda: whole.run(**how))
+    if isinstance(expected, Raised):
+        return expected.by_the_original(where)
     truth = whole.run(**{**how, "dtype": torch.float64, "device": "cpu", "prepare": None})
-    try:
-        found = whole.run(whole.patches, **how)
-    except Exception as error:  # noqa: BLE001 - a kernel may raise anything
-        return Finding(where, fault=f"raises {raised(error)}, where the original does not")
+    patches = whole.patches
+    found = attempt(lambda: whole.run(patches, **how))
+    if isinstance(found, Raised):
+        return found.by_the_kernel(where)
     coarsest = coarsest or how.get("dtype") or _coarsest(specimen.module)
     return Finding(where, fault=excess(found, expected, truth, _tolerance(specimen, coarsest)))
 

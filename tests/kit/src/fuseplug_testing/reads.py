@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from fuseplug.verification import Outcome, difference, run
 
+from .attempts import Raised, attempt
 from .results import Finding
-from .subjects import Case, raised
+from .subjects import Case
 
 _OF_EVERY_MODULE = frozenset((*dir(nn.Module), *vars(nn.Module()))) - {"_parameters", "_buffers", "_modules"}
 """What all modules have: hooks, the training flag, methods. Fuseplug sees to these itself."""
@@ -65,12 +66,14 @@ def _noted(case: Case) -> Notes:
         for training in (None, not case.subject.module.training):  # type: ignore[union-attr]
             for gradients in (True, False):
 
-                def noting(module: nn.Module, *args: Any) -> Any:
+                def noting(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
                     with notes.of(module):
-                        return case.reference(module, *args)
+                        return case.reference(module, *args, **kwargs)
 
-                with contextlib.suppress(Exception):  # where it raises, another check says so
-                    run(case.subject, noting, case.example(mix), training=training, gradients=gradients)
+                def noted(mix: Any = mix, training: bool | None = training, gradients: bool = gradients) -> Outcome:
+                    return run(case.subject, noting, case.example(mix), training=training, gradients=gradients)
+
+                attempt(noted)  # where it raises, another check says so
     return notes
 
 
@@ -191,7 +194,7 @@ def _changeable(case: Case) -> list[str]:
     """Numbers and floating-point tensors of a twin, by dotted names, those of its children too."""
     found: list[str] = []
 
-    def listing(module: nn.Module, *args: Any) -> Any:
+    def listing(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         for path, part in module.named_modules():
             held = {**vars(part), **part._parameters, **part._buffers}
             found.extend(
@@ -199,7 +202,7 @@ def _changeable(case: Case) -> list[str]:
                 for name, value in held.items()
                 if name not in _OF_EVERY_MODULE and _other(value) is not None
             )
-        return case.reference(module, *args)
+        return case.reference(module, *args, **kwargs)
 
     run(case.subject, listing, case.example(), gradients=False)
     return found
@@ -223,19 +226,18 @@ def _matters(case: Case, name: str) -> bool:
     """
     path, _, attribute = name.rpartition(".")
 
-    def changed(module: nn.Module, *args: Any) -> Any:
+    def changed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         part = module.get_submodule(path)
         store = next(held for held in (part._parameters, part._buffers, vars(part)) if attribute in held)
         value, other = store[attribute], _other(store[attribute])
         store[attribute] = nn.Parameter(other) if isinstance(value, nn.Parameter) else other
         with _as_usual_when_called(module, store, attribute, value):
-            return case.reference(module, *args)
+            return case.reference(module, *args, **kwargs)
 
-    try:
-        usual = _outputs(run(case.subject, case.reference, case.example(), gradients=False))
-        return bool(difference(_outputs(run(case.subject, changed, case.example(), gradients=False)), usual))
-    except Exception as error:  # noqa: BLE001 - a number that makes it raise is one that it reads
-        return bool(raised(error))
+    usual = run(case.subject, case.reference, case.example(), gradients=False)
+    other = attempt(lambda: run(case.subject, changed, case.example(), gradients=False))
+    # A number that makes it raise is one that it reads.
+    return isinstance(other, Raised) or bool(difference(_outputs(other), _outputs(usual)))
 
 
 def _outputs(outcome: Outcome) -> Outcome:

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplug.contract import Example
 from fuseplug.torch_private import tree_leaves
-from fuseplug.verification import Handing, Outcome, tensors
+from fuseplug.verification import Handing, Outcome
 
-from .edges import MEMORY_LAYOUTS
+from .attempts import Raised, attempt
+from .edges import MEMORY_LAYOUTS, arguments
 from .results import Finding
-from .subjects import Case, raised
+from .subjects import Case
+from .wrappers import followed_by, within
 
 _CONTIGUOUS = "contiguous"
 _AS_THEY_ARE = "as they are"
@@ -47,39 +50,36 @@ def returned(case: Case) -> Iterator[Finding]:
 
     For contiguous inputs they have the strides of the original's: a caller may ``view`` them.
     """
-    given = tensors(tuple(case.example().args))
-    contiguous = all(tensor.is_contiguous() for tensor in given)
+    given = arguments(case.example())
+    contiguous = all(value.is_contiguous() for value in given if isinstance(value, Tensor))
     for name, handing in HANDED.items():
         if contiguous and name == _AS_THEY_ARE:
             continue
         for gradients in dict.fromkeys((case.gradients, False)):
             where = name if gradients else f"{name}, without gradients"
-            how: dict[str, Any] = {"handing": handing, "gradients": gradients}
-            try:
-                expected, usual = _result(case, case.subject.original, **how)
-            except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
-                yield Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
-                continue
-            try:
-                found, ours = _result(case, case.fused, **how)
-            except Exception as error:  # noqa: BLE001 - a kernel may raise anything
-                yield Finding(where, fault=f"raises {raised(error)}, where the original does not")
-                continue
-            fault = _otherwise(found, expected, case.proposal.lazy)
-            if not fault and name == _CONTIGUOUS:
-                fault = ours.lies_otherwise(usual)
-            yield Finding(where, fault=fault)
+            yield _compared(case, where, strides=name == _CONTIGUOUS, handing=handing, gradients=gradients)
+
+
+def _compared(case: Case, where: str, *, strides: bool, **how: Any) -> Finding:
+    expected = attempt(lambda: _result(case, case.original, **how))
+    if isinstance(expected, Raised):
+        return expected.by_the_original(where)
+    found = attempt(lambda: _result(case, case.fused, **how))
+    if isinstance(found, Raised):
+        return found.by_the_kernel(where)
+    fault = _otherwise(found[0], expected[0], case.proposal.lazy)
+    return Finding(where, fault=fault or (found[1].lies_otherwise(expected[1]) if strides else ""))
 
 
 def _result(case: Case, function: Callable[..., Any], **how: Any) -> tuple[Any, Outcome]:
     """What *function* itself returns, of which an outcome keeps the numbers alone; and the outcome."""
     kept = []
 
-    def keeping(*args: Any) -> Any:
-        kept.append(function(*args))
-        return kept[-1]
+    def keep(result: Any) -> Any:
+        kept.append(result)
+        return result
 
-    outcome = case.kernel_on(replace(case.example(), after=None), function=keeping, **how)
+    outcome = case.kernel_on(replace(case.example(), after=None), function=followed_by(function, keep), **how)
     return kept[-1], outcome
 
 
@@ -121,20 +121,21 @@ def default_device(case: Case) -> Iterator[Finding]:
     for size in case.edge_sizes:
         example = case.example(size=size)
         where = f"torch.set_default_device('meta'), {size} elements"
-        try:
-            usual, truth = case.original_on(example), case.truth_on(example)
-            if _lost(case.kernel_on(example, case.subject.original, _on_meta), usual):
-                raise RuntimeError("its result is on another device then")
-        except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
-            yield Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
-            continue
-        try:
-            found = case.kernel_on(example, around=_on_meta)
-        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
-            yield Finding(where, fault=f"raises {raised(error)}, where the original does not")
-            continue
-        lost = _lost(found, usual)
-        yield Finding(where, fault=lost or case.excess(found, usual, truth))
+        usual, truth = case.original_on(example), case.truth_on(example)
+        yield _on_meta(case, where, example, usual, truth)
+
+
+def _on_meta(case: Case, where: str, example: Example, usual: Outcome, truth: Outcome) -> Finding:
+    around = within(lambda: torch.device("meta"))
+    expected = attempt(lambda: case.kernel_on(example, case.original, around))
+    if isinstance(expected, Raised):
+        return expected.by_the_original(where)
+    if lost := _lost(expected, usual):
+        return Finding(where, skipped=f"the original cannot do it ({lost})")
+    found = attempt(lambda: case.kernel_on(example, around=around))
+    if isinstance(found, Raised):
+        return found.by_the_kernel(where)
+    return Finding(where, fault=_lost(found, usual) or case.excess(found, usual, truth))
 
 
 def _lost(found: Outcome, usual: Outcome) -> str:
@@ -144,13 +145,3 @@ def _lost(found: Outcome, usual: Outcome) -> str:
         if value is not None and other is not None and value.device != other.device:
             return f"{name} is on {value.device} instead of {other.device}"
     return ""
-
-
-def _on_meta(function: Callable[..., Any]) -> Callable[..., Any]:
-    """*function*, called while tensors are made on meta unless it says where."""
-
-    def call(*args: Any) -> Any:
-        with torch.device("meta"):
-            return function(*args)
-
-    return call

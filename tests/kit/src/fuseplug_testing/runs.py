@@ -22,8 +22,9 @@ from fuseplug.contract import Example
 from fuseplug.importing.process_state import ProcessState
 from fuseplug.verification import Outcome, difference, random_state_kept
 
+from .attempts import Raised, attempt
 from .results import Finding
-from .subjects import Case, raised
+from .subjects import Case
 
 RUNS = 3
 """How often a kernel must repeat itself."""
@@ -54,12 +55,12 @@ def references(case: Case) -> Iterator[Finding]:
 
 
 def _still_there(held: dict[str, Any]) -> list[str]:
-    for attempt in range(PATIENCE):
+    for look in range(PATIENCE):
         if all(storage.expired() for storage in held.values()):
             return []
-        if attempt:
+        if look:
             time.sleep(0.05)
-        if attempt in (0, PATIENCE - 1):  # half a second in a process that has compiled something
+        if look in (0, PATIENCE - 1):  # half a second in a process that has compiled something
             gc.collect()
     return sorted(name for name, storage in held.items() if not storage.expired())
 
@@ -83,22 +84,19 @@ def threads(case: Case) -> Iterator[Finding]:
         where = f"{THREADS} threads at once, {size} elements"
         examples = [case.example(size=size, number=number) for number in range(THREADS)]
         for example, outcome in zip(examples, _at_once(case, examples), strict=True):
-            if isinstance(outcome, Exception):
-                yield Finding(where, fault=f"raises {raised(outcome)}")
+            if isinstance(outcome, Raised):
+                yield Finding(where, fault=f"raises {outcome}")
             else:
                 why = case.excess(outcome, case.original_on(example), case.truth_on(example))
                 yield Finding(where, fault=f"not what one thread gets: {why}" if why else "")
 
 
-def _at_once(case: Case, examples: Sequence[Example]) -> list[Outcome | Exception]:
+def _at_once(case: Case, examples: Sequence[Example]) -> list[Outcome | Raised]:
     together = threading.Barrier(len(examples))
 
-    def work(example: Example) -> Outcome | Exception:
+    def work(example: Example) -> Outcome | Raised:
         together.wait()
-        try:
-            return case.kernel_on(example)
-        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
-            return error
+        return attempt(lambda: case.kernel_on(example))
 
     with ThreadPoolExecutor(len(examples)) as pool:
         return list(pool.map(work, examples))

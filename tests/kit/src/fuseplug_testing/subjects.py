@@ -39,16 +39,15 @@ from fuseplug.verification import (
 )
 from fuseplug.walking import Place, walk
 
+from .attempts import Raised, attempt, foreign, raised
 from .results import Finding
+from .wrappers import Around, followed_by
 
 Depth = Literal["quick", "standard", "thorough"]
 """How much is asked: `fuseplug_testing.kit.check_kernel` says what each leaves out."""
 
 QUICK_SPECIMENS = 3
 """How many specimens a quick check looks at: to find out what one computes takes up to three seconds."""
-
-Around = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Gives a function that does the same as another, in other circumstances."""
 
 
 class Counted:
@@ -314,27 +313,40 @@ class Case:
     @functools.cached_property
     def compute(self) -> Counted:
         """The kernel's function."""
-        return Counted(self.examined.sound.load())
+        return Counted(foreign(self.examined.sound.load)())
+
+    @functools.cached_property
+    def original(self) -> Callable[..., Any]:
+        """The original."""
+        return foreign(self.subject.original)
 
     @functools.cached_property
     def fused(self) -> Callable[..., Any]:
         """The kernel in the place of the original."""
-        return self.semantics.adapter.standing_for(self.subject.original, self.compute)
+        return self._standing_for(self.compute)
 
     @functools.cached_property
     def reference(self) -> Callable[..., Any]:
         """The reference in the place of the original."""
-        return self.semantics.adapter.standing_for(self.subject.original, self.examined.sound.load_reference())
+        return self._standing_for(foreign(self.examined.sound.load_reference)())
+
+    def _standing_for(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        return foreign(foreign(self.semantics.adapter.standing_for)(self.subject.original, compute))
 
     @functools.cached_property
     def patch(self) -> Patch:
         """The replacement as it is put on, guard included, but in force in every call: it is called by itself."""
         return self._patch(None)
 
+    @property
+    def guarded(self) -> Callable[..., Any]:
+        """The function of `patch`."""
+        return foreign(self.patch.function)
+
     @functools.cached_property
-    def patch_in_scope(self) -> Patch:
-        """The replacement as it is put on."""
-        return self._patch(self.scope)
+    def guarded_in_scope(self) -> Callable[..., Any]:
+        """The function that is put on."""
+        return foreign(self._patch(self.scope).function)
 
     def _patch(self, scope: Scope | None) -> Patch:
         kernel = self.examined.sound
@@ -352,7 +364,8 @@ class Case:
 
     def example(self, mix: Any = None, size: int = SEMANTICS_SIZE, number: int = 0) -> Example:
         """Example *number* of a mix, the first one if ``None``."""
-        return example_of(self.proposal, self.proposal.mixes[0] if mix is None else mix, size, number)
+        example = example_of(self.proposal, self.proposal.mixes[0] if mix is None else mix, size, number)
+        return example if example.after is None else replace(example, after=foreign(example.after))
 
     def values_only(self, example: Example) -> tuple[Example, bool]:
         """*example* for a comparison of values alone, and whether gradients are recorded in it.
@@ -363,10 +376,9 @@ class Case:
             return example, False
 
         def detached(result: Any) -> Any:
-            return mapped(lambda value: value.detach() if isinstance(value, Tensor) else value, ended(result))
+            return mapped(lambda value: foreign(value.detach)() if isinstance(value, Tensor) else value, result)
 
-        ended = example.after or _as_it_is
-        return replace(example, after=detached), self.gradients
+        return replace(example, after=followed_by(example.after or _as_it_is, detached)), self.gradients
 
     def double(self, example: Example | None = None) -> nn.Module:
         """A module like the specimen's, on its own, with the values of an example; unfused."""
@@ -381,7 +393,7 @@ class Case:
 
     def original_on(self, example: Example, **how: Any) -> Outcome:
         """Run the original."""
-        return run(self.subject, self.subject.original, example, **self._how(how))
+        return run(self.subject, self.original, example, **self._how(how))
 
     def kernel_on(
         self,
@@ -426,20 +438,17 @@ class Case:
             **how: As in `fuseplug.verification.run`.
         """
         how = self._how(how)
-        try:
-            usual_way = around if around_original else None
-            expected = self.kernel_on(example, original or self.subject.original, usual_way, **how)
-        except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
-            return Finding(where, skipped=f"the original cannot do it ({raised(error)[:80]})")
-        try:
-            truth = self.truth_on(example, **how)
-        except Exception as error:  # noqa: BLE001 - a reference may raise anything
-            return Finding(where, fault=f"the reference raises {raised(error)} in float64, where the original does not")
-        try:
-            with surroundings(), given_back() as reasons:
-                found = self.kernel_on(example, function, around, **how)
-        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
-            return Finding(where, fault=f"raises {raised(error)}, where the original does not")
+        usual_way = around if around_original else None
+        expected = attempt(lambda: self.kernel_on(example, original or self.original, usual_way, **how))
+        if isinstance(expected, Raised):
+            return expected.by_the_original(where)
+        truth = attempt(lambda: self.truth_on(example, **how))
+        if isinstance(truth, Raised):
+            return Finding(where, fault=f"the reference raises {truth} in float64, where the original does not")
+        with surroundings(), given_back() as reasons:
+            found = attempt(lambda: self.kernel_on(example, function, around, **how))
+        if isinstance(found, Raised):
+            return found.by_the_kernel(where)
         fault = self.excess(found, expected, truth, coarsest, usual=usual)
         return Finding(where, fault=fault, skipped="" if fault else by_the_original(reasons))
 
@@ -474,9 +483,9 @@ class Case:
         outcomes = []
         for seed in (1, 2):
 
-            def reseeded(*args: Any, seed: int = seed) -> Any:
+            def reseeded(*args: Any, seed: int = seed, **kwargs: Any) -> Any:
                 torch.manual_seed(seed)
-                return self.subject.original(*args)
+                return self.original(*args, **kwargs)
 
             # Whatever its code says: the generators are put back.
             subject = replace(self.subject, draws=True)
@@ -497,12 +506,7 @@ def _put_around(
     """What to run and on what, so that *around* is around all that *example* does."""
     if around is None:
         return function, example
-    after = example.after or _as_it_is
-
-    def ended(*args: Any) -> Any:
-        return after(function(*args))
-
-    return around(ended), replace(example, after=None)
+    return around(followed_by(function, example.after or _as_it_is)), replace(example, after=None)
 
 
 @contextlib.contextmanager
@@ -521,12 +525,6 @@ def by_the_original(reasons: Iterable[str]) -> str:
     """Why a question was not put to the kernel, if a guard had *reasons*; ``""`` if it had none."""
     said = "; ".join(reasons)
     return f"such calls are the original's: {said}" if said else ""
-
-
-def raised(error: BaseException) -> str:
-    """An error in one line."""
-    said = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {said[0][:160]}" if said else type(error).__name__
 
 
 def device_for(kernel: BaseKernel, wanted: torch.device | str | None) -> tuple[str, torch.device | None, str]:

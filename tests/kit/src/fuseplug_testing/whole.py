@@ -21,6 +21,7 @@ from fuseplug.patching.counting import Calls, tried
 from fuseplug.torch_private import tree_map
 from fuseplug.verification import Outcome, random_state_kept, tensors
 
+from .attempts import foreign
 from .subjects import Examined, Specimen
 
 Inputs = dict[str, Any]
@@ -105,8 +106,9 @@ class Whole:
             prepare: Gives what is called in its place.
         """
         examined = self._specimen.examined
-        module = copy.deepcopy(self._specimen.module).to(device or examined.device, dtype)
-        module.train(module.training if training is None else training)
+        module = foreign(copy.deepcopy)(self._specimen.module)
+        foreign(module.to)(device or examined.device, dtype)
+        foreign(module.train)(module.training if training is None else training)
         on = [replace(each, module_ref=weakref.ref(module.get_submodule(each.path))) for each in patches]
         put_on(on)
         call = (prepare or self._own)(module)
@@ -122,12 +124,11 @@ class Whole:
 
     def method_of(self, module: nn.Module) -> Callable[..., Any]:
         """What is called of *module*."""
-        own: Callable[..., Any] = module if self._method == "forward" else getattr(module, self._method)
-        return own
+        return foreign(module if self._method == "forward" else getattr(module, self._method))
 
 
 def _outcome(result: Any, module: nn.Module, inputs: Inputs, *, gradients: bool) -> Outcome:
-    result = tree_map(lambda value: value.computed() if isinstance(value, LazyTensor) else value, result)
+    result = tree_map(lambda value: foreign(value.computed)() if isinstance(value, LazyTensor) else value, result)
     outputs = tensors(result)
     values: dict[str, Tensor | None] = {f"output[{number}]": value for number, value in enumerate(outputs)}
     given = {

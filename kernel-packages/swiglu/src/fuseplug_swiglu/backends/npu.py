@@ -26,6 +26,7 @@ one launch (4 passes), where a concatenation of the halves, which are not contig
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,6 +103,20 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
 
 
 swiglu = computed_by(compute, reference.swiglu)
+
+
+def npu_swiglu_forward(self: Any, hidden_state: Tensor) -> Tensor:
+    """LLaMA-Factory's forward of a gated MLP with ``gate_proj``, ``up_proj`` and ``down_proj``, gated by SiLU.
+
+    Args:
+        self: The MLP; its activation is not asked for.
+        hidden_state: ``(..., hidden)``.
+
+    Returns:
+        ``(..., hidden)``, in the dtype of *hidden_state*.
+    """
+    gated: Tensor = self.down_proj(swiglu(self.gate_proj(hidden_state), self.up_proj(hidden_state)))
+    return gated
 
 
 def _serves(gate: Tensor, up: Tensor | None, limit: float | None) -> bool:

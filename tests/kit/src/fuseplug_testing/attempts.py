@@ -1,0 +1,112 @@
+"""Tells the errors of originals and kernels from the kit's own: only the former are findings.
+
+The kit calls originals, references and kernels through wrappers of its own: under autocast, in a checkpoint, in another
+memory layout. If such a wrapper fails, nothing was learned about what it wraps.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any, TypeVar
+
+import torch
+
+from fuseplug.verification import run
+
+from .results import Finding
+
+T = TypeVar("T")
+
+
+class KitError(RuntimeError):
+    """The kit itself failed, which says nothing about the kernel."""
+
+
+def foreign(function: Callable[..., T]) -> Callable[..., T]:
+    """*function*, which is not the kit's, marked: what is raised while it runs is not the kit's error."""
+
+    def call_foreign(*args: Any, **kwargs: Any) -> T:
+        return function(*args, **kwargs)
+
+    return call_foreign
+
+
+_MARKS = frozenset({foreign(print).__code__, torch.autograd.grad.__code__})
+"""The code under which only others' code runs: what is marked, and the backward of what that gave."""
+
+_KIT = str(Path(__file__).parent)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What foreign code raised.
+
+    Attributes:
+        error: The error.
+        marked: Whether it was raised by what is `foreign`; else by what Fuseplug does with what that gave.
+    """
+
+    error: Exception
+    marked: bool
+
+    def __str__(self) -> str:
+        return raised(self.error)
+
+    def by_the_original(self, where: str) -> Finding:
+        """The finding that the original cannot do it, so that there is nothing to equal.
+
+        Raises:
+            KitError: If the error was not raised by what the original is.
+        """
+        if not self.marked:
+            raise _kit_error(self.error) from self.error
+        return Finding(where, skipped=f"the original cannot do it ({str(self)[:80]})")
+
+    def by_the_kernel(self, where: str) -> Finding:
+        """The finding that the kernel raises where the original does not."""
+        return Finding(where, fault=f"raises {self}, where the original does not")
+
+
+def attempt(call: Callable[[], T]) -> T | Raised:
+    """What *call* returns, or what foreign code raised meanwhile.
+
+    Raises:
+        KitError: If it was the kit that raised.
+    """
+    try:
+        return call()
+    except KitError:
+        raise
+    except Exception as error:
+        codes = [*_codes(error)]
+        marked = not _MARKS.isdisjoint(codes)
+        if not marked and _is_of_the_kit(codes):
+            raise _kit_error(error) from error
+        return Raised(error, marked)
+
+
+def raised(error: BaseException) -> str:
+    """An error in one line."""
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0][:160]}" if said else type(error).__name__
+
+
+def _codes(error: Exception) -> Iterator[CodeType]:
+    return (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _is_of_the_kit(codes: list[CodeType]) -> bool:
+    """Whether the kit raised: within `run`, which the kit calls, its wrappers, or the call of one of them."""
+    within = codes[codes.index(run.__code__) + 1 :] if run.__code__ in codes else codes
+    return not within or any(code.co_filename.startswith(_KIT) for code in within)
+
+
+def _kit_error(error: Exception) -> KitError:
+    return KitError(
+        f"the conformance kit itself failed ({raised(error)}), which says nothing about the kernel: report this "
+        "with its traceback"
+    )
