@@ -33,6 +33,13 @@ from .outcome import Outcome
 _VARIABLES = ("TORCH", "INDUCTOR", "TRITON", "CXX", "CC", "OMP_", "MKL_", "KMP_", "ASCEND", "CUDA", "NVIDIA")
 """Beginnings of the names of environment variables that change what is computed."""
 
+_VERSION_FILES = {
+    "npu": ("/usr/local/Ascend/driver/version.info", "$ASCEND_HOME_PATH/version.cfg"),
+    "cuda": ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"),
+    "xpu": ("/sys/module/xe/srcversion", "/sys/module/i915/srcversion"),
+}
+"""Files in which the driver of a device, or the libraries below torch, say which version they are."""
+
 
 class UnstableError(Exception):
     """Something has no description that is the same in another process."""
@@ -139,11 +146,30 @@ def _surroundings(device: torch.device) -> str:
             torch.are_deterministic_algorithms_enabled(),
             device.type,
             [str(each(device)) for each in named if each is not None and device.type != "cpu"],
+            _below_torch(device.type),
             torch.version.git_version,
             _installed(),
             sorted((name, value) for name, value in os.environ.items() if name.startswith(_VARIABLES)),
         )
     )
+
+
+def _below_torch(device_type: str) -> list[tuple[str, str]]:
+    """The versions of the driver and of what torch calls, by who tells them; that nobody does is an answer, too."""
+    files = {path: Path(os.path.expandvars(path)).read_text for path in _VERSION_FILES.get(device_type, ())}
+    ask = {part: functools.partial(_version_of_cann, part) for part in ("CANN", "DRIVER") if device_type == "npu"}
+    told = []
+    for who, tell in {**files, **ask}.items():
+        try:
+            told.append((who, str(tell())))
+        except Exception:  # noqa: BLE001 - torch_npu asks libraries of CANN, which may lack the function
+            told.append((who, "unknown"))
+    return told
+
+
+def _version_of_cann(part: str) -> Any:
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    return npu.utils.get_cann_version(part)
 
 
 @functools.cache

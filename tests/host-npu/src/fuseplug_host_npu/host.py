@@ -91,7 +91,7 @@ class _NameOfTheChip:
 
         npu = torch.npu  # type: ignore[attr-defined]
         self._own = npu.get_device_name
-        npu.get_device_name = lambda device_name=None: machine().soc
+        npu.get_device_name = lambda *_: machine().soc
 
     def take_away(self) -> None:
         import torch

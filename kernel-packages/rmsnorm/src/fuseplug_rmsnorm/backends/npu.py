@@ -121,8 +121,9 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """`fuseplug_rmsnorm.reference.add_rms_norm` on an NPU, in one launch: the same arguments, results and errors.
 
-    In half precision the operation rounds before it multiplies by the weight, and again after, as Llama's own code does;
-    float16 is added and multiplied in half (CANN's add_rms_norm.h). So y may be a rounding from `rms_norm` of the sum.
+    In half precision the operation rounds before it multiplies by the weight, and again after, as Llama's own code
+    does; float16 is added and multiplied in half (CANN's add_rms_norm.h). So y may be a rounding from `rms_norm` of the
+    sum.
 
     torch_npu's operation raises in a backward; this one has gradients, which cannot be differentiated again. Beyond the
     limits of the operation, and in other variants than ``"llama"``, it is the addition and `rms_norm`.

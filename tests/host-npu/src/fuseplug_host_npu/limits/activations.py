@@ -9,7 +9,6 @@ from . import sources
 from .common import has_dims, is_contiguous, is_float, is_not_empty
 from .registry import limit, require
 
-
 _MOST_GROUPS = 8192
 
 

@@ -127,8 +127,8 @@ def token_unpermute(
 ) -> Tensor:
     """Each token's rows, weighted with *probs* and summed in float32, rounded once to the dtype of the rows.
 
-    A row that is not there is skipped. One whose weight is zero is not read on A2 and A3, so NaN there does not show; on
-    Ascend 950 it is multiplied.
+    A row that is not there is skipped. One whose weight is zero is not read on A2 and A3, so NaN there does not show;
+    on Ascend 950 it is multiplied.
     """
     _unpadded(padded_mode)
     del restore_shape  # for padded_mode

@@ -8,7 +8,6 @@ from torch import Tensor
 from .common import wide
 from .registry import reference
 
-
 _ORDER = torch.Generator()
 """That in which sums come about; no seed of a user has to do with it."""
 

@@ -1,8 +1,9 @@
 """Grouped matmuls of torch_npu that can be differentiated: npu_grouped_matmul itself silently gives no gradient.
 
-What it takes is in op-plugin's ``torch_npu-npu_grouped_matmul.md`` and CANN's ``aclnnGroupedMatmulV5.md``. An Ascend 950
-takes no float32, and of a list of weights groups that have all rows alone. Rows are grouped by how many each expert has. Groups may end before the rows do, as CANN's page has it
-(op-plugin's does not say so): the rest is neither read nor written, and is in a result whatever the memory held.
+What it takes is in op-plugin's ``torch_npu-npu_grouped_matmul.md`` and CANN's ``aclnnGroupedMatmulV5.md``. An Ascend
+950 takes no float32, and with a list of weights only groups that have all rows. Rows are grouped by how many each
+expert has. Groups may end before the rows do, as CANN's page has it (op-plugin's does not say so): the rest is neither
+read nor written, and is in a result whatever the memory held.
 """
 
 from __future__ import annotations

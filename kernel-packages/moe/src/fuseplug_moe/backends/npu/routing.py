@@ -6,13 +6,13 @@ An index that is negative, or not below the number of experts, stands for an exp
 the end, after the last group, where the grouped matmul computes nothing and leaves memory as it was. No such number
 gets out again:
 
-- a slot of an expert elsewhere has the number after the last row. Going back, the operation skips what has no such row,
-  on every chip (CANN's ``moe_token_unpermute.h``), and gives its weight a gradient of zero. A weight of zero would do on
-  Atlas A2 and A3, but Ascend 950 multiplies by it. The row itself has a gradient that nobody wrote;
+- a slot of an expert elsewhere has the number after the last row. Going back, the operation skips what has no such
+  row, on every chip (CANN's ``moe_token_unpermute.h``), and gives its weight a gradient of zero. A weight of zero would
+  do on Atlas A2 and A3, but Ascend 950 multiplies by it. The row itself has a gradient that nobody wrote;
 - the gradient of the rows goes back the same way;
 - the gradients of weights and biases sum over groups alone;
-- what may look at all rows, or has parameters of its own, a module's own gate or a norm, gets zeros there, and zeros for
-  the gradient, which takes two passes over its rows.
+- what may look at all rows, or has parameters of its own, a module's own gate or a norm, gets zeros there, and zeros
+  for the gradient, which takes two passes over its rows.
 
 For experts that are all here the rest costs two launches over ``(tokens, k)`` elements.
 """
