@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +156,16 @@ def _surroundings(device: torch.device) -> str:
 
 def _below_torch(device_type: str) -> list[tuple[str, str]]:
     """The versions of the driver and of what torch calls, by who tells them; that nobody does is an answer, too."""
-    files = {path: Path(os.path.expandvars(path)).read_text for path in _VERSION_FILES.get(device_type, ())}
-    ask = {part: functools.partial(_version_of_cann, part) for part in ("CANN", "DRIVER") if device_type == "npu"}
-    told = []
-    for who, tell in {**files, **ask}.items():
-        try:
-            told.append((who, str(tell())))
-        except Exception:  # noqa: BLE001 - torch_npu asks libraries of CANN, which may lack the function
-            told.append((who, "unknown"))
-    return told
+    files, asked = _VERSION_FILES.get(device_type, ()), ("CANN", "DRIVER") if device_type == "npu" else ()
+    told = [(path, _told(lambda path: Path(os.path.expandvars(path)).read_text(), path)) for path in files]
+    return told + [(part, _told(_version_of_cann, part)) for part in asked]
+
+
+def _told(tell: Callable[[str], Any], who: str) -> str:
+    try:
+        return str(tell(who))
+    except Exception:  # noqa: BLE001 - torch_npu asks libraries of CANN, which may lack the function
+        return "unknown"
 
 
 def _version_of_cann(part: str) -> Any:

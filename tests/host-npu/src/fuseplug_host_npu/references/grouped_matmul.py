@@ -41,8 +41,9 @@ def grouped_matmul(
         raise NotImplementedError("npu_grouped_matmul has a reference without quantisation and activation only")
     ends = _ends(group_list, group_list_type or 0)
     if ends:
-        whole = machine().is_950 and len(weight) > 1
-        _within(ends, x[0].shape[1 if group_type == _INNER else 0] if len(x) == 1 else None, whole=whole)
+        listed_on_950 = machine().is_950 and len(weight) > 1
+        rows_of_x = x[0].shape[1 if group_type == _INNER else 0] if len(x) == 1 else None
+        _within(ends, rows_of_x, whole=listed_on_950)
     if group_type == _INNER:
         return [_written(x[0], _split_inner(x[0], weight[0], ends))]
     weights = list(weight[0]) if len(weight) == 1 and weight[0].dim() == 3 else list(weight)

@@ -100,7 +100,7 @@ def _places(rows: Tensor, count: int) -> Tensor:
     named = "npu_moe_token_unpermute", "sorted_indices"
     require_values(rows.min() >= 0 if len(rows) else True, *named, "not negative", rows.tolist(), sources.UNPERMUTE)
     kept = rows[rows < count]
-    once = len(kept) == len(kept.unique())
+    once = len(kept) == len(set(kept.tolist()))
     require_values(once, *named, "each once", rows.tolist(), "aclnnMoeTokenUnpermute.md")
     return rows.clamp(max=count)
 
