@@ -18,7 +18,8 @@ MODELS = {
     # Norms of heads give contiguous ones: of StableLM by a cat, of Gemma3 because operations on an NPU do.
     "stablelm": BASE
     | {"hidden_size": 80, "num_attention_heads": 4, "qk_layernorm": True, "partial_rotary_factor": 0.5},
-    "gemma3_text": BASE | HEAD | {"query_pre_attn_scalar": 16, "sliding_window": 8},
+    # Half a row of 20 is no multiple of 32 bytes, so CANN refuses few heads already.
+    "gemma3_text": BASE | {"head_dim": 20, "query_pre_attn_scalar": 16, "sliding_window": 8},
     "qwen3": BASE | HEAD,
     "gpt_oss": BASE | HEAD | EXPERTS | {"sliding_window": 8},
 }
@@ -49,7 +50,7 @@ def assert_step(model, manager, expected):
 
 
 @pytest.mark.parametrize("soc", first_quick(CHIPS))
-@pytest.mark.parametrize("model_type", [name for name in MODELS if name != "gpt_oss"])
+@pytest.mark.parametrize("model_type", first_quick([name for name in MODELS if name != "gpt_oss"], 2))
 def test_no_call_is_refused(host_npu, manager, model_type, soc):
     model = build(model_type)
     expected = step(model)
@@ -59,7 +60,7 @@ def test_no_call_is_refused(host_npu, manager, model_type, soc):
         assert chip.calls["npu_rotary_mul"]
 
 
-@pytest.mark.parametrize("model_type", ["stablelm", "gemma3_text"])
+@pytest.mark.parametrize("model_type", first_quick(["stablelm", "gemma3_text"]))
 def test_calls_as_they_come_would_be_refused(host_npu, manager, monkeypatch, model_type):
     """In the layout that was called before, where the tables have the sequence alone."""
     own, refused = layouts._find, []
@@ -81,7 +82,7 @@ def test_calls_as_they_come_would_be_refused(host_npu, manager, monkeypatch, mod
     applied.undo()
 
 
-@pytest.mark.parametrize("lacking", [False, True])
+@pytest.mark.parametrize("lacking", first_quick([True, False]))
 def test_gpt_oss_is_fused_whether_or_not_cann_clips(host_npu, manager, monkeypatch, lacking):
     monkeypatch.delitem(here._KNOWN, "npu_clipped_swiglu")
     model = build("gpt_oss")
