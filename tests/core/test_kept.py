@@ -208,6 +208,19 @@ class TestWhatMakesItRunAgain:
         monkeypatch.setattr(evidence, "_installed", evidence._installed.__wrapped__)
         self.again(checked)
 
+    def test_another_version_of_the_driver(self, checked, tmp_path, monkeypatch):
+        """Or of what else is below torch; of a file that is not there the key says so."""
+        version = tmp_path / "version.info"
+        monkeypatch.setitem(evidence._VERSION_FILES, "cpu", (str(version),))
+        checked()
+        assert checked() == ("passed before", 0)
+        for said in ("Version=25.2.0\n", "Version=25.3.1\n"):
+            version.write_text(said)
+            self.again(checked)
+        assert checked() == ("passed before", 0)
+        version.unlink()
+        assert checked() == ("passed before", 0)
+
     def test_an_answer_that_cannot_be_read(self, checked, cache):
         checked()
         for text in ("", "{", "[]", '{"dtypes": 1}', '{"dtypes": [["nothing"]]}'):

@@ -48,7 +48,7 @@ def clipped_swiglu(x=(2, 8), strided=False, groups=(2,), groups_dtype=INT64):
     return torch.ops.npu.npu_clipped_swiglu(x.T if strided else x, group_index=groups)
 
 
-def rotary_mul(x=(2, 3, 5, 8), r=(1, 1, 5, 8), r2=None, mode="half", rotate=False, dtype=FP32, grad=False):
+def rotary_mul(x=(2, 3, 5, 16), r=(1, 1, 5, 16), r2=None, mode="half", rotate=False, dtype=FP32, grad=False):
     rotation = floats(x[-1], x[-1]) if rotate else None
     tensors = (floats(*x, dtype=dtype, grad=grad), floats(*r, grad=grad), floats(*(r2 or r)))
     return torch.ops.npu.npu_rotary_mul(*tensors, mode, rotation)
@@ -86,7 +86,7 @@ def permute(tokens=(4, 8), indices=(4, 2), dtype=INT64, tokens_dtype=FP32, padde
 
 
 def unpermute(permuted=(8, 8), indices=(8,), probs=(4, 2), dtype=INT32, probs_dtype=FP32, padded=False, restore=None):
-    rows = torch.zeros(*indices, dtype=dtype, device="npu")
+    rows = torch.arange(indices[0], dtype=dtype, device="npu")
     probs = None if probs is None else floats(*probs, dtype=probs_dtype)
     return torch.ops.npu.npu_moe_token_unpermute(floats(*permuted), rows, probs, padded, restore)
 
@@ -149,24 +149,24 @@ CALLS = [
     (clipped_swiglu, {"groups_dtype": INT32}, "group_index"),
     (clipped_swiglu, {"groups": (1, 2)}, "group_index"),
     (rotary_mul, {}, None),
-    (rotary_mul, {"r": (2, 1, 5, 8), "grad": True}, None),
-    (rotary_mul, {"r": (1, 3, 1, 8)}, None),
-    (rotary_mul, {"r": (2, 1, 1, 8)}, None),
-    (rotary_mul, {"r": (2, 3, 5, 8)}, None),
-    (rotary_mul, {"x": (5, 3, 8), "r": (5, 1, 8), "mode": "interleave"}, None),
+    (rotary_mul, {"r": (2, 1, 5, 16), "grad": True}, None),
+    (rotary_mul, {"r": (1, 3, 1, 16)}, None),
+    (rotary_mul, {"r": (2, 1, 1, 16)}, None),
+    (rotary_mul, {"r": (2, 3, 5, 16)}, None),
+    (rotary_mul, {"x": (5, 3, 16), "r": (5, 1, 16), "mode": "interleave"}, None),
     (rotary_mul, {"mode": "interleave"}, None),
     (rotary_mul, {"mode": "nope"}, "rotary_mode"),
-    (rotary_mul, {"mode": "interleave", "r": (2, 1, 5, 8)}, "r1"),
-    (rotary_mul, {"mode": "interleave", "x": (5, 3, 8), "r": (5, 3, 8)}, "r1"),
-    (rotary_mul, {"r": (1, 1, 1, 8)}, "r1"),
+    (rotary_mul, {"mode": "interleave", "r": (2, 1, 5, 16)}, "r1"),
+    (rotary_mul, {"mode": "interleave", "x": (5, 3, 16), "r": (5, 3, 16)}, "r1"),
+    (rotary_mul, {"r": (1, 1, 1, 16)}, "r1"),
     (rotary_mul, {"r": (1, 1, 5, 4)}, "r1"),
-    (rotary_mul, {"r": (5, 1, 8)}, "r1"),
-    (rotary_mul, {"r2": (2, 1, 5, 8)}, "r2"),
+    (rotary_mul, {"r": (5, 1, 16)}, "r1"),
+    (rotary_mul, {"r2": (2, 1, 5, 16)}, "r2"),
     (rotary_mul, {"x": (2, 3, 5, 7), "r": (1, 1, 5, 7)}, "input"),
     (rotary_mul, {"x": (2, 3, 5, 896), "r": (1, 1, 5, 896)}, "input"),
-    (rotary_mul, {"x": (1000, 1, 5, 8)}, "input"),
-    (rotary_mul, {"x": (99, 11, 5, 8), "mode": "interleave"}, "input"),
-    (rotary_mul, {"x": (99, 11, 5, 8), "grad": True}, "input"),
+    (rotary_mul, {"x": (1000, 1, 5, 16)}, "input"),
+    (rotary_mul, {"x": (99, 11, 5, 16), "mode": "interleave"}, "input"),
+    (rotary_mul, {"x": (99, 11, 5, 16), "grad": True}, "input"),
     (rotary_mul, {"dtype": FP64}, "input"),
     (rotary_mul, {"rotate": True}, None),
     (rotary_mul, {"rotate": True, "grad": True}, "rotate"),

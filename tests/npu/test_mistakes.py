@@ -18,7 +18,7 @@ SEEN = {
     mistakes.HalvesSwapped: ("other numbers", None),
     mistakes.GateOfAView: ("ContractError: npu_swiglu: x must be contiguous",) * 2,
     mistakes.NoAutogradFunction: ("ContractError: npu_rms_norm_backward: dy must be a tensor; it is undefined",) * 2,
-    mistakes.CountsAsEnds: ("other numbers", None),
+    mistakes.CountsAsEnds: ("ContractError: npu_grouped_matmul: group_list must be of sizes, or of ends", None),
     mistakes.CountsInInt32: ("ContractError: npu_grouped_matmul: group_list must be int64",) * 2,
     mistakes.CountsOnTheHost: (
         "RuntimeError: npu.npu_grouped_matmul.default: Expected all tensors to be on the same device",

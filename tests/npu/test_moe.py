@@ -8,6 +8,8 @@ from support.mixtures import EVERY_WAY, FEW, HALF, arguments, assert_close, asse
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fuseplug.npu import here
+from fuseplug_host_npu import ContractError, HostNPU
 from fuseplug_moe import reference
 from fuseplug_moe.backends.counts_on_host import HostCounts
 from fuseplug_moe.backends.npu import gmm, mixture, moe
@@ -99,6 +101,26 @@ class TestElsewhere:
         found = on_npu(named)
         assert host_npu.calls["npu_grouped_matmul"]
         assert_right(found, named, torch.float32)
+
+    @pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend950PR_9599"])
+    @pytest.mark.parametrize("way", ["stacked", "listed", "listed, idle without gradient", "as in gpt-oss", "post"])
+    def test_experts_add_nothing_on_any_chip(self, host_npu, monkeypatch, way, soc):
+        """In half precision, in which weights go as a list, and in float32, of which Ascend 950 multiplies none."""
+        lists = []
+        asked = gmm._gmm
+        monkeypatch.setattr(gmm, "_gmm", lambda x, w, *a, **k: lists.append(len(w)) or asked(x, w, *a, **k))
+        for dtype in (torch.float32, torch.bfloat16):
+            named = arguments(dtype=dtype, **EVERY_WAY[way])
+            if way != "listed, idle without gradient":
+                named["top_k_index"].view(-1)[:5] = 5
+            lists.clear()
+            with HostNPU(soc=soc) as chip:
+                found = on_npu(named)
+            assert_right(found, named, dtype)
+            is_950 = "950" in soc
+            assert bool(chip.calls["npu_grouped_matmul"]) == (dtype is torch.bfloat16 or not is_950)
+            as_a_list = "listed" in way and dtype is torch.bfloat16 and not is_950
+            assert max(lists, default=1) == (len(named["down"]) if as_a_list else 1)
 
     def test_a_negative_index_is_an_expert_elsewhere(self, host_npu):
         named, elsewhere = arguments(), arguments()
@@ -282,6 +304,61 @@ class TestLimits:
         found = on_npu(named)
         assert_right(found, named, dtype)
         assert max(lists) == (128 if (experts, dtype) == (128, torch.bfloat16) else 1)
+
+    @pytest.mark.parametrize("name", ["gate_up", "up", "down"])
+    def test_a_list_of_weights_that_lie_differently_is_stacked(self, host_npu, name):
+        named = arguments(dtype=torch.bfloat16, listed=True)
+        named[name][2] = named[name][2].detach().mT.contiguous().mT.requires_grad_()
+        assert_right(on_npu(named), named, torch.bfloat16)
+        assert host_npu.calls["npu_grouped_matmul"]
+
+    def test_what_it_was_would_be_refused(self, host_npu, monkeypatch):
+        monkeypatch.setattr(gmm, "_operand", lambda weights, transposed: list(weights))
+        named = arguments(dtype=torch.bfloat16, listed=True)
+        named["down"][2] = named["down"][2].detach().mT.contiguous().mT.requires_grad_()
+        with pytest.raises(ContractError, match="weight must be transposed in all its tensors"):
+            on_npu(named)
+
+    def test_a_single_row_is_ordered(self, host_npu):
+        """One slot of one token, under a gradient of other strides than its size has."""
+        named = on("npu", arguments(tokens=1, k=1))
+        result = moe(**named)
+        upstream = torch.ones(12, 5, device="npu")[:, :1].t()
+        assert upstream.is_contiguous() is False or upstream.stride() != (12, 1)
+        found = torch.autograd.grad(result, [named["gate_up"], named["down"]], upstream)
+        own = on("cpu", named)
+        expected = torch.autograd.grad(reference.moe(**own), [own["gate_up"], own["down"]], upstream.cpu())
+        assert_close([each.cpu() for each in found], expected, 1e-5)
+
+    @pytest.mark.parametrize("listed", [False, True])
+    def test_rows_of_strides_that_torch_ignores(self, host_npu, listed):
+        odd = torch.ones(9, device="npu").as_strided((1, 5), (1, 1)).detach().requires_grad_()
+        weights = [torch.ones(5, 4, device="npu", requires_grad=True) for _ in range(2)]
+        counts = torch.tensor([1, 0], device="npu")
+        if listed:
+            result = gmm.HybridGmmFunction.apply(odd, counts, None, None, *weights)
+        else:
+            result = gmm.GmmFunction.apply(odd, torch.stack(weights), counts, None)
+        upstream = torch.ones(9, device="npu").as_strided((1, 4), (7, 1))
+        of_x, of_weight = torch.autograd.grad(result, [odd, weights[0]], upstream)
+        assert of_x.tolist() == [[4.0] * 5]
+        assert of_weight.tolist() == [[1.0] * 4] * 5
+
+    @pytest.mark.parametrize("way", ["as in gpt-oss", "silu-clamp-before, concatenated"])
+    def test_a_cann_without_a_gate_computes_the_formula(self, host_npu, monkeypatch, way):
+        monkeypatch.delitem(here._KNOWN, "npu_clipped_swiglu")
+        named = arguments(**EVERY_WAY[way])
+        with HostNPU(lacking={"npu_clipped_swiglu"}) as old:
+            assert_right(on_npu(named), named, torch.float32)
+        assert npu_ops(old.calls) == FUSED | {"npu_moe_token_unpermute_grad_v2"}
+
+    @pytest.mark.parametrize("limit", [0.0, -1.0])
+    def test_a_limit_that_is_not_above_zero_is_the_formula(self, host_npu, limit):
+        named = arguments(**EVERY_WAY["as in gpt-oss"] | {"limit": limit})
+        with torch.no_grad():
+            found = moe(**on("npu", named))
+        assert npu_ops(host_npu.calls) == FUSED
+        torch.testing.assert_close(found.cpu(), reference.moe(**named).detach())
 
     @pytest.mark.parametrize(
         ("change", "error"),

@@ -49,10 +49,8 @@ PLANTED = {
     "rows of experts elsewhere go back": planted(
         routing._Dispatch, "apply", lambda f, x, index, _: torch.ops.npu.npu_moe_token_permute(x, index)
     ),
-    "experts elsewhere weigh": planted(
-        mixture.routing,
-        "combine",
-        lambda f, rows, w, route: torch.ops.npu.npu_moe_token_unpermute(rows, route.rows, w),
+    "experts elsewhere have rows": planted(
+        routing._Dispatch, "apply", lambda f, x, index, elsewhere: f(x, index, torch.zeros_like(elsewhere))
     ),
     "experts elsewhere counted": planted(torch, "histc", lambda f, x, *a, **k: f(x.clamp(max=4), *a, **k)),
     "memory as it was": planted(routing.Route, "fill", lambda f, self, tensor: tensor),

@@ -172,8 +172,8 @@ def test_rotations_without_gradients(host_npu):
 
 
 def test_a_rotation_as_a_matrix(host_npu):
-    x, cos, sin = rand(2, 3, 5, 8).float(), rand(1, 1, 5, 8).float(), rand(1, 1, 5, 8).float()
-    matrix = rotate_half(torch.eye(8))
+    x, cos, sin = rand(2, 3, 5, 16).float(), rand(1, 1, 5, 16).float(), rand(1, 1, 5, 16).float()
+    matrix = rotate_half(torch.eye(16))
     tensors = [each.npu() for each in (x, cos, sin)]
     found = npu.npu_rotary_mul(*tensors, "half", matrix.npu())
     torch.testing.assert_close(found.cpu(), npu.npu_rotary_mul(*tensors).cpu())
@@ -257,7 +257,7 @@ def test_products_of_groups_of_what_is_summed_over(host_npu):
     torch.testing.assert_close(total.cpu().view(3, 8, 4), 1 + found.cpu())
 
 
-def test_products_of_lists(host_npu):
+def test_products_of_lists(unlimited):
     x, weights, biases = (
         [rand(n, 8).float() for n in (2, 3)],
         [rand(8, 4).float() for _ in range(2)],

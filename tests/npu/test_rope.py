@@ -13,7 +13,9 @@ from support.rotations import DIM, DTYPES, HALF, PAIRS, as_attention, heads_firs
 from support.thorough import covering
 from torch.utils.checkpoint import checkpoint
 
+from fuseplug_host_npu import ContractError, HostNPU
 from fuseplug_rope.backends import npu
+from fuseplug_rope.backends.npu import layouts
 from fuseplug_rope.reference import VARIANTS
 from fuseplug_rope.reference import rope as reference
 
@@ -65,6 +67,65 @@ LAYOUTS = {
     "five dimensions": (lambda x: torch.stack((x, -x)).transpose(2, 3), lambda t: t, {"tables": 2}),
     "a vector": (lambda x: x[0, 0, 0], lambda t: t[0, 0, 0], {}),
 }
+CONTIGUOUS = [
+    {"batch": 8, "length": 16, "heads": (32, 32), "dim": 128},
+    {"batch": 16, "length": 15, "heads": (8, 4), "dim": 256},
+    {"batch": 2, "length": 64, "heads": (4, 4), "dim": 40},
+    {"batch": 3, "length": 7, "heads": (2, 5), "dim": 18},
+    {"batch": 40, "length": 3, "heads": (30, 2), "dim": 32},
+    {"batch": 1200, "length": 2, "heads": (2, 2), "dim": 32},
+]
+"""Beside tables of the sequence alone. The last two have too many heads of one batch, and too many of the batch."""
+
+turned = seen(lambda x: heads_first(x).contiguous(), lambda table: table)
+
+
+@pytest.mark.parametrize("variant", [HALF, "half-partial"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", CONTIGUOUS, ids=lambda sizes: f"{sizes['batch']}-{sizes['length']}-{sizes['dim']}")
+def test_contiguous_heads_are_not_refused_by_any_number_of_cores(host_npu, sizes, dtype, variant):
+    leaves = tensors(variant, dtype, **sizes)
+    for cores in (1, 40, 48):
+        with HostNPU(vector_cores=cores) as chip:
+            assert_right(leaves, turned, variant)
+            assert chip.calls["npu_rotary_mul"] == 4
+    with HostNPU(soc="Ascend950PR_9599") as chip:
+        assert_right(leaves, turned, variant)
+        assert chip.calls["npu_rotary_mul"] == 4
+
+
+def test_contiguous_heads_as_they_are_would_be_refused(host_npu, monkeypatch):
+    """The layout that was called before: batch, heads and sequence apart, and tables of the sequence."""
+
+    def apart(sizes, strides, table, differ, mode):
+        return layouts._layout([[0], [1], [2]], [False, False, True], sizes, table)
+
+    monkeypatch.setattr(layouts, "_remembered", apart)
+    with pytest.raises(ContractError, match="CheckBnsdBlockSkip"):
+        assert_right(tensors(HALF, torch.bfloat16, **CONTIGUOUS[0]), turned)
+
+
+@pytest.mark.parametrize("sizes", CONTIGUOUS[:2], ids=str)
+def test_contiguous_heads_are_not_copied(host_npu, sizes):
+    args = [t.detach() for t in turned(*on("npu", tensors(HALF, torch.bfloat16, **sizes)))]
+    host_npu.calls.clear()
+    npu.rope(*args)
+    assert dict(host_npu.calls) == {"npu_rotary_mul": 2}
+
+
+@pytest.mark.parametrize("see", [as_attention, turned])
+@pytest.mark.parametrize("sizes", CONTIGUOUS[:3], ids=str)
+def test_a_contiguous_gradient_is_not_refused(host_npu, sizes, see):
+    found = []
+    for device, function in (("npu", npu.rope), ("cpu", reference)):
+        own = on(device, tensors(**sizes))
+        y, _ = function(*see(*own))
+        grad = torch.ones(y.shape, device=device)
+        found.append(torch.autograd.grad(y, own[0], grad)[0].cpu())
+    torch.testing.assert_close(*found)
+    assert host_npu.calls["npu_rotary_mul"] == 3
+
+
 WAYS = [HALF, PAIRS, "half-partial", "interleaved-partial", "interleaved-trailing", "mla"]
 
 

@@ -14,7 +14,9 @@ from torch import nn
 
 from fuseplug import KernelManager
 from fuseplug.activations import ACTIVATIONS
+from fuseplug.npu import here
 from fuseplug.verification import Tolerance
+from fuseplug_host_npu import HostNPU
 from fuseplug_swiglu import reference
 from fuseplug_swiglu.backends import npu
 from fuseplug_swiglu.kernels import NpuSwiGluKernel
@@ -176,6 +178,8 @@ def test_inputs_need_not_be_contiguous(host_npu, layout, activation, variant, vi
         ({"dtype": SINGLE, "up": torch.float64}, {}),
         ({"shape": (INNER,)}, {"variant": "clamp-before"}),
         ({}, {"variant": "clamp-before", "limit": math.inf}),
+        ({}, {"variant": "clamp-before", "limit": 0.0}),
+        ({}, {"variant": "clamp-before", "limit": -1.0}),
         ({}, {"variant": "clamp-after"}),
         ({}, {"activation": "relu"}),
         ({}, {"activation": "swish", "beta": 1.5}),
@@ -335,6 +339,9 @@ def test_what_has_no_operation_is_left_alone_and_the_report_says_why(host_npu, m
     assert [entry.paths for entry in report.fused] == [("1",)]
 
 
+LACKING = "this torch_npu, or its CANN, has no npu_clipped_swiglu"
+
+
 def test_a_torch_npu_without_the_clipped_operation_lacks_only_that(host_npu, monkeypatch):
     class Older:
         npu_swiglu = torch.ops.npu.npu_swiglu
@@ -342,5 +349,18 @@ def test_a_torch_npu_without_the_clipped_operation_lacks_only_that(host_npu, mon
 
     monkeypatch.setattr(torch.ops, "npu", Older)
     assert NpuSwiGluKernel().unavailable("npu") is None
-    assert npu.unsupported("swish", "clamp-before-offset") == "this torch_npu has no npu_clipped_swiglu"
+    assert npu.unsupported("swish", "clamp-before-offset") == LACKING
     assert npu.unsupported("silu", "plain") is None
+
+
+def test_a_cann_without_the_clipped_operation_lacks_only_that(host_npu, manager, monkeypatch):
+    """torch_npu has it, and raises in the first call."""
+    monkeypatch.delitem(here._KNOWN, "npu_clipped_swiglu")
+    with HostNPU(lacking={"npu_clipped_swiglu"}) as old:
+        ours, theirs = both("swish", "clamp-before-offset", "interleaved", limit=7.0)
+        assert_right(ours, theirs, tensors("interleaved"), TOLERANCE)
+        assert npu.unsupported("silu", "plain") is None
+        report = manager.apply_all(nn.Sequential(Offset(), Separate(nn.SiLU())).to("npu")).report
+    assert LACKING in report.left_alone[0].why_not
+    assert [entry.paths for entry in report.fused] == [("1",)]
+    assert old.calls["npu_swiglu"]

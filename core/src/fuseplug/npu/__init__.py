@@ -14,7 +14,16 @@ from .kernel import NpuKernel
 if TYPE_CHECKING:
     from ..differentiating import recomputed
     from .differentiating import first_order
+    from .here import cann_has, is_950
 
-__all__ = ["NpuKernel", "first_order", "recomputed"]
+__all__ = ["NpuKernel", "cann_has", "first_order", "is_950", "recomputed"]
 
-__getattr__, __dir__ = lazy(__name__, {"first_order": ".differentiating", "recomputed": "..differentiating"})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "cann_has": ".here",
+        "first_order": ".differentiating",
+        "is_950": ".here",
+        "recomputed": "..differentiating",
+    },
+)

@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,13 @@ from .outcome import Outcome
 
 _VARIABLES = ("TORCH", "INDUCTOR", "TRITON", "CXX", "CC", "OMP_", "MKL_", "KMP_", "ASCEND", "CUDA", "NVIDIA")
 """Beginnings of the names of environment variables that change what is computed."""
+
+_VERSION_FILES = {
+    "npu": ("/usr/local/Ascend/driver/version.info", "$ASCEND_HOME_PATH/version.cfg"),
+    "cuda": ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"),
+    "xpu": ("/sys/module/xe/srcversion", "/sys/module/i915/srcversion"),
+}
+"""Files in which the driver of a device, or the libraries below torch, say which version they are."""
 
 
 class UnstableError(Exception):
@@ -139,11 +146,31 @@ def _surroundings(device: torch.device) -> str:
             torch.are_deterministic_algorithms_enabled(),
             device.type,
             [str(each(device)) for each in named if each is not None and device.type != "cpu"],
+            _below_torch(device.type),
             torch.version.git_version,
             _installed(),
             sorted((name, value) for name, value in os.environ.items() if name.startswith(_VARIABLES)),
         )
     )
+
+
+def _below_torch(device_type: str) -> list[tuple[str, str]]:
+    """The versions of the driver and of what torch calls, by who tells them; that nobody does is an answer, too."""
+    files, asked = _VERSION_FILES.get(device_type, ()), ("CANN", "DRIVER") if device_type == "npu" else ()
+    told = [(path, _told(lambda path: Path(os.path.expandvars(path)).read_text(), path)) for path in files]
+    return told + [(part, _told(_version_of_cann, part)) for part in asked]
+
+
+def _told(tell: Callable[[str], Any], who: str) -> str:
+    try:
+        return str(tell(who))
+    except Exception:  # noqa: BLE001 - torch_npu asks libraries of CANN, which may lack the function
+        return "unknown"
+
+
+def _version_of_cann(part: str) -> Any:
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    return npu.utils.get_cann_version(part)
 
 
 @functools.cache

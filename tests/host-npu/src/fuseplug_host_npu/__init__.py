@@ -19,6 +19,7 @@ from .fake import FakeNPU
 from .host import HostNPU
 from .limits import limit, require
 from .loading import load
+from .machine import Machine
 from .references import reference
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ __all__ = [
     "FakeNPU",
     "HostNPU",
     "HostNPUUnavailable",
+    "Machine",
     "limit",
     "load",
     "reference",

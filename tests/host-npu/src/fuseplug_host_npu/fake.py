@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .loading import load
+from .machine import Machine, entered
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -16,12 +17,16 @@ if TYPE_CHECKING:
 class FakeNPU(contextlib.AbstractContextManager["FakeNPU"]):
     """While it is entered, tensors are fake, torch_npu's schemas, metas and autograd formulas real, limits enforced.
 
+    Args:
+        **the_machine: The fields of `fuseplug_host_npu.Machine`: ``soc``, ``vector_cores``, ``lacking``.
+
     Raises:
         HostNPUUnavailable: When it is made, if it cannot be had here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, **the_machine: Any) -> None:
         load()
+        self.machine = Machine(**the_machine)
         self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -32,6 +37,8 @@ class FakeNPU(contextlib.AbstractContextManager["FakeNPU"]):
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(_quiet())
+            entered.append(self.machine)
+            stack.callback(entered.remove, self.machine)
             # The autograd thread of the device would drop its reference to a mode, a Python object, when the
             # interpreter may be gone.
             stack.enter_context(set_multithreading_enabled(False))

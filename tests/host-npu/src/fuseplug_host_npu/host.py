@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .limits import check
 from .loading import load
+from .machine import Machine, entered, machine
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,9 +27,11 @@ class HostNPU:
     adds one. An op of torch which torch_npu has no kernel for is left to torch, as on an NPU.
 
     Args:
-        contract: Whether calls that break a documented limit raise `ContractError`. The one entered last decides.
+        contract: Whether calls that break a limit raise `ContractError`. The one entered last decides.
+        **the_machine: The fields of `fuseplug_host_npu.Machine`: ``soc``, ``vector_cores``, ``lacking``.
 
     Attributes:
+        machine: The machine that is stood in for. The one entered last decides.
         calls: How often each op was run since it was entered: ``calls["npu_rms_norm"]``, ``calls["aten::mm"]``.
 
     Raises:
@@ -38,9 +41,10 @@ class HostNPU:
     _entered: ClassVar[list[HostNPU]] = []
     _lock: ClassVar = threading.RLock()
 
-    def __init__(self, *, contract: bool = True) -> None:
+    def __init__(self, *, contract: bool = True, **the_machine: Any) -> None:
         load()
         self.contract = contract
+        self.machine = Machine(**the_machine)
         self.calls: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
@@ -48,7 +52,10 @@ class HostNPU:
 
         self.calls.clear()
         with self._lock:
+            if not self._entered:
+                _name_of_the_chip.put()
             self._entered.append(self)
+            entered.append(self.machine)
             KERNELS.put(self._called)
         return self
 
@@ -57,7 +64,9 @@ class HostNPU:
 
         with self._lock:
             self._entered.remove(self)
+            entered.remove(self.machine)
             if not self._entered:
+                _name_of_the_chip.take_away()
                 _wait_for_autograd()
                 KERNELS.take_away()
 
@@ -65,11 +74,32 @@ class HostNPU:
     def _called(cls, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count a call for each that is entered, and hold it to its limits."""
         packet = op.overloadpacket.__name__
+        if packet in machine().lacking:
+            raise RuntimeError(f"{packet}: its kernel is not in libopapi.so, or libopapi.so not found")
         name = packet if op.namespace == "npu" else f"{op.namespace}::{packet}"
         for npu in cls._entered:
             npu.calls[name] += 1
         if cls._entered and cls._entered[-1].contract:
             check(op, args, kwargs)
+
+
+class _NameOfTheChip:
+    """``torch.npu.get_device_name`` of the machine in force: torch_npu asks CANN once for the whole process."""
+
+    def put(self) -> None:
+        import torch
+
+        npu = torch.npu  # type: ignore[attr-defined]
+        self._own = npu.get_device_name
+        npu.get_device_name = lambda *_: machine().soc
+
+    def take_away(self) -> None:
+        import torch
+
+        torch.npu.get_device_name = self._own  # type: ignore[attr-defined]
+
+
+_name_of_the_chip = _NameOfTheChip()
 
 
 def _wait_for_autograd() -> None:

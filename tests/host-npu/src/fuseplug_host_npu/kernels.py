@@ -127,7 +127,17 @@ def _compute(op: OpOverload, name: str, /, *args: Any, **kwargs: Any) -> Any:
         )
     call = _Call(op, args, kwargs)
     with drawing(call.generator) if call.random else contextlib.nullcontext():
-        return call.back((row or op)(*call.args, **call.kwargs))
+        results = (row or op)(*call.args, **call.kwargs)
+    if op.namespace == "npu":
+        # op-plugin allocates each result anew from sizes alone: op_plugin/ops/opapi, npu_preparation::apply_tensor.
+        results = tree_map_only(Tensor, lambda host: host if call.has(host) else _in_order(host), results)
+    return call.back(results)
+
+
+def _in_order(host: Tensor) -> Tensor:
+    """*host*, strided as what is made of its size: `Tensor.contiguous` leaves the strides of dims of size 1."""
+    ordered = torch.empty(host.size(), dtype=host.dtype)
+    return host if host.stride() == ordered.stride() else ordered.copy_(host)
 
 
 def _on_one_device(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -189,6 +199,10 @@ class _Call:
         self._given[id(host)] = (host, out)
         self._outs.append((host, out))
         return host
+
+    def has(self, host: Tensor) -> bool:
+        """Whether *host* is one of the tensors that the op was given."""
+        return id(host) in self._given
 
     def back(self, results: Any) -> Any:
         """What the op returns on the NPU: the tensor that it was given where it returns that, else a new one."""

@@ -98,6 +98,8 @@ def _libraries(package: Path, version: str) -> list[Path]:
 def _import() -> None:
     # Or torch_npu copies in a thread of its own, and what it copies may come after what is computed here.
     os.environ["TASK_QUEUE_ENABLE"] = "0"
+    # Or memory that was used before is given out again with what it held; so every byte is poisoned (cann/host.c).
+    os.environ["PYTORCH_NO_NPU_MEMORY_CACHING"] = "1"
     os.environ["FUSEPLUG_CACHE"] = "off"  # what passes here must not be taken for what passed on a chip
     said = io.StringIO()
     try:

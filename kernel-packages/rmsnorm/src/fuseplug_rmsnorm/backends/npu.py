@@ -72,10 +72,11 @@ rms_norm = computed_by(compute, reference.rms_norm)
 def _serves(x: Tensor, weight: Tensor | None, *, in_groups: bool) -> bool:
     """Whether the operation takes these, by its page: op-plugin, docs/zh/custom_APIs/torch_npu, npu_rms_norm.
 
-    float16, bfloat16 and float32 in 2 to 8 dimensions, groups being one more; empty and not contiguous is fine.
+    float16, bfloat16 and float32 in 2 to 8 dimensions, groups being one more; not contiguous is fine. So is empty, says
+    the page, but on Atlas A2 and A3 the gradient of what is empty is refused (ops-nn, rms_norm_grad_tiling.cpp).
     """
     dtypes = x.dtype in _DTYPES and (weight is None or weight.dtype in _DTYPES)
-    return dtypes and 2 <= x.dim() <= (7 if in_groups else 8)
+    return dtypes and 2 <= x.dim() <= (7 if in_groups else 8) and x.numel() > 0
 
 
 def _widens(
@@ -119,6 +120,10 @@ def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, variant: str = "llama"
 ) -> tuple[Tensor, Tensor]:
     """`fuseplug_rmsnorm.reference.add_rms_norm` on an NPU, in one launch: the same arguments, results and errors.
+
+    In half precision the operation rounds before it multiplies by the weight, and again after, as Llama's own code
+    does; float16 is added and multiplied in half (CANN's add_rms_norm.h). So y may be a rounding from `rms_norm` of the
+    sum.
 
     torch_npu's operation raises in a backward; this one has gradients, which cannot be differentiated again. Beyond the
     limits of the operation, and in other variants than ``"llama"``, it is the addition and `rms_norm`.

@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from fuseplug.activations import ACTIVATIONS
 from fuseplug.functional import computed_by
-from fuseplug.npu import first_order, recomputed
+from fuseplug.npu import cann_has, first_order, recomputed
 
 from .. import reference
 from ..reference import Gating
@@ -58,7 +58,8 @@ def unsupported(activation: str, variant: str, *, steep: bool = False) -> str | 
         clamp = reference.VARIANTS[variant].clamp
         return f"torch_npu has no operation that gates with {activation}{f', clamped {clamp} it' if clamp else ''}"
     loaded = hasattr(torch.ops.npu, "npu_swiglu")
-    return f"this torch_npu has no {operation}" if loaded and not hasattr(torch.ops.npu, operation) else None
+    lacking = loaded and operation == "npu_clipped_swiglu" and not cann_has("npu_clipped_swiglu", 1, 64)
+    return f"this torch_npu, or its CANN, has no {operation}" if lacking else None
 
 
 def _operation(activation: str, variant: str, *, steep: bool) -> str | None:
@@ -81,6 +82,8 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     autocast = ACTIVATIONS[activation].autocast and torch.is_autocast_enabled(gate.device.type)
     operation = _operation(activation, how.name, steep=gating.beta != 1.0)
     if autocast or operation is None or not _serves(gate, up, gating.limit):
+        return reference.compute(gating, gate, up)
+    if operation == "npu_clipped_swiglu" and not cann_has("npu_clipped_swiglu", 1, 64):
         return reference.compute(gating, gate, up)
     dtype = gate.dtype if up is None or how.wide else torch.promote_types(gate.dtype, up.dtype)
     if gating.scale is not None or gating.sparsity:
@@ -123,11 +126,11 @@ def _serves(gate: Tensor, up: Tensor | None, limit: float | None) -> bool:
     """Whether the operations take these, by their pages: op-plugin, docs/zh/custom_APIs/torch_npu.
 
     All three: float16, bfloat16 and float32. npu_swiglu: 1 to 8 dimensions, contiguous, not empty. npu_geglu: 1 to 8.
-    npu_clipped_swiglu: more than 1, contiguous, and a limit that is a number.
+    npu_clipped_swiglu: more than 1, contiguous, and a limit that is a number above zero.
     """
     dtypes = gate.dtype in _DTYPES and (up is None or up.dtype in _DTYPES)
     least = 1 if limit is None else 2
-    return dtypes and least <= gate.dim() <= 8 and gate.numel() > 0 and (limit is None or math.isfinite(limit))
+    return dtypes and least <= gate.dim() <= 8 and gate.numel() > 0 and (limit is None or 0 < limit < math.inf)
 
 
 def _gate_first(gate_up: Tensor, layout: str) -> Tensor:

@@ -74,7 +74,10 @@ int aclsysGetCANNVersion(int package, PackageVersion *found) {
 
 static int allocate(void **memory, size_t size) {
   *memory = NULL;
-  return posix_memalign(memory, 512, size ? size : 512) ? ERROR_NO_MEMORY : SUCCESS; /* the alignment of a device */
+  size = size ? size : 512;
+  if (posix_memalign(memory, 512, size)) return ERROR_NO_MEMORY; /* the alignment of a device */
+  memset(*memory, 0xff, size); /* NaN in every dtype of floats: what is read before it is written shows */
+  return SUCCESS;
 }
 int aclrtMalloc(void **memory, size_t size, int policy) { return allocate(memory, size); }
 int aclrtMallocAlign32(void **memory, size_t size, int policy) { return allocate(memory, size); }

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import sources
 from .common import has_dims, is_contiguous, is_float, is_not_empty
 from .registry import limit, require
+
+_MOST_GROUPS = 8192
 
 
 def _even(name: str, tensor: Tensor, dim: int) -> None:
@@ -22,6 +25,35 @@ def swiglu(input: Tensor, dim: int) -> None:  # noqa: A002
     _even("x", input, dim)
     is_contiguous("x", input)
     is_not_empty("x", input)
+
+
+def _gradient(grad: Tensor, x: Tensor, dim: int) -> None:
+    halved = list(x.shape)
+    halved[dim] //= 2
+    require(list(grad.shape) == halved, "grad_output", f"{halved}, half of the input along dim {dim}", grad)
+    require(grad.dtype == x.dtype, "grad_output", f"{x.dtype}, as the input is", grad)
+
+
+@limit("npu_swiglu_backward", page="（beta）torch_npu-npu_swiglu.md")
+def swiglu_backward(grad_output: Tensor, input: Tensor, dim: int) -> None:  # noqa: A002
+    """The forward's input, and a gradient of its output."""
+    swiglu(input, dim)
+    _gradient(grad_output, input, dim)
+
+
+@limit("npu_geglu_grad", page="help(torch_npu.npu_geglu)")
+def geglu_grad(
+    grad_output: Tensor,
+    input: Tensor,  # noqa: A002
+    gelu: Tensor,
+    dim: int,
+    approximate: int,
+    activate_left: bool,
+) -> None:
+    """The forward's input, a gradient of its output, and the activated half."""
+    geglu(input, dim, approximate, activate_left)
+    _gradient(grad_output, input, dim)
+    require(gelu.shape == grad_output.shape, "gelu", f"of the shape of grad_output {list(grad_output.shape)}", gelu)
 
 
 @limit("npu_geglu", page="help(torch_npu.npu_geglu)")
@@ -45,7 +77,8 @@ def clipped_swiglu(
     interleaved: bool,
 ) -> None:
     """More than one dim; groups are counted in int64."""
-    del alpha, limit, bias, interleaved
+    del alpha, bias, interleaved
+    require(limit > 0, "limit", "above zero", limit, sources.CLIPPED)
     has_dims("x", x, 2, 8)
     is_float("x", x)
     _even("x", x, dim)
@@ -53,3 +86,5 @@ def clipped_swiglu(
     if group_index is not None:
         require(group_index.dtype == torch.int64, "group_index", "int64", group_index)
         require(group_index.dim() == 1, "group_index", "of one dim", group_index)
+        few = 0 < group_index.numel() <= _MOST_GROUPS
+        require(few, "group_index", f"of 1 to {_MOST_GROUPS} elements", group_index, sources.CLIPPED)

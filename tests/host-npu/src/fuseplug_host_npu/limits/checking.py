@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Hold a call to the documented limits of *op*, if there are any.
+    """Hold a call to the limits of *op*, if there are any.
 
     Raises:
         ContractError: If it breaks one.
@@ -39,8 +39,8 @@ def check(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     try:
         function(**named)
     except Broken as broken:
-        argument, asked, what = broken.args
-        raise ContractError(name, argument, asked, _describe(what), page) from None
+        argument, asked, what, source = broken.args
+        raise ContractError(name, argument, asked, _describe(what), source or page, documented=source is None) from None
 
 
 def _describe(value: Any) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .common import is_float, is_index
+from . import sources
+from .common import is_float, is_index, is_not_empty
 from .registry import limit, require
 
 _MOST_CHOICES = 512
@@ -62,3 +63,33 @@ def token_unpermute(
         require(probs.shape[1] <= _MOST_CHOICES, "probs", f"of top_k ≤ {_MOST_CHOICES}", probs)
         slots = sorted_indices.numel()
         require(probs.numel() == slots, "probs", f"of {slots} elements, as sorted_indices is", probs)
+
+
+def _gradient(grad: Tensor, rows: int, indices: Tensor, probs: Tensor | None) -> None:
+    """No size is zero, and there are at most 512 choices."""
+    for name, size in (("rows", rows), ("top_k", 1 if probs is None else probs.shape[1])):
+        require(size > 0, name, "above zero", size)
+    is_not_empty("grad_unpermuted_tokens", grad)
+    require(indices.dtype == torch.int32, "sorted_indices", "int32", indices)
+    few = probs is None or probs.shape[1] <= _MOST_CHOICES
+    require(few, "probs", f"of top_k ≤ {_MOST_CHOICES}", probs)
+
+
+@limit("npu_moe_token_unpermute_grad", page=sources.UNPERMUTE_GRADIENT)
+def token_unpermute_grad(
+    permuted_tokens: Tensor, grad_unpermuted_tokens: Tensor, sorted_indices: Tensor, probs: Tensor | None, **_: object
+) -> None:
+    """As `_gradient`."""
+    _gradient(grad_unpermuted_tokens, len(permuted_tokens), sorted_indices, probs)
+
+
+@limit("npu_moe_token_unpermute_grad_v2", page=sources.UNPERMUTE_GRADIENT)
+def token_unpermute_grad_v2(
+    grad_unpermuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    permuted_tokens_size_0: int,
+    probs: Tensor | None,
+    **_: object,
+) -> None:
+    """As `_gradient`."""
+    _gradient(grad_unpermuted_tokens, permuted_tokens_size_0, sorted_indices, probs)

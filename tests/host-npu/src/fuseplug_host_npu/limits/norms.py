@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..machine import machine
+from . import sources
 from .common import has_dims, is_contiguous, is_float, is_not_empty
 from .registry import limit, require
 
@@ -22,6 +24,19 @@ def rms_norm(input: Tensor, gamma: Tensor, epsilon: float) -> None:  # noqa: A00
     is_float("x", input)
     _trailing(gamma, input)
     require(gamma.dtype in (input.dtype, torch.float32), "gamma", f"{input.dtype}, as x is, or float32", gamma)
+
+
+@limit("npu_rms_norm_backward", page=sources.NORM_GRADIENT)
+def rms_norm_backward(dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor) -> None:  # noqa: A002
+    """As in the forward; A2 and A3 refuse an empty gradient."""
+    require(dy.shape == input.shape, "dy", f"of the shape of x {list(input.shape)}", dy)
+    require(dy.dtype == input.dtype, "dy", f"{input.dtype}, as x is", dy)
+    _trailing(gamma, input)
+    require(rstd.dtype == torch.float32, "rstd", "float32", rstd)
+    rows = input.shape[: input.dim() - gamma.dim()]
+    require(rstd.numel() == rows.numel(), "rstd", f"of {rows.numel()} elements, one a row of x", rstd)
+    if not machine().is_950:
+        is_not_empty("dy", dy)
 
 
 @limit("npu_gemma_rms_norm", page="help(torch_npu.npu_gemma_rms_norm)")

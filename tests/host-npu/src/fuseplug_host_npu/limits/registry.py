@@ -11,7 +11,7 @@ limits: dict[str, tuple[Callable[..., None], str]] = {}
 
 
 class Broken(Exception):  # noqa: N818 - `check` makes an error of it
-    """What `require` found: the argument, what was asked and what was found."""
+    """What `require` found: the argument, what was asked, what was found, and the source that says so."""
 
 
 def limit(*names: str, page: str) -> Callable[[Limit], Limit]:
@@ -33,7 +33,10 @@ def limit(*names: str, page: str) -> Callable[[Limit], Limit]:
     return register
 
 
-def require(holds: bool, argument: str, asked: str, found: object) -> None:
-    """Say that *argument* must be as *asked*, which it is if it *holds*; *found* is what it is: a value, or words."""
+def require(holds: bool, argument: str, asked: str, found: object, source: str | None = None) -> None:
+    """Say that *argument* must be as *asked*, which it is if it *holds*; *found* is what it is: a value, or words.
+
+    A limit that the op's page does not state has a *source*: repository, file and function.
+    """
     if not holds:
-        raise Broken(argument, asked, found)
+        raise Broken(argument, asked, found, source)

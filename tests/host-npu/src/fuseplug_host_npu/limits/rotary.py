@@ -7,13 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..machine import machine
+from . import sources
 from .common import is_contiguous, is_float, is_index, is_not_empty
 from .registry import limit, require
 
-_WIDEST = 896
+_WIDEST, _WIDEST_950 = 896, 1024
 _MOST = 1000
 _MOST_WITH_GRADIENTS = 1024
 _INTERLEAVED = 64
+_BLOCK = 32
+"""Bytes of a block, of which half a row is a multiple or not."""
+_NARROW = 80
 
 _Layout = tuple[tuple[int, ...], int, int]
 
@@ -31,13 +36,48 @@ def _layouts(x: Sequence[int], half: bool) -> list[_Layout]:
     return [*in_order, *batched, ((one, two, three), one, two)]
 
 
+def _refused_in_bnsd(x: Tensor, table: Tensor) -> bool:
+    """Whether the tiling of A2 and A3 refuses this call in half mode, with error 561002.
+
+    It reads the layout from the shapes. Where the tables have neither the first nor the second dim of x it is BNSD, of
+    which it refuses what was found to be slower than separate operations.
+    """
+    (one, two, rows), (first, second, third) = x.shape[:3], table.shape[:3]
+    if first == one or second == two or (first, second, third) == (1, 1, 1):
+        return False
+    if x.shape[-1] // 2 * x.element_size() % _BLOCK == 0:
+        return one * two > 8 * rows
+    rows_of_a_core = -(-rows // machine().vector_cores)
+    return x.shape[-1] < _NARROW and 2 * one * two > rows_of_a_core
+
+
+def _width(name: str, x: Tensor) -> None:
+    width = x.shape[-1]
+    if machine().is_950:
+        even = f"of an even last dim up to {_WIDEST_950}"
+        require(width % 2 == 0 and width <= _WIDEST_950, name, even, x, sources.ROTARY_WIDTH)
+    else:
+        require(width % 2 == 0 and width < _WIDEST, name, f"of an even last dim below {_WIDEST}", x)
+
+
+@limit("npu_rotary_mul_backward", page=sources.ROTARY_GRADIENT)
+def rotary_mul_backward(grad: Tensor, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str) -> None:  # noqa: A002
+    """The gradient has the shape of the input, and cos and sin full width in one of its layouts."""
+    require(grad.shape == input.shape, "grad", f"of the shape of input {list(input.shape)}", grad)
+    is_not_empty("grad", grad)
+    _width("grad", grad)
+    shapes = [shape for shape, _, _ in _layouts(grad.shape, half=rotary_mode == "half")]
+    for name, table in (("r1", r1), ("r2", r2)):
+        require(tuple(table.shape[:-1]) in shapes and table.shape[-1] == grad.shape[-1], name, "in a layout", table)
+
+
 @limit("npu_rotary_mul", page="torch_npu-npu_rotary_mul.md")
 def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: Tensor | None) -> None:  # noqa: A002
     """Full width cos (r1) and sin (r2), in a layout that goes with one of x: BNSD, BSND, SBND or TND."""
     require(input.dim() in (3, 4), "input", "of 3 or 4 dims", input)
     require(rotary_mode in ("half", "interleave"), "rotary_mode", "'half' or 'interleave'", repr(rotary_mode))
     width = input.shape[-1]
-    require(width % 2 == 0 and width < _WIDEST, "input", f"of an even last dim below {_WIDEST}", input)
+    _width("input", input)
     for name, tensor in (("input", input), ("r1", r1), ("r2", r2)):
         is_float(name, tensor)
     require(r1.dim() == input.dim() and r1.shape[-1] == width, "r1", f"of {input.dim()} dims, the last {width}", r1)
@@ -49,6 +89,11 @@ def rotary_mul(input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str, rotate: 
     if rotary_mode == "half":
         few = any(batch < _MOST and heads < _MOST for batch, heads in fitting)
         require(few, "input", f"of a batch and heads below {_MOST}", input)
+        if input.dim() == 4 and not machine().is_950:
+            asked = (
+                "of B · N up to 8 · S in the layout BNSD, or of fewer rows where half a row is no multiple of 32 bytes"
+            )
+            require(not _refused_in_bnsd(input, r1), "input", asked, input, sources.BNSD_SKIP)
     else:
         few = any(batch * heads < _MOST for batch, heads in fitting)
         require(few, "input", f"of batch × heads below {_MOST} in interleave mode", input)

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..limits import sources
+from ..machine import machine
 from .common import wide
 from .registry import reference
+from .values import require_values
 
 _ROWS, _INNER = 0, 2
 """What a group is a part of (``group_type``): the rows of x, or the dim that is summed over."""
@@ -32,13 +35,17 @@ def grouped_matmul(
 
     *group_list* has where the groups end, or with ``group_list_type=1`` how large they are. They may end before x does:
     no kernel writes the rows after that, so they are NaN here. A group that is empty has no rows, or with
-    ``group_type=2`` a product of zeros.
+    ``group_type=2`` a product of zeros. Of an empty x nothing is written at all.
     """
     if act_type or any(value is not None for value in quantisation.values()):
         raise NotImplementedError("npu_grouped_matmul has a reference without quantisation and activation only")
     ends = _ends(group_list, group_list_type or 0)
+    if ends:
+        listed_on_950 = machine().is_950 and len(weight) > 1
+        rows_of_x = x[0].shape[1 if group_type == _INNER else 0] if len(x) == 1 else None
+        _within(ends, rows_of_x, whole=listed_on_950)
     if group_type == _INNER:
-        return [_split_inner(x[0], weight[0], ends)]
+        return [_written(x[0], _split_inner(x[0], weight[0], ends))]
     weights = list(weight[0]) if len(weight) == 1 and weight[0].dim() == 3 else list(weight)
     biases: list[Tensor | None] = [None] * len(weights)
     if bias:
@@ -48,11 +55,28 @@ def grouped_matmul(
         rows = [x[0][start:end] for start, end in zip([0, *ends], ends, strict=False)]
     products = [_product(*each) for each in zip(rows, weights, biases, strict=True)]
     if split_item in (0, 1):
-        return products
+        return [_written(*each) for each in zip(rows, products, strict=True)]
     whole = x[0].new_full((sum(len(each) for each in x), products[0].shape[1]), float("nan"))
     written = torch.cat(products)
     whole[: len(written)] = written
-    return [whole]
+    return [_written(x[0], whole) if len(x) == 1 else whole]
+
+
+def _written(x: Tensor, product: Tensor) -> Tensor:
+    """*product*, if there was anything to do: of an empty x it is what the memory held."""
+    return product if x.numel() else torch.full_like(product, float("nan"))
+
+
+def _within(ends: list[int], rows: int | None, *, whole: bool) -> None:
+    """Groups follow each other, and do not go beyond the rows; on Ascend 950 those of a list of weights are *whole*."""
+    op, source = "npu_grouped_matmul", sources.GROUPED
+    follows = all(start <= end for start, end in zip([0, *ends], ends, strict=False))
+    require_values(follows, op, "group_list", "of sizes, or of ends that do not fall", f"ends {ends}", source)
+    if rows is not None:
+        require_values(ends[-1] <= rows, op, "group_list", f"of at most {rows} rows in all", f"ends {ends}", source)
+        whole_or_any = ends[-1] == rows or not whole
+        asked = f"of all {rows} rows, as weight is a list"
+        require_values(whole_or_any, op, "group_list", asked, f"ends {ends}", sources.LISTED_950)
 
 
 def _ends(group_list: Tensor | Sequence[int] | None, kind: int) -> list[int]:

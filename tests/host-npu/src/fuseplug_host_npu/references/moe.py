@@ -7,8 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..limits import sources
+from ..machine import machine
 from .common import wide
 from .registry import reference
+from .values import require_values
+
+_EXACT = 1 << 24
+"""Up to here float32, as which keys are sorted, holds all integers."""
 
 
 @reference("npu_moe_gating_top_k_softmax")
@@ -40,6 +46,9 @@ def token_permute(
     The sort is stable. A positive *num_out_tokens* is how many rows are kept; a negative one, how many are not.
     """
     _unpadded(padded_mode)
+    held = indices.abs().max() <= _EXACT if indices.numel() else True
+    op, asked = "npu_moe_token_permute", f"integers up to {_EXACT}, as they are sorted as float32"
+    require_values(held, op, "indices", asked, indices.tolist(), "aclnnMoeTokenPermute.md")
     choices = 1 if indices.dim() == 1 else indices.shape[1]
     order = torch.argsort(indices.reshape(-1), stable=True)
     wanted = num_out_tokens or 0
@@ -76,10 +85,24 @@ def token_permute_grad(
 
 
 def _gathered(permuted: Tensor, rows: Tensor, choices: int) -> Tensor:
-    """``[tokens, choices, hidden]``: what each choice's row has, zero where it is past the last."""
+    """``[tokens, choices, hidden]``: what each choice's row has, zero where there is none of that number."""
     hidden = permuted.shape[-1]
     padded = torch.cat((wide(permuted), wide(permuted).new_zeros(1, hidden)))
-    return padded[rows.long().clamp(max=len(permuted))].reshape(len(rows) // choices, choices, hidden)
+    places = _places(rows, len(permuted))
+    return padded[places].reshape(len(rows) // choices, choices, hidden)
+
+
+def _places(rows: Tensor, count: int) -> Tensor:
+    """*rows*, those that are skipped being *count*: all from that on, and on Ascend 950 -1 as well."""
+    rows = rows.long()
+    if machine().is_950:
+        rows = rows.masked_fill(rows == -1, count)
+    named = "npu_moe_token_unpermute", "sorted_indices"
+    require_values(rows.min() >= 0 if len(rows) else True, *named, "not negative", rows.tolist(), sources.UNPERMUTE)
+    kept = rows[rows < count]
+    once = len(kept) == len(set(kept.tolist()))
+    require_values(once, *named, "each once", rows.tolist(), "aclnnMoeTokenUnpermute.md")
+    return rows.clamp(max=count)
 
 
 @reference("_npu_moe_token_unpermute")
@@ -104,14 +127,19 @@ def token_unpermute(
 ) -> Tensor:
     """Each token's rows, weighted with *probs* and summed in float32, rounded once to the dtype of the rows.
 
-    A row whose weight is zero is not read, so NaN there does not show.
+    A row that is not there is skipped. One whose weight is zero is not read on A2 and A3, so NaN there does not show;
+    on Ascend 950 it is multiplied.
     """
     _unpadded(padded_mode)
     del restore_shape  # for padded_mode
     rows = _gathered(permuted_tokens, sorted_indices, 1 if probs is None else probs.shape[1])
     if probs is not None:
         weights = wide(probs).unsqueeze(-1)
-        rows = torch.where(weights == 0, 0.0, rows * weights)
+        count = len(permuted_tokens)
+        skipped = (_places(sorted_indices, count) == count).reshape(weights.shape)
+        if not machine().is_950:
+            skipped |= weights == 0
+        rows = torch.where(skipped, 0.0, rows * weights)
     return rows.sum(1).to(permuted_tokens.dtype)
 
 
@@ -126,7 +154,10 @@ def token_unpermute_grad_v2(
     restore_shape: Sequence[int] | None = None,
     permuted_tokens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the rows and of *probs*, each in its dtype."""
+    """Gradients of the rows and of *probs*, each in its dtype.
+
+    That of a row that no choice has is not written; that of the weight of a choice without a row is zero.
+    """
     _unpadded(padded_mode)
     del restore_shape
     upstream = wide(grad_unpermuted_tokens)
@@ -134,9 +165,9 @@ def token_unpermute_grad_v2(
     slots = upstream.repeat_interleave(choices, 0)
     if probs is not None:
         slots = slots * wide(probs).reshape(-1, 1)
-    rows = sorted_indices.long()
+    rows = _places(sorted_indices, permuted_tokens_size_0)
     kept = rows < permuted_tokens_size_0
-    of_rows = upstream.new_zeros(permuted_tokens_size_0, upstream.shape[-1])
+    of_rows = upstream.new_full((permuted_tokens_size_0, upstream.shape[-1]), float("nan"))
     of_rows[rows[kept]] = slots[kept]
     if probs is None or permuted_tokens is None:
         return of_rows.to(permuted_tokens_dtype), grad_unpermuted_tokens.new_empty(0)

@@ -8,6 +8,9 @@ from torch import Tensor
 from .common import wide
 from .registry import reference
 
+_ORDER = torch.Generator()
+"""That in which sums come about; no seed of a user has to do with it."""
+
 
 def _normed(gamma: Tensor) -> tuple[int, ...]:
     """The dims that are normalised: as many as gamma has, from the end."""
@@ -34,19 +37,32 @@ def gemma_rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple
 
 @reference("npu_add_rms_norm")
 def add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor, Tensor]:
-    """The RMSNorm of the sum, ``1 / rms`` of it, and the sum."""
-    total = (wide(x1) + wide(x2)).to(x1.dtype)
-    return *rms_norm(total, gamma, epsilon), total
+    """The RMSNorm of the sum, ``1 / rms`` of it, and the sum.
+
+    Unlike `rms_norm` it rounds twice: x · rstd to the dtype of x, and that times gamma. float16 is added and multiplied
+    in half precision, so what is normalised is the rounded sum; in bfloat16 it is the sum before it is rounded
+    (hicann/ops-nn e5c3fa93, norm/add_rms_norm/op_kernel/add_rms_norm.h, Compute).
+    """
+    exact = wide(x1) + wide(x2)
+    total = exact.to(x1.dtype)
+    summed = wide(total) if x1.dtype == torch.float16 else exact
+    rstd = _rstd(summed, gamma, epsilon)
+    normed = (summed * rstd).to(x1.dtype)
+    return (wide(normed) * wide(gamma)).to(x1.dtype), rstd, total
 
 
 @reference("npu_rms_norm_backward")
 def rms_norm_backward(dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
     """Both: dx in x's dtype, and dgamma in float32: torch_npu's autograd casts that one to gamma's dtype.
 
-    With n = x · rstd and g = dy · gamma: dx = rstd · (g - n · mean(g · n)), dgamma = Σ dy · n.
+    With n = x · rstd and g = dy · gamma: dx = rstd · (g - n · mean(g · n)), dgamma = Σ dy · n. The rows of dgamma are
+    added by atomic operations of the cores, in another order each time, unless torch shall be deterministic.
     """
     upstream, normed = wide(dy), wide(input) * rstd
     scaled = upstream * wide(gamma)
     dims = _normed(gamma)
     dx = rstd * (scaled - normed * (scaled * normed).mean(dims, keepdim=True))
-    return dx.to(input.dtype), (upstream * normed).sum_to_size(gamma.shape)
+    rows = (upstream * normed).reshape(-1, *gamma.shape)
+    if not torch.are_deterministic_algorithms_enabled():
+        rows = rows[torch.randperm(len(rows), generator=_ORDER)]
+    return dx.to(input.dtype), rows.sum(0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from fuseplug.npu import recomputed
+from fuseplug.npu import cann_has, recomputed
 
 from ... import reference
 from ...reference import GATES
@@ -18,15 +20,15 @@ def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: f
     the two operations of torch five times.
     """
     if up is None and layout == "concatenated" and name == "silu":
-        result: Tensor = torch.ops.npu.npu_swiglu(gate, dim=-1)
+        result: Tensor = torch.ops.npu.npu_swiglu(gate.contiguous(), dim=-1)
         return result
     how = GATES[name]
-    clips = how.clamp == "before" and how.row.formula == "swish" and layout != "ungated"
+    clamped = how.clamp == "before" and how.row.formula == "swish" and layout != "ungated"
     if up is None and (
-        (clips and hasattr(torch.ops.npu, "npu_clipped_swiglu"))
+        (clamped and limit is not None and 0 < limit < math.inf and cann_has("npu_clipped_swiglu", 1, 64))
         or (how.clamp is None and how.row.formula in _GEGLU and layout == "concatenated")
     ):
-        return _fused(gate, name, layout, limit, alpha)
+        return _fused(gate.contiguous(), name, layout, limit, alpha)
     return reference.apply_gate(gate, up, name, layout, limit, alpha)
 
 

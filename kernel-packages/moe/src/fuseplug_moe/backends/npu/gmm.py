@@ -1,8 +1,9 @@
 """Grouped matmuls of torch_npu that can be differentiated: npu_grouped_matmul itself silently gives no gradient.
 
-What it takes is in op-plugin's ``torch_npu-npu_grouped_matmul.md`` and CANN's ``aclnnGroupedMatmulV5.md``, for Atlas A2
-and A3. Rows are grouped by how many each expert has. Groups may end before the rows do, as CANN's page has it
-(op-plugin's does not say so): the rest is neither read nor written, and is in a result whatever the memory held.
+What it takes is in op-plugin's ``torch_npu-npu_grouped_matmul.md`` and CANN's ``aclnnGroupedMatmulV5.md``. An Ascend
+950 takes no float32, and with a list of weights only groups that have all rows. Rows are grouped by how many each
+expert has. Groups may end before the rows do, as CANN's page has it (op-plugin's does not say so): the rest is neither
+read nor written, and is in a result whatever the memory held.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from fuseplug.npu import is_950
 
 from ...reference import Projection, first
 from ..counts_on_host import HostCounts
@@ -35,6 +38,7 @@ def takes(projection: Projection) -> bool:
     weight = first(projection)
     return (
         weight.dtype in DTYPES
+        and not (weight.dtype is torch.float32 and is_950())
         and 1 <= len(projection) <= _GROUPS
         and all(0 < size < _INNER for size in weight.shape[-2:])
         and (weight.is_contiguous() or weight.transpose(-2, -1).is_contiguous())
@@ -46,7 +50,7 @@ class GmmFunction(torch.autograd.Function):
 
     ``GmmFunction.apply(x, weight, group_list, bias)``, the bias optional:
 
-    - *x*, ``(rows, in)``, contiguous;
+    - *x*, ``(rows, in)``;
     - *weight*, ``(groups, in, out)`` in the dtype of *x*, contiguous or the transpose of what is;
     - *group_list*, ``(groups,)`` int64 on the device, how many rows each group has, at most all together;
     - *bias*, ``(groups, out)``, in float32 for bfloat16, else in the dtype of *x*.
@@ -59,6 +63,7 @@ class GmmFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, group_list: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply, and keep only what a wanted gradient needs."""
         needs_x, needs_weight, *_ = ctx.needs_input_grad
+        x = _ordered(x)
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None, group_list)
         ctx.transposed = not weight.is_contiguous()
         return _gmm(x, [weight], group_list, bias)
@@ -68,7 +73,7 @@ class GmmFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """A grouped matmul for each wanted gradient."""
         x, weight, group_list = ctx.saved_tensors
-        grad = grad.contiguous()
+        grad = _ordered(grad)
         needs_bias = len(ctx.needs_input_grad) > 3 and ctx.needs_input_grad[3]
         return (
             None if weight is None else _gmm(grad, [weight.transpose(1, 2)], group_list),
@@ -94,6 +99,7 @@ class HybridGmmFunction(torch.autograd.Function):
         """Multiply, and keep only what a wanted gradient needs."""
         needs_x, *_ = ctx.needs_input_grad
         needs_weight = any(ctx.needs_input_grad[4:])
+        x = _ordered(x)
         ctx.save_for_backward(x if needs_weight else None, group_list, *(weights if needs_x else ()))
         ctx.transposed = not weights[0].is_contiguous()
         ctx.host_counts = host_counts
@@ -104,7 +110,7 @@ class HybridGmmFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """A grouped matmul for each wanted gradient."""
         x, group_list, *weights = ctx.saved_tensors
-        grad = grad.contiguous()
+        grad = _ordered(grad)
         of_x = of_bias = None
         if weights:
             backwards = _operand([weight.t() for weight in weights], transposed=not ctx.transposed)
@@ -140,6 +146,16 @@ def _gmm(
     return found[0]
 
 
+def _ordered(rows: Tensor) -> Tensor:
+    """*rows* as they lie one after the other, by their strides.
+
+    CANN reads from them whether an operand is transposed, those of a dimension of size 1 included, which torch ignores:
+    a single row with others is refused.
+    """
+    width = rows.shape[1]
+    return rows if rows.stride() == (width, 1) else rows.clone(memory_format=torch.contiguous_format)
+
+
 def _weight_gradient(x: Tensor, grad: Tensor, group_list: Tensor, *, transposed: bool) -> Tensor:
     """``(groups, in, out)``, in memory as the weight is: autograd copies what lies otherwise into what a leaf keeps."""
     if transposed:
@@ -158,11 +174,13 @@ def _bias_gradient(grad: Tensor, group_list: Tensor) -> Tensor:
 
 
 def _operand(weights: Sequence[Tensor], *, transposed: bool) -> list[Tensor]:
-    """The weights as a list, where that is documented: up to 128, and not in float32. Else one stacked copy of them.
+    """The weights as a list, where that is documented: up to 128, all transposed or none, and not in float32.
 
-    It is made for the call, forward and backward, and not kept between: the memory of one projection, for that long.
+    Else one stacked copy of them, made for the call, forward and backward, and not kept between: the memory of one
+    projection, for that long. So it is on Ascend 950, where experts elsewhere would leave rows to no weight of a list.
     """
-    if 1 < len(weights) <= _LISTED and weights[0].dtype is not torch.float32:
+    listed = 1 < len(weights) <= _LISTED and weights[0].dtype is not torch.float32
+    if listed and len({weight.stride() for weight in weights}) == 1 and not is_950():
         return list(weights)
     if transposed:
         return [torch.stack([weight.t() for weight in weights]).transpose(1, 2)]

@@ -51,7 +51,7 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
     inner = _gated(experts, gate, up, route).to(first(experts.down).dtype)
     out = _linear(inner, experts, experts.down, experts.down_bias, route, host_counts)
     if experts.post is not None:
-        out = experts.post(route.fill(out))
+        out = route.fill(experts.post(route.fill(out)))
     if x.dtype == torch.promote_types(out.dtype, weights.dtype):
         out = out.to(x.dtype)  # or the sum would be rounded to the dtype of the experts
     return routing.combine(out, weights, route).to(x.dtype)

@@ -1,20 +1,20 @@
 """Rows from the order of the tokens to that of the experts, and back, by torch_npu's token permutation.
 
-What it takes is in op-plugin's ``torch_npu-npu_moe_token_permute.md`` and ``torch_npu-npu_moe_token_unpermute.md``, for
-Atlas A2 and A3.
+What it takes is in op-plugin's ``torch_npu-npu_moe_token_permute.md`` and ``torch_npu-npu_moe_token_unpermute.md``.
 
 An index that is negative, or not below the number of experts, stands for an expert elsewhere. Its rows are sorted to
 the end, after the last group, where the grouped matmul computes nothing and leaves memory as it was. No such number
 gets out again:
 
-- going back, their weight is zero, and the operation does not read a row of weight zero (CANN's
-  ``moe_token_unpermute.h``), which `masked_fill` also gives to the gradient of the weight;
-- the gradient of the rows goes back the same way, under weights of one and zero;
+- a slot of an expert elsewhere has the number after the last row. Going back, the operation skips what has no such
+  row, on every chip (CANN's ``moe_token_unpermute.h``), and gives its weight a gradient of zero. A weight of zero would
+  do on Atlas A2 and A3, but Ascend 950 multiplies by it. The row itself has a gradient that nobody wrote;
+- the gradient of the rows goes back the same way;
 - the gradients of weights and biases sum over groups alone;
-- what may look at all rows, or has parameters of its own, a module's own gate or a norm, gets zeros there, which takes
-  a pass over its rows.
+- what may look at all rows, or has parameters of its own, a module's own gate or a norm, gets zeros there, and zeros
+  for the gradient, which takes two passes over its rows.
 
-For experts that are all here the rest costs three launches over ``(tokens, k)`` elements.
+For experts that are all here the rest costs two launches over ``(tokens, k)`` elements.
 """
 
 from __future__ import annotations
@@ -37,14 +37,12 @@ class Route(NamedTuple):
     """Where the rows of the slots, the pairs of token and expert, are.
 
     Attributes:
-        rows: ``(tokens · k,)`` int32, the sorted row of each slot.
+        rows: ``(tokens · k,)`` int32, the sorted row of each slot; ``tokens · k`` if its expert is not here.
         counts: ``(experts,)`` int64, how many rows each expert has.
-        elsewhere: ``(tokens, k)`` bool, whether the expert of a slot is not here.
     """
 
     rows: Tensor
     counts: Tensor
-    elsewhere: Tensor
 
     def fill(self, tensor: Tensor) -> Tensor:
         """*tensor*, ``(tokens · k, …)``, with zeros in the rows of no expert, and in their gradients."""
@@ -74,24 +72,26 @@ def dispatch(x: Tensor, index: Tensor, experts: int) -> tuple[Tensor, Route]:
     # that are equal, which means the range of the data.
     counts = torch.histc(index, bins=experts + 1, min=0, max=experts)[:experts].to(torch.int64)
     rows, places = _Dispatch.apply(x, index, elsewhere)  # type: ignore[no-untyped-call]
-    return rows, Route(places, counts, elsewhere)
+    return rows, Route(places, counts)
 
 
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, elsewhere: Tensor) -> tuple[Tensor, Tensor]:
         rows, places = torch.ops.npu.npu_moe_token_permute(x, index)
-        ctx.save_for_backward(places, elsewhere)
+        places = places.masked_fill(elsewhere.flatten(), len(places))
+        ctx.save_for_backward(places)
+        ctx.choices = index.shape[1]
         ctx.mark_non_differentiable(places)
         return rows, places
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        places, elsewhere = ctx.saved_tensors
-        here = elsewhere.logical_not().to(grad.dtype)
-        # torch_npu's own derivative is the same operation without weights, and reads every row.
-        return torch.ops.npu.npu_moe_token_unpermute(grad, places, here), None, None
+        (places,) = ctx.saved_tensors
+        weights = grad.new_ones(len(places) // ctx.choices, ctx.choices)
+        # torch_npu's own derivative is the same operation without weights.
+        return torch.ops.npu.npu_moe_token_unpermute(grad, places, weights), None, None
 
 
 def combine(rows: Tensor, weights: Tensor, route: Route) -> Tensor:
@@ -99,6 +99,5 @@ def combine(rows: Tensor, weights: Tensor, route: Route) -> Tensor:
 
     It is summed in float32 and rounded once. A second derivative is refused, here for all that comes before.
     """
-    weights = weights.masked_fill(route.elsewhere, 0)
     result: Tensor = torch.ops.npu.npu_moe_token_unpermute(rows, route.rows, weights)
     return first_order(result, "npu_moe_token_unpermute")

@@ -113,6 +113,14 @@ def _find(
             runs[-1].append(dim)
         else:
             runs.append([dim])
+    if mode == "half" and [rows[run[0]] for run in runs] == [False, False, True]:
+        batch, heads, tokens = runs
+        # Batch, heads, sequence, and tables of the sequence alone: CANN refuses this where it found separate operations
+        # to be faster, by sizes and its number of cores (rope_rotate_half_tiling.cpp, CheckBnsdBlockSkip). As heads of
+        # one batch, or with tables for each of the batch, it is another layout, which CANN does not look at.
+        runs = [[*batch, *heads], tokens]
+        if not _is_documented(runs, rows, sizes, mode):
+            runs, rows = [batch, heads, tokens], [own or dim in batch for dim, own in enumerate(rows)]
     if _is_documented(runs, rows, sizes, mode):
         return _layout(runs, rows, sizes, table)
     # Every token apart, and the innermost dimension that the tables lack as heads. Where that is not the order of
