@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..contract import Proposal
+from .leaning import leaning
 from .outcome import Outcome
 
 _Judge = Callable[[str, Tensor, Tensor], str]
@@ -43,6 +44,12 @@ class Tolerance:
         wide = self.working_roundings * torch.finfo(torch.float32).eps
         return self.roundings * torch.finfo(self.coarsest or dtype).eps + wide
 
+    def coarsest_of(self, outcome: Outcome) -> torch.dtype:
+        """The dtype with the largest roundings that takes part in *outcome*."""
+        dtypes = {value.dtype for value in outcome.values.values() if value is not None and value.is_floating_point()}
+        known = dtypes | ({self.coarsest} if self.coarsest else set())
+        return max(known, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
 
 def difference(ours: Outcome, theirs: Outcome) -> str:
     """The first thing in which two outcomes are not equal bit for bit; ``""`` if they are."""
@@ -56,11 +63,19 @@ def difference(ours: Outcome, theirs: Outcome) -> str:
     return _first(ours, theirs, bits)
 
 
-def excess(ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance, usual: Outcome | None = None) -> str:
-    """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
+def excess(
+    ours: Outcome,
+    theirs: Outcome,
+    truth: Outcome,
+    tolerance: Tolerance,
+    usual: Outcome | None = None,
+    *,
+    repeated: bool = False,
+) -> str:
+    """Where *ours* is further from the *truth* than the tolerance allows, or biased; ``""`` if nowhere.
 
     Twice the error of *theirs* is allowed in any case. A right implementation that rounds differently passes; a wrong
-    one is off by far more.
+    one is off by far more, or by less and always to the same side.
 
     Args:
         ours: What is judged.
@@ -69,13 +84,21 @@ def excess(ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance,
         tolerance: How far from it is right.
         usual: The truth of another run of the same sizes, whose magnitudes count as well: where the terms of a true
             gradient cancel, as all do of a layer norm under a constant, what is left does not say how large they were.
+        repeated: Whether rows of the example are copies of each other, so that their roundings are, too. Nothing can be
+            said of a bias then.
     """
     true = truth.on_cpu()
     other = {} if usual is None else usual.on_cpu()
+    coarsest = tolerance.coarsest_of(ours)
 
     def error(name: str, found: Tensor, expected: Tensor) -> str:
-        share = tolerance.share(found.dtype)
-        return _worst(name, found, expected, true[name], share, by_row=tolerance.by_row, usual=other.get(name))
+        share, size = tolerance.share(found.dtype), other.get(name)
+        why = _worst(name, found, expected, true[name], share, by_row=tolerance.by_row, usual=size)
+        if why or repeated or coarsest.itemsize > 2:
+            return why
+        systematic = tolerance.working_roundings * torch.finfo(torch.float32).eps
+        why = leaning(found, expected, true[name], size, coarsest, systematic, by_row=tolerance.by_row)
+        return why and f"{name} {why}"
 
     return _first(ours, theirs, _judging_results(error))
 

@@ -193,7 +193,7 @@ class KernelCheck:
             if variation.kind not in ("rank", "length"):
                 continue
             try:
-                why = self._judged(variation.example, self._run(self._fused, variation.example))
+                why = self._judged(variation.example, self._run(self._fused, variation.example), repeated=True)
             except Exception as error:  # noqa: BLE001 - it may raise anything, and so may the original
                 why = self._raises(variation.example, error)
             if variation.kind == "rank":
@@ -211,16 +211,17 @@ class KernelCheck:
             return None
         return raised(f"running {describe(example)} on {self._device}", error)
 
-    def _judged(self, example: Example, outcome: Outcome) -> Rejection | None:
+    def _judged(self, example: Example, outcome: Outcome, *, repeated: bool = False) -> Rejection | None:
+        """What is wrong with *outcome*; *repeated* as `excess` takes it."""
         expected = self._run(self._subject.original, example)
         truth = self._truth(example)
         on = f"{describe(example)} on {self._device}"
         # The kernel may be twice as far from the truth as the original. So that must be near it.
         if departure(expected, expected, truth, self._tolerance):
             own = self._run(self._reference, example)
-            if why := excess(expected, own, truth, self._tolerance):
+            if why := excess(expected, own, truth, self._tolerance, repeated=True):
                 return Rejection(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
-        if wrong := self._wrong(example, outcome, expected, truth, on):
+        if wrong := self._wrong(example, outcome, expected, truth, on, repeated=repeated):
             return wrong
         if self._exact and (why := self._rounds_otherwise(outcome, expected)):
             return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding")
@@ -229,15 +230,18 @@ class KernelCheck:
         # Not before the other was judged: it may write where that lies.
         quiet = self._run(self._fused, example, gradients=False)
         on = f"{on} without gradients"
-        if wrong := self._wrong(example, quiet, expected.without_gradients(), truth.without_gradients(), on):
+        values = expected.without_gradients(), truth.without_gradients()
+        if wrong := self._wrong(example, quiet, *values, on, repeated=repeated):
             return wrong
         if not self._exact:
             return None
         why = difference(quiet, self._run(self._subject.original, example, gradients=False))
         return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding") if why else None
 
-    def _wrong(self, example: Example, found: Outcome, expected: Outcome, truth: Outcome, on: str) -> Rejection | None:
-        if why := excess(found, expected, truth, self._tolerance):
+    def _wrong(
+        self, example: Example, found: Outcome, expected: Outcome, truth: Outcome, on: str, *, repeated: bool
+    ) -> Rejection | None:
+        if why := excess(found, expected, truth, self._tolerance, repeated=repeated):
             return Rejection(f"its numbers are wrong for {on}: {why}", kind="failed")
         if _is_contiguous(example) and (why := found.lies_otherwise(expected)):
             return Rejection(f"for {on} its {why}", kind="failed")
