@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,9 @@ from .leaning import leaning
 from .outcome import Outcome
 
 _Judge = Callable[[str, Tensor, Tensor], str]
+
+_FEW = 1 << 12
+"""Up to so many numbers may be too few to tell a small bias from roundings."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,14 @@ class Tolerance:
         """The tolerance that *proposal* states."""
         return cls(proposal.roundings, proposal.working_roundings, by_row=proposal.exact)
 
+    @property
+    def share_of_float32(self) -> float:
+        """The share of a magnitude by which roundings to float32 may make a result wrong."""
+        return self.working_roundings * torch.finfo(torch.float32).eps
+
     def share(self, dtype: torch.dtype) -> float:
         """The share of a magnitude by which a result of *dtype* may be wrong."""
-        wide = self.working_roundings * torch.finfo(torch.float32).eps
-        return self.roundings * torch.finfo(self.coarsest or dtype).eps + wide
+        return self.roundings * torch.finfo(self.coarsest or dtype).eps + self.share_of_float32
 
     def coarsest_of(self, outcome: Outcome) -> torch.dtype:
         """The dtype with the largest roundings that takes part in *outcome*."""
@@ -96,11 +103,54 @@ def excess(
         why = _worst(name, found, expected, true[name], share, by_row=tolerance.by_row, usual=size)
         if why or repeated or coarsest.itemsize > 2:
             return why
-        systematic = tolerance.working_roundings * torch.finfo(torch.float32).eps
-        why = leaning(found, expected, true[name], size, coarsest, systematic, by_row=tolerance.by_row)
+        how = (coarsest, tolerance.share_of_float32, tolerance.by_row)
+        why = leaning((found, expected, true[name]), size, *how)
         return why and f"{name} {why}"
 
     return _first(ours, theirs, _judging_results(error))
+
+
+@dataclass(frozen=True)
+class Few:
+    """What has few numbers in one run: the gradient of a norm's weight, however large the input was.
+
+    Attributes:
+        tensors: By name: what is judged, what the original gave, and the truth.
+        coarsest: The dtype with the largest roundings that takes part.
+    """
+
+    tensors: dict[str, tuple[Tensor, Tensor, Tensor]]
+    coarsest: torch.dtype
+
+    @classmethod
+    def of(cls, ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance) -> Few:
+        """What there is of it in outcomes that `excess` has compared."""
+        small = {
+            name: tuple(outcome.values[name].cpu().double() for outcome in (ours, theirs, truth))  # type: ignore[union-attr]
+            for name, value in ours.values.items()
+            if value is not None and value.is_floating_point() and 0 < value.numel() <= _FEW
+            if not name.endswith("afterwards")
+        }
+        return cls(small, tolerance.coarsest_of(ours))  # type: ignore[arg-type]
+
+
+def excess_together(runs: Sequence[Few], tolerance: Tolerance) -> str:
+    """Where *runs* are biased in what each has few numbers of, all together; ``""`` if nowhere."""
+    coarsest = max((run.coarsest for run in runs), key=lambda dtype: torch.finfo(dtype).eps)
+    if coarsest.itemsize > 2:
+        return ""
+    parts: dict[tuple[str, tuple[int, ...]], list[Sequence[Tensor]]] = {}
+    for run in runs:
+        for name, compared in run.tensors.items():
+            true = compared[-1]
+            level = torch.linalg.vector_norm(true) / math.sqrt(true.numel())  # each run counts alike
+            row = true.shape[-1:] if true.dim() > 1 else ()
+            parts.setdefault((name, row), []).append([(value / level).reshape(-1, *row) for value in compared])
+    for (name, _), each in parts.items():
+        found, expected, true = (torch.cat(values) for values in zip(*each, strict=True))
+        if why := leaning((found, expected, true), None, coarsest, tolerance.share_of_float32, tolerance.by_row):
+            return f"{name} {why}, in {len(each)} examples"
+    return ""
 
 
 def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Tolerance) -> str:

@@ -13,7 +13,7 @@ import torch
 from ..accepts import Dtypes
 from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
-from .comparing import Tolerance, departure, difference, excess
+from .comparing import Few, Tolerance, departure, difference, excess, excess_together
 from .evidence import key_of
 from .examining import Semantics, dtypes_in
 from .examples import example_of, raised
@@ -95,6 +95,7 @@ class KernelCheck:
         self._gradients = gradients
         self._exact = exact
         self._tolerance = Tolerance.of(proposal)
+        self._runs: list[Few] = []
         self.compile_seconds = 0.0
 
     def key(self) -> str:
@@ -146,7 +147,7 @@ class KernelCheck:
 
     def _wrong_in(self, mix: Any, *, first: bool) -> Rejection | None:
         """What is wrong with the kernel in *mix*, at its check sizes; in the *first* mix also at a larger size."""
-        sizes = self._kernel.check_sizes
+        sizes, self._runs = self._kernel.check_sizes, []
         for size in sizes:
             # Two of a shape, judged when both are done: what is kept from one call must not show in another.
             examples = [example_of(self._proposal, mix, size, number) for number in range(2 if first else 1)]
@@ -163,6 +164,9 @@ class KernelCheck:
             example = example_of(self._proposal, mix, size)
             if why := self._judged(example, self._run(self._fused, example)):
                 return why
+        runs, self._runs = self._runs, []
+        if why := excess_together(runs, self._tolerance):
+            return Rejection(f"its numbers are wrong for {describe(example)} on {self._device}: {why}", kind="failed")
         return None
 
     def _larger_sizes(self) -> tuple[int, ...]:
@@ -223,6 +227,7 @@ class KernelCheck:
                 return Rejection(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
         if wrong := self._wrong(example, outcome, expected, truth, on, repeated=repeated):
             return wrong
+        self._runs.append(Few.of(outcome, expected, truth, self._tolerance))
         if self._exact and (why := self._rounds_otherwise(outcome, expected)):
             return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding")
         if not self._gradients:

@@ -12,29 +12,25 @@ _SURE = 6.0
 
 
 def leaning(
-    found: Tensor,
-    expected: Tensor,
-    true: Tensor,
+    compared: tuple[Tensor, Tensor, Tensor],
     usual: Tensor | None,
     coarsest: torch.dtype,
     systematic: float,
-    *,
     by_row: bool,
 ) -> str:
-    """How *found* leans to one side of *true*, more than *expected* and roundings explain; ``""`` if it does not.
+    """How a result leans to one side of the truth, more than the original and roundings explain; ``""`` if it does not.
 
     Asked are the mean of the relative errors, with their signs, and the mean of the errors: of the whole tensor, and of
     each slice along each dimension. docs/tolerances.md derives what is allowed.
 
     Args:
-        found: What is judged, of any shape.
-        expected: What the original gave, of that shape.
-        true: The truth, likewise, float64.
-        usual: Further true values, likewise, whose magnitudes count as well.
+        compared: What is judged, what the original gave, and the truth: floating, of one shape, whichever it is.
+        usual: Further true values of that shape, whose magnitudes count as well.
         coarsest: The dtype with the largest roundings that takes part.
         systematic: The relative error that arithmetic in float32 may have, always to one side.
         by_row: Whether errors are relative to the usual magnitude of their row, or of the whole tensor.
     """
+    found, expected, true = compared
     # A vector is a column: each of its elements is rounded by itself, and all are of one magnitude.
     shape = found.shape if found.dim() > 1 else (found.numel(), 1)
     truth = true.float().reshape(shape)
