@@ -32,7 +32,7 @@ FUNCTIONS = {
     "wrong_dtype": ("numbers", r"output\[0\] is float32.* instead of bfloat16"),
     "narrow": ("numbers", r"float16.*: output\[0\] is off by"),
     "wrong_in_half": ("numbers", r"torch.float16.*: output\[0\] is off by"),
-    "leans_in_half": ("numbers", r"bfloat16.*: output\[0\] is 0.\d+% too large on average over \d,\d+ elements"),
+    "leans_in_half": ("numbers", r"bfloat16.*: [a-z0-9\[\] ]+ is 0.\d+% too large on average over"),
     "shifted_in_half": ("numbers", r"bfloat16.*: output\[0\] is \d.\d+% too high on average over \d,\d+ elements"),
     "gradient_leans_in_half": ("numbers", r"bfloat16.*: gradient of args\[0\] is 0.\d+% too large on average"),
     "swapped": ("numbers", "0 SiluAndMul: plain: torch.float32: .*off by"),

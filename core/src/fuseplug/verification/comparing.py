@@ -99,12 +99,12 @@ def excess(
     coarsest = tolerance.coarsest_of(ours)
 
     def error(name: str, found: Tensor, expected: Tensor) -> str:
-        share, size = tolerance.share(found.dtype), other.get(name)
-        why = _worst(name, found, expected, true[name], share, by_row=tolerance.by_row, usual=size)
-        if why or repeated or coarsest.itemsize > 2:
+        share, size, exact = tolerance.share(found.dtype), other.get(name), true[name]
+        why = _worst(name, found, expected, exact, share, by_row=tolerance.by_row, usual=size)
+        if why or exact is None or repeated or coarsest.itemsize > 2:
             return why
         how = (coarsest, tolerance.share_of_float32, tolerance.by_row)
-        why = leaning((found, expected, true[name]), size, *how)
+        why = leaning((found, expected, exact), size, *how)
         return why and f"{name} {why}"
 
     return _first(ours, theirs, _judging_results(error))

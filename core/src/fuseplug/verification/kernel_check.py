@@ -165,8 +165,8 @@ class KernelCheck:
             if why := self._judged(example, self._run(self._fused, example)):
                 return why
         runs, self._runs = self._runs, []
-        if why := excess_together(runs, self._tolerance):
-            return Rejection(f"its numbers are wrong for {describe(example)} on {self._device}: {why}", kind="failed")
+        if bias := excess_together(runs, self._tolerance):
+            return Rejection(f"its numbers are wrong for {describe(example)} on {self._device}: {bias}", kind="failed")
         return None
 
     def _larger_sizes(self) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ from .edges import shapes as cut
 from .results import Finding
 from .subjects import Case, raised
 
-
 _MANY = 1 << 12
 """Elements of which a small bias is told from roundings to a half precision."""
 
@@ -35,7 +34,9 @@ def numbers(case: Case) -> Iterator[Finding]:
         if not finding.fault and not finding.skipped:
             idle = "the kernel was not called: its adapter computes something itself"
             yield Finding(f"{mix}", fault="" if case.compute.calls > before else idle)
-            if any(value.is_floating_point() and value.itemsize <= 2 for value in tensors(tuple(case.example(mix).args))):
+            if any(
+                value.is_floating_point() and value.itemsize <= 2 for value in tensors(tuple(case.example(mix).args))
+            ):
                 yield case.compare(f"{mix}, {_MANY} elements", case.example(mix, size=_MANY))
     if module is not None:
         flag = not module.training
