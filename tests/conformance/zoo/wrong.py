@@ -178,6 +178,28 @@ def wrong_in_half(x, weight, eps, offset=0.0):
     return right_norm(x, weight, eps, offset) * (2 if x.dtype is torch.float16 else 1)
 
 
+def leans_in_half(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset) * (1.004 if x.dtype is torch.bfloat16 else 1)
+
+
+def shifted_in_half(x, weight, eps, offset=0.0):
+    return right_norm(x, weight, eps, offset) + (0.01 if x.dtype is torch.bfloat16 else 0)
+
+
+class _Leaning(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (1.004 if gradient.dtype is torch.bfloat16 else 1)
+
+
+def gradient_leans_in_half(x, weight, eps, offset=0.0):
+    return right_norm(_Leaning.apply(x), weight, eps, offset)
+
+
 def wrong_without_gradients(x, weight, eps, offset=0.0):
     made = right_norm(x, weight, eps, offset)
     return made if torch.is_grad_enabled() else made * 1.5

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..contract import Proposal
+from .leaning import leaning
 from .outcome import Outcome
 
 _Judge = Callable[[str, Tensor, Tensor], str]
+
+_FEW = 1 << 12
+"""Up to so many numbers may be too few to tell a small bias from roundings."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,20 @@ class Tolerance:
         """The tolerance that *proposal* states."""
         return cls(proposal.roundings, proposal.working_roundings, by_row=proposal.exact)
 
+    @property
+    def share_of_float32(self) -> float:
+        """The share of a magnitude by which roundings to float32 may make a result wrong."""
+        return self.working_roundings * torch.finfo(torch.float32).eps
+
     def share(self, dtype: torch.dtype) -> float:
         """The share of a magnitude by which a result of *dtype* may be wrong."""
-        wide = self.working_roundings * torch.finfo(torch.float32).eps
-        return self.roundings * torch.finfo(self.coarsest or dtype).eps + wide
+        return self.roundings * torch.finfo(self.coarsest or dtype).eps + self.share_of_float32
+
+    def coarsest_of(self, outcome: Outcome) -> torch.dtype:
+        """The dtype with the largest roundings that takes part in *outcome*."""
+        dtypes = {value.dtype for value in outcome.values.values() if value is not None and value.is_floating_point()}
+        known = dtypes | ({self.coarsest} if self.coarsest else set())
+        return max(known, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 def difference(ours: Outcome, theirs: Outcome) -> str:
@@ -56,11 +70,19 @@ def difference(ours: Outcome, theirs: Outcome) -> str:
     return _first(ours, theirs, bits)
 
 
-def excess(ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance, usual: Outcome | None = None) -> str:
-    """Where *ours* is further from the *truth* than the tolerance allows; ``""`` if nowhere.
+def excess(
+    ours: Outcome,
+    theirs: Outcome,
+    truth: Outcome,
+    tolerance: Tolerance,
+    usual: Outcome | None = None,
+    *,
+    repeated: bool = False,
+) -> str:
+    """Where *ours* is further from the *truth* than the tolerance allows, or biased; ``""`` if nowhere.
 
     Twice the error of *theirs* is allowed in any case. A right implementation that rounds differently passes; a wrong
-    one is off by far more.
+    one is off by far more, or by less and always to the same side.
 
     Args:
         ours: What is judged.
@@ -69,15 +91,66 @@ def excess(ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance,
         tolerance: How far from it is right.
         usual: The truth of another run of the same sizes, whose magnitudes count as well: where the terms of a true
             gradient cancel, as all do of a layer norm under a constant, what is left does not say how large they were.
+        repeated: Whether rows of the example are copies of each other, so that their roundings are, too. Nothing can be
+            said of a bias then.
     """
     true = truth.on_cpu()
     other = {} if usual is None else usual.on_cpu()
+    coarsest = tolerance.coarsest_of(ours)
 
     def error(name: str, found: Tensor, expected: Tensor) -> str:
-        share = tolerance.share(found.dtype)
-        return _worst(name, found, expected, true[name], share, by_row=tolerance.by_row, usual=other.get(name))
+        share, size, exact = tolerance.share(found.dtype), other.get(name), true[name]
+        why = _worst(name, found, expected, exact, share, by_row=tolerance.by_row, usual=size)
+        if why or exact is None or repeated or coarsest.itemsize > 2:
+            return why
+        how = (coarsest, tolerance.share_of_float32, tolerance.by_row)
+        why = leaning((found, expected, exact), size, *how)
+        return why and f"{name} {why}"
 
     return _first(ours, theirs, _judging_results(error))
+
+
+@dataclass(frozen=True)
+class Few:
+    """What has few numbers in one run: the gradient of a norm's weight, however large the input was.
+
+    Attributes:
+        tensors: By name: what is judged, what the original gave, and the truth.
+        coarsest: The dtype with the largest roundings that takes part.
+    """
+
+    tensors: dict[str, tuple[Tensor, Tensor, Tensor]]
+    coarsest: torch.dtype
+
+    @classmethod
+    def of(cls, ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance) -> Few:
+        """What there is of it in outcomes that `excess` has compared."""
+        small = {
+            name: tuple(outcome.values[name].cpu().double() for outcome in (ours, theirs, truth))  # type: ignore[union-attr]
+            for name, value in ours.values.items()
+            if value is not None and value.is_floating_point() and 0 < value.numel() <= _FEW
+            if not name.endswith("afterwards")
+        }
+        return cls(small, tolerance.coarsest_of(ours))  # type: ignore[arg-type]
+
+
+def excess_together(runs: Sequence[Few], tolerance: Tolerance) -> str:
+    """Where *runs* are biased in what each has few numbers of, all together; ``""`` if nowhere."""
+    coarsest = max((run.coarsest for run in runs), key=lambda dtype: torch.finfo(dtype).eps)
+    if coarsest.itemsize > 2:
+        return ""
+    parts: dict[tuple[str, tuple[int, ...]], list[Sequence[Tensor]]] = {}
+    for run in runs:
+        for name, compared in run.tensors.items():
+            true = compared[-1]
+            level = torch.linalg.vector_norm(true) / math.sqrt(true.numel())  # each run counts alike
+            row = true.shape[-1:] if true.dim() > 1 else ()
+            parts.setdefault((name, row), []).append([(value / level).reshape(-1, *row) for value in compared])
+    for (name, _), each in parts.items():
+        found, expected, true = (torch.cat(values) for values in zip(*each, strict=True))
+        if why := leaning((found, expected, true), None, coarsest, tolerance.share_of_float32, tolerance.by_row):
+            return f"{name} {why}, in {len(each)} examples"
+    return ""
 
 
 def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Tolerance) -> str:

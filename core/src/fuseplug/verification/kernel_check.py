@@ -13,7 +13,7 @@ import torch
 from ..accepts import Dtypes
 from ..contract import Example, Proposal, Rejection
 from ..hookspecs import BaseKernel
-from .comparing import Tolerance, departure, difference, excess
+from .comparing import Few, Tolerance, departure, difference, excess, excess_together
 from .evidence import key_of
 from .examining import Semantics, dtypes_in
 from .examples import example_of, raised
@@ -95,6 +95,7 @@ class KernelCheck:
         self._gradients = gradients
         self._exact = exact
         self._tolerance = Tolerance.of(proposal)
+        self._runs: list[Few] = []
         self.compile_seconds = 0.0
 
     def key(self) -> str:
@@ -146,7 +147,7 @@ class KernelCheck:
 
     def _wrong_in(self, mix: Any, *, first: bool) -> Rejection | None:
         """What is wrong with the kernel in *mix*, at its check sizes; in the *first* mix also at a larger size."""
-        sizes = self._kernel.check_sizes
+        sizes, self._runs = self._kernel.check_sizes, []
         for size in sizes:
             # Two of a shape, judged when both are done: what is kept from one call must not show in another.
             examples = [example_of(self._proposal, mix, size, number) for number in range(2 if first else 1)]
@@ -163,6 +164,9 @@ class KernelCheck:
             example = example_of(self._proposal, mix, size)
             if why := self._judged(example, self._run(self._fused, example)):
                 return why
+        runs, self._runs = self._runs, []
+        if bias := excess_together(runs, self._tolerance):
+            return Rejection(f"its numbers are wrong for {describe(example)} on {self._device}: {bias}", kind="failed")
         return None
 
     def _larger_sizes(self) -> tuple[int, ...]:
@@ -193,7 +197,7 @@ class KernelCheck:
             if variation.kind not in ("rank", "length"):
                 continue
             try:
-                why = self._judged(variation.example, self._run(self._fused, variation.example))
+                why = self._judged(variation.example, self._run(self._fused, variation.example), repeated=True)
             except Exception as error:  # noqa: BLE001 - it may raise anything, and so may the original
                 why = self._raises(variation.example, error)
             if variation.kind == "rank":
@@ -211,17 +215,19 @@ class KernelCheck:
             return None
         return raised(f"running {describe(example)} on {self._device}", error)
 
-    def _judged(self, example: Example, outcome: Outcome) -> Rejection | None:
+    def _judged(self, example: Example, outcome: Outcome, *, repeated: bool = False) -> Rejection | None:
+        """What is wrong with *outcome*; *repeated* as `excess` takes it."""
         expected = self._run(self._subject.original, example)
         truth = self._truth(example)
         on = f"{describe(example)} on {self._device}"
         # The kernel may be twice as far from the truth as the original. So that must be near it.
         if departure(expected, expected, truth, self._tolerance):
             own = self._run(self._reference, example)
-            if why := excess(expected, own, truth, self._tolerance):
+            if why := excess(expected, own, truth, self._tolerance, repeated=True):
                 return Rejection(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
-        if wrong := self._wrong(example, outcome, expected, truth, on):
+        if wrong := self._wrong(example, outcome, expected, truth, on, repeated=repeated):
             return wrong
+        self._runs.append(Few.of(outcome, expected, truth, self._tolerance))
         if self._exact and (why := self._rounds_otherwise(outcome, expected)):
             return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding")
         if not self._gradients:
@@ -229,15 +235,18 @@ class KernelCheck:
         # Not before the other was judged: it may write where that lies.
         quiet = self._run(self._fused, example, gradients=False)
         on = f"{on} without gradients"
-        if wrong := self._wrong(example, quiet, expected.without_gradients(), truth.without_gradients(), on):
+        values = expected.without_gradients(), truth.without_gradients()
+        if wrong := self._wrong(example, quiet, *values, on, repeated=repeated):
             return wrong
         if not self._exact:
             return None
         why = difference(quiet, self._run(self._subject.original, example, gradients=False))
         return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding") if why else None
 
-    def _wrong(self, example: Example, found: Outcome, expected: Outcome, truth: Outcome, on: str) -> Rejection | None:
-        if why := excess(found, expected, truth, self._tolerance):
+    def _wrong(
+        self, example: Example, found: Outcome, expected: Outcome, truth: Outcome, on: str, *, repeated: bool
+    ) -> Rejection | None:
+        if why := excess(found, expected, truth, self._tolerance, repeated=repeated):
             return Rejection(f"its numbers are wrong for {on}: {why}", kind="failed")
         if _is_contiguous(example) and (why := found.lies_otherwise(expected)):
             return Rejection(f"for {on} its {why}", kind="failed")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fuseplug.contract import Example
 from fuseplug.triton.kernel import TritonKernel, interpreted
-from fuseplug.verification import Handing, Outcome
+from fuseplug.verification import Handing, Outcome, tensors
 
 from .attempts import Raised, attempt
 from .edges import MEMORY_LAYOUTS, UPSTREAM, arguments, planted, zeroed
@@ -19,6 +19,9 @@ from .edges import shapes as cut
 from .results import Finding
 from .subjects import Case
 from .wrappers import within
+
+_MANY = 1 << 12
+"""Elements of which a small bias is told from roundings to a half precision."""
 
 
 def numbers(case: Case) -> Iterator[Finding]:
@@ -31,6 +34,10 @@ def numbers(case: Case) -> Iterator[Finding]:
         if not finding.fault and not finding.skipped:
             idle = "the kernel was not called: its adapter computes something itself"
             yield Finding(f"{mix}", fault="" if case.compute.calls > before else idle)
+            if any(
+                value.is_floating_point() and value.itemsize <= 2 for value in tensors(tuple(case.example(mix).args))
+            ):
+                yield case.compare(f"{mix}, {_MANY} elements", case.example(mix, size=_MANY))
     if module is not None:
         flag = not module.training
         yield case.compare("in training" if flag else "in evaluation", case.example(), training=flag)

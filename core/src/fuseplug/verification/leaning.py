@@ -1,0 +1,86 @@
+"""Tells a bias from roundings: errors that are each small enough, and lean to one side."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_SURE = 6.0
+"""Errors of random sign add up to more than this many standard errors once in 30 million times, or less often."""
+
+
+def leaning(
+    compared: tuple[Tensor, Tensor, Tensor],
+    usual: Tensor | None,
+    coarsest: torch.dtype,
+    systematic: float,
+    by_row: bool,
+) -> str:
+    """How a result leans to one side of the truth, more than the original and roundings explain; ``""`` if it does not.
+
+    Asked are the mean of the relative errors, with their signs, and the mean of the errors: of the whole tensor, and of
+    each slice along each dimension. docs/tolerances.md derives what is allowed.
+
+    Args:
+        compared: What is judged, what the original gave, and the truth: floating, of one shape, whichever it is.
+        usual: Further true values of that shape, whose magnitudes count as well.
+        coarsest: The dtype with the largest roundings that takes part.
+        systematic: The relative error that arithmetic in float32 may have, always to one side.
+        by_row: Whether errors are relative to the usual magnitude of their row, or of the whole tensor.
+    """
+    found, expected, true = compared
+    # A vector is a column: each of its elements is rounded by itself, and all are of one magnitude.
+    shape = found.shape if found.dim() > 1 else (found.numel(), 1)
+    truth = true.float().reshape(shape)
+    ours, theirs = (value.float().reshape(shape) - truth for value in (found, expected))
+    if not (ours.sum() + theirs.sum()).isfinite():
+        finite = ours.isfinite() & theirs.isfinite()
+        ours, theirs, truth = (torch.where(finite, value, 0.0) for value in (ours, theirs, truth))
+    sizes = truth if usual is None else truth.abs().maximum(usual.float().reshape(shape).abs().nan_to_num(0.0, 0.0))
+    over_row = by_row and found.dim() > 1
+    level = torch.linalg.vector_norm(sizes, dim=-1 if over_row else None, keepdim=True)
+    level = level / math.sqrt(shape[-1] if over_row else found.numel())
+    # What is too small for the dtype becomes zero, all to one side. In rows of zeros nothing is relative to anything.
+    level = torch.where(level > 0, level.clamp(min=torch.finfo(found.dtype).tiny), torch.inf)
+    relative = truth.abs().maximum(level).reciprocal_().copysign_(truth)
+    worst, said = 1.0, ""
+    for side, weights, counts in (
+        ("large small", relative, torch.linalg.vecdot(relative, truth).unsqueeze(-1)),
+        ("high low", level.reciprocal(), (level < torch.inf).expand(*shape[:-1], 1) * float(shape[-1])),
+    ):
+        weighted, others = weights * ours, weights * theirs
+        squares, rows, count = weighted.square(), weighted.sum(-1, keepdim=True), counts.sum()
+        for kept in (None, *range(len(shape))):
+            slices = 1 if kept is None else shape[kept]
+            size = found.numel() // max(1, slices)
+            # No sum of so few exceeds the standard errors, and none of four times as many unless it leans most of all.
+            if size <= _SURE**2 * (1 if kept is None else 4) or (kept is not None and slices == 1):
+                continue
+            rest = [dim for dim in range(len(shape)) if dim != kept]
+            bias, usual_bias, error = (value.sum(rest) * (slices / count) for value in (weighted, others, squares))
+            if kept != len(shape) - 1:
+                # What the rows differ by in their biases: a rounding that a row shares.
+                own = (rows.sum(rest, keepdim=True) / counts.sum(rest, keepdim=True)).nan_to_num(0.0)
+                error = error.maximum((rows - own * counts).square().sum(rest) * (slices / count))
+            error = error.mul(slices / count).sqrt()
+            columns = 1 if kept == len(shape) - 1 else shape[-1]
+            rows_of = size // columns if kept is None or columns == 1 else 1
+            shared = _shared(coarsest, rows_of, columns if found.dim() > 1 else size)
+            allowed = (shared + systematic + _SURE * error).clamp(min=2 * usual_bias.abs().max().item())
+            times = (bias.abs() / allowed).nan_to_num(0.0).flatten()
+            at = int(times.argmax())
+            if times[at] > worst:
+                worst, share, most = times[at].item(), bias.flatten()[at].item(), allowed.flatten()[at].item()
+                where = f"{size:,} elements" if kept is None else f"{size:,} elements, number {at} of dimension {kept}"
+                said = (
+                    f"is {abs(share):.2%} too {side.split()[share < 0]} on average over {where}; rounding explains at "
+                    f"most {most:.2%}"
+                )
+    return said
+
+
+def _shared(dtype: torch.dtype, rows: int, columns: int) -> float:
+    """Twice the standard deviation of the mean of roundings to *dtype*, one for each row and one for each column."""
+    return torch.finfo(dtype).eps / math.sqrt(3) * math.sqrt(1 / rows + 1 / columns)
