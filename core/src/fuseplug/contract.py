@@ -123,7 +123,8 @@ class Adapter(abc.ABC):
         Fuseplug calls the result as the examples were called. If the caller wrote the call in another way, Fuseplug
         puts the arguments in place first. It calls the original instead whenever something differs from what was
         verified: device type, dtype, arguments, or anything that the original depends on and `reads` does not name.
-        Return ``NotImplemented`` for any other call that the original is to compute.
+        Return ``NotImplemented`` for any other call that the original is to compute. A `ValueError` of the function or
+        of the kernel means that too, as when a weight has got another shape: outside programs that are compiled.
         """
 
     def standing_for(self, original: Callable[..., Any], compute: Compute) -> Callable[..., Any]:

@@ -141,7 +141,8 @@ class KernelCheck:
         The guard tells mixes by their dtypes, so it is rejected for what is wrong in another mix of the first's.
         """
         now = self._dtypes(first)
-        right, wrong = [now], []
+        right: list[Dtypes] = [now]
+        wrong: list[Dtypes] = []
         for mix in others:
             dtypes = self._dtypes(mix)
             try:
