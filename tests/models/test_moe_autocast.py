@@ -19,7 +19,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 @pytest.fixture(scope="module")
 def manager():
-    return KernelManager(environ={"FUSEPLUG_KERNELS": InductorMoEKernel.kernel_id})
+    return KernelManager(environ={"FUSEPLUG_KERNELS": InductorMoEKernel.kernel_id, "FUSEPLUG_EVERY_SIZE": "1"})
 
 
 @pytest.fixture
@@ -98,25 +98,20 @@ def test_experts_in_a_list_are_multiplied_in_the_dtype_of_autocast(manager, dtyp
     assert not torch.equal(fused["result 0"], outcome(block, x)["result 0"])
 
 
-@pytest.mark.parametrize("routing", [torch.float32, *HALVES], ids=str)
-@pytest.mark.parametrize("rows", [torch.float32, *HALVES], ids=str)
-def test_gradients_have_the_dtypes_of_what_they_are_of(manager, rows, routing):
+@pytest.mark.parametrize("routing", HALVES, ids=str)
+def test_gradients_have_the_dtypes_of_what_they_are_of(manager, routing):
     experts = filled(specimens.StackedExperts(4, 16, 24))
     index = torch.rand(9, 4, generator=torch.Generator().manual_seed(1)).topk(2)[1]
-    arguments = torch.randn(9, 16).to(rows), index, torch.rand(9, 2).to(routing)
-    plain = outcome(
-        copy.deepcopy(experts), *(each.double() if each.is_floating_point() else each for each in arguments)
-    )
+    arguments = torch.randn(9, 16), index, torch.rand(9, 2).to(routing)
+    plain = outcome(copy.deepcopy(experts), *arguments)
     applied = manager.apply_all(experts)
     found = outcome(experts, *arguments)
-    # Two halves that differ come of no autocast.
-    assert counted(applied) == ((1, 0) if torch.float32 in (rows, routing) or rows is routing else (0, 1))
-    assert [found[f"argument {at}"].dtype for at in (0, 2)] == [rows, routing]
-    eps = max(torch.finfo(dtype).eps for dtype in (rows, routing))
+    assert counted(applied) == (1, 0), applied.report
+    assert [found[f"argument {at}"].dtype for at in (0, 2)] == [torch.float32, routing]
     for name, value in plain.items():
-        torch.testing.assert_close(
-            found[name].double(), value.double(), rtol=0, atol=8 * eps * value.abs().max().item()
-        )
+        # A rounding of the gradient of the routing weights; all else is computed in float32.
+        eps = 2e-5 if value.dtype is torch.float32 else torch.finfo(routing).eps
+        torch.testing.assert_close(found[name], value, rtol=0, atol=eps * value.abs().max().item())
 
 
 class TestSurroundings:
