@@ -85,12 +85,13 @@ def build(model_type, config):
     return model
 
 
-def step(model):
-    """One forward and backward: the outputs and every gradient, by name."""
+def step(model, autocast=None):
+    """One forward, under *autocast* to that dtype, and backward: the outputs and every gradient, by name."""
     tokens = (torch.arange(24).view(2, 12) % 60 + 1).to(model.device)
     model.zero_grad()
-    output = model(input_ids=tokens).last_hidden_state
-    output.square().mean().backward()
+    with torch.autocast(model.device.type, autocast, enabled=autocast is not None):
+        output = model(input_ids=tokens).last_hidden_state
+    output.float().square().mean().backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     return {name: value.detach().cpu().clone() for name, value in ({"output": output} | gradients).items()}
 

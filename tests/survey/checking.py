@@ -19,6 +19,7 @@ from fuseplug.report import Entry
 from .build import NoModel, build
 from .census import LOSS, OPS, Census, located
 from .feeding import Call, called, calls_for, step
+from .in_use import raised_under_autocast, under_autocast
 from .jitter import one_rounding
 from .labels import training_call
 
@@ -170,13 +171,16 @@ def _called_by(cls: type, target: Target | None) -> tuple[str, ...]:
 def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) -> tuple[Report, dict[str, Any]]:
     """What is fused, and how far that moves the results of a step.
 
-    Given are the largest share that any tensor took of what it is allowed, and the names of those that took more.
+    Given are the largest share that any tensor took of what it is allowed, and the names of those that took more; of a
+    model in float32 also whose the calls are under autocast.
     """
     before = step(model, calls)
     again = step(model, calls)
+    unfused = raised_under_autocast(model, calls) if _is_float32(model) else None
     with manager.apply_all(model, allow=ALLOW, every_size=True) as applied:
         fused = step(model, calls)
         modules = [_replaced(model, entry) for entry in applied.report.fused]
+        in_use = {} if unfused is None else {"autocast": unfused or under_autocast(applied, model, calls)}
     after = step(model, calls)
     moved: list[dict[str, Tensor]] = []
     shares: dict[str, float] = {}
@@ -193,7 +197,11 @@ def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) 
         "wrong": sorted(name for name, share in shares.items() if not share <= 1),
         "reproducible": (reproducible := _same(before, again)),
         "undo": _same(before, after) if reproducible else None,
-    }
+    } | in_use
+
+
+def _is_float32(model: nn.Module) -> bool:
+    return any(parameter.dtype is torch.float32 for parameter in model.parameters())
 
 
 def _replaced(model: nn.Module, entry: Entry) -> nn.Module:

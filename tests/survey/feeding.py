@@ -4,6 +4,7 @@ its parts by themselves.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -130,15 +131,17 @@ def outputs(model: nn.Module, call: Call) -> tuple[dict[str, Tensor], dict[str, 
     return {name: value for name, value in found if value.requires_grad}, asked
 
 
-def step(model: nn.Module, calls: Sequence[Call]) -> dict[str, Tensor]:
+def step(model: nn.Module, calls: Sequence[Call], autocast: torch.dtype | None = None) -> dict[str, Tensor]:
     """One forward and backward for each of *calls*: what came out, and the gradient of each parameter and input that
-    has one, by name, on the CPU.
+    has one, by name, on the CPU. The forward runs under *autocast* to that dtype.
     """
+    kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
     result = {}
     for call in calls:
         prefix = "with labels: " if call.loss else f"{call.path}: " if call.path else ""
         model.zero_grad(set_to_none=True)
-        found, asked = outputs(model, call)
+        with torch.autocast(kind, autocast) if autocast is not None else contextlib.nullcontext():
+            found, asked = outputs(model, call)
         generator = torch.Generator().manual_seed(1)
         upstream = [
             torch.randn(y.shape, generator=generator).to(y.device, y.dtype) / max(1, y.numel()) ** 0.5

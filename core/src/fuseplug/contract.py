@@ -123,7 +123,8 @@ class Adapter(abc.ABC):
         Fuseplug calls the result as the examples were called. If the caller wrote the call in another way, Fuseplug
         puts the arguments in place first. It calls the original instead whenever something differs from what was
         verified: device type, dtype, arguments, or anything that the original depends on and `reads` does not name.
-        Return ``NotImplemented`` for any other call that the original is to compute.
+        Return ``NotImplemented`` for any other call that the original is to compute. A `ValueError` of the function or
+        of the kernel means that too, as when a weight has got another shape: outside programs that are compiled.
         """
 
     def standing_for(self, original: Callable[..., Any], compute: Compute) -> Callable[..., Any]:
@@ -175,8 +176,9 @@ class Proposal:
             *generator*, so that the same call makes the same example.
         mixes: The combinations to check, opaque to Fuseplug: of dtypes, and of what else differs between calls, such as
             an optional argument. The first is that of the module as it is now.
-        likely: Those of *mixes*, besides the first, in which the module may well be called as it is: with inputs from
-            autocast, for example. The kernel itself is run in each. Calls in any other mix go to the original.
+        likely: Those of *mixes*, besides the first, in which the kernel itself is run. Calls in any other mix go to the
+            original. By default all in which the module's own tensors have the same dtypes as in the first. Name fewer
+            where each costs a compilation and some are rare, or more: a function has no tensors of its own.
         roundings: How many roundings to the output's dtype a right implementation may accumulate.
         working_roundings: How many roundings in float32, in which it computes, it may accumulate before that. These two
             are the constants *c* and *w* of the tolerance (``docs/tolerances.md``).
@@ -209,7 +211,7 @@ class Proposal:
     covers: Sequence[str] = ()
     exact: bool = True
     dtypes_of: Sequence[str] = ()
-    likely: Sequence[Any] = ()
+    likely: Sequence[Any] | None = None
     impossible: Sequence[str] = ()
     beside: Sequence[Proposal] = ()
     scope: Scope | None = None

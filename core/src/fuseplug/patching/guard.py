@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
+import operator
 import re
 import sys
 import types
@@ -97,7 +100,7 @@ class Guard:
             *self._before_size,
             *self._of_size,
             *self._device(main, device_type),
-            *self._dtypes(accepts),
+            *self._dtypes(original, accepts),
             *self._arguments(call, main),
         ]
         self._now = self._place(original, target, accepts)
@@ -213,9 +216,8 @@ class Guard:
         code = self._is_function(self.now("m"), original)
         yield _Term(code, f"{target} is no longer the one that was replaced")
 
-    def _dtypes(self, accepts: Accepts) -> Iterator[_Term]:
+    def _dtypes(self, original: Callable[..., Any], accepts: Accepts) -> Iterator[_Term]:
         dtypes = accepts.dtypes
-        known = ", ".join(" and ".join(str(each).removeprefix("torch.") for each in row) for row in dtypes)
         tensors = [f"a[{each}]" if isinstance(each, int) else _tensor(each) for each in accepts.typed]
         if len(tensors) == 1:
             code = f"{tensors[0]}.dtype in {self._constant(tuple(row[0] for row in dtypes))}"
@@ -223,7 +225,7 @@ class Guard:
             columns = zip(tensors, zip(*dtypes, strict=True), strict=True)
             pair = ", ".join(f"getattr({x}, 'dtype', None)" if None in seen else f"{x}.dtype" for x, seen in columns)
             code = f"({pair}) in {self._constant(tuple(dtypes))}"
-        yield _Term(code, f"it has a dtype in which the kernel was not checked here (checked: {known})")
+        yield _Term(code, functools.partial(_came_in, accepts, list(inspect.signature(original).parameters)))
 
     def _arguments(self, call: Call, main: int) -> Iterator[_Term]:
         for number, kinds in enumerate(call.kinds):
@@ -334,6 +336,23 @@ class Guard:
             yield _Term(f"not ({own} or {everybodys})", "there are hooks that see its result")
         if watch.no_autocast:
             yield _Term(f"not {self._constant(torch.is_autocast_enabled)}({device_type!r})", "autocast is on")
+
+
+def _came_in(accepts: Accepts, parameters: Sequence[str], args: Sequence[Any]) -> str:
+    """Which dtypes a call came with, beside those of the checked mix that is nearest."""
+    paths = [each if isinstance(each, int) else ".".join(step.name for step in each) for each in accepts.typed]
+    tensors = [args[each] if isinstance(each, int) else operator.attrgetter(each)(args[0]) for each in paths]
+    came = [getattr(tensor, "dtype", None) for tensor in tensors]
+    nearest = max(accepts.dtypes, key=lambda row: sum(map(operator.is_, row, came)))
+    names = [parameters[each] if isinstance(each, int) else each for each in paths]
+    rows = [
+        (f"{name} in {dtype}" + ("" if dtype is known else f" (checked: {known})"), dtype is known)
+        for name, dtype, known in zip(names, came, nearest, strict=True)
+    ]
+    unlike, alike = ([text for text, same in rows if same is wanted] for wanted in (False, True))
+    beside = f", beside {' and '.join(alike)}" if alike else ""
+    text = f"it has a dtype in which the kernel was not checked here: {' and '.join(unlike)}{beside}"
+    return text.replace("torch.", "")
 
 
 def _all_of(codes: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from ..accepts import Accepts
 from ..contract import Adapter, Compute, Target
 from ..lazy_tensor import LazyTensor
 from ..rebind import rebound
+from ..safe_access import said_by
 from ..torch_private import traced_away
 from .guard import Guard, module_of
 from .mark import Mark
@@ -59,9 +60,9 @@ class Replacement:
             return "it is called in a way that was not tried"
         return self.guards[placed.number].why_not(placed.values)
 
-    def why_original(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Why the original computed a call."""
-        return self.why_not(args, kwargs) or DECLINED
+    def why_original(self, args: Sequence[Any], kwargs: Mapping[str, Any], refusal: str = "") -> str:
+        """Why the original computed a call; *refusal* is what the kernel raised, or ``""``."""
+        return self.why_not(args, kwargs) or (f"the kernel refuses its arguments: {refusal}" if refusal else DECLINED)
 
     def main_input(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         """The main input of a call; ``None`` if `why_not` has something against the call."""
@@ -154,16 +155,19 @@ def _guarded(
         # For the compiler this is a constant: where the original is to be traced, nothing of the guard is.
         traced = compiling() and note_tracing()
         test = None if kwargs else as_tried.get(len(args))
-        result = NotImplemented
+        given: Sequence[Any] | None = None
+        named: Mapping[str, Any] = {}
         held: bool | None = False
         if traced and uncompiled:
             pass
         elif test is not None and (held := test(args)):
-            result = fused(*args)
+            given = args
         elif held is not None and (test is None or not one_way) and (placed := place(args, kwargs)) is not None:
             number, values, named = placed
-            if holds[number](values):
-                result = fused(*values[: accepts.calls[number].count], **named)
+            given = values[: accepts.calls[number].count] if holds[number](values) else None
+        result, refusal = NotImplemented, ""
+        if given is not None:
+            result, refusal = _computed(fused, given, named, traced)
         if result is not NotImplemented:
             if not traced:
                 tally.fused(args[0] if bound else None)
@@ -171,7 +175,7 @@ def _guarded(
         if not traced:
             count = count_original(args[0] if bound else None)
             if listeners:
-                tell(count, functools.partial(about.why_original, args, kwargs))
+                tell(count, functools.partial(about.why_original, args, kwargs, refusal))
         # What stands there now, if somebody put another there; and the call as it was made: what the original wraps
         # may look at its keywords.
         owner = type(args[0]) if bound else python_module
@@ -180,6 +184,19 @@ def _guarded(
 
     outermost = with_short_way(replaced, about.guards[0], tally, [*as_tried], bound=bound)
     return functools.wraps(original)(outermost)
+
+
+def _computed(
+    fused: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], traced: bool
+) -> tuple[Any, str]:
+    """The result of *fused*; or ``NotImplemented`` and what it said, if it refuses its arguments."""
+    if traced:
+        # After a break of the graph Dynamo goes on, but not inside a try.
+        return fused(*args, **kwargs), ""
+    try:
+        return fused(*args, **kwargs), ""
+    except ValueError as error:  # a weight has another shape, for example: what the original makes of it is right
+        return NotImplemented, said_by(error)
 
 
 def _noting_traces(tally: Tally) -> Callable[[], bool]:

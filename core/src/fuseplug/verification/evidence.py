@@ -25,7 +25,7 @@ from torch import Tensor
 from ..contract import Adapter, Proposal
 from ..hookspecs import BaseKernel
 from ..kept import LOADED
-from .examples import example_of
+from .examples import example_of, mixes_run
 from .memory import dense
 from .nested import tensors
 from .outcome import Outcome
@@ -90,7 +90,7 @@ def key_of(
             stable(adapter),
             stable((proposal.target, proposal.mixes, proposal.likely, proposal.exact)),
             stable((proposal.roundings, proposal.working_roundings, how)),
-            *(_shapes(proposal, mix, size) for mix in (proposal.mixes[0], *proposal.likely) for size in sizes),
+            *(_shapes(proposal, mix, size) for mix in mixes_run(proposal) for size in sizes),
         )
     except Exception:  # noqa: BLE001 - a third party's example or adapter may raise anything: then nothing is kept
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..hookspecs import BaseKernel
 from .comparing import Few, Tolerance, departure, difference, excess, excess_together
 from .evidence import key_of
 from .examining import Semantics, dtypes_in
-from .examples import example_of, raised
+from .examples import example_of, mixes_run, raised
 from .nested import mapped, tensors
 from .outcome import AS_USUAL, Handing, Outcome, Subject, run
 from .varying import main_argument, transposed, variations
@@ -108,7 +108,7 @@ class KernelCheck:
         """Call the kernel as `ran` will, as far as its programs depend on that, whatever comes of it."""
         with contextlib.suppress(Exception):
             fused = self._semantics.adapter.standing_for(self._subject.original, self._kernel.load())
-            calls = [(mix, False) for mix in (self._proposal.mixes[0], *self._proposal.likely)]
+            calls = [(mix, False) for mix in mixes_run(self._proposal)]
             for mix, autocast in (*calls, (self._proposal.mixes[0], True)):
                 for size in self._kernel.check_sizes:
                     with contextlib.suppress(Exception):
@@ -120,30 +120,45 @@ class KernelCheck:
             adapter, original = self._semantics.adapter, self._subject.original
             self._fused = adapter.standing_for(original, self._kernel.load())
             self._reference = adapter.standing_for(original, self._kernel.load_reference())
-            mix = self._proposal.mixes[0]
+            mix, *others = mixes_run(self._proposal)
             if (wrong := self._wrong_in(mix, first=True) or self._wrong_when_real(mix)) is not None:
                 return wrong
-            mixes = [mix, *filter(self._is_right_in, self._proposal.likely)]
+            rows = self._right_in(mix, others)
+            if isinstance(rows, Rejection):
+                return rows
             ranks = self._ranks(mix)
             if isinstance(ranks, Rejection):
                 return ranks
-            rows = [
-                dtypes_in(self._semantics.accepts.typed, example_of(self._proposal, each, 1), self._subject)
-                for each in mixes
-            ]
             contiguous = self._needs_order(mix)
             if isinstance(contiguous, Rejection):
                 return contiguous
-            return Ran(tuple(dict.fromkeys(rows)), contiguous, self._fails_under_autocast(mix), ranks)
+            return Ran(rows, contiguous, self._fails_under_autocast(mix), ranks)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             return raised(f"running on {self._device}", error)
 
-    def _is_right_in(self, mix: Any) -> bool:
-        """Whether the kernel is right in an optional mix."""
-        try:
-            return self._wrong_in(mix, first=False) is None
-        except Exception:  # noqa: BLE001 - it or the original may raise anything; such calls are the original's then
-            return False
+    def _right_in(self, first: Any, others: Sequence[Any]) -> tuple[Dtypes, ...] | Rejection:
+        """The dtypes of the mixes in which the kernel is right, as it is in the *first*.
+
+        The guard tells mixes by their dtypes, so it is rejected for what is wrong in another mix of the first's.
+        """
+        now = self._dtypes(first)
+        right: list[Dtypes] = [now]
+        wrong: list[Dtypes] = []
+        for mix in others:
+            dtypes = self._dtypes(mix)
+            try:
+                why = self._wrong_in(mix, first=False)
+            except Exception as error:  # noqa: BLE001 - it or the original may raise anything
+                why = self._raises(example_of(self._proposal, mix, min(self._kernel.check_sizes)), error)
+                if why is None:
+                    continue
+            if why is not None and dtypes == now:
+                return why
+            (right if why is None else wrong).append(dtypes)
+        return tuple(dtypes for dtypes in dict.fromkeys(right) if dtypes not in wrong)
+
+    def _dtypes(self, mix: Any) -> Dtypes:
+        return dtypes_in(self._semantics.accepts.typed, example_of(self._proposal, mix, 1), self._subject)
 
     def _wrong_in(self, mix: Any, *, first: bool) -> Rejection | None:
         """What is wrong with the kernel in *mix*, at its check sizes; in the *first* mix also at a larger size."""

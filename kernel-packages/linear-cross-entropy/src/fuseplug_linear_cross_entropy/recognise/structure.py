@@ -102,7 +102,6 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             roundings=8.0,
             working_roundings=64.0,
             exact=False,
-            likely=tuple(mixes[1 : len(afters)]),
             scope=Scope(in_training),
             lazy=LazyLogits,
             consent=CONSENT,

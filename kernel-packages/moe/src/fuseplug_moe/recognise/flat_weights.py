@@ -19,6 +19,7 @@ from .listed_blocks import is_the_originals
 from .mixes import DTYPES, ExpertsMix, mixes_of_modules
 from .small_copies import SmallCopies
 from .stacked_experts import OWN, PLAIN, inexact, named_or_own, own_product, routing
+from .under_autocast import narrowed
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class FlatAdapter(Adapter):
             if is_the_originals(hidden_states) or any(type(matrix) not in PLAIN for matrix in matrices):
                 return NotImplemented
             experts, inner, hidden = how.sizes.of(holder)
-            gate, up, down = (matrix.view(experts, inner, hidden) for matrix in matrices)
+            gate, up, down = (narrowed(hidden_states, matrix).view(experts, inner, hidden) for matrix in matrices)
             y = compute(
                 hidden_states.reshape(-1, hidden),
                 routed[how.index],

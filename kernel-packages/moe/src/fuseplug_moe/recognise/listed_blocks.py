@@ -22,6 +22,7 @@ from . import example_rows, gates
 from .mixes import DTYPES, ExpertsMix, mixes_of_modules
 from .small_copies import SmallCopies
 from .stacked_experts import OWN, inexact, named_or_own, own_product, passed, routing
+from .under_autocast import narrowed
 
 Idle = Literal["zero", "none"]
 
@@ -76,7 +77,8 @@ class ListedExperts:
         Result and errors are those of `reference.moe`.
         """
         experts: Any = block._modules[self.experts]
-        matrices = self.matrices(block)
+        x, *_ = routed
+        matrices = {name: [narrowed(x, each) for each in every] for name, every in self.matrices(block).items()}
         result: Tensor = compute(
             *routed,
             matrices[self.gate],
@@ -245,11 +247,10 @@ class BlockAdapter(Adapter):
 def is_the_originals(x: Tensor) -> bool:
     """Whether a call is the original's.
 
-    Tracers follow a list of experts with breaks only; under autocast it multiplies in the narrow dtype, which the fused
-    one would not; and without a token it looks at no weight, and leaves each without a gradient.
+    Tracers follow a list of experts with breaks only; and without a token it looks at no weight, and leaves each
+    without a gradient.
     """
-    traced = torch.compiler.is_compiling() or get_tracing_state() is not None
-    return traced or not x.numel() or torch.is_autocast_enabled(x.device.type)
+    return torch.compiler.is_compiling() or get_tracing_state() is not None or not x.numel()
 
 
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:

@@ -29,12 +29,17 @@ class ExpertsMix(NamedTuple):
 
 
 def mixes(dtype: torch.dtype) -> Iterator[ExpertsMix]:
-    """All of them, first those of *dtype*, which the module has; routers give float32 or the dtype of the rows."""
+    """All of them, first those of *dtype*, which the module has.
+
+    Routers give float32 or the dtype of the rows. Beside experts in float32, autocast makes a half of the rows, of the
+    routing weights, or of both.
+    """
     for each in sorted(DTYPES, key=lambda other: other is not dtype):
         yield ExpertsMix(each, each, each)
         if each is not torch.float32:
             yield ExpertsMix(each, each, torch.float32)
             yield ExpertsMix(each, torch.float32, each)
+            yield ExpertsMix(torch.float32, torch.float32, each)
 
 
 def mixes_of_modules(dtype: torch.dtype) -> Iterator[ExpertsMix]:

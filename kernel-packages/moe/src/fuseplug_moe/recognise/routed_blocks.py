@@ -19,6 +19,7 @@ from .listed_blocks import is_the_originals, linears_of, takes, top_k_of
 from .mixes import DTYPES, ExpertsMix, mixes_of_modules
 from .small_copies import SmallCopies
 from .stacked_experts import OWN, PLAIN, inexact, named_or_own, own_product, shapes_read
+from .under_autocast import narrowed
 
 
 class Routed(NamedTuple):
@@ -72,7 +73,8 @@ class Scored:
         scores, logits = returned
         chosen, index = scores.topk(top_k, dim=1)
         scaled = (x[:, None] * chosen[..., None]).flatten(0, 1)
-        return Routed(scaled, index.view(-1, 1), torch.ones_like(chosen).view(-1, 1), logits)
+        # What a batched product gives has the dtype of autocast, and so has what becomes of it.
+        return Routed(narrowed(x, scaled), index.view(-1, 1), torch.ones_like(chosen).view(-1, 1), logits)
 
     def total(self, y: Tensor, top_k: int) -> Tensor:
         """The result of each token ``(tokens, hidden)``, from *y*, those of its rows."""
@@ -170,7 +172,7 @@ class RoutedAdapter(Adapter):
                 routed.x,
                 routed.chosen,
                 routed.weights,
-                *weights,
+                *(narrowed(x, weight) for weight in weights),
                 transposed=stacks.transposed,
                 layout=stacks.layout,
                 activation=stacks.gate(module),

@@ -239,11 +239,9 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
         return Rejection(f"{type(module).__name__} has neither a gate of its own nor an activation to call")
     shared_out = (PARALLEL in vars(module) or found.dense) and not found.passing
     every = [*mixes(dtype), *([ExpertsMix(dtype, dtype, dtype, elsewhere=True)] if shared_out else [])]
-    # Routers often give float32, whatever the dtype of the rows.
-    likely = tuple(mix for mix in every[1:] if mix == ExpertsMix(dtype, dtype, torch.float32))
     _, hidden, _ = _sizes(module, found)
     proposal = inexact(adapters, functools.partial(_example, module, found, adapters[0]), every, hidden=hidden)
-    return [replace(proposal, likely=likely, impossible=_IMPOSSIBLE)]
+    return [replace(proposal, impossible=_IMPOSSIBLE)]
 
 
 def flattened(module: nn.Module) -> Rejection | None:

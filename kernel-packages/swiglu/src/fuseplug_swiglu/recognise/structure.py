@@ -67,6 +67,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     if len(adapters) > _MOST_CANDIDATES:
         return Rejection(f"it could be any of more than {_MOST_CANDIDATES} variants, too many to try")
     parts = _mlp_parts(found)
+    mixes = tuple(_mixes(dtype or torch.bfloat16, found))
     called = {name for adapter in adapters for name in adapter.children_called}
     differences = any("sparse" in adapter.variant.split() for adapter in adapters)
     return [
@@ -74,7 +75,9 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             target=Target(),
             adapters=adapters,
             example=functools.partial(make_example, parts),
-            mixes=tuple(_mixes(dtype, found)),
+            mixes=mixes,
+            # Quantised weights do not say in which dtype the module is called.
+            likely=mixes[1:] if dtype is None else None,
             # Six: the activation, the product, what is done on the way down, and what the three projections give; and
             # what each other child gives. Four more for what a gate exceeds a quantile by, a small difference.
             roundings=6.0 + len(called) + 4.0 * differences,
@@ -233,14 +236,14 @@ def _found(
     )
 
 
-def _dtype(module: nn.Module, roles: Projections) -> torch.dtype | Rejection:
-    """The dtype that the projections give, as far as their weights tell; quantised ones mostly give bfloat16."""
+def _dtype(module: nn.Module, roles: Projections) -> torch.dtype | Rejection | None:
+    """The dtype that the projections give, as far as their weights tell; ``None`` for quantised ones."""
     for parameter in cast("nn.Module", module._modules[roles.gate]).parameters():
         if parameter.dtype in DTYPES:
             return parameter.dtype
         if parameter.dtype is torch.float64 or parameter.is_complex():
             return Rejection(f"{roles.gate} is {parameter.dtype}; supported are float32, bfloat16 and float16")
-    return torch.bfloat16
+    return None
 
 
 def _mlp_parts(found: Found) -> MlpParts:

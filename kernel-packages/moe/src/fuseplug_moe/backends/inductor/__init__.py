@@ -308,6 +308,11 @@ def gate_formula(
 
 def _weighed(slots: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
     """The weighted sum of the slots of each token."""
+    promoted = torch.promote_types(slots.dtype, weights.dtype)
+    if promoted is slots.dtype:
+        weights = weights.to(promoted)  # exact, and one program for all that autocast makes of routing weights
+    if dtype not in (promoted, slots.dtype):
+        return _weighed(slots, weights, promoted).to(dtype)
     tokens, k = weights.shape
     rows = slots.view(tokens, -1)
     if worth_compiling(rows.shape, rows, weights):
