@@ -209,7 +209,7 @@ def _item(reader: Following, v: Value, index: Value | None) -> Value:
     if v is NEVER:
         return NEVER
     if v.named is not None and is_a(at, str):
-        return v.named.get(at, NEVER)
+        return v.named.get(at, v.others or NEVER)
     if v.items is not None:
         return _of_items(v, v.items, at)
     return _of_held(reader, v, index, at)

@@ -22,6 +22,7 @@ from .libraries import is_library, is_readable, only_computes, wrapped_by
 from .library import call_library, is_log
 from .lookup import in_class, is_a
 from .reaching import is_wrapped
+from .settled import SCALARS, answer_of, is_filled
 from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed
 
 
@@ -55,6 +56,7 @@ class Calls(Expressions):
                 named[keyword.arg] = found
             elif found.named is not None:
                 named |= found.named
+                others = found.others if others is None else either((others, *filter(None, [found.others])))
             else:
                 item = item_of(self.reader, found, Value())
                 others = item if others is None else either((others, item))
@@ -209,7 +211,10 @@ class Calls(Expressions):
                 return known(None)
             # Without arguments a filled cache answers and nothing runs. Only ``cache_clear`` could change the answer.
             if not given.all and f.receiver is None and thing.cache_info().currsize:
-                return known(thing(), *kind_of(thing()), owned=False)
+                found = thing()
+                if is_filled(thing) and type(found) in SCALARS:
+                    self.reader.looked(answer := answer_of(thing), answer.name, found)
+                return known(found, *kind_of(found), owned=False)
             return self._function(node, replace(f, object=inner, _key=[]), inner, given)
         function = in_class(type(thing), "__call__")
         if function is MISSING:

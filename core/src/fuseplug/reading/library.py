@@ -246,7 +246,11 @@ def _taken(walk: Walking, receiver: Value, name: str, given: Arguments) -> Value
     found = item_of(walk.reader, receiver, index if is_a(index.object, str | int) else None)
     if found is NEVER:
         return default or known(None)
-    if receiver.named is not None and is_a(index.object, str):
+    if (
+        receiver.named is not None
+        and is_a(index.object, str)
+        and (index.object in receiver.named or not receiver.others)
+    ):
         return found
     if default is None and name == "get":
         default = known(None)
@@ -294,5 +298,5 @@ def _of_object(walk: Walking, receiver: Value, name: str, given: Arguments, kind
             plain = is_a(thing, dict | list | tuple | types.MappingProxyType)
             found = (item_in if plain else item_of)(walk.reader, receiver, given.at(0) or NOTHING)
             default = given.at(1) or known(None)
-            return default if found is NEVER else either((found, default)) if name == "get" else found
+            return found if name != "get" else default if found is NEVER else either((found, default))
     return Value(kinds)
