@@ -68,8 +68,40 @@ def wrapping(function):
 by_wrapped = wrapping(by_transformers)
 
 
+def renaming(change):
+    """A decorator that asks for another activation than its caller."""
+
+    @functools.wraps(by_transformers)
+    def wrapped(*args, **kwargs):
+        change(kwargs)
+        return by_transformers(*args, **kwargs)
+
+    return wrapped
+
+
+@functools.wraps(by_transformers)
+def renamed_there(*args, **kwargs):
+    options = kwargs
+    options["activation"] = "tanh"
+    return by_transformers(*args, **kwargs)
+
+
+@functools.wraps(by_transformers)
+def renamed_by_pop(*args, **kwargs):
+    kwargs.pop("activation")
+    return by_transformers(*args, **kwargs)
+
+
+renamed_elsewhere = renaming(lambda options: options.update(activation="tanh"))
+
+
 def by_another_name(x, weight, bias=None, activation=None):
     return ACT2FN[activation.lower()](convolved(x, weight, bias))
+
+
+def by_both(x, weight, bias=None, activation=None):
+    y = FUNCTIONS[activation.lower()](convolved(x, weight, bias))
+    return y if FUNCTIONS["gelu"] is not None else 2 * y
 
 
 def by_keeping(x, weight, bias=None, activation=None):
@@ -117,7 +149,7 @@ def called(name):
     return change
 
 
-@pytest.mark.parametrize("keyword", (True, False))
+@pytest.mark.parametrize("keyword", [True, False])
 @pytest.mark.parametrize("function", READ, ids=lambda function: function.__name__)
 def test_a_function_that_an_argument_names_is_fused_and_another_name_is_the_originals(monkeypatch, function, keyword):
     found = met(monkeypatch, function, called("gelu"), called("silu"), keyword=keyword)
@@ -126,51 +158,64 @@ def test_a_function_that_an_argument_names_is_fused_and_another_name_is_the_orig
 
 @pytest.mark.parametrize(
     ("function", "registry", "entry"),
-    (
+    [
         (by_transformers, ACT2FN, nn.Tanh),
         (by_wrapped, ACT2FN, (nn.Hardtanh, {"max_val": 0.5})),
         (by_function, FUNCTIONS, torch.tanh),
         (by_get, FUNCTIONS, torch.tanh),
-    ),
+        (by_both, FUNCTIONS, torch.tanh),
+    ],
 )
 def test_an_entry_that_is_replaced_is_what_computes(monkeypatch, function, registry, entry):
     another = changing(monkeypatch, registry, "gelu", entry)
     found = met(monkeypatch, function, another, changing(monkeypatch, registry, "silu", entry))
-    assert found.answers == ("kernel", "kernel", "original"), found
+    # Where the name is computed, all are watched.
+    assert found.answers == ("kernel", "kernel" if function is not by_both else "original", "original"), found
+
+
+def test_what_a_registry_does_with_a_name_is_watched(monkeypatch):
+    def change(_):
+        monkeypatch.setattr(type(ACT2FN), "__getitem__", lambda self, name: torch.tanh)
+
+    assert met(monkeypatch, by_transformers, change).answers == ("kernel", "original")
 
 
 def test_of_several_names_each_is_watched(monkeypatch):
     names = ("silu", "gelu", None)
     changes = (called("gelu"), called(None), called("relu"), called("silu"))
     found = met(monkeypatch, by_transformers, *changes, names=names)
-    assert found.answers == ("kernel", "kernel", "kernel", "original", "kernel")
+    assert found.answers == ("kernel", "kernel", "kernel", "original", "kernel"), found
     replaced = changing(monkeypatch, ACT2FN, "gelu", nn.Tanh)
     found = met(monkeypatch, by_transformers, replaced, called("gelu"), names=names)
-    assert found.answers == ("kernel", "original", "original")
+    assert found.answers == ("kernel", "original", "original"), found
 
 
 @pytest.mark.parametrize(
     ("function", "why"),
-    (
+    [
         (by_another_name, "cannot be read"),
         (by_keeping, "does more than compute"),
         (by_tuple, "a tuple that may change"),
         (by_partial, "a partial that may change"),
-    ),
+        (renamed_there, "cannot be read"),
+        (renamed_elsewhere, "cannot be read"),
+        (renamed_by_pop, "cannot be read"),
+    ],
 )
 def test_what_cannot_be_followed_or_watched_is_left_alone(monkeypatch, function, why):
     found = met(monkeypatch, function)
-    assert found.last == "alone" and why in found.alone, found
+    assert found.last == "alone"
+    assert why in found.alone
 
 
 @pytest.mark.parametrize(
     ("folder", "name", "bias", "names"),
-    (
+    [
         ("mamba", "MambaMixer", True, ("silu",)),
         ("mamba2", "Mamba2Mixer", True, ("silu",)),
         ("qwen3_next", "Qwen3NextGatedDeltaNet", False, ("silu",)),
         ("lfm2", "Lfm2ShortConv", False, ()),
-    ),
+    ],
 )
 def test_the_convolutions_of_transformers_are_fused(folder, name, bias, names):
     made = functools.partial(instance, Class("", folder, name))

@@ -258,9 +258,8 @@ class Expressions:
                         item_of(self.reader, each, one)
             else:
                 self.operator(one, "__eq__" if isinstance(op, ast.Eq | ast.NotEq) else "__lt__", other)
-        if len(values) == 2 and is_a(values[0].object, str) and is_a(values[1].object, tuple | frozenset):
-            if isinstance(node.ops[0], ast.In | ast.NotIn):
-                return known((values[0].object in values[1].object) is isinstance(node.ops[0], ast.In), *kinds)
+        if (contained := _contained(node.ops, values)) is not None:
+            return known(contained, *kinds)
         if "shape" in kinds:
             for each in values:
                 self.sizes(each)
@@ -355,7 +354,7 @@ class Expressions:
 
     def _filtered(self, whole: Value, key: str, value: str, tests: list[Any]) -> Value | None:
         """*whole* without the names that one of *tests* leaves out; ``None`` where that is not known."""
-        kept, before = {}, self.env
+        kept, before = dict[str, Value](), self.env
         for name, item in (whole.named or {}).items():
             self.env = {**before, key: known(name), value: item}
             truths = [self.value(test).object for test in tests]
@@ -389,3 +388,12 @@ class Expressions:
 
     def bind(self, target: Any, value: Value) -> None:
         raise NotImplementedError
+
+
+def _contained(ops: list[ast.cmpop], values: list[Value]) -> bool | None:
+    """What ``in`` or ``not in`` says of a known string and known strings; ``None`` if it is anything else."""
+    one, other = values[0].object, values[-1].object
+    if len(ops) != 1 or not isinstance(ops[0], ast.In | ast.NotIn):
+        return None
+    plain = type(one) is str and type(other) in (tuple, frozenset) and all(type(each) is str for each in other)
+    return (one in other) is isinstance(ops[0], ast.In) if plain else None

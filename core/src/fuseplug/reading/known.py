@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from .arguments import Arguments, Partial
 from .attributes import attribute_of, item_of
 from .following import Walking
 from .lookup import is_a
+from .settled import IS_SCRIPTING, IS_TRACING
 from .values import NOTHING, Value, either, kinds_of, known, listed
 
 _Call = Callable[[Walking, Any, Arguments], Value]
@@ -187,8 +186,8 @@ _BY_FUNCTION: list[tuple[_Call, tuple[Any, ...]]] = [
     (_extreme, (min, max)),
     (_number, (abs, round, sum, any, all, pow, divmod, repr, str, format, ord, chr)),
     (_environment, (os.getenv,)),
-    (_scripting, (torch.jit.is_scripting,)),
-    (_tracing, (torch.jit.is_tracing,)),
+    (_scripting, (IS_SCRIPTING,)),
+    (_tracing, (IS_TRACING,)),
 ]
 BUILTINS: Mapping[int, _Call] = {id(function): handler for handler, functions in _BY_FUNCTION for function in functions}
 """By the ``id`` of the function: not everything that is called has a hash."""

@@ -19,7 +19,7 @@ from .lookup import is_a
 from .source import tree_of
 from .values import NOTHING, Value
 
-_FALSE = (torch.jit.is_scripting, torch.jit.is_tracing)
+IS_SCRIPTING, IS_TRACING = torch.jit.is_scripting, torch.jit.is_tracing  # type: ignore[attr-defined]
 """What is scripted is no longer Python. Where code asks whether it is traced, calls that are traced are the original's.
 """
 
@@ -88,7 +88,8 @@ def settled(walk: Testing, test: Any) -> bool | None:
         compare = _COMPARED.get(type(test.ops[0]))
         if compare is None or one is MISSING or other is MISSING:
             return None
-        plain = None in (one, other) if isinstance(test.ops[0], ast.Is | ast.IsNot) else _scalars(one, other)
+        identical = isinstance(test.ops[0], ast.Is | ast.IsNot) and (one is None or other is None)
+        plain = identical or _scalars(one, other)
         return bool(compare(one, other)) if plain else None
     found = _constant(walk, test)
     return bool(found) if _scalars(found) else None
@@ -119,7 +120,7 @@ def _scalars(*things: Any) -> bool:
 
 
 def _answered(walk: Testing, function: Any) -> bool | None:
-    if any(function is each for each in _FALSE):
+    if any(function is each for each in (IS_SCRIPTING, IS_TRACING)):
         return False
     if is_a(function, functools._lru_cache_wrapper):
         answer = function() if is_filled(function) else MISSING
