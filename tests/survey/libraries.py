@@ -247,7 +247,10 @@ def _checked(manager: KernelManager, module: nn.Module, op: str) -> dict[str, An
         record = compared(manager, called, [CALL])
     own = [s for s in record.pop("sites") if (s["op"], s["class"]) == (op, type(module).__name__)]
     record.pop("planning")
-    return record | {"fused": any(site["fused"] for site in own), "answer": _answer(own)}
+    fused = any(site["fused"] for site in own)
+    if record["status"] == "checked" and not fused:
+        record["status"] = "nothing fused"  # but for what it calls
+    return record | {"fused": fused, "answer": _answer(own)}
 
 
 def _answer(sites: Sequence[Mapping[str, Any]]) -> str:
