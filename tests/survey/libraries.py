@@ -164,16 +164,17 @@ def _keep(task: str, record: dict[str, Any]) -> None:
     print(f"{task}: {record.get('status') or len(record.get('classes', ()))}", flush=True)
 
 
-def publish(records: Sequence[Mapping[str, Any]], page: Path) -> None:
-    """Write the page and what it is made of: a line for each class and each model."""
+def publish(records: Sequence[Mapping[str, Any]], page: Path, partial: str = "") -> None:
+    """Write the page and what it is made of: a line for each class and each model; and what is missing, if anything."""
     content = {
         "machine": machine() | {"libraries": {name: version(name) for name in ("diffusers", "timm")}},
+        "partial": partial,
         "classes": sorted((c for r in records for c in r.get("classes", ())), key=lambda c: (c["module"], c["class"])),
         "models": [r for r in records if r["task"].startswith(MODEL)],
         "died": [r for r in records if r.get("status") == "died"],
     }
     rows = (
-        f" {json.dumps(name)}: {json.dumps(value) if isinstance(value, dict) else _lines(value)}"
+        f" {json.dumps(name)}: {json.dumps(value) if isinstance(value, dict | str) else _lines(value)}"
         for name, value in content.items()
     )
     page.with_suffix(".json").write_text("{\n" + ",\n".join(rows) + "\n}\n")

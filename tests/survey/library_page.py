@@ -30,7 +30,9 @@ def to_markdown(content: Mapping[str, Any]) -> str:
     """The page: numbers, classes that are fused, classes that are left alone, models."""
     about, classes, models = (content[name] for name in ("machine", "classes", "models"))
     versions = ", ".join(f"{name} {about[of][name]}" for of, name in _VERSIONS)
-    parts = [_HEAD, f"{about['cpu']}, {about['cores']} cores, {versions}; {about['date']}.\n", "## Summary\n"]
+    parts = [_HEAD, f"{about['cpu']}, {about['cores']} cores, {versions}; {about['date']}.\n"]
+    parts += [f"{content['partial']}\n"] if content.get("partial") else []
+    parts.append("## Summary\n")
     parts += _table(("", "diffusers", "timm"), _summary(classes, models))
     parts += ["", "## Fused\n", *_table(("op", "class", "variant", "status", *DTYPES), _fused(classes))]
     parts += ["", "## Left alone\n", *_table(("op", "class", "why"), _left_alone(classes, models))]

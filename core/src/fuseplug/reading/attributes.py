@@ -277,7 +277,7 @@ def item_in(reader: Following, v: Value, index: Value | None) -> Value:
 
 def _look_at_all(reader: Following, held: Mapping[Any, Any]) -> None:
     """Keep every entry of *held*: which of them is meant is not known."""
-    entries = list(dict.items(held) if is_a(held, dict) else held.items())
+    entries = list(dict.items(held) if isinstance(held, dict) else held.items())
     if len(entries) > _MOST:
         reader.unread(held, f"a {type(held).__name__} is looked into by a key that is not known", None)
     elif all(is_a(key, str) for key, _ in entries):
