@@ -267,7 +267,7 @@ def coverage_elsewhere(session: nox.Session, kernels: str) -> None:
 
 @nox.session(name="coverage-libraries", default=False)
 def coverage_libraries(session: nox.Session) -> None:
-    """Check the norms and gated MLPs of diffusers and timm, fused against unfused. Writes docs/coverage-libraries.md."""
+    """Check the norms and gated MLPs of diffusers and timm against unfused ones. Writes docs/coverage-libraries.md."""
     install(session, *FOR_SURVEY, *OTHER_LIBRARIES)
     alone = {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", **ONE_THREAD, **NOTHING_KEPT}
     session.run("python", "-m", "survey.libraries", *session.posargs, env=alone)
