@@ -39,6 +39,7 @@ FOR_TRITON = ("triton", "liger-kernel", "matplotlib")
 QUANTISERS = ("torchao", "bitsandbytes")
 FOR_LLAMA_FACTORY = ("omegaconf", "torchdata")  # what its new trainer imports, beside what is here anyhow
 FOR_MS_SWIFT = ("modelscope", "json_repair", "einops", "aiohttp", "pillow")  # the same of its SFT
+OTHER_LIBRARIES = ("diffusers", "timm", "torchvision")
 FOR_SURVEY = ("pytest", "scipy")  # what some models import
 WORKERS = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadgroup")  # each holds a torch of its own
 SLOWEST = ("--durations", "15", "--durations-min", "5")  # where the next minute of a run is to be saved
@@ -262,6 +263,14 @@ def coverage_elsewhere(session: nox.Session, kernels: str) -> None:
     alone = {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     alone |= {"TRITON_INTERPRET": "1", **ONE_THREAD, **NOTHING_KEPT}
     session.run("python", "-m", "survey.run", "--kernels", kernels, *session.posargs, env=alone)
+
+
+@nox.session(name="coverage-libraries", default=False)
+def coverage_libraries(session: nox.Session) -> None:
+    """Check the norms and gated MLPs of diffusers and timm against unfused ones. Writes docs/coverage-libraries.md."""
+    install(session, *FOR_SURVEY, *OTHER_LIBRARIES)
+    alone = {"PYTHONPATH": str(ROOT / "tests"), "HF_HUB_OFFLINE": "1", **ONE_THREAD, **NOTHING_KEPT}
+    session.run("python", "-m", "survey.libraries", *session.posargs, env=alone)
 
 
 @nox.session(name="coverage-liger", default=False)

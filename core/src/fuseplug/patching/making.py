@@ -59,7 +59,7 @@ def patch_of(
         no_autocast=found.watch.no_autocast or ran.no_autocast,
         no_grad=not gradients,
         unhooked=lazy,
-        untraced=not traced,
+        untraced=found.watch.untraced or not traced,
     )
     calls = tuple(call.limited(found.main, ran.ranks) for call in found.calls)
     key = None if scope is None else key_of(mark.kernel_id, scope)

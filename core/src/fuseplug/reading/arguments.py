@@ -97,7 +97,7 @@ def place(taken: list[tuple[str, str]], defaults: dict[str, Value], given: Argum
             found[name] = listed(more, exact=given.rest is None)
         elif kind == "**":
             more = [*named.values(), *([given.others] if given.others is not None else [])]
-            found[name] = replace(listed(more, exact=False), named=dict(named) if given.others is None else None)
+            found[name] = replace(listed(more, exact=False), named=dict(named), others=given.others)
         elif kind == "positional" and values:
             found[name] = values.pop(0)
         elif name in named:

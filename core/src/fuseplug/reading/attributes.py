@@ -201,7 +201,8 @@ def _absent(reader: Following, v: Value, name: str, where: Any) -> Value:
 
 def item_of(reader: Following, value: Value, index: Value | None) -> Value:
     """What is in *value*: at *index*, or anywhere."""
-    return either(_item(reader, each, index) for each in value.each)
+    indices = (None,) if index is None else index.each
+    return either(_item(reader, each, at) for each in value.each for at in indices)
 
 
 def _item(reader: Following, v: Value, index: Value | None) -> Value:
@@ -209,7 +210,7 @@ def _item(reader: Following, v: Value, index: Value | None) -> Value:
     if v is NEVER:
         return NEVER
     if v.named is not None and is_a(at, str):
-        return v.named.get(at, NEVER)
+        return v.named.get(at, v.others or NEVER)
     if v.items is not None:
         return _of_items(v, v.items, at)
     return _of_held(reader, v, index, at)
@@ -234,6 +235,8 @@ def _of_held(reader: Following, v: Value, index: Value | None, at: Any) -> Value
     if is_a(held, type | types.FunctionType) and in_class(type(held), method) is MISSING:
         return NEVER
     if v.known and not is_library(held) and is_readable(function := in_class(type(held), method)):
+        if not v.owned and (base := class_with(type(held), method)) is not None:
+            reader.looked(vars(base), method, function, base)
         found = reader.function(function, Arguments((v,) if index is None else (v, index)))
         return found if index is not None else item_of(reader, found, None)
     if _is_hidden(v):
@@ -266,8 +269,20 @@ def item_in(reader: Following, v: Value, index: Value | None) -> Value:
             reader.looked(held, index.object, found)
         return NEVER if found is MISSING else _held(v, found)
     if mapping:
+        if v.path is None and not v.owned and not v.given:
+            _look_at_all(reader, held)
         return _any_of(v, dict.values(held) if is_a(held, dict) else held.values())
     return _any_of(v, (list if is_a(held, list) else tuple).__iter__(held))
+
+
+def _look_at_all(reader: Following, held: Mapping[Any, Any]) -> None:
+    """Keep every entry of *held*: which of them is meant is not known."""
+    entries = list(dict.items(held) if isinstance(held, dict) else held.items())
+    if len(entries) > _MOST:
+        reader.unread(held, f"a {type(held).__name__} is looked into by a key that is not known", None)
+    elif all(is_a(key, str) for key, _ in entries):
+        for key, value in entries:
+            reader.looked(held, key, value)
 
 
 def _at_index(held: Any, index: Any) -> Any:

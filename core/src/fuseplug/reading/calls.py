@@ -22,6 +22,7 @@ from .libraries import is_library, is_readable, only_computes, wrapped_by
 from .library import call_library, is_log
 from .lookup import in_class, is_a
 from .reaching import is_wrapped
+from .settled import SCALARS, answer_of, is_filled
 from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed
 
 
@@ -41,7 +42,7 @@ class Calls(Expressions):
         for each in node.args:
             found = self.value(each)
             if not isinstance(each, ast.Starred):
-                values.append(found)
+                values.append(found if found.others is None else self._without_names(found))
             elif found.items is not None and found.exact and rest is None:
                 values += found.items
             else:
@@ -52,9 +53,10 @@ class Calls(Expressions):
         for keyword in node.keywords:
             found = self.value(keyword.value)
             if keyword.arg is not None:
-                named[keyword.arg] = found
+                named[keyword.arg] = found if found.others is None else self._without_names(found)
             elif found.named is not None:
                 named |= found.named
+                others = found.others if others is None else either((others, *filter(None, [found.others])))
             else:
                 item = item_of(self.reader, found, Value())
                 others = item if others is None else either((others, item))
@@ -209,7 +211,10 @@ class Calls(Expressions):
                 return known(None)
             # Without arguments a filled cache answers and nothing runs. Only ``cache_clear`` could change the answer.
             if not given.all and f.receiver is None and thing.cache_info().currsize:
-                return known(thing(), *kind_of(thing()), owned=False)
+                found = thing()
+                if is_filled(thing) and type(found) in SCALARS:
+                    self.reader.looked(answer := answer_of(thing), answer.name, found)
+                return known(found, *kind_of(found), owned=False)
             return self._function(node, replace(f, object=inner, _key=[]), inner, given)
         function = in_class(type(thing), "__call__")
         if function is MISSING:
@@ -256,10 +261,15 @@ class Calls(Expressions):
     def grown(self, target: Any, before: Value, added: Value) -> None:
         """Add a thing to a container that was made in the call."""
         if isinstance(target, ast.Name) and before.items is not None:
-            items = (either((*before.items, added)),)
-            self.env[target.id] = replace(
-                before, kinds=before.kinds | added.kinds, items=items, exact=False, named=None, _key=[]
-            )
+            self.env[target.id] = self._without_names(before, added)
+
+    def _without_names(self, before: Value, added: Value = NOTHING) -> Value:
+        """*before* after something was put into it; whatever else is the same dict of arguments, too."""
+        items = (either((*(before.items or ()), added)),)
+        after = replace(before, kinds=before.kinds | added.kinds, items=items, exact=False, named=None, _key=[])
+        if before.others is not None:
+            self.env.update((name, after) for name, value in self.env.items() if value.key == before.key)
+        return after
 
     def call_local(self, local: Local, given: Arguments) -> Value:
         """Follow a call of a function that is defined in the code."""

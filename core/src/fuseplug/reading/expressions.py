@@ -9,6 +9,7 @@ import math
 import operator
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +20,7 @@ from .following import Following
 from .found import MISSING, Finding
 from .libraries import is_library, is_readable
 from .lookup import in_class, is_a
+from .settled import settled
 from .source import code_of
 from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed
 
@@ -60,6 +62,7 @@ class Expressions:
         self.code: types.CodeType = code or function.__code__
         self.locals: list[Local] = []
         self._testing = False
+        self._asked: frozenset[types.CodeType] = frozenset()
 
     # What is found
 
@@ -117,21 +120,36 @@ class Expressions:
         parts = [self.value(each) for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
         return Value(kinds_of(parts))
 
-    def condition(self, test: Any, *, raises: bool = False) -> None:
-        """Note what *test* depends on; of several joined by ``and`` or ``or``, each by itself."""
+    def condition(self, test: Any, *, raises: bool = False) -> bool | None:
+        """Note what *test* depends on; of several joined by ``and`` or ``or``, each by itself.
+
+        Return whether it is true, if it is `settled`. What would then not be evaluated is not read.
+        """
         if isinstance(test, ast.BoolOp):
+            decides, truths = isinstance(test.op, ast.Or), list[bool | None]()
             for each in test.values:
-                self.condition(each, raises=raises)
-        elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            self.condition(test.operand, raises=raises)
-        else:
-            self._testing = True
-            found = self.value(test)
-            self.asked(test, found)
-            if is_a(found.object, types.FunctionType | type | types.ModuleType) and not found.kinds:
-                return
-            if found.kinds and not raises:
-                self.note(self.reader.found.conditions, test, found.kinds)
+                truths.append(self.condition(each, raises=raises))
+                if truths[-1] is decides:
+                    return decides
+            return None if None in truths else not decides
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            truth = self.condition(test.operand, raises=raises)
+            return None if truth is None else not truth
+        self._testing = True
+        found = self.value(test)
+        self.asked(test, found)
+        plain = is_a(found.object, types.FunctionType | type | types.ModuleType) and not found.kinds
+        if found.kinds and not plain and not raises:
+            self.note(self.reader.found.conditions, test, found.kinds)
+        return settled(self, test)
+
+    def asking(self, function: types.FunctionType, env: dict[str, Value]) -> Expressions | None:
+        """A walk through *function*, for what it returns; ``None`` within that walk itself."""
+        if function.__code__ in self._asked:
+            return None
+        walk = type(self)(self.reader, function, env)
+        walk._asked = self._asked | {function.__code__}
+        return walk
 
     def on_constant(self, node: ast.Constant) -> Value:
         return known(node.value)
@@ -165,7 +183,8 @@ class Expressions:
         return found
 
     def on_ifexp(self, node: ast.IfExp) -> Value:
-        self.condition(node.test)
+        if (truth := self.condition(node.test)) is not None:
+            return self.value(node.body if truth else node.orelse)
         return either((self.value(node.body), self.value(node.orelse)))
 
     def on_boolop(self, node: ast.BoolOp) -> Value:
@@ -175,6 +194,8 @@ class Expressions:
             if found.kinds:
                 self.note(self.reader.found.conditions, each, found.kinds)
             values.append(found)
+            if settled(self, each) is isinstance(node.op, ast.Or):
+                return either(values)
         return either((*values, self.value(node.values[-1])))
 
     def on_unaryop(self, node: ast.UnaryOp) -> Value:
@@ -237,6 +258,8 @@ class Expressions:
                         item_of(self.reader, each, one)
             else:
                 self.operator(one, "__eq__" if isinstance(op, ast.Eq | ast.NotEq) else "__lt__", other)
+        if (contained := _contained(node.ops, values)) is not None:
+            return known(contained, *kinds)
         if "shape" in kinds:
             for each in values:
                 self.sizes(each)
@@ -310,7 +333,39 @@ class Expressions:
 
     on_setcomp = on_listcomp
     on_generatorexp = on_listcomp
-    on_dictcomp = on_listcomp
+
+    def on_dictcomp(self, node: ast.DictComp) -> Value:
+        """One that filters a dict by its keys, as decorators do with keyword arguments, keeps its names."""
+        found: Value = self.on_listcomp(node)
+        match node:
+            case ast.DictComp(
+                key=ast.Name(id=key),
+                value=ast.Name(id=value),
+                generators=[
+                    ast.comprehension(
+                        target=ast.Tuple(elts=[ast.Name(id=first), ast.Name(id=second)]),
+                        iter=ast.Call(func=ast.Attribute(value=source, attr="items"), args=[]),
+                        ifs=tests,
+                    )
+                ],
+            ) if (first, second) == (key, value):
+                return self._filtered(self.value(source), key, value, tests) or found
+        return found
+
+    def _filtered(self, whole: Value, key: str, value: str, tests: list[Any]) -> Value | None:
+        """*whole* without the names that one of *tests* leaves out; ``None`` where that is not known."""
+        kept, before = dict[str, Value](), self.env
+        for name, item in (whole.named or {}).items():
+            self.env = {**before, key: known(name), value: item}
+            truths = [self.value(test).object for test in tests]
+            self.env = before
+            if not all(truth is True or truth is False for truth in truths):
+                return None
+            kept |= {name: item} if all(truths) else {}
+        if whole.named is None:
+            return None
+        items = (*kept.values(), *filter(None, [whole.others]))
+        return replace(listed(items, exact=False), named=kept, others=whole.others)
 
     def on_await(self, node: ast.Await) -> Value:
         return self.value(node.value)
@@ -333,3 +388,12 @@ class Expressions:
 
     def bind(self, target: Any, value: Value) -> None:
         raise NotImplementedError
+
+
+def _contained(ops: list[ast.cmpop], values: list[Value]) -> bool | None:
+    """What ``in`` or ``not in`` says of a known string and known strings; ``None`` if it is anything else."""
+    one, other = values[0].object, values[-1].object
+    if len(ops) != 1 or not isinstance(ops[0], ast.In | ast.NotIn):
+        return None
+    plain = type(one) is str and type(other) in (tuple, frozenset) and all(type(each) is str for each in other)
+    return (one in other) is isinstance(ops[0], ast.In) if plain else None

@@ -100,7 +100,7 @@ class Reading:
         random: Random numbers that are drawn.
         conditions: What is tested. Kinds are of ``"shape"``, ``"value"``, ``"param"``, ``"dtype"``, ``"device"``,
             ``"grad"``, ``"autocast"``, ``"tracing"``, ``"training"``, ``"state"``, ``"presence"``, ``"option"``,
-            ``"memory"`` (where a tensor lies) and ``"random"``.
+            ``"memory"`` (where a tensor lies), ``"random"`` and ``"traced"`` (by ``torch.jit.trace``).
             Tests that only decide whether to raise are left out.
         clamps: Computation that treats some magnitudes differently from others.
         sizes: Integers that shapes are compared with.

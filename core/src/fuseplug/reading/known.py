@@ -13,6 +13,7 @@ from .arguments import Arguments, Partial
 from .attributes import attribute_of, item_of
 from .following import Walking
 from .lookup import is_a
+from .settled import IS_SCRIPTING, IS_TRACING
 from .values import NOTHING, Value, either, kinds_of, known, listed
 
 _Call = Callable[[Walking, Any, Arguments], Value]
@@ -150,6 +151,15 @@ def _number(walk: Walking, node: Any, given: Arguments) -> Value:
     return Value(kinds_of(given.all))
 
 
+def _scripting(_walk: Walking, _node: Any, _given: Arguments) -> Value:
+    return known(False)  # what is scripted is no longer Python, and is not read
+
+
+def _tracing(walk: Walking, node: Any, _given: Arguments) -> Value:
+    walk.note(walk.reader.found.conditions, node, {"traced"})
+    return known(False)
+
+
 def _environment(walk: Walking, node: Any, _given: Arguments) -> Value:
     walk.unread(node, "the environment is looked at")
     return Value(frozenset({"state"}))
@@ -176,6 +186,8 @@ _BY_FUNCTION: list[tuple[_Call, tuple[Any, ...]]] = [
     (_extreme, (min, max)),
     (_number, (abs, round, sum, any, all, pow, divmod, repr, str, format, ord, chr)),
     (_environment, (os.getenv,)),
+    (_scripting, (IS_SCRIPTING,)),
+    (_tracing, (IS_TRACING,)),
 ]
 BUILTINS: Mapping[int, _Call] = {id(function): handler for handler, functions in _BY_FUNCTION for function in functions}
 """By the ``id`` of the function: not everything that is called has a hash."""

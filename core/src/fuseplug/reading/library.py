@@ -228,7 +228,10 @@ def _of_local(walk: Walking, node: Any, receiver: Value, name: str, given: Argum
         for each in [item_of(walk.reader, v, NOTHING) for v in given.values] + list(given.named.values()):
             walk.grown(target, receiver, each)
     elif name in ("get", "pop", "setdefault", "popleft", "popitem"):
-        return _taken(walk, receiver, name, given)
+        taken = _taken(walk, receiver, name, given)
+        if name != "get" and receiver.others is not None:
+            walk.grown(target, receiver, given.at(1) or NOTHING)
+        return taken
     elif name == "items":
         return listed((listed((NOTHING, item_of(walk.reader, receiver, NOTHING))),), exact=False)
     elif name == "values":
@@ -246,7 +249,11 @@ def _taken(walk: Walking, receiver: Value, name: str, given: Arguments) -> Value
     found = item_of(walk.reader, receiver, index if is_a(index.object, str | int) else None)
     if found is NEVER:
         return default or known(None)
-    if receiver.named is not None and is_a(index.object, str):
+    if (
+        receiver.named is not None
+        and is_a(index.object, str)
+        and (index.object in receiver.named or not receiver.others)
+    ):
         return found
     if default is None and name == "get":
         default = known(None)
@@ -292,7 +299,8 @@ def _of_object(walk: Walking, receiver: Value, name: str, given: Arguments, kind
             return listed((listed((NOTHING, item_of(walk.reader, receiver, Value()))),), exact=False)
         if name in _SLICES:
             plain = is_a(thing, dict | list | tuple | types.MappingProxyType)
-            found = (item_in if plain else item_of)(walk.reader, receiver, given.at(0) or NOTHING)
+            look = item_in if plain else item_of
+            found = either(look(walk.reader, receiver, at) for at in (given.at(0) or NOTHING).each)
             default = given.at(1) or known(None)
-            return default if found is NEVER else either((found, default)) if name == "get" else found
+            return found if name != "get" else default if found is NEVER else either((found, default))
     return Value(kinds)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -20,17 +21,24 @@ from .source import all_codes, tree_of
 from .statements import Walk
 from .values import NEVER, NOTHING, Value, either, kinds_of, known
 
+Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
+"""Positional and keyword arguments."""
+
 _DEEPEST = 40
+_TEXT = str | None.__class__
 _MOST = 4000
 """How many calls are followed: a transformer of many kinds of layers takes some hundred."""
 
 
-def read(function: types.FunctionType, module: nn.Module | None = None) -> Reading:
+def read(function: types.FunctionType, module: nn.Module | None = None, calls: Sequence[Call] = ()) -> Reading:
     """Read what *function* depends on, including everything that it calls except torch and Python.
 
     Args:
         function: A function; or, with *module*, a method of it, whose first parameter is the module.
         module: The module whose method it is. Its present state is read, and nothing is run.
+        calls: Positional and keyword arguments, without the module. If there are any, an argument that is a string or
+            ``None`` in all of them is taken to be one of these: the key of an activation, for example. Others may have
+            any value.
     """
     reader = Reader()
     given = list(parameters(function))
@@ -39,9 +47,10 @@ def read(function: types.FunctionType, module: nn.Module | None = None) -> Readi
         itself = Value(path=(), object=module, owned=False)
     defaults = _defaults(function)
     values = {name: _argument(kind, defaults.get(name)) for name, kind in given}
+    values |= _told(function, calls, itself)
     if itself is not None and given and given[0][1] == "positional":
         values[given[0][0]] = itself
-    elif itself is not None and given and given[0][1] == "*":
+    elif itself is not None and given and given[0][1] == "*" and not calls:
         values[given[0][0]] = Value(frozenset({"value"}), given=True, owned=False, items=(itself,), exact=False)
     reader.root(function, values, itself)
     reader.finish(function, given[itself is not None :])
@@ -54,6 +63,32 @@ def _defaults(function: types.FunctionType) -> dict[str, Any]:
     names = [name for name, kind in parameters(function) if kind == "positional"]
     plain = function.__defaults__ or ()
     return dict(zip(names[len(names) - len(plain) :], plain, strict=True)) | (function.__kwdefaults__ or {})
+
+
+def _told(function: types.FunctionType, calls: Sequence[Call], itself: Value | None) -> dict[str, Value]:
+    """The parameters of *function* of which *calls* tell more than that they are arguments."""
+    if len({(len(args), *sorted(named)) for args, named in calls}) != 1:
+        return {}
+    values = [_one_of(things) for things in zip(*(args for args, _ in calls), strict=True)]
+    # What is not given is its default: further keyword arguments have other names than the parameters.
+    named = {name: _one_of([default]) for name, default in _last_defaults(function, len(values) + bool(itself))}
+    named |= {name: _one_of([more[name] for _, more in calls]) for name in calls[0][1]}
+    bound = bind(function, Arguments((*filter(None, [itself]), *values), named=named, others=_one_of(())))
+    several = {name for name, kind in parameters(function) if kind in ("*", "**")}
+    return {name: v for name, v in bound.items() if name in several or all(is_a(e.object, _TEXT) for e in v.each)}
+
+
+def _last_defaults(function: types.FunctionType, skipped: int) -> Iterator[tuple[str, Any]]:
+    """The names of the parameters after the first that have strings or ``None`` as defaults, decorated ones' too."""
+    for each in list(inspect.signature(function).parameters.values())[skipped:]:
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and is_a(each.default, _TEXT):
+            yield each.name, each.default
+
+
+def _one_of(things: Sequence[Any]) -> Value:
+    if things and all(is_a(thing, _TEXT) for thing in things):
+        return either(Value(frozenset({"option"}), object=thing, owned=False, given=True) for thing in things)
+    return Value(frozenset({"value"}), owned=False, given=True)
 
 
 def _argument(kind: str, default: Any) -> Value:

@@ -73,12 +73,13 @@ class Walk(Calls):
 
     # Statements
 
-    def body(self, statements: list[Any]) -> None:
-        """Go through *statements*."""
+    def body(self, statements: list[Any]) -> bool:
+        """Go through *statements*, and say whether what follows them is never reached."""
         for each in statements:
             handler = getattr(self, f"on_{type(each).__name__.lower()}", None)
-            if handler is not None:
-                handler(each)
+            if (handler is not None and handler(each) is True) or isinstance(each, _LEAVES):
+                return True
+        return False
 
     def on_expr(self, node: ast.Expr) -> None:
         self.value(node.value)
@@ -94,16 +95,17 @@ class Walk(Calls):
         self._yielded.append(item_of(self.reader, self.value(node.value), None))
         return NOTHING
 
-    def on_if(self, node: ast.If) -> None:
-        self.condition(node.test, raises=_only_raises(node.body))
+    def on_if(self, node: ast.If) -> bool:
+        if (truth := self.condition(node.test, raises=_only_raises(node.body))) is not None:
+            return self.body(node.body if truth else node.orelse)
         before = dict(self.env)
         self.body(node.body)
         after = self.env
         self.env = before
         self.body(node.orelse)
-        if isinstance(node.body[-1], _LEAVES):
-            return
-        self.env = after if node.orelse and isinstance(node.orelse[-1], _LEAVES) else _joined(self.env, after)
+        if not isinstance(node.body[-1], _LEAVES):
+            self.env = after if node.orelse and isinstance(node.orelse[-1], _LEAVES) else _joined(self.env, after)
+        return False
 
     def on_while(self, node: ast.While) -> None:
         for _ in range(2):

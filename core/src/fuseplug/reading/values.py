@@ -30,7 +30,8 @@ class Value:
         name: What it is called as a method.
         made: The class that it is an instance of, if it was made in the call.
         local: The function that it is, if it was defined in the call.
-        named: What is in it by name, if it is a dict made in the call and all of it is known.
+        named: What is in it by name, if it is a dict made in the call and all of it is known, but for *others*.
+        others: What may be in it besides, by names that are not known.
         fields: The attributes it was given, if it was made in the call.
         after: For ``super()``: the class whose bases are looked through.
     """
@@ -48,6 +49,7 @@ class Value:
     made: type | None = None
     local: Any = None
     named: dict[str, Value] | None = None
+    others: Value | None = None
     fields: dict[str, Value] | None = None
     after: type | None = None
     _key: list[Any] = field(default_factory=list, repr=False)
@@ -82,7 +84,7 @@ class Value:
             named = None if self.named is None else tuple((n, v.key) for n, v in self.named.items())
             ids = (id(self.object), id(self.local), id(self.fields), id(self.made), id(self.after))
             self._key.append((self.kinds, self.path, ids, self.owned, self.given, parts, self.exact, options,
-                              receiver, self.name, named))  # fmt: skip
+                              receiver, self.name, named, self.others and self.others.key))  # fmt: skip
         return self._key[0]
 
     def of(self, *kinds: str) -> Value:

@@ -39,10 +39,11 @@ _AN_EXTRA_KEYWORD = {"num_items_in_batch": 3}
 """One that trainers hand to models."""
 
 
-def read_original(subject: Subject) -> Reading | Rejection:
+def read_original(subject: Subject, examples: Sequence[Example]) -> Reading | Rejection:
     """Read the code of *subject* before any of it is run; or say why no kernel can replace it.
 
-    It is read first because running code with side effects would cause them.
+    It is read first because running code with side effects would cause them. Of the arguments only strings make a
+    difference: the guard lets through those of *examples*.
     """
     function: Any = subject.original
     owner = subject.module
@@ -50,7 +51,7 @@ def read_original(subject: Subject) -> Reading | Rejection:
         function, owner = type(function).forward, function
     if not isinstance(function, types.FunctionType):
         return Rejection(f"it is a {type(function).__name__}, whose code cannot be read", kind="unlike")
-    return read(function, owner)
+    return read(function, owner, [(each.args, each.kwargs) for each in examples])
 
 
 def forbidden(reading: Reading, replaced: Sequence[str]) -> Rejection | None:
@@ -129,7 +130,8 @@ class Examination:
                 return why
         if (why := self._untaken()) is not None:
             return why
-        watch = replace(depends.watch, nonempty=tried.nonempty, no_autocast=tried.no_autocast)
+        traced = any("traced" in condition.kinds for condition in self.reading.conditions)
+        watch = replace(depends.watch, nonempty=tried.nonempty, no_autocast=tried.no_autocast, untraced=traced)
         return self._described(adapter, watch, tried)
 
     def _calls_varied(self) -> _Tried | Rejection:

@@ -122,15 +122,15 @@ def _question(proposal: Proposal, subject: Subject) -> tuple[Hashable, ...]:
 
 
 def _find_semantics(kernel: BaseKernel, proposal: Proposal, subject: Subject) -> Semantics | Rejection:
-    reading = read_original(subject)
-    if isinstance(reading, Rejection):
-        return reading
     try:
         reference = kernel.load_reference()
         candidates = [(adapter, adapter.standing_for(subject.original, reference)) for adapter in proposal.adapters]
         examples = [example_of(proposal, mix, SEMANTICS_SIZE) for mix in proposal.mixes]
     except Exception as error:  # noqa: BLE001 - third-party code may raise anything
         return raised("preparing its examples", error)
+    reading = read_original(subject, examples)
+    if isinstance(reading, Rejection):
+        return reading
     if (why := forbidden(reading, [*examples[0].children])) is not None:
         return why
     # The children that examples bring may draw, to show in which order they are called.
