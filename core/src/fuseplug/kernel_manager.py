@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .devices import Destination
     from .measuring import Runs
-    from .patching import Applied, Change, Patch
+    from .patching import Applied, Change, InUse, Patch
     from .planning import Plan
     from .report import Report
 
@@ -62,11 +62,12 @@ class AllOptions(Options, total=False):
 
 @dataclass
 class _Call:
-    """One call that changed a model: what it planned, and what it did."""
+    """One call that changed a model: what it planned, what it did, and what watches all that is fused since."""
 
     report: Report
     patches: Sequence[Patch]
     changes: list[Change]
+    in_use: InUse
 
 
 class KernelManager:
@@ -252,14 +253,18 @@ class KernelManager:
     def applied_to(self, model: nn.Module) -> Applied | None:
         """The handle on what is fused in *model* now, also in a copy of a fused model; ``None`` if nothing is."""
         _must_be_module(model)
-        from .patching import our_marks
-        from .safe_access import all_below
+        from .patching import InUse, patches_on
+        from .walking import everywhere
 
-        if not any(our_marks(module) for module in all_below(model)):
+        places = everywhere(model).values()
+        present = [patch for found in places for patch in patches_on(found.module, next(iter(found.paths), ""))]
+        if not present:
             return None
         calls = self._calls.get(model)
-        last = calls[-1] if calls else _Call(_report_of_marks(model), [], [])
-        return self._handle(model, _Call(last.report, last.patches, []))
+        if not calls:
+            watching = InUse(present, weakref.ref(model), anew=False)
+            calls = self._calls[model] = [_Call(_report_of(model, present), present, [], watching)]
+        return self._handle(model, _Call(calls[-1].report, _all_patches(calls), [], calls[-1].in_use))
 
     def undo(self, model: nn.Module) -> None:
         """Take all our replacements off *model*, whichever call put them on.
@@ -282,15 +287,17 @@ class KernelManager:
         complain(left)
 
     def _apply(self, model: nn.Module, plan: Plan) -> Applied:
-        from .patching import put_on
+        from .patching import InUse, put_on
 
-        call = _Call(plan.report, plan.patches, put_on(plan.patches))
+        changes = put_on(plan.patches)
         calls = self._calls.get(model)
         if calls is None:
             calls = self._calls[model] = []
+        watched = [*_all_patches(calls, plan.patches)]
+        call = _Call(plan.report, plan.patches, changes, InUse(watched, weakref.ref(model)))
         if calls and not call.changes:
             # Nothing to take back: it stands in for the call before, or the list would grow with every call.
-            calls[-1].report, calls[-1].patches = call.report, call.patches
+            calls[-1].report, calls[-1].patches, calls[-1].in_use = call.report, call.patches, call.in_use
         else:
             calls.append(call)
         return self._handle(model, call)
@@ -320,7 +327,7 @@ class KernelManager:
                 raise PlanError("the model that was fused is gone: keep a reference to it while you use its handle")
             return alive(*args, **kwargs)
 
-        return Applied(call.report, list(call.patches), undo_all, undo_call, run, in_force)
+        return Applied(call.report, list(call.patches), undo_all, undo_call, run, in_force, call.in_use)
 
     def _destination(
         self, device: torch.device | str | None, asked_for: Sequence[str]
@@ -444,18 +451,29 @@ def _unknown(word: str, known: Sequence[str]) -> str:
     return f"no kernel or op {word!r} is installed; {named} (see `fuseplug list`)"
 
 
-def _report_of_marks(model: nn.Module) -> Report:
+def _all_patches(calls: Iterable[_Call], more: Iterable[Patch] = ()) -> list[Patch]:
+    """The patches of *calls* and *more*, the last of each target."""
+    every = [*(patch for call in calls for patch in call.patches), *more]
+    return [*{(patch.path, patch.target): patch for patch in every}.values()]
+
+
+def _report_of(model: nn.Module, patches: Sequence[Patch]) -> Report:
     """The report on a model whose plan is not known, such as a copy of a fused model."""
-    from .patching import our_marks
+    from .patching import mark_of
     from .report import Entry, Report
     from .safe_access import class_name
-    from .walking import everywhere
 
     entries = [
         Entry(
-            tuple(found.paths[:1]), class_name(found.module), mark.device_type, "", target, mark.kernel_id, mark.variant
+            (patch.path,),
+            class_name(module),
+            mark_of(patch.function).device_type,
+            "",
+            patch.target,
+            patch.kernel_id,
+            patch.variant,
         )
-        for found in everywhere(model).values()
-        for target, mark in our_marks(found.module).items()
+        for patch in patches
+        if (module := patch.module_ref()) is not None
     ]
     return Report(class_name(model), "training", entries, notes=["read off the model: its plan is not at hand"])

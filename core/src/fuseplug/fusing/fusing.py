@@ -17,7 +17,6 @@ from ..plain_text import one_line
 from ..ranks import rank
 from ..run.options import RunOptions
 from .beginning import Beginning
-from .first_steps import FirstSteps
 from .ranks import Ranks
 from .telling import Telling, rows
 
@@ -41,7 +40,6 @@ class Fusing:
         self._watched: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._done: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._beginning = Beginning(self._began)
-        self._first_steps = FirstSteps()
         self._untrained: str | None = ""
         """The class of the last model that was made; ``None`` once one is trained."""
         self._numbers = itertools.count()
@@ -121,8 +119,6 @@ class Fusing:
         if difference:
             raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
         applied = None if self._options.dry_run else self._manager._apply(model, plan)
-        if applied is not None:
-            self._first_steps.watch(model, applied)
         self._telling.planned(plan.report, applied)
 
 

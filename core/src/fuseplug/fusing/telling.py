@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..patching.counting import Calls, Kept
+from ..patching.counting import Calls, Counted, counted
 from ..plain_text import one_line
 from ..ranks import rank
 from ..run import reports
@@ -28,7 +28,7 @@ class _Told:
 
     number: int | None = None
     process: int = field(default_factory=os.getpid)
-    kept: list[Kept] = field(default_factory=list)
+    targets: list[Counted] = field(default_factory=list)
 
 
 class Telling:
@@ -59,14 +59,14 @@ class Telling:
             if self._path is not None:
                 told.number = reports.add(self._path, {"applied": not self._dry, "calls": None, **report.to_dict()})
         if self._path is not None and applied is not None:
-            self._told[what].kept.append(Kept(applied.patches))
+            self._told[what].targets += counted(applied.patches)
 
     def ended(self) -> None:
         """Write the calls of the kernels into the reports of this process. A fork of it has none."""
         for told in self._told.values():
             if self._path is not None and told.number is not None and told.process == os.getpid():
                 try:
-                    reports.complete(self._path, told.number, calls=_added(told.kept))
+                    reports.complete(self._path, told.number, calls=_added(told.targets))
                 except OSError as error:
                     log.warning("--report %s: the calls cannot be written: %s", self._path, error.strerror)
 
@@ -76,10 +76,10 @@ def rows(report: Report) -> Sequence[str]:
     return [f"{e.paths[0] or '(the model)'} {e.target}: {e.kernel_id}, {e.variant}" for e in report.fused]
 
 
-def _added(kept: Sequence[Kept]) -> list[dict[str, Any]]:
+def _added(targets: Sequence[Counted]) -> list[dict[str, Any]]:
     """The calls of models that are alike, by target, as plain data."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for calls in (calls for each in kept for calls in each.calls()):
+    for calls in (each.calls() for each in targets):
         where = (calls.paths, calls.target, calls.kernel_id)
         row = found.setdefault(where, {**_plain(calls), "fused": 0, "original": 0})
         row["fused"] += calls.fused
