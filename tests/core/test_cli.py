@@ -167,7 +167,7 @@ class TestPlan:
         package("x-act", "silu", source=ACTIVATION)
         code, out, _ = run("plan", str(config), "--device", "npu", "--include", "silu")
         assert code == 0
-        assert "LlamaForCausalLM: 2 of 7 targets fused for training on npu" in out
+        assert "LlamaForCausalLM: 2 of 7 targets would be fused for training on npu" in out
         assert "model.layers.*.mlp.act_fn" in out
         assert "norms are [not] for us" in out
 
@@ -190,7 +190,7 @@ class TestPlan:
         package("x-act", "silu", source=ACTIVATION + '    device_types = ("npu",)\n' + function, **needs)
         code, out, _ = run("plan", str(config), "--device", "npu", "--include", "silu")
         assert code == 0
-        assert "2 of 7 targets fused for training on npu" in out
+        assert "2 of 7 targets would be fused for training on npu" in out
         assert 'the machine that this is planned for needs: pip install "x-act[npu]"' in out
         named = run("plan", str(config), "--device", "cpu", "--include", "silu")[2]
         assert "silu was asked for by name, but is not installed: needs no-such-vendor>=2" in named

@@ -335,7 +335,7 @@ def test_a_process_that_trained_nothing_says_so_when_it_ends(fusing, said):
     assert said == []
     fusing.watch(model)
     fusing.ended()
-    assert said == [("INFO", "nothing was fused: no model was trained, the last that was made is a Toy")]
+    assert said == [("INFO", "nothing was fused: no model was trained; made were: Toy")]
     said.clear()
     model(inputs())
     fusing.watch(Toy())

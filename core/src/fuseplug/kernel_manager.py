@@ -196,13 +196,15 @@ class KernelManager:
         _must_be_module(model)
         purpose, exact = _mode(mode), _exact(rounding, verify)
         there, records, plugins = self._destination(device, _names(include or ()))
-        taking_part = _select(records, include, exclude, purpose)
+        excluded = [each.name for word in _names(exclude) for each in _named(records, word, must_be_ready=False)]
+        taking_part = _select(records, include, excluded, purpose)
         every = every_size or environment().get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
         rules = Rules(
             *(taking_part, _names(include or ()), purpose, verify, records, _names(allow)),
             every_size=every,
             runs=None if measure is False else _runs(model, measure, there, every_size=every),
             exact=exact,
+            excluded=excluded,
         )
         with plain_torch():
             places = walk(model, only=_names(only), skip=_names(skip), device=there)
@@ -294,7 +296,7 @@ class KernelManager:
         if calls is None:
             calls = self._calls[model] = []
         watched = [*_all_patches(calls, plan.patches)]
-        call = _Call(plan.report, plan.patches, changes, InUse(watched, weakref.ref(model)))
+        call = _Call(replace(plan.report, applied=True), plan.patches, changes, InUse(watched, weakref.ref(model)))
         if calls and not call.changes:
             # Nothing to take back: it stands in for the call before, or the list would grow with every call.
             calls[-1].report, calls[-1].patches, calls[-1].in_use = call.report, call.patches, call.in_use
@@ -368,9 +370,8 @@ def _plugged_in(records: Iterable[KernelRecord]) -> tuple[list[KernelRecord], pl
 
 
 def _select(
-    records: Sequence[KernelRecord], include: Sequence[str] | str | None, exclude: Sequence[str] | str, mode: Mode
+    records: Sequence[KernelRecord], include: Sequence[str] | str | None, unwanted: Sequence[str], mode: Mode
 ) -> list[KernelRecord]:
-    unwanted = [record.name for word in _names(exclude) for record in _named(records, word, must_be_ready=False)]
     ready = [record for record in records if record.state == "ready"]
     if include is not None:
         wanted = [record.name for word in _names(include) for record in _named(records, word)]

@@ -52,12 +52,13 @@ class Telling:
         """
         if rank() != 0:
             return
+        report = report if applied is None else applied.report
         what = (report.model_class, *rows(report))
         if what not in self._told:
             told = self._told[what] = _Told()
             log.info("%s%s", "dry run, nothing is changed: " if self._dry else "", one_line(report.summary()))
             if self._path is not None:
-                told.number = reports.add(self._path, {"applied": not self._dry, "calls": None, **report.to_dict()})
+                told.number = reports.add(self._path, {"calls": None, **report.to_dict()})
         if self._path is not None and applied is not None:
             self._told[what].targets += counted(applied.patches)
 

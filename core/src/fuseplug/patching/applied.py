@@ -79,9 +79,11 @@ class Applied:
     def check_in_use(self, after: int = 3) -> list[NotInUse]:
         """Warn, once, of kernels that do nothing in the first steps. Call it at the end of each step.
 
-        What is certain after ten calls is warned of without this call, too, once in all: a target whose calls the
-        guard gave to the original, though they were large enough; one that was not called, though what has it was; and
-        one whose lazy results were computed after all. Here, the number of steps is yours, and nothing is left out. A target is not in use if its replacement was lost, if the original computed all its calls, if it was not
+        What is certain after ten calls is warned of without this: a target whose calls all went to the original, though
+        they were large enough; one that was not called, though what has it was; and one whose lazy results were
+        computed after all. Of a model there is one warning, whoever gives it.
+
+        A target is not in use if its replacement was lost, if the original computed all its calls, if it was not
         called, or if all its lazy results were computed after all. Calls inside compiled programs are not counted, so a
         target that was compiled and not called otherwise is taken to be in use.
 

@@ -72,7 +72,7 @@ class Counted(NamedTuple):
     """A target, and where its calls are counted, also when its module is gone."""
 
     patch: Patch
-    count: Count
+    counter: Count
 
     @property
     def traced(self) -> bool:
@@ -82,7 +82,7 @@ class Counted(NamedTuple):
 
     def calls(self, since: Count | None = None, reasons: Iterable[str] = ()) -> Calls:
         """The calls since *since*, a copy of the count; since the target was fused if there is none."""
-        before, count = since or Count(), self.count
+        before, count = since or Count(), self.counter
         real = {why: number - before.made_real.get(why, 0) for why, number in count.made_real.items()}
         return Calls(
             (self.patch.path,),
@@ -113,8 +113,8 @@ def as_it_is(count: Count) -> Count:
 
 def tried(patches: Iterable[Patch], run: Callable[[], Any]) -> Tried:
     """The calls of *patches* while *run* runs."""
-    targets = [(each, as_it_is(each.count)) for each in counted(patches)]
-    reasons: dict[int, dict[str, None]] = {id(each.count): {} for each, _ in targets}
+    targets = [(each, as_it_is(each.counter)) for each in counted(patches)]
+    reasons: dict[int, dict[str, None]] = {id(each.counter): {} for each, _ in targets}
 
     def heard(count: Count, why: Callable[[], str]) -> None:
         if id(count) in reasons:
@@ -122,4 +122,4 @@ def tried(patches: Iterable[Patch], run: Callable[[], Any]) -> Tried:
 
     with listening(heard):
         result = run()
-    return Tried([each.calls(before, reasons[id(each.count)]) for each, before in targets], result)
+    return Tried([each.calls(before, reasons[id(each.counter)]) for each, before in targets], result)

@@ -1,4 +1,4 @@
-"""Whether the kernels of a model are reached: said once, by itself after ten calls, and to whoever asks after each step."""
+"""Whether the kernels of a model are reached: said once, after ten calls or to whoever asks after each step."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class InUse:
     def __init__(self, patches: Sequence[Patch], model: weakref.ref[nn.Module], *, anew: bool = True) -> None:
         self._patches = [patch for patch in patches if not patch.target.around]
         self._model = model
-        self._targets = [(each, as_it_is(each.count) if anew else Count()) for each in counted(patches)]
+        self._targets = [(each, as_it_is(each.counter) if anew else Count()) for each in counted(patches)]
         self._looks = 0
         self._found: list[NotInUse] | None = None
         self._unsaid = threading.Lock()
         for each, _ in self._targets:
-            each.count.watched_by(self)
+            each.counter.watched_by(self)
 
     def look(self, after: int) -> list[NotInUse]:
         """Note that a step is over. Once *after* are, judge, and log what was found; from then on return the same."""
@@ -89,8 +89,8 @@ class InUse:
         """Judge what is certain by now: *pace* had `ENOUGH` calls by its kernel, or that many refused in a row."""
         passed_by, undecided = self._passed_by()
         for each, _ in self._targets:
-            if not (undecided and each.count is pace):
-                each.count.settle()
+            if not (undecided and each.counter is pace):
+                each.counter.settle()
         if found := [*passed_by, *self._refused(), *self._made_real(ENOUGH - 1, 1)]:
             self._say(found)
 
@@ -104,7 +104,7 @@ class InUse:
         if not wrong or not self._unsaid.acquire(blocking=False):  # never released: it is said once
             return
         for each, _ in self._targets:
-            each.count.unwatched()
+            each.counter.unwatched()
         if rank() == 0:
             lines = "\n".join(f"  {line}" for line in _lines(wrong))
             _logger.warning("%d of %d fused targets are not in use:\n%s", len(wrong), count, lines)
@@ -112,7 +112,7 @@ class InUse:
     def _calls(self) -> list[tuple[Counted, Calls]]:
         """The calls of what is in place, since this was made."""
         there = [(each, before) for each, before in self._targets if each.patch.in_place()]
-        return [(each, each.calls(before, each.count.reasons)) for each, before in there]
+        return [(each, each.calls(before, each.counter.reasons)) for each, before in there]
 
     def _lost(self) -> Iterator[NotInUse]:
         for patch in self._patches:
@@ -138,7 +138,7 @@ class InUse:
     def _refused(self) -> Iterator[NotInUse]:
         """The targets whose last calls were all refused. This is asked in such a call, which others may have ahead."""
         for each, of in self._calls():
-            if each.count.refused >= ENOUGH - 1 and each.count.fused == each.count.before:
+            if each.counter.refused >= ENOUGH - 1 and each.counter.fused == each.counter.before:
                 yield _not_in_use(each.patch, _by_the_original(f"its last {ENOUGH} calls", of.reasons))
 
     def _made_real(self, least: int, pending: int) -> Iterator[NotInUse]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from torch import Tensor
 from ..accepts import Accepts
 from ..contract import Adapter, Compute, Target
 from ..lazy_tensor import LazyTensor
+from ..process_lock import ProcessLock
 from ..rebind import rebound
 from ..torch_private import get_tracing_state, traced_away
 from .guard import OUTSIDE, Guard, module_of
@@ -29,7 +29,7 @@ _replacements: weakref.WeakKeyDictionary[Callable[..., Any], Replacement] = weak
 _composed: weakref.WeakKeyDictionary[Callable[..., Any], dict[Target, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 _made: weakref.WeakValueDictionary[Any, Callable[..., Any]] = weakref.WeakValueDictionary()
 _attributed: weakref.WeakValueDictionary[int, types.FunctionType] = weakref.WeakValueDictionary()
-_making = threading.Lock()
+_making = ProcessLock()
 
 
 DECLINED = "the kernel's adapter leaves it to the original"
@@ -65,7 +65,7 @@ class Replacement:
         return self.why_not(args, kwargs) or DECLINED
 
     def note_original(self, count: Count, held: bool | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Note in *count*, which somebody watches, that the original computed a call.
+        """Tell of a call that the original computed: those who listen, and *count*, if somebody watches it.
 
         Args:
             count: Where the call is counted.
@@ -73,6 +73,10 @@ class Replacement:
             args: The call's.
             kwargs: The call's.
         """
+        if listeners:
+            tell(count, functools.partial(self.why_original, args, kwargs))
+        if count.watcher is None:
+            return
         gains, scope = self._accepts.gains, self._accepts.scope
         if held:
             count.reasons.setdefault(DECLINED)
@@ -82,7 +86,7 @@ class Replacement:
             # In a way that was not tried it is not known which is the main input.
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             if not gains or any(map(gains.reaches, tensors)):
-                count.refuse(lambda: self.why_original(args, kwargs))
+                count.refuse(functools.partial(self.why_original, args, kwargs))
 
     def main_input(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         """The main input of a call; ``None`` if `why_not` has something against the call."""
@@ -209,10 +213,8 @@ def _guarded(
             return result
         if not traced:
             count = count_original(args[0] if bound else running.module)
-            if count.watcher is not None:
+            if count.watcher is not None or listeners:
                 about.note_original(count, held, args, kwargs)
-            if listeners:
-                tell(count, functools.partial(about.why_original, args, kwargs))
         # What stands there now, if somebody put another there; and the call as it was made: what the original wraps
         # may look at its keywords.
         owner = type(args[0]) if bound else python_module

@@ -94,7 +94,7 @@ class _Watched(Count):
     __slots__ = ()
 
     @property
-    def fused(self) -> int:  # type: ignore[override]
+    def fused(self) -> int:
         """As `Count.fused`."""
         fused: int = _FUSED.__get__(self)
         return fused

@@ -77,6 +77,9 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
         entries=[decision.entry for decision in decisions],
         records=[record for record in rules.installed if _concerns(record, places)],
         idle=_idle(rules, places, decider.answered),
+        raised=decider.raised,
+        device_types=sorted({place.device_type for place in places}),
+        applied=False,
         notes=[
             *_notes(model, decisions, rules.installed),
             *_passed_by(decisions),
@@ -170,7 +173,8 @@ def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> 
         elif rules.gradients and not kernel.differentiable:
             idle[record.kernel_id] = 'has no gradient: used with mode="inference"'
         elif record not in rules.records:
-            idle[record.kernel_id] = "left out by include= or exclude="
+            asked_for = f"only {', '.join(rules.order) or 'none'} was asked for"
+            idle[record.kernel_id] = "left out by exclude=" if record.name in rules.excluded else asked_for
         elif record.kernel_id not in answered:
             idle[record.kernel_id] = "no module of this model is its business"
     return idle
