@@ -118,6 +118,26 @@ class TestList:
         assert out.count("why") == 60
         assert "\n kernel_of_a_long_name_too " in out
 
+    @pytest.mark.parametrize("columns", [None, "50", "64", "80"])
+    def test_names_are_whole_in_a_pipe(self, run, package, monkeypatch, columns):
+        names = ["kernel_of_a_long_name_of_its_own", "x-distribution-of-a-long-name-too"]
+        package(names[1], names[0], source="raise OSError('why ' * 60)")
+        package("x-good", "good")
+        monkeypatch.delenv("COLUMNS") if columns is None else monkeypatch.setenv("COLUMNS", columns)
+        out = run("list")[1]
+        table = out[: out.index(" is broken")]
+        assert all(any(name in line for line in table.splitlines()) for name in names)
+        if columns is None:
+            assert any(all(name in line for name in names) for line in table.splitlines())
+            assert "why " * 59 in out
+
+    def test_it_prints_on_any_stdout(self, package, fresh_python):
+        package("x-odd", "odd", source="raise OSError('é × 中')")
+        for arguments in (["list"], ["doctor"]):
+            done = fresh_python("-m", "fuseplug", *arguments, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+            assert "UnicodeEncodeError" not in done.stderr
+            assert "OSError" in done.stdout
+
     def test_json(self, run, package):
         package("x-good", "good")
         package("x-broken", "broken", source="1 / 0")

@@ -170,7 +170,9 @@ class TestUnasked:
         assert said() == []
         self.run(model, 30, dtype=torch.float16)
         (warning,) = said()
-        assert warning.startswith("5 of 5 fused targets are not in use:\n  layers.*.norm1.forward (2 times): toy_norm: ")
+        assert warning.startswith(
+            "5 of 5 fused targets are not in use:\n  layers.*.norm1.forward (2 times): toy_norm: "
+        )
         assert "the original computed its last 10 calls: it has a dtype in which the kernel was not checked" in warning
         assert warning.count("apply_all, called again, checks the kernels for that") == 3  # norm1, norm2, norm
 

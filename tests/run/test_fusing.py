@@ -17,7 +17,7 @@ from support.managers import manager_of
 from support.models import Toy, inputs
 from torch import nn
 
-from fuseplug import Applied, RejectedError
+from fuseplug import RejectedError
 from fuseplug.fusing import moments
 from fuseplug.fusing.fusing import Fusing
 from fuseplug.run.options import ACCELERATE, FSDP1, TRANSFORMERS, RunOptions
