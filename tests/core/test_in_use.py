@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from support.kernels import NormKernel, ran, variant_of
+from support.kernels import NormKernel, RotaryKernel, ran, variant_of
 from support.managers import manager_of
 from support.models import Norm, Toy, inputs, tiny_llama
 
@@ -248,6 +248,27 @@ class TestUnasked:
         model.forward = types.MethodType(own_head, model)
         self.run(model)
         assert f": {__name__}.own_head computes past it" in said()[0]
+
+    def test_a_method_that_was_replaced_is_said_with_whose_it_is(self, model, said):
+        manager_of(NormKernel, RotaryKernel).apply_all(model)
+        model.layers[1].attention.forward = types.MethodType(lambda self, x: x, model.layers[1].attention)
+        self.run(model)
+        (warning,) = said()
+        assert warning.startswith(
+            "1 of 7 fused targets are not in use:\n  layers.*.attention.forward:apply_rotary: toy_rotary"
+        )
+        assert "its replacement was taken off, and it is " in warning
+
+    def test_what_a_block_took_off_again_is_not_missed(self, model, said):
+        manager = manager_of(NormKernel, RotaryKernel)
+        manager.apply("toy_norm", model)
+        with manager.apply("toy_rotary", model):
+            self.run(model, 2)
+        self.run(model)
+        assert said() == []
+        model.half()
+        self.run(model, dtype=torch.float16)
+        assert said()[0].startswith("5 of 5 fused targets are not in use:")
 
     def test_a_layer_that_is_left_out_is_not_said(self, fusing, model, said):
         fusing.apply_all(model)

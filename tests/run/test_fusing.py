@@ -362,6 +362,15 @@ class TestFirstCalls:
         (line,) = warned()
         assert line.startswith("1 of 5 fused targets are not in use:\n  layers.*.norm1.forward: ")
 
+    def test_calls_that_are_too_small_to_gain_are_said_in_the_end(self, monkeypatch, said):
+        monkeypatch.delenv("FUSEPLUG_EVERY_SIZE")
+        kernel = kernels.variant_of(kernels.NormKernel, gains_from=lambda *_: 1_000_000)
+        model, fusing = Toy(), Fusing(RunOptions(), manager_of(kernel))
+        fusing.fuse(model)
+        self.trained(model, 12)
+        fusing.ended()
+        assert [line for _, line in said][1:] == ["5 of 5 fused targets had no call that is large enough to gain"]
+
     def test_where_all_are_reached_nothing_is_said(self, fusing, warned):
         model = Toy()
         fusing.fuse(model)

@@ -319,7 +319,10 @@ class KernelManager:
             calls = (self._calls.get(alive) if alive is not None else None) or []
             if any(known is call for known in calls):
                 calls[:] = [known for known in calls if known is not call]
-                complain(take_off(call.changes))
+                left = take_off(call.changes)
+                if calls:
+                    calls[-1].in_use.watch()
+                complain(left)
 
         def in_force() -> bool:
             return (alive := reference()) is not None and bool(self._calls.get(alive))

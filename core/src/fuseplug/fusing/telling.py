@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..patching.counting import Calls, Counted, counted
+from ..patching.tally import Count
 from ..plain_text import one_line
 from ..ranks import rank
 from ..run import reports
@@ -59,13 +60,21 @@ class Telling:
             log.info("%s%s", "dry run, nothing is changed: " if self._dry else "", one_line(report.summary()))
             if self._path is not None:
                 told.number = reports.add(self._path, {"calls": None, **report.to_dict()})
-        if self._path is not None and applied is not None:
+        if applied is not None:
             self._told[what].targets += counted(applied.patches)
 
     def ended(self) -> None:
-        """Write the calls of the kernels into the reports of this process. A fork of it has none."""
+        """Write the calls of the kernels into the reports of this process, and say what was too small to gain.
+
+        A fork of the process has no calls.
+        """
         for told in self._told.values():
-            if self._path is not None and told.number is not None and told.process == os.getpid():
+            if told.process != os.getpid():
+                continue
+            if small := sum(_too_small(each.counter) for each in told.targets):
+                count = len(told.targets)
+                log.info("%d of %d fused targets had no call that is large enough to gain", small, count)
+            if self._path is not None and told.number is not None:
                 try:
                     reports.complete(self._path, told.number, calls=_added(told.targets))
                 except OSError as error:
@@ -75,6 +84,11 @@ class Telling:
 def rows(report: Report) -> Sequence[str]:
     """What is done to each target, as it must be on all ranks."""
     return [f"{e.paths[0] or '(the model)'} {e.target}: {e.kernel_id}, {e.variant}" for e in report.fused]
+
+
+def _too_small(count: Count) -> bool:
+    """Whether all calls of *count* were the original's, and for no other reason."""
+    return bool(count.original) and not count.fused and not count.reasons
 
 
 def _added(targets: Sequence[Counted]) -> list[dict[str, Any]]:

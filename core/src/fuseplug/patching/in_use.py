@@ -26,6 +26,7 @@ _REMEDIES = {
     "it has a dtype": _AGAIN,
     "the main input is not on": _AGAIN,
     "gradients are on": "call the model under torch.no_grad(), or call apply_all again without mode= to train it",
+    "autocast is on": "the kernel is not used under autocast; exclude= leaves it out",
     "there are hooks": "apply_all, called again, leaves alone what cannot be fused below hooks",
     "no longer as it was": "the kernel runs again once it is; apply_all, called again, judges what is there now",
 }
@@ -72,8 +73,13 @@ class InUse:
         self._looks = 0
         self._found: list[NotInUse] | None = None
         self._unsaid = threading.Lock()
-        for each, _ in self._targets:
-            each.counter.watched_by(self)
+        self.watch()
+
+    def watch(self) -> None:
+        """Be told of the calls from now on, in the place of whoever is told of them."""
+        if not self._unsaid.locked():
+            for each, _ in self._targets:
+                each.counter.watched_by(self)
 
     def look(self, after: int) -> list[NotInUse]:
         """Note that a step is over. Once *after* are, judge, and log what was found; from then on return the same."""
@@ -158,7 +164,8 @@ class InUse:
         for each, _ in self._targets:
             above, _, name = each.patch.path.rpartition(".")
             # One of a list may be left out: an expert, a layer. A function may be: a layer without positions.
-            if number[each.patch] or name.isdecimal() or each.patch.target.function is not None or each.traced:
+            spared = name.isdecimal() or each.patch.target.function is not None or each.traced
+            if number[each.patch] or (spared and each.patch.in_place()):
                 continue
             beside = [often for patch, often in number.items() if often and _is_below(patch.path, above)]
             if beside and min(beside) < ENOUGH - 1:
