@@ -12,6 +12,7 @@ from support.kernels import NormKernel, RotaryKernel, ran, variant_of
 from support.managers import manager_of
 from support.models import Norm, Toy, inputs, tiny_llama
 
+from fuseplug.patching import InUse
 from fuseplug.patching.counting import counted
 from fuseplug.patching.replacement import Replacement
 from fuseplug.patching.tally import Count
@@ -248,6 +249,20 @@ class TestUnasked:
         model.forward = types.MethodType(own_head, model)
         self.run(model)
         assert f": {__name__}.own_head computes past it" in said()[0]
+
+    def test_a_module_that_another_took_the_place_of_is_said(self, fusing, model, said):
+        fusing.apply_all(model)
+        model.norm = torch.nn.Identity()
+        gc.collect()
+        self.run(model)
+        assert "norm.forward: toy_norm: its module is gone" in said()[0]
+
+    def test_what_cannot_be_judged_hinders_no_call(self, fusing, model, said, monkeypatch):
+        fusing.apply_all(model)
+        monkeypatch.setattr(InUse, "_refused", lambda self: 1 / 0)
+        model.half()
+        self.run(model, 25, dtype=torch.float16)
+        assert said() == []
 
     def test_a_method_that_was_replaced_is_said_with_whose_it_is(self, model, said):
         manager_of(NormKernel, RotaryKernel).apply_all(model)

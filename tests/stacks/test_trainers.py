@@ -127,7 +127,7 @@ def test_a_warning_says_so_after_ten_calls(with_loss, caplog, first):
     (record,) = caplog.records
     assert record.getMessage() == (
         f"1 of {len(applied.calls())} fused targets are not in use:\n"
-        "  lm_head.forward: plain_linear_cross_entropy: it was not called, though what has it was, 10 times: "
+        "  lm_head.forward: plain_linear_cross_entropy: it was not called, though what is beside it was, 10 times: "
         "trl.trainer.utils._fused_forward computes past it"
     )
 

@@ -36,8 +36,8 @@ class Applied:
         undo_all: Callable[[], None],
         undo_call: Callable[[], None],
         run: Callable[..., Any],
-        in_force: Callable[[], bool],
-        in_use: InUse,
+        in_force: Callable[[], bool] = lambda: True,
+        in_use: InUse | None = None,
     ) -> None:
         self.report = report
         self.patches = patches
@@ -45,7 +45,7 @@ class Applied:
         self._undo_all = undo_all
         self._undo_call = undo_call
         self._in_force = in_force
-        self._in_use = in_use
+        self._in_use = in_use or InUse(patches, lambda: None)
 
     @property
     def lost(self) -> list[Patch]:
@@ -80,7 +80,7 @@ class Applied:
         """Warn, once, of kernels that do nothing in the first steps. Call it at the end of each step.
 
         What is certain after ten calls is warned of without this: a target whose calls all went to the original, though
-        they were large enough; one that was not called, though what has it was; and one whose lazy results were
+        they were large enough; one that was not called, though what is beside it was; and one whose lazy results were
         computed after all. Of a model there is one warning, whoever gives it.
 
         A target is not in use if its replacement was lost, if the original computed all its calls, if it was not

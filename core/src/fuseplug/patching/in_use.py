@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from ..contract import Target
+from ..process_lock import ProcessLock
 from ..ranks import rank
 from .counting import Calls, Counted, as_it_is, counted
 from .hooked import describe
@@ -20,6 +19,7 @@ from .slots import computes_past, is_original, wrapped_by
 from .tally import ENOUGH, Count
 
 _logger = logging.getLogger("fuseplug")
+_saying = ProcessLock()
 
 _AGAIN = "apply_all, called again, checks the kernels for that"
 _REMEDIES = {
@@ -62,22 +62,22 @@ class InUse:
 
     Args:
         patches: What is fused.
-        model: Where that is.
+        model: Gives the model that has them; ``None`` once it is gone.
         anew: Whether calls before now do not count.
     """
 
-    def __init__(self, patches: Sequence[Patch], model: weakref.ref[nn.Module], *, anew: bool = True) -> None:
+    def __init__(self, patches: Sequence[Patch], model: Callable[[], nn.Module | None], *, anew: bool = True) -> None:
         self._patches = [patch for patch in patches if not patch.target.around]
         self._model = model
         self._targets = [(each, as_it_is(each.counter) if anew else Count()) for each in counted(patches)]
         self._looks = 0
         self._found: list[NotInUse] | None = None
-        self._unsaid = threading.Lock()
+        self._said = False
         self.watch()
 
     def watch(self) -> None:
         """Be told of the calls from now on, in the place of whoever is told of them."""
-        if not self._unsaid.locked():
+        if not self._said:
             for each, _ in self._targets:
                 each.counter.watched_by(self)
 
@@ -93,11 +93,16 @@ class InUse:
 
     def enough(self, pace: Count) -> None:
         """Judge what is certain by now: *pace* had `ENOUGH` calls by its kernel, or that many refused in a row."""
-        passed_by, undecided = self._passed_by()
+        try:
+            passed_by, undecided = self._passed_by()
+            found = [*passed_by, *self._refused(), *self._made_real(ENOUGH - 1, 1)]
+        except Exception:
+            _logger.debug("it cannot be judged whether kernels are in use", exc_info=True)
+            found, undecided = [], False
         for each, _ in self._targets:
             if not (undecided and each.counter is pace):
                 each.counter.settle()
-        if found := [*passed_by, *self._refused(), *self._made_real(ENOUGH - 1, 1)]:
+        if found:
             self._say(found)
 
     def _say(self, found: Sequence[NotInUse]) -> None:
@@ -107,8 +112,10 @@ class InUse:
         if small and rank() == 0:
             _logger.info("%d of %d fused targets had no call that is large enough to gain", len(small), count)
         wrong = [each for each in found if not each.too_small]
-        if not wrong or not self._unsaid.acquire(blocking=False):  # never released: it is said once
-            return
+        with _saying:
+            if not wrong or self._said:
+                return
+            self._said = True
         for each, _ in self._targets:
             each.counter.unwatched()
         if rank() == 0:
@@ -155,23 +162,24 @@ class InUse:
                 yield _not_in_use(each.patch, why)
 
     def _passed_by(self) -> tuple[list[NotInUse], bool]:
-        """The targets that were never called, though what has them was; and whether that is too early to say.
+        """The targets that were never called, though what is beside them was; and whether that is too early to say.
 
-        How often what has them was called is what the least called of its other targets says.
+        What is beside them may be called several times in one call of the model: the least called counts.
         """
-        number = {each.patch: _number(each.calls(before)) for each, before in self._targets}
+        often = [_number(each.calls(before)) for each, before in self._targets]
         found, undecided = [], False
-        for each, _ in self._targets:
+        for (each, _), number in zip(self._targets, often, strict=True):
             above, _, name = each.patch.path.rpartition(".")
             # One of a list may be left out: an expert, a layer. A function may be: a layer without positions.
             spared = name.isdecimal() or each.patch.target.function is not None or each.traced
-            if number[each.patch] or (spared and each.patch.in_place()):
+            if number or (spared and each.patch.in_place()):
                 continue
-            beside = [often for patch, often in number.items() if often and _is_below(patch.path, above)]
+            paths = (other.patch.path for other, _ in self._targets)
+            beside = [calls for path, calls in zip(paths, often, strict=True) if calls and _is_below(path, above)]
             if beside and min(beside) < ENOUGH - 1:
                 undecided = True
             elif beside:
-                why = f"it was not called, though what has it was, {ENOUGH} times{self._past(each.patch)}"
+                why = f"it was not called, though what is beside it was, {ENOUGH} times{self._past(each.patch)}"
                 found.append(_not_in_use(each.patch, why if each.patch.in_place() else _how_lost(each.patch)))
         return found, undecided
 
