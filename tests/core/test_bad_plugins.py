@@ -279,12 +279,13 @@ def test_nonsense_alone_leaves_the_model_as_it_was(manager, name):
     manager.register(matching(NONSENSE[name]))
     model = Norm()
     before = state_of(model)
-    _, rejection = only_answer(manager.apply_all(model).report)
-    assert rejection.reason
+    report = manager.apply_all(model).report
+    reason = report.raised.get("bad") or only_answer(report)[1].reason
+    assert reason
     assert not differing(before, state_of(model))
     with pytest.raises(RejectedError, match="bad was asked for by name") as caught:
         manager.apply("bad", model)
-    assert rejection.reason in str(caught.value)
+    assert reason in str(caught.value)
 
 
 @pytest.mark.parametrize("answer", [None, [], (), iter(())])
@@ -302,10 +303,36 @@ def test_an_adapter_that_raises_when_it_matters_is_a_reason(manager):
 
 def test_an_error_names_the_place_in_the_plugins_own_file(manager):
     manager.register(matching(raising))
-    _, rejection = only_answer(manager.apply_all(Norm()).report)
-    assert rejection.kind == "error"
-    assert "ZeroDivisionError while matching: in match" in rejection.reason
-    assert f"{__file__}:{raising.__code__.co_firstlineno + 1}" in rejection.reason
+    reason = manager.apply_all(Norm()).report.raised["bad"]
+    assert "ZeroDivisionError while matching: in match" in reason
+    assert f"{__file__}:{raising.__code__.co_firstlineno + 1}" in reason
+
+
+def test_a_match_that_raises_everywhere_is_one_row_and_no_target(manager, model):
+    manager.register(matching(raising))
+    manager.register(NormKernel)
+    applied = manager.apply_all(model)
+    report, count = applied.report, sum(1 for _ in model.modules())
+    assert report.summary().startswith("Toy: 5 of 5 targets fused for training on cpu; ")
+    assert report.raised["bad"].startswith(f"asked about the model and {count - 1} more modules: ZeroDivisionError")
+    _, _, rest = str(report).partition("kernels not taking part")
+    assert str(report).count("in match") == rest.count("in match") == 1
+    assert "broken" in rest
+    assert manager.plan(model).explain("norm").count("in match") == 1
+    applied.undo()
+    with pytest.raises(RejectedError, match="strict=True, and bad raised an error, asked about the model and"):
+        manager.apply_all(model, strict=True)
+
+
+def test_what_else_it_answered_stands(manager, model):
+    def picky(self, site):
+        return raising(self, site) if hasattr(site.module, "gate") else NormKernel.match(self, site)
+
+    manager.register(matching(picky))
+    report = manager.apply_all(model).report
+    assert {entry.kernel_id for entry in report.entries} == {"bad"}
+    assert len(report.fused) == 5
+    assert report.raised["bad"].startswith("asked about layers.0.mlp and 1 more modules: ZeroDivisionError")
 
 
 class Stop(BaseException):
@@ -356,6 +383,7 @@ def test_a_kernel_that_would_end_the_program_is_an_answer(manager, model, where,
     report = manager.apply_all(model).report
     assert {entry.kernel_id for entry in report.fused} == {"toy_rotary"}
     reasons = [r.reason for entry in report.left_alone for k, r in entry.rejections if k == "bad"]
+    reasons += report.raised.values()
     assert reasons
     assert all(error.__name__ in reason for reason in reasons)
 
@@ -494,9 +522,8 @@ def test_what_it_did_to_children_is_seen_by_nobody_else(manager, model, mutate):
     manager.register(mutating(through_the_parent, Toy))
     manager.register(NormKernel)
     report = manager.plan(model).report
-    (root,) = [entry for entry in report.entries if entry.paths == ("",)]
-    assert root.rejections[0][0] == "bad"
-    assert {entry.kernel_id for entry in report.entries if entry is not root} == {"bad"}
+    assert report.raised["bad"].startswith("asked about the model: it changed the module it was asked about")
+    assert {entry.kernel_id for entry in report.entries} == {"bad"}
 
 
 class Listing(Norm):

@@ -118,6 +118,26 @@ class TestList:
         assert out.count("why") == 60
         assert "\n kernel_of_a_long_name_too " in out
 
+    @pytest.mark.parametrize("columns", [None, "50", "64", "80"])
+    def test_names_are_whole_in_a_pipe(self, run, package, monkeypatch, columns):
+        names = ["kernel_of_a_long_name_of_its_own", "x-distribution-of-a-long-name-too"]
+        package(names[1], names[0], source="raise OSError('why ' * 60)")
+        package("x-good", "good")
+        monkeypatch.delenv("COLUMNS") if columns is None else monkeypatch.setenv("COLUMNS", columns)
+        out = run("list")[1]
+        table = out[: out.index(" is broken")]
+        assert all(any(name in line for line in table.splitlines()) for name in names)
+        if columns is None:
+            assert any(all(name in line for name in names) for line in table.splitlines())
+            assert "why " * 59 in out
+
+    def test_it_prints_on_any_stdout(self, package, fresh_python):
+        package("x-odd", "odd", source="raise OSError('é × 中')")
+        for arguments in (["list"], ["doctor"]):
+            done = fresh_python("-m", "fuseplug", *arguments, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+            assert "UnicodeEncodeError" not in done.stderr
+            assert "OSError" in done.stdout
+
     def test_json(self, run, package):
         package("x-good", "good")
         package("x-broken", "broken", source="1 / 0")
@@ -167,7 +187,7 @@ class TestPlan:
         package("x-act", "silu", source=ACTIVATION)
         code, out, _ = run("plan", str(config), "--device", "npu", "--include", "silu")
         assert code == 0
-        assert "LlamaForCausalLM: 2 of 7 targets fused for training on npu" in out
+        assert "LlamaForCausalLM: 2 of 7 targets would be fused for training on npu" in out
         assert "model.layers.*.mlp.act_fn" in out
         assert "norms are [not] for us" in out
 
@@ -190,7 +210,7 @@ class TestPlan:
         package("x-act", "silu", source=ACTIVATION + '    device_types = ("npu",)\n' + function, **needs)
         code, out, _ = run("plan", str(config), "--device", "npu", "--include", "silu")
         assert code == 0
-        assert "2 of 7 targets fused for training on npu" in out
+        assert "2 of 7 targets would be fused for training on npu" in out
         assert 'the machine that this is planned for needs: pip install "x-act[npu]"' in out
         named = run("plan", str(config), "--device", "cpu", "--include", "silu")[2]
         assert "silu was asked for by name, but is not installed: needs no-such-vendor>=2" in named

@@ -249,8 +249,8 @@ def test_the_work_of_a_proposal_is_a_positive_number(work):
             found = super().match(site)
             return found and [dataclasses.replace(each, work=work) for each in found]
 
-    (entry,) = manager_of(Odd).apply_all(Norm()).report.left_alone
-    assert f"work must be a positive number, not {work!r}" in entry.why_not
+    why = manager_of(Odd).apply_all(Norm()).report.raised["odd_work"]
+    assert f"work must be a positive number, not {work!r}" in why
 
 
 def functions_entered(call):

@@ -229,6 +229,15 @@ class TestWhatMakesItRunAgain:
             self.again(checked)
 
 
+@pytest.mark.parametrize("text", ["[" * 200_000, "", "nothing", "{", "\x00", "[" * 200_000 + "]" * 200_000])
+def test_what_cannot_be_read_is_not_there(cache, text):
+    kept = Kept("checks", cache)
+    kept.put("key", {"ran": 1})
+    (path,) = (cache / "checks").glob("*.json")
+    path.write_text(text)
+    assert kept.get("key") is None
+
+
 class TestWhatIsNotKept:
     def test_that_a_kernel_is_wrong(self, checked, written, cache):
         written("numbers.py", NUMBERS.replace("return reference", "return 2 * reference"))

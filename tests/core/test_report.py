@@ -53,8 +53,8 @@ SAID = {
     "unlike": "computes none of the known variants",
     "elsewhere": "runs on npu; this model is planned for cpu",
     "inference only": 'has no gradient: used with mode="inference"',
-    "left out": "left out by include= or exclude=",
-    "count": "of 16 targets fused for training on cpu",
+    "left out": "left out by exclude=",
+    "count": "of 14 targets would be fused for training on cpu",
 }
 
 

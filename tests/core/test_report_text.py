@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from fuseplug import Entry, KernelRecord, Rejection, Report, Target
+from fuseplug.report import Figure, Timing
+from fuseplug.tables import UNLIMITED
 
 PATH = "model.layers.{}.self_attn"
 
@@ -48,6 +51,50 @@ def test_paths_and_reasons_stay_readable(report, width):
     assert any(PATH.format("*") in line for line in lines)
     assert any("model.norm" in line for line in lines)
     assert len(lines) < 40
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_names_are_never_broken(width):
+    names = ["acme_fused_gated_delta_rule", "fuseplug-linear-cross-entropy-for-acme 1.10.0"]
+    reason = "its numbers are wrong for float32 " * 4
+    entries = [
+        Entry((f"m.layers.{number}.x",), "AcmeGatedDeltaNet", "cpu", "rule", Target(), names[0], "cast-last")
+        for number in range(3)
+    ]
+    records = [KernelRecord(names[0], names[1], state="missing", reason=reason)]
+    lines = printed(Report("Acme", "training", entries, records), width).splitlines()
+    assert max(map(len, lines)) <= width
+    for word in (names[0], *names[1].split(), "AcmeGatedDeltaNet", "m.layers.*.x"):
+        assert any(word in line for line in lines), word
+
+
+def test_where_nothing_is_wrapped_a_reason_is_one_line(report):
+    assert any(
+        "runs on cuda; this model is planned for npu" in line for line in printed(report, UNLIMITED).splitlines()
+    )
+    assert max(map(len, printed(report, UNLIMITED).splitlines())) < 200
+
+
+class TestEncodings:
+    @pytest.fixture
+    def figured(self, report):
+        figure = Figure((2, 3), "float32", Timing(2.0, 1.0, 2.0))
+        entries = [replace(report.entries[0], figures=(figure,), class_name="Norm×é中"), *report.entries[1:]]
+        return replace(report, entries=entries)
+
+    @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+    def test_it_prints_on_any_stdout(self, figured, monkeypatch, encoding):
+        written = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding))
+        print(figured, flush=True)
+        text = written.getvalue().decode(encoding)
+        assert PATH.format("*") in text
+        assert "LlamaForCausalLM: 2 of 3 targets fused" in text
+
+    def test_where_the_characters_are_there_nothing_is_changed(self, figured, monkeypatch):
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "utf-8"))
+        assert "─" in str(figured)
+        assert "Norm×é中" in str(figured)
 
 
 def test_layers_are_one_line(report):

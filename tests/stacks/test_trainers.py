@@ -79,6 +79,69 @@ def test_trl_sft(tmp_path, callback, caplog):
     assert not [record for record in caplog.records if record.name == "fuseplug"]
 
 
+@pytest.fixture
+def with_loss():
+    """A tiny model in training, and a manager with the loss kernel."""
+    from support.losses import PlainKernel
+
+    return tiny_llama().train(), manager_of(NormKernel, PlainKernel)
+
+
+def add_trls_head(model):
+    utils = pytest.importorskip("trl.trainer.utils")
+    if not hasattr(utils, "add_fused_lm_head"):
+        pytest.skip("this TRL puts no head of its own on models")
+    utils.add_fused_lm_head(model)
+
+
+def scored(model, times):
+    for tokens in torch.randint(model.config.vocab_size, (times, 2, 9)):
+        model(input_ids=tokens, labels=tokens, fused_lm_head=True).loss.backward()
+
+
+def test_the_report_says_that_trls_head_goes_past_the_loss_kernel(with_loss):
+    model, manager = with_loss
+    add_trls_head(model)
+    applied = manager.apply_all(model, allow="lazy_logits")
+    (note,) = applied.report.notes
+    assert note.startswith(
+        "trl.trainer.utils._fused_forward is the forward of LlamaForCausalLM, and reads the weight of"
+    )
+    assert "go past plain_linear_cross_entropy, which then does nothing" in note
+    assert note in " ".join(str(applied.report).split())
+    without = manager.apply_all(tiny_llama(), allow="lazy_logits")
+    assert without.report.notes == []
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_warning_says_so_after_ten_calls(with_loss, caplog, first):
+    model, manager = with_loss
+    if first:
+        add_trls_head(model)
+    applied = manager.apply_all(model, allow="lazy_logits")
+    if not first:
+        add_trls_head(model)
+    scored(model, 9)
+    assert not caplog.records
+    scored(model, 5)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"1 of {len(applied.calls())} fused targets are not in use:\n"
+        "  lm_head.forward: plain_linear_cross_entropy: it was not called, though what is beside it was, 10 times: "
+        "trl.trainer.utils._fused_forward computes past it"
+    )
+
+
+def test_check_in_use_says_so_after_one(with_loss):
+    model, manager = with_loss
+    applied = manager.apply_all(model, allow="lazy_logits")
+    add_trls_head(model)
+    scored(model, 1)
+    (found,) = applied.check_in_use(1)
+    assert found.paths == ("lm_head",)
+    assert found.why.endswith("trl.trainer.utils._fused_forward computes past it")
+
+
 def test_trl_dpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
     trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     data = datasets.Dataset.from_list(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -20,9 +21,11 @@ from .new.command import new
 from .options import Allow, AsJson, Exclude, Include, Only, Skip, TrustRemoteCode
 from .plain_text import one_line, some_lines
 from .run.command import run
+from .tables import console, with_whole_words
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from torch import nn
 
     from .doctor import Row
@@ -47,6 +50,9 @@ app.command(context_settings={"allow_interspersed_args": False})(run)  # what fo
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line. Fuseplug's own errors are shown without a traceback, with exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # whatever their encoding lacks
     try:
         app(args=None if args is None else list(args), prog_name="fuseplug")
     except FuseplugError as error:
@@ -132,11 +138,11 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what would be fused in a model, what would not, and why."""
-    manager, console = KernelManager(), _console(stderr=True)
+    manager = KernelManager()
     if not _kernels(manager):
         typer.echo(NOTHING_INSTALLED, err=True)
     run = measure or rounding == "exact"
-    with console.status(f"building {one_line(model)}{'' if run else ' on meta'}"):
+    with console(stderr=True).status(f"building {one_line(model)}{'' if run else ' on meta'}"):
         built = _built(model, device, random_weights=run, trust_remote_code=trust_remote_code)
     planned = manager.plan(
         built,
@@ -155,7 +161,7 @@ def plan(
     elif as_json:
         _print_json(planned.report.to_dict())
     else:
-        _console().print(planned.report)
+        console().print(planned.report)
 
 
 def _built(model: str, device: str | None, *, random_weights: bool, trust_remote_code: bool) -> nn.Module:
@@ -207,7 +213,7 @@ def config(as_json: AsJson = False) -> None:
     for name, value, source, unset in rows:
         told = ("not set", unset) if value is None else (repr(value), source)
         table.add_row(*map(one_line, (name, *told)))
-    _console().print(table)
+    _show(console(), table)
 
 
 @app.command()
@@ -216,10 +222,10 @@ def doctor(as_json: AsJson = False) -> None:
     from .doctor import Elsewhere, examine, look
 
     elsewhere = Elsewhere()
-    with _console(stderr=True).status("importing each kernel's module in a Python of its own"):
+    with console(stderr=True).status("importing each kernel's module in a Python of its own"):
         # Before torch is imported, to see who imports it.
         records = _kernels(KernelManager(find=functools.partial(discover, unfit=elsewhere.unfit)))
-    with _console(stderr=True).status("importing torch and looking at the devices"):
+    with console(stderr=True).status("importing torch and looking at the devices"):
         machine = look()
     rows = examine(machine, records, elsewhere)
     if as_json:
@@ -231,62 +237,65 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
-    console, table = _console(), _table("kernel", "distribution", "op", "devices", "state")
+    out, table = console(), _table("kernel", "distribution", "op", "devices", "state")
     for record in records:
         kernel = record.kernel
         devices = ", ".join(kernel.device_types) or "any" if kernel else ""
         source = f"{record.distribution} {record.version}".strip()
         cells = (record.kernel_id, source, kernel.op if kernel else "", devices)
         table.add_row(*map(one_line, cells), _state(record.state))
-    console.print(table)
+    _show(out, table)
     for record in records:
         if record.reason:
-            _print_reason(console, record)
+            _print_reason(out, record)
         if record.effects:
-            _print_effects(console, record)
+            _print_effects(out, record)
         if record.traceback and verbose:
-            console.print(some_lines(record.traceback), markup=False, highlight=False, soft_wrap=True)
+            out.print(some_lines(record.traceback), markup=False, highlight=False, soft_wrap=True)
     if not verbose and any(record.traceback for record in records):
-        console.print("`fuseplug list -v` shows the tracebacks.")
+        out.print("`fuseplug list -v` shows the tracebacks.")
 
 
 def _print_rows(rows: Sequence[Row]) -> None:
-    console, table = _console(), _table("", "what")
+    out, table = console(), _table("", "what")
     table.add_column("found", ratio=1, overflow="fold")
     for row in rows:
         remedy = [f"→ {row.remedy}"] if row.remedy else []
         table.add_row(_state(row.state), one_line(row.name), some_lines("\n".join([row.found, *remedy])))
-    console.print(table)
+    _show(out, table, "found")
     counts = [f"{sum(row.state == state for row in rows)} {state}" for state in ("ok", "warn", "fail")]
-    console.print(", ".join(counts))
+    out.print(", ".join(counts))
 
 
-def _print_reason(console: Console, record: KernelRecord) -> None:
-    _print_below(console, record, [" is ", _state(record.state)], record.reason)
+def _print_reason(out: Console, record: KernelRecord) -> None:
+    _print_below(out, record, [" is ", _state(record.state)], record.reason)
 
 
-def _print_effects(console: Console, record: KernelRecord) -> None:
+def _print_effects(out: Console, record: KernelRecord) -> None:
     lasting = not all(effect.undone for effect in record.effects)
     told = [f" {'has changed' if lasting else 'tried to change'} this process"]
-    _print_below(console, record, told, "\n".join(map(str, record.effects)))
+    _print_below(out, record, told, "\n".join(map(str, record.effects)))
 
 
-def _print_below(console: Console, record: KernelRecord, told: Sequence[Any], text: str) -> None:
+def _print_below(out: Console, record: KernelRecord, told: Sequence[Any], text: str) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    console.print(Text.assemble((one_line(record.name.lstrip(":")), "bold"), *told))
-    console.print(Padding(Text(some_lines(text)), (0, 0, 1, 2)))
+    out.print(Text.assemble((one_line(record.name.lstrip(":")), "bold"), *told))
+    out.print(Padding(Text(some_lines(text)), (0, 0, 1, 2), expand=False))
 
 
-def _table(*columns: str) -> Any:
+def _show(out: Console, table: Table, *folded: str) -> None:
+    out.print(with_whole_words(table, out.width, folded))
+
+
+def _table(*columns: str) -> Table:
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    # Ids are searched for, and copied into other commands.
-    for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number == 0)
+    for column in columns:
+        table.add_column(column, overflow="fold")
     return table
 
 
@@ -294,12 +303,6 @@ def _state(state: str) -> Any:
     from rich.text import Text
 
     return Text(state, STYLES.get(state, "yellow"))
-
-
-def _console(*, stderr: bool = False) -> Console:
-    from rich.console import Console
-
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def _print_json(data: Any) -> None:

@@ -60,6 +60,10 @@ class Gains:
         """Whether there is any call that is too small."""
         return any(each.least for each in self.training + self.inference)
 
+    def reaches(self, x: torch.Tensor) -> bool:
+        """Whether a main input of as many elements as *x* is large enough in any kind of call."""
+        return any(x.numel() >= each.least or x.numel() <= each.until for each in self.training + self.inference)
+
     def why_not(self, x: torch.Tensor) -> str:
         """What is said where *x*, the main input, is too small."""
         found = by_dtype(self.training if x.requires_grad else self.inference).get(x.dtype, Ends())

@@ -62,7 +62,7 @@ class Kept:
             return None
         try:
             return json.loads((self._folder / f"{key}.json").read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
 
     def put(self, key: str, answer: Any) -> None:

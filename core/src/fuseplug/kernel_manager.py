@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .devices import Destination
     from .measuring import Runs
-    from .patching import Applied, Change, Patch
+    from .patching import Applied, Change, InUse, Patch
     from .planning import Plan
     from .report import Report
 
@@ -62,11 +62,12 @@ class AllOptions(Options, total=False):
 
 @dataclass
 class _Call:
-    """One call that changed a model: what it planned, and what it did."""
+    """One call that changed a model: what it planned, what it did, and what watches all that is fused since."""
 
     report: Report
     patches: Sequence[Patch]
     changes: list[Change]
+    in_use: InUse
 
 
 class KernelManager:
@@ -195,13 +196,15 @@ class KernelManager:
         _must_be_module(model)
         purpose, exact = _mode(mode), _exact(rounding, verify)
         there, records, plugins = self._destination(device, _names(include or ()))
-        taking_part = _select(records, include, exclude, purpose)
+        excluded = [each.name for word in _names(exclude) for each in _named(records, word, must_be_ready=False)]
+        taking_part = _select(records, include, excluded, purpose)
         every = every_size or environment().get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
         rules = Rules(
             *(taking_part, _names(include or ()), purpose, verify, records, _names(allow)),
             every_size=every,
             runs=None if measure is False else _runs(model, measure, there, every_size=every),
             exact=exact,
+            excluded=excluded,
         )
         with plain_torch():
             places = walk(model, only=_names(only), skip=_names(skip), device=there)
@@ -252,14 +255,18 @@ class KernelManager:
     def applied_to(self, model: nn.Module) -> Applied | None:
         """The handle on what is fused in *model* now, also in a copy of a fused model; ``None`` if nothing is."""
         _must_be_module(model)
-        from .patching import our_marks
-        from .safe_access import all_below
+        from .patching import InUse, patches_on
+        from .walking import everywhere
 
-        if not any(our_marks(module) for module in all_below(model)):
+        places = everywhere(model).values()
+        present = [patch for found in places for patch in patches_on(found.module, next(iter(found.paths), ""))]
+        if not present:
             return None
         calls = self._calls.get(model)
-        last = calls[-1] if calls else _Call(_report_of_marks(model), [], [])
-        return self._handle(model, _Call(last.report, last.patches, []))
+        if not calls:
+            watching = InUse(present, weakref.ref(model), anew=False)
+            calls = self._calls[model] = [_Call(_report_of(model, present), present, [], watching)]
+        return self._handle(model, _Call(calls[-1].report, _all_patches(calls), [], calls[-1].in_use))
 
     def undo(self, model: nn.Module) -> None:
         """Take all our replacements off *model*, whichever call put them on.
@@ -282,15 +289,17 @@ class KernelManager:
         complain(left)
 
     def _apply(self, model: nn.Module, plan: Plan) -> Applied:
-        from .patching import put_on
+        from .patching import InUse, put_on
 
-        call = _Call(plan.report, plan.patches, put_on(plan.patches))
+        changes = put_on(plan.patches)
         calls = self._calls.get(model)
         if calls is None:
             calls = self._calls[model] = []
+        watched = [*_all_patches(calls, plan.patches)]
+        call = _Call(replace(plan.report, applied=True), plan.patches, changes, InUse(watched, weakref.ref(model)))
         if calls and not call.changes:
             # Nothing to take back: it stands in for the call before, or the list would grow with every call.
-            calls[-1].report, calls[-1].patches = call.report, call.patches
+            calls[-1].report, calls[-1].patches, calls[-1].in_use = call.report, call.patches, call.in_use
         else:
             calls.append(call)
         return self._handle(model, call)
@@ -310,7 +319,10 @@ class KernelManager:
             calls = (self._calls.get(alive) if alive is not None else None) or []
             if any(known is call for known in calls):
                 calls[:] = [known for known in calls if known is not call]
-                complain(take_off(call.changes))
+                left = take_off(call.changes)
+                if calls:
+                    calls[-1].in_use.watch()
+                complain(left)
 
         def in_force() -> bool:
             return (alive := reference()) is not None and bool(self._calls.get(alive))
@@ -320,7 +332,7 @@ class KernelManager:
                 raise PlanError("the model that was fused is gone: keep a reference to it while you use its handle")
             return alive(*args, **kwargs)
 
-        return Applied(call.report, list(call.patches), undo_all, undo_call, run, in_force)
+        return Applied(call.report, list(call.patches), undo_all, undo_call, run, in_force, call.in_use)
 
     def _destination(
         self, device: torch.device | str | None, asked_for: Sequence[str]
@@ -361,9 +373,8 @@ def _plugged_in(records: Iterable[KernelRecord]) -> tuple[list[KernelRecord], pl
 
 
 def _select(
-    records: Sequence[KernelRecord], include: Sequence[str] | str | None, exclude: Sequence[str] | str, mode: Mode
+    records: Sequence[KernelRecord], include: Sequence[str] | str | None, unwanted: Sequence[str], mode: Mode
 ) -> list[KernelRecord]:
-    unwanted = [record.name for word in _names(exclude) for record in _named(records, word, must_be_ready=False)]
     ready = [record for record in records if record.state == "ready"]
     if include is not None:
         wanted = [record.name for word in _names(include) for record in _named(records, word)]
@@ -444,18 +455,29 @@ def _unknown(word: str, known: Sequence[str]) -> str:
     return f"no kernel or op {word!r} is installed; {named} (see `fuseplug list`)"
 
 
-def _report_of_marks(model: nn.Module) -> Report:
+def _all_patches(calls: Iterable[_Call], more: Iterable[Patch] = ()) -> list[Patch]:
+    """The patches of *calls* and *more*, the last of each target."""
+    every = [*(patch for call in calls for patch in call.patches), *more]
+    return [*{(patch.path, patch.target): patch for patch in every}.values()]
+
+
+def _report_of(model: nn.Module, patches: Sequence[Patch]) -> Report:
     """The report on a model whose plan is not known, such as a copy of a fused model."""
-    from .patching import our_marks
+    from .patching import mark_of
     from .report import Entry, Report
     from .safe_access import class_name
-    from .walking import everywhere
 
     entries = [
         Entry(
-            tuple(found.paths[:1]), class_name(found.module), mark.device_type, "", target, mark.kernel_id, mark.variant
+            (patch.path,),
+            class_name(module),
+            mark_of(patch.function).device_type,
+            "",
+            patch.target,
+            patch.kernel_id,
+            patch.variant,
         )
-        for found in everywhere(model).values()
-        for target, mark in our_marks(found.module).items()
+        for patch in patches
+        if (module := patch.module_ref()) is not None
     ]
     return Report(class_name(model), "training", entries, notes=["read off the model: its plan is not at hand"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -10,6 +11,10 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]")
 """Sequences that terminals obey: CSI and OSC, and those of two characters."""
+
+
+_IN_ASCII = str.maketrans({"─": "-", "×": "x", "…": "...", "–": "-", "→": "->", "µ": "u"})
+"""What stands for characters of our own where an encoding lacks them."""
 
 
 def one_line(text: object) -> str:
@@ -20,6 +25,16 @@ def one_line(text: object) -> str:
 def some_lines(text: object) -> str:
     """The same, with the lines kept."""
     return "\n".join(_lines(text))
+
+
+def printable(text: str) -> str:
+    """*text* as ``print`` can write it: where the encoding of stdout lacks a character, another stands for it."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_IN_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def _lines(text: object) -> list[str]:

@@ -15,12 +15,12 @@ import dis
 import functools
 import inspect
 import itertools
-import threading
 import types
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .errors import PatchError
+from .process_lock import ProcessLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +39,7 @@ _copies: weakref.WeakKeyDictionary[types.FunctionType, weakref.WeakValueDictiona
 # Weak, since an alias lives as long as the code that says it. Equal code says equal things.
 _said: weakref.WeakKeyDictionary[types.CodeType, dict[str, frozenset[str]]] = weakref.WeakKeyDictionary()
 # Re-entrant, since building a copy can set off a garbage collection, and with it anybody's __del__.
-_lock = threading.RLock()
+_lock = ProcessLock()
 
 
 def calls(method: Callable[..., Any], name: str) -> bool:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .contract import Mode, Rejection, Target
 from .discovery import KernelRecord
-from .plain_text import one_line, some_lines
+from .plain_text import one_line, printable, some_lines
+from .tables import UNLIMITED, with_whole_words
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -164,6 +165,9 @@ class Report:
         seconds: How long planning and checking took, compilation not included.
         compile_seconds: How long the kernels took to compile.
         measure_seconds: How long it took to run the model and time the kernels, with ``measure=``.
+        raised: By kernel that raised when it was asked about a site, what it raised, and where.
+        device_types: Where the modules of the model were planned to run.
+        applied: Whether it was done; otherwise it is what would be.
     """
 
     model_class: str
@@ -175,6 +179,9 @@ class Report:
     seconds: float = 0.0
     compile_seconds: float = 0.0
     measure_seconds: float = 0.0
+    raised: Mapping[str, str] = field(default_factory=dict)
+    device_types: Sequence[str] = ()
+    applied: bool = True
 
     @property
     def fused(self) -> list[Entry]:
@@ -196,6 +203,7 @@ class Report:
         return {
             "model": self.model_class,
             "mode": self.mode,
+            "applied": self.applied,
             "gives_up": self.gives_up,
             "fused": len(self.fused),
             "left_alone": len(self.left_alone),
@@ -205,32 +213,37 @@ class Report:
             "entries": [entry.to_dict() for entry in self.entries],
             "kernels": [record.to_dict() for record in self.records],
             "idle": dict(self.idle),
+            "raised": dict(self.raised),
             "notes": list(self.notes),
         }
 
     def summary(self) -> str:
         """The first line."""
-        devices = ", ".join(sorted({entry.device_type for entry in self.entries})) or "no device"
+        devices = ", ".join(sorted({entry.device_type for entry in self.entries}) or self.device_types)
         took = f"planned and checked in {self.seconds:.2f} s"
         if self.compile_seconds >= 0.01:
             took += f", kernels compiled in {self.compile_seconds:.1f} s"
         if self.measure_seconds:
             took += f", measured in {self.measure_seconds:.1f} s"
         targets = "target" if len(self.entries) == 1 else "targets"
-        counted = f"{len(self.fused)} of {len(self.entries)} {targets} fused"
-        return f"{self.model_class}: {counted} for {self.mode} on {devices}; {took}"
+        counted = f"{len(self.fused)} of {len(self.entries)} {targets} {self._fused}"
+        return f"{self.model_class}: {counted} for {self.mode}{f' on {devices}' if devices else ''}; {took}"
+
+    @property
+    def _fused(self) -> str:
+        return "fused" if self.applied else "would be fused"
 
     def __str__(self) -> str:
         from rich.console import Console
 
         out = io.StringIO()
         Console(file=out, width=120, color_system=None, legacy_windows=False).print(self)
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+        return printable("\n".join(line.rstrip() for line in out.getvalue().splitlines()))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
-        narrow = options.max_width < _WIDE
+        width = options.max_width
         yield from (Text(f"as you allowed: {one_line(sentence)}") for sentence in self.gives_up)
         yield Text(one_line(self.summary()))
         fused: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
@@ -241,22 +254,24 @@ class Report:
             kernel_id, variant, class_name, target = names
             key = (f"{kernel_id}\n{variant}", f"{class_name}\n{target}", where)
             fused[key].append(entry)
-        yield from _table("fused", ("kernel\nvariant", "class\ntarget", "kernel check"), fused, narrow)
+        yield from _table(self._fused, ("kernel\nvariant", "class\ntarget", "kernel check"), fused, width)
         alone: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.left_alone:
             covered = "no longer called: its parent is fused" if entry.covered_by else entry.why_not
             alone[one_line(entry.op), one_line(entry.class_name), covered].append(entry)
-        yield from _table("left alone", ("op", "class", "why"), alone, narrow)
+        yield from _table("left alone", ("op", "class", "why"), alone, width)
         passed_over: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.fused:
             for kernel, rejection in entry.rejections:
+                if kernel in self.raised:
+                    continue
                 passed_over[one_line(kernel), one_line(entry.class_name), rejection.reason].append(entry)
             for kernel in entry.outranked:
                 passed_over[one_line(kernel), one_line(entry.class_name), f"outranked by {entry.kernel_id}"].append(
                     entry
                 )
-        yield from _table("passed over", ("kernel", "class", "why"), passed_over, narrow)
-        yield from _kernels([r for r in self.records if r.state != "ready"], self.idle, narrow)
+        yield from _table("passed over", ("kernel", "class", "why"), passed_over, width)
+        yield from _kernels([r for r in self.records if r.state != "ready"], self.raised, self.idle, width)
         yield from (Text(f"note: {one_line(note)}") for note in self.notes)
 
 
@@ -265,30 +280,34 @@ _WIDE = 110
 
 
 def _table(
-    title: str, columns: Sequence[str], rows: Mapping[tuple[str, ...], Sequence[Entry]], narrow: bool
+    title: str, columns: Sequence[str], rows: Mapping[tuple[str, ...], Sequence[Entry]], width: int
 ) -> Iterable[Any]:
     if rows:
-        names = len(columns) - (columns[-1] == "why")
-        table = _empty(title, columns[:names], narrow)
+        narrow, names = width < _WIDE, len(columns) - (columns[-1] == "why")
+        table = _empty(title, columns[:names], width)
         if names < len(columns):
             table.add_column("why", ratio=2, overflow="fold")
         table.add_column("sites", justify="right", no_wrap=True)
         table.add_column("where", ratio=1, overflow="fold")
         for cells, entries in rows.items():
             table.add_row(*_cells(cells[:names], narrow), *_cells([*cells[names:], str(len(entries)), _where(entries)]))
-        yield table
+        yield with_whole_words(table, width, ("why",))
 
 
-def _kernels(records: Sequence[KernelRecord], idle: Mapping[str, str], narrow: bool) -> Iterable[Any]:
-    if records or idle:
+def _kernels(
+    records: Sequence[KernelRecord], raised: Mapping[str, str], idle: Mapping[str, str], width: int
+) -> Iterable[Any]:
+    narrow = width < _WIDE
+    if records or raised or idle:
         rows: list[tuple[tuple[str, ...], str]] = []
         rows += [((record.kernel_id, record.distribution, record.state), record.reason) for record in records]
+        rows += [((kernel_id, "", "broken"), why) for kernel_id, why in raised.items()]
         rows += [((kernel_id, "", "idle"), why) for kernel_id, why in idle.items()]
-        table = _empty("kernels not taking part", ("kernel", "distribution", "state"), narrow)
+        table = _empty("kernels not taking part", ("kernel", "distribution", "state"), width)
         table.add_column("why", ratio=1, overflow="fold")
         for names, why in rows:
             table.add_row(*_cells([name for name in names if name or not narrow], narrow), *_cells([why]))
-        yield table
+        yield with_whole_words(table, width, ("why",))
 
 
 def _cells(cells: Sequence[str], stacked: bool = False) -> list[Any]:
@@ -299,14 +318,19 @@ def _cells(cells: Sequence[str], stacked: bool = False) -> list[Any]:
     return [Text("\n".join(safe))] if stacked else [Text(cell) for cell in safe]
 
 
-def _empty(title: str, columns: Sequence[str], stacked: bool) -> Any:
+def _empty(title: str, columns: Sequence[str], width: int) -> Any:
     from rich import box
     from rich.table import Table
 
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, expand=True
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        expand=width < UNLIMITED,
     )
-    for column in _cells(columns, stacked):
+    for column in _cells(columns, width < _WIDE):
         table.add_column(column, overflow="fold")
     return table
 

@@ -13,7 +13,7 @@ MOST_NAMED = 5
 
 
 def refuse_left_alone(report: Report) -> None:
-    """Raise for what was left alone for a reason other than being something else: ``strict=True``.
+    """Raise for a kernel that raised, and what was left alone for another reason than being something else: ``strict``.
 
     Raises:
         RejectedError: If there is such; `VerificationError` if a kernel's numbers were the reason.
@@ -23,6 +23,9 @@ def refuse_left_alone(report: Report) -> None:
         for entry in report.left_alone
         if any(rejection.kind not in ("unlike", "consent", "slower", "rounding") for _, rejection in entry.rejections)
     ]
+    if report.raised:
+        named = "; ".join(f"{kernel_id} raised an error, {what}" for kernel_id, what in report.raised.items())
+        raise RejectedError(f"strict=True, and {named}. Leave it out with exclude=, or drop strict.", report=report)
     if hindered:
         named = "; ".join(f"{_site(entry)}: {entry.why_not}" for entry in hindered[:MOST_NAMED])
         more = f" (and {len(hindered) - MOST_NAMED} more)" if len(hindered) > MOST_NAMED else ""
@@ -54,7 +57,8 @@ def _why_unused(report: Report, record: KernelRecord) -> str:
     for entry, rejection in _said(report, record):
         sites.setdefault(rejection.reason, []).append(entry)
     said = [f"{_sites(entries)}: {reason}" for reason, entries in sites.items()]
-    return report.idle.get(record.kernel_id) or "; ".join(said[:3]) or "no module of this model is its business"
+    known = report.raised.get(record.kernel_id) or report.idle.get(record.kernel_id)
+    return known or "; ".join(said[:3]) or "no module of this model is its business"
 
 
 def _said(report: Report, record: KernelRecord) -> list[tuple[Entry, Rejection]]:

@@ -11,6 +11,7 @@ import typer
 
 from ..kernel_manager import KernelManager
 from ..options import Allow, AsJson, Include, TrustRemoteCode
+from ..tables import console
 
 
 def bench(
@@ -50,15 +51,13 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="Draw the times into this file: png, svg or pdf.")] = None,
 ) -> None:
     """Measure what the kernels gain in a model on this machine; exit with 1 if the fused model is wrong."""
-    from rich.console import Console
-
     numbers = [_number(each) for each in _each(tokens)]
     # What torch's profiler would say of itself; read when torch is imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from .comparing import compare
     from .shown import draw, show
 
-    said = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    said = console(stderr=True)
     with said.status("importing torch and transformers") as status:
 
         def step(text: str | None) -> None:
@@ -88,7 +87,7 @@ def bench(
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2, default=str))
     else:
-        show(found, Console(highlight=False, markup=False, emoji=False))
+        show(found, console())
     if plot is not None:
         draw(found, plot)
     if not found.right:

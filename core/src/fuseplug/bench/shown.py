@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import PlanError
 from ..plain_text import one_line
+from ..tables import with_whole_words
 from .contenders import EAGER, FUSED
 
 if TYPE_CHECKING:
@@ -32,16 +33,16 @@ def show(found: Benchmark, console: Console) -> None:
         console.print(f"{one.what}: {one.fused:.2g} from the truth, eager {one.unfused:.2g}: {said}")
     for name, seconds in found.once.items():
         console.print(f"paid once by {name}: {seconds:.1f} s")
-    console.print(_times(found))
+    console.print(with_whole_words(_times(found), console.width))
     for (mode, tokens), shares in found.shares.items():
         table = _table("operation", f"{EAGER}, %", f"{FUSED}, % of eager")
         for each in shares:
             table.add_row(one_line(each.operation)[:60], f"{each.before:.1%}"[:-1], f"{each.after:.1%}"[:-1])
         console.print(f"where the time goes, {mode}, {tokens} tokens, by torch's profiler")
-        console.print(table)
+        console.print(with_whole_words(table, console.width))
     for (mode, tokens), ops in found.ops.items():
         console.print(f"each kernel by itself, {mode}, {tokens} tokens")
-        console.print(_ops(ops))
+        console.print(with_whole_words(_ops(ops), console.width, ("where",)))
 
 
 def draw(found: Benchmark, path: Path) -> None:

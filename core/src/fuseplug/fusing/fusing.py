@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import multiprocessing
-import threading
 import weakref
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,10 @@ from torch import nn
 
 from ..errors import PlanError
 from ..plain_text import one_line
+from ..process_lock import ProcessLock
 from ..ranks import rank
 from ..run.options import RunOptions
 from .beginning import Beginning
-from .first_steps import FirstSteps
 from .ranks import Ranks
 from .telling import Telling, rows
 
@@ -41,19 +40,18 @@ class Fusing:
         self._watched: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._done: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._beginning = Beginning(self._began)
-        self._first_steps = FirstSteps()
-        self._untrained: str | None = ""
-        """The class of the last model that was made; ``None`` once one is trained."""
+        self._untrained: dict[str, None] | None = {}
+        """The classes of the models that were made, the parts of others among them; ``None`` once one is trained."""
         self._numbers = itertools.count()
         self._telling = Telling(options)
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
 
     def watch(self, model: nn.Module) -> None:
         """Fuse *model*, or what it is a part of, at its first call with gradients, if it was not fused by then."""
         self._watched[id(model)] = model
         self._beginning.put_on(model)
         if self._untrained is not None:
-            self._untrained = type(model).__name__
+            self._untrained[type(model).__name__] = None
 
     def outermost(self, model: nn.Module) -> nn.Module:
         """The largest of the watched models that have *model*; itself if there is none."""
@@ -101,7 +99,7 @@ class Fusing:
         """
         self._telling.ended()
         if self._untrained and rank() == 0 and multiprocessing.parent_process() is None:
-            log.info("nothing was fused: no model was trained, the last that was made is a %s", self._untrained)
+            log.info("nothing was fused: no model was trained; made were: %s", ", ".join(self._untrained))
 
     def _began(self, model: nn.Module) -> None:
         model = self.outermost(model)
@@ -121,8 +119,6 @@ class Fusing:
         if difference:
             raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
         applied = None if self._options.dry_run else self._manager._apply(model, plan)
-        if applied is not None:
-            self._first_steps.watch(model, applied)
         self._telling.planned(plan.report, applied)
 
 

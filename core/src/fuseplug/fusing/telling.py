@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..patching.counting import Calls, Kept
+from ..patching.counting import Calls, Counted, counted
+from ..patching.tally import Count
 from ..plain_text import one_line
 from ..ranks import rank
 from ..run import reports
@@ -28,7 +29,7 @@ class _Told:
 
     number: int | None = None
     process: int = field(default_factory=os.getpid)
-    kept: list[Kept] = field(default_factory=list)
+    targets: list[Counted] = field(default_factory=list)
 
 
 class Telling:
@@ -52,21 +53,30 @@ class Telling:
         """
         if rank() != 0:
             return
+        report = report if applied is None else applied.report
         what = (report.model_class, *rows(report))
         if what not in self._told:
             told = self._told[what] = _Told()
             log.info("%s%s", "dry run, nothing is changed: " if self._dry else "", one_line(report.summary()))
             if self._path is not None:
-                told.number = reports.add(self._path, {"applied": not self._dry, "calls": None, **report.to_dict()})
-        if self._path is not None and applied is not None:
-            self._told[what].kept.append(Kept(applied.patches))
+                told.number = reports.add(self._path, {"calls": None, **report.to_dict()})
+        if applied is not None:
+            self._told[what].targets += counted(applied.patches)
 
     def ended(self) -> None:
-        """Write the calls of the kernels into the reports of this process. A fork of it has none."""
+        """Write the calls of the kernels into the reports of this process, and say what was too small to gain.
+
+        A fork of the process has no calls.
+        """
         for told in self._told.values():
-            if self._path is not None and told.number is not None and told.process == os.getpid():
+            if told.process != os.getpid():
+                continue
+            if small := sum(_too_small(each.counter) for each in told.targets):
+                count = len(told.targets)
+                log.info("%d of %d fused targets had no call that is large enough to gain", small, count)
+            if self._path is not None and told.number is not None:
                 try:
-                    reports.complete(self._path, told.number, calls=_added(told.kept))
+                    reports.complete(self._path, told.number, calls=_added(told.targets))
                 except OSError as error:
                     log.warning("--report %s: the calls cannot be written: %s", self._path, error.strerror)
 
@@ -76,10 +86,15 @@ def rows(report: Report) -> Sequence[str]:
     return [f"{e.paths[0] or '(the model)'} {e.target}: {e.kernel_id}, {e.variant}" for e in report.fused]
 
 
-def _added(kept: Sequence[Kept]) -> list[dict[str, Any]]:
+def _too_small(count: Count) -> bool:
+    """Whether all calls of *count* were the original's, and for no other reason."""
+    return bool(count.original) and not count.fused and not count.reasons
+
+
+def _added(targets: Sequence[Counted]) -> list[dict[str, Any]]:
     """The calls of models that are alike, by target, as plain data."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for calls in (calls for each in kept for calls in each.calls()):
+    for calls in (each.calls() for each in targets):
         where = (calls.paths, calls.target, calls.kernel_id)
         row = found.setdefault(where, {**_plain(calls), "fused": 0, "original": 0})
         row["fused"] += calls.fused

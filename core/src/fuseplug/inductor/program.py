@@ -9,7 +9,6 @@ had compiled (bfloat16, two x86 cores).
 from __future__ import annotations
 
 import itertools
-import threading
 import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..process_lock import ProcessLock
 from ..torch_private.inductor import compiled_by_inductor, prepare_recording, recorded
 from .rehearsal import Builders, rehearsing
 from .vectors import doubt, trust
 
-_compiling = threading.RLock()
+_compiling = ProcessLock()
 _serial = itertools.count(1)
 
 

@@ -1,24 +1,29 @@
 """Changes a model and undoes the changes: on instances only, all or none, and also on copies of the model."""
 
 from .applied import Applied, complain
-from .journal import Change, Patch, put_on, strip, take_off
+from .in_use import InUse
+from .journal import Change, Patch, patches_on, put_on, strip, take_off
 from .making import patch_around, patch_of
 from .mark import Mark
-from .replacement import replacement, replacement_of
-from .slots import class_method, our_marks, our_replacements
+from .replacement import mark_of, replacement, replacement_of
+from .slots import class_method, computes_past, our_marks, our_replacements
 from .subjects import subject_of
 
 __all__ = [
     "Applied",
     "Change",
+    "InUse",
     "Mark",
     "Patch",
     "class_method",
     "complain",
+    "computes_past",
+    "mark_of",
     "our_marks",
     "our_replacements",
     "patch_around",
     "patch_of",
+    "patches_on",
     "put_on",
     "replacement",
     "replacement_of",

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UndoError
-from .counting import Calls, Tried, calls_of, tried
+from .counting import Calls, Tried, counted, tried
 from .hooked import describe
 from .in_use import InUse, NotInUse
 from .journal import Change, Patch
@@ -37,6 +37,7 @@ class Applied:
         undo_call: Callable[[], None],
         run: Callable[..., Any],
         in_force: Callable[[], bool] = lambda: True,
+        in_use: InUse | None = None,
     ) -> None:
         self.report = report
         self.patches = patches
@@ -44,7 +45,7 @@ class Applied:
         self._undo_all = undo_all
         self._undo_call = undo_call
         self._in_force = in_force
-        self._in_use = InUse(patches)
+        self._in_use = in_use or InUse(patches, lambda: None)
 
     @property
     def lost(self) -> list[Patch]:
@@ -54,9 +55,10 @@ class Applied:
     def calls(self) -> list[Calls]:
         """How many calls each kernel computed since it was put on, and how many its original did.
 
-        Counting takes a tenth of a microsecond for each call. Calls inside compiled programs are not counted.
+        They belong to the module and the target: every handle of the model gives the same. Counting takes a tenth of a
+        microsecond for each call. Calls inside compiled programs are not counted.
         """
-        return calls_of(self.patches)
+        return [each.calls() for each in counted(self.patches)]
 
     def try_(self, *args: Any, **batch: Any) -> Tried:
         """Call the model and say which kernels the batch reached, and why it did not reach the others.
@@ -77,6 +79,10 @@ class Applied:
     def check_in_use(self, after: int = 3) -> list[NotInUse]:
         """Warn, once, of kernels that do nothing in the first steps. Call it at the end of each step.
 
+        What is certain after ten calls is warned of without this: a target whose calls all went to the original, though
+        they were large enough; one that was not called, though what is beside it was; and one whose lazy results were
+        computed after all. Of a model there is one warning, whoever gives it.
+
         A target is not in use if its replacement was lost, if the original computed all its calls, if it was not
         called, or if all its lazy results were computed after all. Calls inside compiled programs are not counted, so a
         target that was compiled and not called otherwise is taken to be in use.
@@ -85,7 +91,7 @@ class Applied:
         targets whose calls were merely too small to gain, a line of level ``INFO``.
 
         Args:
-            after: How many steps to wait for. In the last of them the reasons are found; with 1 there are none.
+            after: How many steps to wait for.
 
         Returns:
             What is not in use on this rank, once *after* steps are over, and the same from then on; empty before, and

@@ -1,10 +1,10 @@
-"""Counts the calls that the kernels computed and those that the originals computed, with the reasons."""
+"""The calls that the kernels computed and those that the originals computed, of each target of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ..contract import Target
 from .journal import Patch
@@ -17,7 +17,7 @@ class Calls:
     """The calls of one target since it was fused. Calls inside programs that were compiled are not counted.
 
     Attributes:
-        paths: Where it is. The calls of one function by several modules are counted together.
+        paths: Where its module is.
         target: What is replaced there.
         kernel_id: By which kernel.
         fused: How many calls the kernel computed.
@@ -37,13 +37,12 @@ class Calls:
 
     def __str__(self) -> str:
         where = f"{self.paths[0] or 'the model'}.{self.target}"
-        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         if not (self.fused or self.original):
-            return f"{where}{more}: not called"
+            return f"{where}: not called"
         why = f": {'; '.join(self.reasons)}" if self.reasons else ""
         real = ", ".join(f"{count} for {name}" for name, count in self.made_real.items())
         by_kernel = f"{self.fused} by {self.kernel_id}" + (f" (made real: {real})" if real else "")
-        return f"{where}{more}: {by_kernel}, {self.original} by the original{why}"
+        return f"{where}: {by_kernel}, {self.original} by the original{why}"
 
 
 class Tried(list[Calls]):
@@ -69,84 +68,58 @@ class Tried(list[Calls]):
         )
 
 
-def calls_of(patches: Iterable[Patch]) -> list[Calls]:
-    """The calls of *patches* so far."""
-    return [_calls(alike, count, Count()) for alike, count in counted(patches)]
+class Counted(NamedTuple):
+    """A target, and where its calls are counted, also when its module is gone."""
+
+    patch: Patch
+    counter: Count
+
+    @property
+    def traced(self) -> bool:
+        """Whether calls were traced, or came from outside any module: such calls are not counted."""
+        tally = replacement_of(self.patch.function).tally
+        return tally.traced or id(None) in tally.counts
+
+    def calls(self, since: Count | None = None, reasons: Iterable[str] = ()) -> Calls:
+        """The calls since *since*, a copy of the count; since the target was fused if there is none."""
+        before, count = since or Count(), self.counter
+        real = {why: number - before.made_real.get(why, 0) for why, number in count.made_real.items()}
+        return Calls(
+            (self.patch.path,),
+            self.patch.target,
+            self.patch.kernel_id,
+            count.fused - before.fused,
+            count.original - before.original,
+            {why: number for why, number in real.items() if number},
+            tuple(reasons),
+        )
 
 
-def tried(patches: Sequence[Patch], run: Callable[[], Any]) -> Tried:
-    """The calls of *patches* while *run* runs."""
-    since = Since(patches)
-    with listening(since.heard):
-        result = run()
-    return Tried(since.calls(), result)
-
-
-class Since:
-    """The calls of patches from now on.
-
-    Args:
-        patches: Whose calls.
-    """
-
-    def __init__(self, patches: Sequence[Patch]) -> None:
-        self._patches = patches
-        # With the counts themselves: the number of one that is gone may be another's.
-        self._before = {id(count): (count, _copy(count)) for _, count in counted(patches)}
-        self._reasons: dict[int, dict[str, None]] = {}
-
-    def heard(self, count: Count, why: Callable[[], str]) -> None:
-        """Note why the original computed a call: a `Listener`."""
-        self._reasons.setdefault(id(count), {})[why()] = None
-
-    def calls(self) -> list[Calls]:
-        """The calls, with the reasons that were heard."""
-        found = []
-        for alike, count in counted(self._patches):
-            _, before = self._before.get(id(count), (None, Count()))
-            found.append(_calls(alike, count, before, tuple(self._reasons.get(id(count), ()))))
-        return found
-
-
-class Kept:
-    """The calls of patches, which can still be asked for when their modules are gone.
-
-    Args:
-        patches: Whose calls. They are in place.
-    """
-
-    def __init__(self, patches: Iterable[Patch]) -> None:
-        self._counted = [(_calls(alike, count, Count()), count) for alike, count in counted(patches)]
-
-    def calls(self) -> list[Calls]:
-        """The calls since the patches were put on."""
-        return [
-            replace(calls, fused=count.fused, original=count.original, made_real=dict(count.made_real))
-            for calls, count in self._counted
-        ]
-
-
-def _copy(count: Count) -> Count:
-    return replace(count, made_real=dict(count.made_real))
-
-
-def _calls(alike: Sequence[Patch], now: Count, before: Count, reasons: tuple[str, ...] = ()) -> Calls:
-    """The calls of patches that are counted together, since *before*."""
-    paths = tuple(patch.path for patch in alike)
-    real = {why: count - before.made_real.get(why, 0) for why, count in now.made_real.items()}
-    real = {why: count for why, count in real.items() if count}
-    fused, original = now.fused - before.fused, now.original - before.original
-    return Calls(paths, alike[0].target, alike[0].kernel_id, fused, original, real, reasons)
-
-
-def counted(patches: Iterable[Patch]) -> list[tuple[list[Patch], Count]]:
-    """The patches that are counted together, with their count: those on one module, and those of one function."""
-    groups: dict[tuple[int, int], tuple[list[Patch], Count]] = {}
+def counted(patches: Iterable[Patch]) -> list[Counted]:
+    """The targets of *patches* whose modules are alive, each once."""
+    found: dict[int, Counted] = {}
     for patch in patches:
         module = patch.module_ref()
-        if module is None or patch.target.around:
-            continue
-        of = module if patch.target.function is None else None
-        count = replacement_of(patch.function).tally.of(of)
-        groups.setdefault((id(count), id(patch.function)), ([], count))[0].append(patch)
-    return [*groups.values()]
+        if module is not None and not patch.target.around:
+            count = replacement_of(patch.function).tally.of(module)
+            found[id(count)] = Counted(patch, count)
+    return [*found.values()]
+
+
+def as_it_is(count: Count) -> Count:
+    """A copy of *count* that nothing is added to."""
+    return Count(count.fused, count.original, dict(count.made_real))
+
+
+def tried(patches: Iterable[Patch], run: Callable[[], Any]) -> Tried:
+    """The calls of *patches* while *run* runs."""
+    targets = [(each, as_it_is(each.counter)) for each in counted(patches)]
+    reasons: dict[int, dict[str, None]] = {id(each.counter): {} for each, _ in targets}
+
+    def heard(count: Count, why: Callable[[], str]) -> None:
+        if id(count) in reasons:
+            reasons[id(count)][why()] = None
+
+    with listening(heard):
+        result = run()
+    return Tried([each.calls(before, reasons[id(each.counter)]) for each, before in targets], result)

@@ -28,6 +28,7 @@ from .scoping import entered
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 """Types that kernels were run on. What is derived from them (a FakeTensor, a DTensor) brings operations of its own."""
 
+OUTSIDE = "it is called outside the calls for which the kernel was made"
 _SEE_RESULTS = ("_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN_TYPES = {"cpu": "is_cpu", "cuda": "is_cuda"}
 """Properties that say in a twentieth of a microsecond what ``device.type`` says in half of one."""
@@ -164,7 +165,7 @@ class Guard:
     def _scope(self, accepts: Accepts) -> Iterator[_Term]:
         if accepts.scope is not None:
             inside = f"{self._constant(accepts.scope)} in {self._constant(entered)}()"
-            yield _Term(inside, "it is called outside the calls for which the kernel was made")
+            yield _Term(inside, OUTSIDE)
 
     def _plain(self, main: int) -> Iterator[_Term]:
         yield _Term(_is_plain(f"a[{main}]"), "the main input is no plain tensor")

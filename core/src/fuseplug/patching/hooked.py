@@ -34,8 +34,14 @@ def is_own(held: Any, module: Any, forward: Any) -> bool:
 
 def describe(module: nn.Module, method: str) -> str:
     """Whose method it is now, for a message."""
-    value = module.__dict__.get(method)
+    return name_of(module.__dict__.get(method))
+
+
+def name_of(value: Any) -> str:
+    """Where a function is from and what it is called, for a message. A wrapper does not go by what it wraps."""
     function = getattr(value, "__func__", getattr(value, "func", value))
+    if isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):
+        return f"{function.__globals__.get('__name__', '?')}.{function.__code__.co_name}"
     name = getattr(function, "__qualname__", type(value).__name__)
     return f"{getattr(function, '__module__', '?')}.{name}"
 

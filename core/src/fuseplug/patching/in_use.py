@@ -1,4 +1,4 @@
-"""Whether the kernels of a model are reached in the first steps of its use, said once."""
+"""Whether the kernels of a model are reached: said once, after ten calls or to whoever asks after each step."""
 
 from __future__ import annotations
 
@@ -7,20 +7,32 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from ..contract import Target
-from ..gains import is_about_size
+from ..process_lock import ProcessLock
 from ..ranks import rank
-from .counting import Calls, Since, counted
+from .counting import Calls, Counted, as_it_is, counted
 from .hooked import describe
 from .journal import Patch
-from .replacement import replacement_of
-from .slots import is_original
-from .tally import Count, listeners
+from .slots import computes_past, is_original, wrapped_by
+from .tally import ENOUGH, Count
 
 _logger = logging.getLogger("fuseplug")
+_saying = ProcessLock()
 
-_ENOUGH = 3
-"""How many calls of a target are asked for their reason: the first of a step are like the rest."""
+_AGAIN = "apply_all, called again, checks the kernels for that"
+_REMEDIES = {
+    "it has a dtype": _AGAIN,
+    "the main input is not on": _AGAIN,
+    "gradients are on": "call the model under torch.no_grad(), or call apply_all again without mode= to train it",
+    "autocast is on": "the kernel is not used under autocast; exclude= leaves it out",
+    "there are hooks": "apply_all, called again, leaves alone what cannot be fused below hooks",
+    "no longer as it was": "the kernel runs again once it is; apply_all, called again, judges what is there now",
+}
+"""What to do, by how a reason begins."""
+
+_REPLACED = "is no longer the one that was replaced"
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,7 @@ class NotInUse:
     """A fused target whose kernel computed nothing.
 
     Attributes:
-        paths: Where it is. Calls of one function by several modules are counted together.
+        paths: Where its module is.
         target: What was replaced there.
         kernel_id: By which kernel.
         why: What happened instead.
@@ -43,123 +55,180 @@ class NotInUse:
 
 
 class InUse:
-    """Looks at the counts of calls after each of the first steps.
+    """Watches the counts of a model from when it is made, and warns once of kernels that do nothing.
 
-    Nothing is added to the calls, but for one step: if kernels were not reached by then, the reasons are asked for, of
-    a few calls each.
+    The way to a kernel gets no longer for it, after the first `ENOUGH` calls not even by a comparison. Of the calls
+    that originals compute a few are asked for their reason.
 
     Args:
         patches: What is fused.
+        model: Gives the model that has them; ``None`` once it is gone.
+        anew: Whether calls before now do not count.
     """
 
-    def __init__(self, patches: Sequence[Patch]) -> None:
-        self._patches = patches
-        self._since = Since(patches)
+    def __init__(self, patches: Sequence[Patch], model: Callable[[], nn.Module | None], *, anew: bool = True) -> None:
+        self._patches = [patch for patch in patches if not patch.target.around]
+        self._model = model
+        self._targets = [(each, as_it_is(each.counter) if anew else Count()) for each in counted(patches)]
         self._looks = 0
-        self._asked: dict[int, tuple[Count, int]] = {}
         self._found: list[NotInUse] | None = None
+        self._said = False
+        self.watch()
+
+    def watch(self) -> None:
+        """Be told of the calls from now on, in the place of whoever is told of them."""
+        if not self._said:
+            for each, _ in self._targets:
+                each.counter.watched_by(self)
 
     def look(self, after: int) -> list[NotInUse]:
         """Note that a step is over. Once *after* are, judge, and log what was found; from then on return the same."""
-        if self._found is not None:
-            return self._found
-        self._looks += 1
-        if self._looks < after:
-            if self._looks == after - 1:
-                self._ask()
-            return []
-        self._stop()
-        lost = [*_lost(self._patches)]
-        gone = {each.paths[0] for each in lost}
-        calls = [each for each in self._since.calls() if not gone.issuperset(each.paths)]
-        self._found = [*lost, *_unused(calls, self._traced())]
-        if rank() == 0:
-            _log(self._found, len(calls) + len(lost))
+        if self._found is None:
+            self._looks += 1
+            if self._looks < after:
+                return []
+            self._found = [*self._lost(), *self._made_real(1, 0), *self._unused()]
+            self._say(self._found)
         return self._found
 
-    def _traced(self) -> set[tuple[str, ...]]:
-        """The paths of the targets that were traced: what compiled programs call is not counted."""
-        return {
-            tuple(patch.path for patch in alike)
-            for alike, _ in counted(self._patches)
-            if replacement_of(alike[0].function).tally.traced
-        }
+    def enough(self, pace: Count) -> None:
+        """Judge what is certain by now: *pace* had `ENOUGH` calls by its kernel, or that many refused in a row."""
+        try:
+            passed_by, undecided = self._passed_by()
+            found = [*passed_by, *self._refused(), *self._made_real(ENOUGH - 1, 1)]
+        except Exception:
+            _logger.debug("it cannot be judged whether kernels are in use", exc_info=True)
+            found, undecided = [], False
+        for each, _ in self._targets:
+            if not (undecided and each.counter is pace):
+                each.counter.settle()
+        if found:
+            self._say(found)
 
-    def _ask(self) -> None:
-        """From now on hear why originals compute the calls of targets whose kernels were never reached."""
-        unused = {calls.paths for calls in self._since.calls() if calls.original and not calls.fused}
-        for alike, count in counted(self._patches):
-            if tuple(patch.path for patch in alike) in unused:
-                self._asked[id(count)] = (count, _ENOUGH)
-        if self._asked:
-            listeners.append(self._heard)
+    def _say(self, found: Sequence[NotInUse]) -> None:
+        """One warning of all that is wrong, and one line of what is merely too small."""
+        small = [each for each in found if each.too_small]
+        count = len(self._patches)
+        if small and rank() == 0:
+            _logger.info("%d of %d fused targets had no call that is large enough to gain", len(small), count)
+        wrong = [each for each in found if not each.too_small]
+        with _saying:
+            if not wrong or self._said:
+                return
+            self._said = True
+        for each, _ in self._targets:
+            each.counter.unwatched()
+        if rank() == 0:
+            lines = "\n".join(f"  {line}" for line in _lines(wrong))
+            _logger.warning("%d of %d fused targets are not in use:\n%s", len(wrong), count, lines)
 
-    def _heard(self, count: Count, why: Callable[[], str]) -> None:
-        known, left = self._asked.get(id(count), (None, 0))
-        if known is None:
-            return
-        self._since.heard(count, why)
-        if left > 1:
-            self._asked[id(count)] = (known, left - 1)
-        else:
-            del self._asked[id(count)]
-            if not self._asked:
-                self._stop()
+    def _calls(self) -> list[tuple[Counted, Calls]]:
+        """The calls of what is in place, since this was made."""
+        there = [(each, before) for each, before in self._targets if each.patch.in_place()]
+        return [(each, each.calls(before, each.counter.reasons)) for each, before in there]
 
-    def _stop(self) -> None:
-        if self._heard in listeners:
-            listeners.remove(self._heard)
+    def _lost(self) -> Iterator[NotInUse]:
+        for patch in self._patches:
+            if not patch.in_place():
+                yield _not_in_use(patch, _how_lost(patch))
 
+    def _unused(self) -> Iterator[NotInUse]:
+        """The targets in place whose kernels computed nothing."""
+        calls = self._calls()
+        called = {id(each.patch.function) for each, of in calls if _number(of)}
+        for each, of in calls:
+            # A layer may do without a function that other layers call.
+            spared = each.traced or (each.patch.target.function is not None and id(each.patch.function) in called)
+            if of.original and not of.fused:
+                why = _by_the_original(f"all of its {of.original} calls", of.reasons)
+                yield _not_in_use(each.patch, why, too_small=not of.reasons)
+            elif not (_number(of) or spared):
+                why = "no fused module was called: is it this model, or a copy of it, that is run?"
+                if called:
+                    why = f"it was not called, though others were{self._past(each.patch)}"
+                yield _not_in_use(each.patch, why)
 
-def _lost(patches: Sequence[Patch]) -> Iterator[NotInUse]:
-    for patch in patches:
-        if patch.in_place():
-            continue
-        if (module := patch.module_ref()) is None:
-            why = "its module is gone: another was put in its place, or it was removed; apply_all fuses what is there"
-            yield NotInUse((patch.path,), patch.target, patch.kernel_id, why)
-            continue
-        now = "the class's own again"
-        if not is_original(module, patch.target.method):
-            now = f"{describe(module, patch.target.method)} now: take that off"
-        why = f"its replacement was taken off, and it is {now}; apply_all puts it back"
-        yield NotInUse((patch.path,), patch.target, patch.kernel_id, why)
+    def _refused(self) -> Iterator[NotInUse]:
+        """The targets whose last calls were all refused. This is asked in such a call, which others may have ahead."""
+        for each, of in self._calls():
+            if each.counter.refused >= ENOUGH - 1 and each.counter.fused == each.counter.before:
+                yield _not_in_use(each.patch, _by_the_original(f"its last {ENOUGH} calls", of.reasons))
 
+    def _made_real(self, least: int, pending: int) -> Iterator[NotInUse]:
+        """The targets with *least* lazy results or more, all of which, but for *pending*, were computed after all."""
+        for each, of in self._calls():
+            if of.fused >= least and sum(of.made_real.values()) >= max(1, of.fused - pending):
+                why = f"its {of.fused} lazy results were computed after all, for {', '.join(of.made_real)}"
+                yield _not_in_use(each.patch, why)
 
-def _unused(found: Sequence[Calls], traced: set[tuple[str, ...]]) -> Iterator[NotInUse]:
-    called = any(calls.fused or calls.original for calls in found)
-    for calls in found:
-        real, too_small = sum(calls.made_real.values()), False
-        if calls.fused:
-            if real < calls.fused:
+    def _passed_by(self) -> tuple[list[NotInUse], bool]:
+        """The targets that were never called, though what is beside them was; and whether that is too early to say.
+
+        What is beside them may be called several times in one call of the model: the least called counts.
+        """
+        often = [_number(each.calls(before)) for each, before in self._targets]
+        found, undecided = [], False
+        for (each, _), number in zip(self._targets, often, strict=True):
+            above, _, name = each.patch.path.rpartition(".")
+            # One of a list may be left out: an expert, a layer. A function may be: a layer without positions.
+            spared = name.isdecimal() or each.patch.target.function is not None or each.traced
+            if number or (spared and each.patch.in_place()):
                 continue
-            needed = ", ".join(calls.made_real)
-            why = f"all of its {calls.fused} lazy results were computed after all, for {needed}"
-        elif calls.original:
-            reasons = "; ".join(calls.reasons) or "applied.try_(**batch) says why"
-            too_small = bool(calls.reasons) and all(map(is_about_size, calls.reasons))
-            why = f"the original computed all of its {calls.original} calls: {reasons}"
-        elif calls.paths in traced:
-            continue
-        elif called:
-            why = "it was not called, though others were"
-        else:
-            why = "no fused module was called: is it this model, or a copy of it, that is run?"
-        yield NotInUse(calls.paths, calls.target, calls.kernel_id, why, too_small)
+            paths = (other.patch.path for other, _ in self._targets)
+            beside = [calls for path, calls in zip(paths, often, strict=True) if calls and _is_below(path, above)]
+            if beside and min(beside) < ENOUGH - 1:
+                undecided = True
+            elif beside:
+                why = f"it was not called, though what is beside it was, {ENOUGH} times{self._past(each.patch)}"
+                found.append(_not_in_use(each.patch, why if each.patch.in_place() else _how_lost(each.patch)))
+        return found, undecided
+
+    def _past(self, patch: Patch) -> str:
+        """Whose forward of what has the module of *patch* computes past it, or may."""
+        module, names = self._model(), patch.path.split(".")
+        for depth, name in enumerate(names):
+            if module is None:
+                break
+            if who := computes_past(module, "forward", patch.path):
+                return f": {who} computes past it"
+            if who := wrapped_by(module, "forward"):
+                return f"; the forward of {'.'.join(names[:depth]) or 'the model'} is {who}, which may compute past it"
+            module = module._modules.get(name)
+        return ""
 
 
-def _log(found: Sequence[NotInUse], count: int) -> None:
-    """One warning of all that is wrong, and one line of what is merely too small."""
-    small = [each for each in found if each.too_small]
-    if wrong := [each for each in found if not each.too_small]:
-        _logger.warning(
-            "%d of %d fused targets are not in use:\n%s",
-            len(wrong),
-            count,
-            "\n".join(f"  {line}" for line in _lines(wrong)),
-        )
-    if small:
-        _logger.info("%d of %d fused targets had no call that is large enough to gain", len(small), count)
+def _is_below(path: str, above: str) -> bool:
+    return not above or path.startswith(f"{above}.")
+
+
+def _number(calls: Calls) -> int:
+    return calls.fused + calls.original
+
+
+def _not_in_use(patch: Patch, why: str, *, too_small: bool = False) -> NotInUse:
+    return NotInUse((patch.path,), patch.target, patch.kernel_id, why, too_small)
+
+
+def _how_lost(patch: Patch) -> str:
+    module = patch.module_ref()
+    if module is None:
+        return "its module is gone: another was put in its place, or it was removed; apply_all fuses what is there"
+    now = "the class's own again"
+    if not is_original(module, patch.target.method):
+        now = f"{describe(module, patch.target.method)} now: take that off"
+    return f"its replacement was taken off, and it is {now}; apply_all puts it back"
+
+
+def _by_the_original(calls: str, reasons: Sequence[str]) -> str:
+    said = "; ".join(reasons) or "they were too small to gain"
+    remedies = [_remedy(reason) for reason in reasons]
+    return ". ".join([f"the original computed {calls}: {said}", *dict.fromkeys(filter(None, remedies))])
+
+
+def _remedy(reason: str) -> str:
+    if _REPLACED in reason:
+        return "apply_all, called again, judges what is there now"
+    return next((remedy for begin, remedy in _REMEDIES.items() if reason.startswith(begin)), "")
 
 
 def _lines(found: Sequence[NotInUse]) -> list[str]:

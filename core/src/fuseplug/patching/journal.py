@@ -13,7 +13,7 @@ from torch import nn
 from ..contract import Target
 from ..errors import PatchError
 from .hooked import describe
-from .replacement import compose, replacement_of, replacements_in
+from .replacement import compose, mark_of, replacement_of, replacements_in
 from .replicas import leave_replicas, make_replicable
 from .slots import bind, class_method, function_of, is_original, our_marks, our_replacements
 
@@ -78,6 +78,13 @@ def put_on(patches: Iterable[Patch]) -> list[Change]:
         take_off(changes)
         raise
     return changes
+
+
+def patches_on(module: nn.Module, path: str) -> list[Patch]:
+    """The replacements that *module*, at *path*, carries now, whoever put them on: it may be a copy."""
+    methods = dict.fromkeys(target.method for target in our_marks(module))
+    found = [(mark_of(part), part) for method in methods for part in our_replacements(module, method).values()]
+    return [Patch(path, m.target, m.kernel_id, m.variant, part, weakref.ref(module)) for m, part in found]
 
 
 def take_off(changes: Sequence[Change]) -> list[Change]:
@@ -147,5 +154,5 @@ def _put_on(module: nn.Module, path: str, method: str, functions: Mapping[Target
     make_replicable(module)
     for target, part in functions.items():
         if already.get(target) is not part and not target.around:
-            replacement_of(part).tally.forget(module)
+            replacement_of(part).tally.begin(module)
     return None if after is before else Change(path, method, before, after, weakref.ref(module))

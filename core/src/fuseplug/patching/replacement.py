@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,21 +14,23 @@ from torch import Tensor
 from ..accepts import Accepts
 from ..contract import Adapter, Compute, Target
 from ..lazy_tensor import LazyTensor
+from ..process_lock import ProcessLock
 from ..rebind import rebound
 from ..safe_access import said_by
-from ..torch_private import traced_away
-from .guard import Guard, module_of
+from ..torch_private import get_tracing_state, traced_away
+from .guard import OUTSIDE, Guard, module_of
 from .mark import Mark
 from .placing import Placing
-from .scoping import Around, put_around
+from .scoping import Around, entered, put_around
 from .short_way import with_short_way
-from .tally import Tally, listeners, tell
+from .tally import Count, Tally, listeners, running, tell
 
 # By identity, not as attributes: functools.wraps copies those onto what somebody else puts around ours.
 _replacements: weakref.WeakKeyDictionary[Callable[..., Any], Replacement] = weakref.WeakKeyDictionary()
 _composed: weakref.WeakKeyDictionary[Callable[..., Any], dict[Target, Callable[..., Any]]] = weakref.WeakKeyDictionary()
 _made: weakref.WeakValueDictionary[Any, Callable[..., Any]] = weakref.WeakValueDictionary()
-_making = threading.Lock()
+_attributed: weakref.WeakValueDictionary[int, types.FunctionType] = weakref.WeakValueDictionary()
+_making = ProcessLock()
 
 
 DECLINED = "the kernel's adapter leaves it to the original"
@@ -47,7 +48,7 @@ class Replacement:
 
     def __init__(self, original: Callable[..., Any], mark: Mark, accepts: Accepts) -> None:
         self.mark = mark
-        self._main = accepts.main
+        self._accepts = accepts
         self.watch = accepts.watch
         self.place = Placing(original, accepts.calls, accepts.extra)
         self.guards = [Guard(call, original, mark.target, mark.device_type, accepts) for call in accepts.calls]
@@ -64,10 +65,38 @@ class Replacement:
         """Why the original computed a call; *refusal* is what the kernel raised, or ``""``."""
         return self.why_not(args, kwargs) or (f"the kernel refuses its arguments: {refusal}" if refusal else DECLINED)
 
+    def note_original(
+        self, count: Count, held: bool | None, refusal: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Tell of a call that the original computed: those who listen, and *count*, if somebody watches it.
+
+        Args:
+            count: Where the call is counted.
+            held: What the guard said of it: as `Holds`.
+            refusal: What the kernel raised, or ``""``.
+            args: The call's.
+            kwargs: The call's.
+        """
+        why = functools.partial(self.why_original, args, kwargs, refusal)
+        if listeners:
+            tell(count, why)
+        if count.watcher is None:
+            return
+        gains, scope = self._accepts.gains, self._accepts.scope
+        if held and not refusal:
+            count.reasons.setdefault(DECLINED)
+        elif scope is not None and scope not in entered():
+            count.reasons.setdefault(OUTSIDE)
+        elif held is not None and get_tracing_state() is None:
+            # In a way that was not tried it is not known which is the main input.
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            if not gains or any(map(gains.reaches, tensors)):
+                count.refuse(why)
+
     def main_input(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         """The main input of a call; ``None`` if `why_not` has something against the call."""
         placed = None if self.why_not(args, kwargs) else self.place(args, kwargs)
-        return None if placed is None else placed.values[self._main]
+        return None if placed is None else placed.values[self._accepts.main]
 
     def why_never(self, module: Any) -> str:
         """Why no call on *module* can reach the kernel; ``""`` if calls can."""
@@ -115,8 +144,26 @@ def _composed_within(method: types.FunctionType, parts: Mapping[Target, Callable
     copy = rebound(method, {str(target.function): part for target, part in parts.items()})
     # A pickle finds a bound method by this name, and some decorators leave another.
     copy.__name__ = next(iter(parts)).method
-    _composed[copy] = dict(parts)
-    return copy
+    attributed = _counted_by_module(copy)
+    _composed[attributed] = dict(parts)
+    return attributed
+
+
+def _counted_by_module(method: types.FunctionType) -> types.FunctionType:
+    """*method*, during whose calls `running` has its module; the same for the same, so that it is compiled once."""
+    compiling = torch.compiler.is_dynamo_compiling
+
+    @functools.wraps(method)
+    def attributed(*args: Any, **kwargs: Any) -> Any:
+        if compiling():
+            return method(*args, **kwargs)
+        before, running.module = running.module, args[0]
+        try:
+            return method(*args, **kwargs)
+        finally:
+            running.module = before
+
+    return _attributed.setdefault(id(method), cast("types.FunctionType", attributed))
 
 
 def replacements_in(function: Any) -> dict[Target, Callable[..., Any]]:
@@ -164,18 +211,19 @@ def _guarded(
             given = args
         elif held is not None and (test is None or not one_way) and (placed := place(args, kwargs)) is not None:
             number, values, named = placed
-            given = values[: accepts.calls[number].count] if holds[number](values) else None
+            if held := holds[number](values):
+                given = values[: accepts.calls[number].count]
         result, refusal = NotImplemented, ""
         if given is not None:
             result, refusal = _computed(fused, given, named, traced)
         if result is not NotImplemented:
             if not traced:
-                tally.fused(args[0] if bound else None)
+                tally.fused(args[0] if bound else running.module)
             return result
         if not traced:
-            count = count_original(args[0] if bound else None)
-            if listeners:
-                tell(count, functools.partial(about.why_original, args, kwargs, refusal))
+            count = count_original(args[0] if bound else running.module)
+            if count.watcher is not None or listeners:
+                about.note_original(count, held, refusal, args, kwargs)
         # What stands there now, if somebody put another there; and the call as it was made: what the original wraps
         # may look at its keywords.
         owner = type(args[0]) if bound else python_module
@@ -217,7 +265,7 @@ def _counting_uses(fused: Callable[..., Any], about: Replacement) -> Callable[..
     def counted(*args: Any, **kwargs: Any) -> Any:
         result = fused(*args, **kwargs)
         if isinstance(result, LazyTensor):
-            result.counted_by(about.tally.of(args[0] if bound else None))
+            result.counted_by(about.tally.of(args[0] if bound else running.module))
         return result
 
     return counted

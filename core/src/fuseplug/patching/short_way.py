@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .guard import Guard, is_one_of
-from .tally import Tally, listeners
+from .tally import Tally, listeners, running
 
 _REPLACED = """\
 def replaced(*a, **kwargs):
@@ -44,14 +44,14 @@ def with_short_way(
         guard: Says what is too small, and where the original is.
         tally: Where the calls are counted.
         counts: How many arguments a call has in which the main input is where *guard* looks for it.
-        bound: Whether the first argument is a module, whose calls are counted by themselves.
+        bound: Whether the first argument is the module for which calls are counted.
     """
     if not counts or (too_small := guard.too_small()) is None:
         return long_way
     code = _REPLACED.format(
         counts=is_one_of("len(a)", counts),
         too_small=too_small,
-        counted_for="a[0]" if bound else "None",
+        counted_for="a[0]" if bound else "running.module",
         now=guard.now("a[0]"),
     )
     names = {
@@ -60,6 +60,7 @@ def with_short_way(
         "compiling": torch.compiler.is_dynamo_compiling,
         "listeners": listeners,
         "counted": tally.counts,
+        "running": running,
         "long_way": long_way,
     }
     exec(compile(code, "<way past a fused kernel>", "exec"), names)  # noqa: S102 - made from data, values by name

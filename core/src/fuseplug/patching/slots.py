@@ -11,7 +11,7 @@ from torch import nn
 
 from ..contract import Target
 from ..safe_access import attributes_of
-from .hooked import is_own
+from .hooked import describe, is_own, name_of
 from .mark import Mark
 from .replacement import mark_of, replacements_in
 from .wrappers import Held, reached
@@ -50,6 +50,31 @@ def our_marks(module: nn.Module) -> dict[Target, Mark]:
     """Our replacements on all methods of this instance, by target."""
     methods = [name for name in attributes_of(module) if class_method(module, name) is not None]
     return {target: mark_of(part) for method in methods for target, part in our_replacements(module, method).items()}
+
+
+def wrapped_by(module: nn.Module, method: str) -> str:
+    """Who put a method of their own on this instance, around everything else; ``""`` if nobody did, or we."""
+    held = module.__dict__.get(method)
+    ours = held is None or replacements_in(_function(held)) or is_own(held, module, class_method(module, method))
+    return "" if ours else describe(module, method)
+
+
+def computes_past(module: nn.Module, method: str, path: str) -> str:
+    """Who put a method on this instance that reads the weight of what is at *path* itself; ``""`` if nobody did.
+
+    As trainers do that compute a loss without the logits: then what is at *path* is not called.
+    """
+    own, words = class_method(module, method), {path.rpartition(".")[2], "get_output_embeddings"}
+
+    def reads(value: Any) -> bool:
+        function = _function(value)
+        if not isinstance(function, types.FunctionType) or function is own or replacements_in(function):
+            return False
+        return "weight" in function.__code__.co_names and not words.isdisjoint(function.__code__.co_names)
+
+    top = Held(module.__dict__.get(method), None)
+    found = next((held for held in reached(top, module, reads) if held.called), None)
+    return "" if found is None else name_of(found.value)
 
 
 def bind(module: nn.Module, method: str, function: types.FunctionType | None) -> bool:

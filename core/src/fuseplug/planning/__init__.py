@@ -14,7 +14,7 @@ from ..discovery import KernelRecord, elsewhere
 from ..inductor.rehearsal import building, rehearsal
 from ..kept import NOWHERE, Kept, folder
 from ..measuring import Kinds
-from ..patching import Patch
+from ..patching import Patch, computes_past
 from ..report import Report
 from ..safe_access import attributes_of, class_name
 from ..torch_private.inductor import inductor_threads
@@ -77,8 +77,12 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
         entries=[decision.entry for decision in decisions],
         records=[record for record in rules.installed if _concerns(record, places)],
         idle=_idle(rules, places, decider.answered),
+        raised=decider.raised,
+        device_types=sorted({place.device_type for place in places}),
+        applied=False,
         notes=[
             *_notes(model, decisions, rules.installed),
+            *_passed_by(decisions),
             *_unmeasured(kinds, decisions),
             *_cost_of_rounding(rules, decisions),
             *_untraced(rules, decisions),
@@ -169,7 +173,8 @@ def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> 
         elif rules.gradients and not kernel.differentiable:
             idle[record.kernel_id] = 'has no gradient: used with mode="inference"'
         elif record not in rules.records:
-            idle[record.kernel_id] = "left out by include= or exclude="
+            asked_for = f"only {', '.join(rules.order) or 'none'} was asked for"
+            idle[record.kernel_id] = "left out by exclude=" if record.name in rules.excluded else asked_for
         elif record.kernel_id not in answered:
             idle[record.kernel_id] = "no module of this model is its business"
     return idle
@@ -202,6 +207,22 @@ def _untraced(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
             "function without its gradient (https://github.com/pytorch/pytorch/issues/180642); other releases do not"
         )
     ]
+
+
+def _passed_by(decisions: Sequence[Decision]) -> list[str]:
+    """A note on each kernel whose module somebody computes past, as a trainer's own head does."""
+    found = []
+    for decision in decisions:
+        arounds = [patch for patch in decision.patches if patch.target.around]
+        for patch in decision.patches:
+            for around in arounds if patch not in arounds else ():
+                module, path = around.module_ref(), patch.path
+                if module is not None and (who := computes_past(module, around.target.method, path)):
+                    found.append(
+                        f"{who} is the {around.target.method} of {class_name(module)}, and reads the weight of {path} "
+                        f"itself: calls that it computes so go past {patch.kernel_id}, which then does nothing"
+                    )
+    return found
 
 
 def _unasked(allow: Sequence[str], consents: AbstractSet[str]) -> list[str]:

@@ -79,6 +79,7 @@ class Decider:
         self._unavailable: dict[tuple[str, str], str | None] = {}
         self._offered: dict[tuple[int, str], _Offered] = {}
         self._offered_at: dict[str, _Offered] = {}
+        self._raised: dict[str, dict[str, Rejection]] = {}
 
     def again(self) -> None:
         """Forget what was decided, but nothing that was found out."""
@@ -144,13 +145,13 @@ class Decider:
                 alike[_likeness(place)].append(place)
         answers = self._ask([self._question(these, depends_on_path=False) for these in alike.values()])
         said = dict(zip(alike, answers, strict=True))
-        self._offered = {key: self._sorted_out(each) for key, each in said.items()}
+        self._offered = {key: self._sorted_out(said[key], these) for key, these in alike.items()}
         minding = {kind for _, kind in alike if any(map(_depends_on_path, self._rules.taking_part(kind)))}
         apart = [place for (_, kind), these in alike.items() if kind in minding for place in these]
         answers = self._ask([self._question([place], depends_on_path=True) for place in apart]) if apart else ()
         for place, more in zip(apart, answers, strict=True):
             both = sorted([*said[_likeness(place)], *more], key=lambda answer: answer.kernel_id)
-            self._offered_at[place.paths[0]] = self._sorted_out(both)
+            self._offered_at[place.paths[0]] = self._sorted_out(both, [place])
 
     def _question(self, places: Sequence[Place], *, depends_on_path: bool) -> Question:
         """What is asked about *places*, which are alike, of the kernels to which their paths matter, or of the rest."""
@@ -162,7 +163,8 @@ class Decider:
             [record for record in asked if _depends_on_path(record) == depends_on_path],
         )
 
-    def _sorted_out(self, answers: Iterable[Answer]) -> _Offered:
+    def _sorted_out(self, answers: Iterable[Answer], places: Sequence[Place]) -> _Offered:
+        """The *answers* about *places*, which are alike."""
         proposals: dict[Target, list[tuple[KernelRecord, Proposal]]] = defaultdict(list)
         rejections = []
         for answer in answers:
@@ -170,9 +172,15 @@ class Decider:
             self._answered.add(answer.kernel_id)
             if answer.rejection is not None:
                 rejections.append((answer.kernel_id, _blaming(record, answer.rejection)))
+                if answer.rejection.kind == "error":
+                    raised = self._raised.setdefault(answer.kernel_id, {})
+                    raised |= dict.fromkeys((place.paths[0] for place in places), rejections[-1][1])
             for proposal in answer.proposals:
                 self._consents |= {proposal.consent.word} if proposal.consent is not None else set()
                 proposals[proposal.target].append((record, proposal))
+        if not proposals:
+            # A kernel that raised has not said that the site is its business: it is no target for that.
+            rejections = [each for each in rejections if each[1].kind != "error"]
         return _Offered(proposals, tuple(rejections))
 
     def _decide_targets(
@@ -403,6 +411,11 @@ class Decider:
         return self._answered
 
     @property
+    def raised(self) -> dict[str, str]:
+        """By kernel that raised when it was asked, what it raised, and where."""
+        return {kernel_id: _all_raised(each) for kernel_id, each in self._raised.items()}
+
+    @property
     def consents(self) -> AbstractSet[str]:
         """What kernels asked the user to agree to."""
         return self._consents
@@ -454,6 +467,13 @@ def _blaming(record: KernelRecord, rejection: Rejection) -> Rejection:
     if rejection.kind != "error":
         return rejection
     return replace(rejection, reason=f"{rejection.reason} [{record.distribution} {record.version}]".replace(" ]", "]"))
+
+
+def _all_raised(raised: Mapping[str, Rejection]) -> str:
+    """What a kernel raised first, given all of it by path, and how often."""
+    path, first = next(iter(raised.items()))
+    more = f" and {len(raised) - 1} more modules" if len(raised) > 1 else ""
+    return f"asked about {path or 'the model'}{more}: {first.reason}"
 
 
 def _runs_elsewhere(record: KernelRecord) -> bool:

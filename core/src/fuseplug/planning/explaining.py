@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ..discovery import KernelRecord
 from ..errors import PlanError
+from ..plain_text import printable
 from ..report import Entry, Report
 
 
@@ -37,7 +38,7 @@ def explain(report: Report, classes: Mapping[str, str], path: str) -> str:
             first, *more = _answers(report, record, entry)
             lines.append(f"    {record.kernel_id:{width}}  {first}")
             lines += [f"    {'':{width}}  {each}" for each in more]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _answers(report: Report, record: KernelRecord, entry: Entry) -> Iterator[str]:
@@ -56,7 +57,7 @@ def _answers(report: Report, record: KernelRecord, entry: Entry) -> Iterator[str
     elif record.state != "ready":
         yield f"{record.state}: {record.reason}"
     else:
-        yield report.idle.get(kernel_id, "none of its business")
+        yield report.raised.get(kernel_id) or report.idle.get(kernel_id, "none of its business")
 
 
 def _sizes(gains_from: Mapping[str, int | None], gains_until: Mapping[str, int]) -> Iterator[str]:

@@ -29,6 +29,7 @@ class Rules:
         every_size: Whether kernels compute calls of every size, those too small to gain included.
         runs: How the model is run to measure from which size on kernels gain; ``None``: they are not measured.
         exact: Whether kernels must be the originals bit for bit.
+        excluded: The names of the records that the caller left out.
     """
 
     records: Sequence[KernelRecord]
@@ -40,6 +41,7 @@ class Rules:
     every_size: bool = False
     runs: Runs | None = None
     exact: bool = False
+    excluded: Sequence[str] = ()
 
     @property
     def gradients(self) -> bool:

@@ -6,13 +6,13 @@ Eager calls do not go through the dispatcher, which costs as much host time as a
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..process_lock import ProcessLock
 from ..torch_private import (
     FakeTensor,
     OpOverload,
@@ -101,7 +101,7 @@ def shared_memory(device: torch.device) -> int:
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 64 << 10)
 
 
-_interpreting = threading.RLock()
+_interpreting = ProcessLock()
 
 
 def _in_turn(launch: Launch) -> Launch:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from ..process_lock import ProcessLock
 from ..torch_private import (
     disable_current_modes,
     len_torch_function_stack,
@@ -18,7 +18,7 @@ from ..torch_private import (
     push_on_torch_function_stack,
 )
 
-_alone = threading.RLock()
+_alone = ProcessLock()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fuseplug.errors import DiscoveryError
 from fuseplug.plain_text import one_line, some_lines
+from fuseplug.tables import console
 
 from .kit import announced, depth_of
 from .naming import Named, all_ready, named
@@ -53,7 +54,7 @@ def check(
         DiscoveryError: If there is no such kernel.
         PlanError: As `fuseplug_testing.check_kernel`.
     """
-    said, console = (Console(stderr=stderr, highlight=False, markup=False, emoji=False) for stderr in (True, False))
+    said, out = console(stderr=True), console()
     depth, records = depth_of(thorough=thorough, quick=quick), []
     try:
         for each in _chosen(names, device, said):
@@ -61,14 +62,14 @@ def check(
             with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
                 records.append(_checked(each, device, depth, checks, said))
             if not as_json:
-                show(records[-1], console)
+                show(records[-1], out)
     except KeyboardInterrupt as interrupt:
         said.print(f"fuseplug: {some_lines(interrupt) or 'interrupted'}")
         return 130
     if as_json:
         print(json.dumps([record.to_dict() for record in records], indent=2))  # noqa: T201 - what was asked for
     elif len(records) > 1:
-        summary(records, console)
+        summary(records, out)
     return int(any(record.verdict in ("failed", "unchecked") for record in records))
 
 

@@ -1,0 +1,41 @@
+"""Tables in which names stay whole, so that they can be searched for and copied, on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+UNLIMITED = 1 << 14
+"""How wide what is no terminal is: no line is wrapped there."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where a command writes: as wide as the terminal, or as ``COLUMNS`` says; else lines are as long as they are."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else UNLIMITED
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+
+
+def with_whole_words(table: Table, width: int, folded: Collection[str] = ()) -> Table:
+    """*table*, whose columns are no narrower than their longest words, as far as *width* has room for them.
+
+    Args:
+        table: Its cells are strings and ``rich.text.Text``.
+        width: That of what it is printed on.
+        folded: The columns whose words may be broken, by the first line of their header.
+    """
+    for column in table.columns:
+        words = [word for cell in (column.header, *column.cells) for word in str(cell).split()]
+        longest = max(map(len, words), default=0)
+        if str(column.header).partition("\n")[0] not in folded and longest <= width:
+            column.min_width = longest
+            width -= longest + 2
+    return table
