@@ -1,4 +1,4 @@
-"""The public function of a package: checked by its reference, computed by a backend."""
+"""The public function of a package: checked by its reference, computed by a backend, or by the reference after all."""
 
 from __future__ import annotations
 
@@ -6,17 +6,48 @@ import functools
 import importlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
+import torch
+
 from .hookspecs import BaseKernel
 from .torch_private import traced_away
 
-__all__ = ["by_device", "computed_by"]
+__all__ = ["by_device", "by_reference", "computed_by"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class _InThisThread(threading.local):
+    """What is known of the call of a kernel's function that runs.
+
+    Attributes:
+        declined: Whether the function left the call to its reference.
+        by_hand: Whether a user called a public function: nobody has compared the size with `BaseKernel.gains_from`.
+    """
+
+    declined = False
+    by_hand = False
+
+
+this_thread = _InThisThread()
+
+
+def by_reference(compute: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Compute by the reference what a backend does not serve. In a model, the call then does not count as the kernel's.
+
+    Args:
+        compute: What the reference computes with.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+    """
+    if not torch.compiler.is_compiling():
+        this_thread.declined = True
+    return compute(*args, **kwargs)
 
 
 def computed_by(compute: Callable[..., R], reference: Callable[P, R]) -> Callable[P, R]:
@@ -63,7 +94,14 @@ def by_device(reference: Callable[P, R], kernels: tuple[type[BaseKernel], ...]) 
         x = args[0] if args else kwargs.get(first)
         if x is None:
             return reference(*args, **kwargs)  # which raises the TypeError
-        return getattr(module_for(x.device.type, kernels), name)(*args, **kwargs)
+        fused = getattr(module_for(x.device.type, kernels), name)
+        if torch.compiler.is_compiling():
+            return fused(*args, **kwargs)
+        before, this_thread.by_hand = this_thread.by_hand, True
+        try:
+            return fused(*args, **kwargs)
+        finally:
+            this_thread.by_hand = before
 
     return function
 

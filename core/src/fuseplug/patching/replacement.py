@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..accepts import Accepts
 from ..contract import Adapter, Compute, Target
+from ..functional import this_thread
 from ..lazy_tensor import LazyTensor
 from ..rebind import rebound
 from ..torch_private import traced_away
@@ -32,6 +33,7 @@ _making = threading.Lock()
 
 
 DECLINED = "the kernel's adapter leaves it to the original"
+BY_TORCH = "the kernel's function leaves it to PyTorch"
 
 
 class Replacement:
@@ -156,6 +158,8 @@ def _guarded(
         test = None if kwargs else as_tried.get(len(args))
         result = NotImplemented
         held: bool | None = False
+        if not traced:
+            outer, this_thread.declined = this_thread.declined, False
         if traced and uncompiled:
             pass
         elif test is not None and (held := test(args)):
@@ -164,9 +168,15 @@ def _guarded(
             number, values, named = placed
             if holds[number](values):
                 result = fused(*values[: accepts.calls[number].count], **named)
+        if not traced:
+            declined, this_thread.declined = this_thread.declined, outer
         if result is not NotImplemented:
-            if not traced:
+            if not traced and not declined:
                 tally.fused(args[0] if bound else None)
+            elif not traced:
+                count = count_original(args[0] if bound else None)
+                if listeners:
+                    tell(count, lambda: BY_TORCH)
             return result
         if not traced:
             count = count_original(args[0] if bound else None)

@@ -14,7 +14,7 @@ class Count:
 
     Attributes:
         fused: Those that the kernel computed.
-        original: Those that the original did.
+        original: Those that the original did, or PyTorch, where the kernel's function declined.
         made_real: Of those that the kernel computed, by what needed the values of a lazy result, how many.
     """
 

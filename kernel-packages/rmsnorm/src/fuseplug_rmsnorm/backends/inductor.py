@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.inductor import Compiled, worth_compiling
 
 from .. import reference
@@ -22,8 +22,8 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     reference, for the compiler around it to fuse further.
     """
     autocast = norming.how.autocast and torch.is_autocast_enabled(x.device.type)
-    if autocast or norming.group_size == 1 or not worth_compiling(x.shape, x, weight, gate):
-        return reference.compute(norming, x, weight, gate)
+    if autocast or not worth_compiling(x.shape, x, weight, gate):
+        return by_reference(reference.compute, norming, x, weight, gate)
     return _fused(norming.constants, x, weight, gate)
 
 

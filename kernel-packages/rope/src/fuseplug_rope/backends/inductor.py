@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.inductor import CompiledLinear, worth_compiling
 
 from .. import reference
@@ -24,7 +24,7 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     reference, for the compiler around it to fuse further.
     """
     if not (_is_one_rotation(how, q, k, cos, sin) and worth_compiling(q.shape, q, k, cos, sin)):
-        return reference.compute(how, q, k, cos, sin)
+        return by_reference(reference.compute, how, q, k, cos, sin)
     xs = (q,) if k is None else (q, k)
     rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
     constants = [(how.name, rotated, reference.result_dtype(how, x, q, cos, sin)) for x in xs]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fuseplug.activations import ACTIVATIONS
-from fuseplug.functional import computed_by
-from fuseplug.inductor import Compiled, plain, worth_compiling
+from fuseplug.functional import by_reference, computed_by
+from fuseplug.inductor import Compiled, worth_compiling
 
 from .. import reference
 from ..reference import Gating
@@ -23,11 +23,11 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     ``torch.export`` and other tracers it *is* the reference, for the compiler around it to fuse further; so it is for
     a small *gate*.
     """
-    if gating.how.sparse and plain(gate, up):
-        gating, gate, up = reference.sparsified(gating, gate, up)
     shape = reference.separated(gating, gate, up)[0].shape
     if _autocast(gating, gate) or not worth_compiling(shape, gate, up):
-        return reference.compute(gating, gate, up)
+        return by_reference(reference.compute, gating, gate, up)
+    if gating.how.sparse:
+        gating, gate, up = reference.sparsified(gating, gate, up)
     return _fused(gating.constants, gate, up)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 
 from ... import reference
@@ -35,7 +35,7 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     have a row for everything, or that would enlarge the result; an odd number of elements to rotate.
     """
     if not _is_served(how, q, k, cos, sin):
-        return reference.compute(how, q, k, cos, sin)
+        return by_reference(reference.compute, how, q, k, cos, sin)
     run = _Rotation.apply if recording(q, k, cos, sin) else _rotated
     q_out, *k_out = run(how.name, q, k, cos, sin)
     return q_out, k_out[0] if k_out else None
