@@ -35,7 +35,7 @@ ROUNDINGS = 16
 
 
 @pytest.fixture
-def started(monkeypatch):
+def started(everything_compiled, monkeypatch):
     """The programs that are started."""
     programs, call = [], Program.__call__
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuseplug.functional import by_reference, computed_by
-from fuseplug.triton import FORMULAS, differentiated_again, recording, transparent, vjp
+from fuseplug.triton import FORMULAS, differentiated_again, offsets_fit, recording, transparent, vjp
 
 from ... import reference
 from ...reference import GATES, Experts, GateUpLayout, Projection
@@ -52,7 +52,7 @@ def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool
         and all(tensor.dtype == experts.dtype for tensor in (*matrices, *biases))
         and all(matrix.is_contiguous() for matrix in matrices if matrix.dim() == 2 or experts.up is not None)
         and (experts.up is None or isinstance(experts.up, Tensor) == isinstance(experts.gate_up, Tensor))
-        and all(matrix.shape[-1] * matrix.shape[-2] < 1 << 31 for matrix in matrices)
+        and all(offsets_fit(matrix, 2) for matrix in matrices)
         and min(index.numel(), *x.shape, reference.first(experts.down).numel()) > 0
         and transparent(x, index, weights, *biases, *matrices)
         and (not isinstance(experts.activation, str) or GATES[experts.activation].row.formula in FORMULAS)

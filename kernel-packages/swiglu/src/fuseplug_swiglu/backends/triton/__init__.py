@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fuseplug.activations import ACTIVATIONS
 from fuseplug.functional import by_reference, computed_by
-from fuseplug.triton import FORMULAS, differentiated_again, recording, transparent, vjp
+from fuseplug.triton import FORMULAS, differentiated_again, offsets_fit, recording, transparent, vjp
 
 from ... import reference
 from ...reference import Gating
@@ -43,7 +43,8 @@ swiglu = computed_by(compute, reference.swiglu)
 
 
 def _serves(gate: Tensor, up: Tensor | None) -> bool:
-    return gate.dtype in _DTYPES and gate.dim() > 0 and (up is None or up.dtype in _DTYPES) and transparent(gate, up)
+    dtypes = gate.dtype in _DTYPES and (up is None or up.dtype in _DTYPES)
+    return dtypes and gate.dim() > 0 and offsets_fit(gate, 1) and transparent(gate, up)
 
 
 class _Gated(torch.autograd.Function):
