@@ -68,17 +68,18 @@ def experts():
     return {n: t.detach() for n, t in arguments().items() if n != "top_k_index"}
 
 
+def normed(variant):
+    gate = {"gate": some(6, 32, seed=2)} if variant.startswith("gated") else {}
+    return (
+        lambda function, **tensors: function(**tensors, variant=variant).square().sum(),
+        (norm.rms_norm, norm_reference.rms_norm),
+        lambda: {"x": some(6, 32), "weight": some(32, seed=1), **gate},
+    )
+
+
 # For each op: a scalar of what a function computes, that function compiled and as it is defined, and its tensors.
 OPS = {
-    **{
-        f"rmsnorm, {variant}": (
-            lambda function, variant=variant, **tensors: function(**tensors, variant=variant).square().sum(),
-            (norm.rms_norm, norm_reference.rms_norm),
-            lambda gated=variant.startswith("gated"): {"x": some(6, 32), "weight": some(32, seed=1)}
-            | ({"gate": some(6, 32, seed=2)} if gated else {}),
-        )
-        for variant in ("llama", "gemma", "cast-last", "gated-silu")
-    },
+    **{f"rmsnorm, {variant}": normed(variant) for variant in ("llama", "gemma", "cast-last", "gated-silu")},
     "swiglu": (
         lambda function, gate, up: function(gate, up).square().sum(),
         (gate.swiglu, gate_reference.swiglu),

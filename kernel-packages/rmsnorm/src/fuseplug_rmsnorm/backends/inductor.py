@@ -18,8 +18,8 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     """`fuseplug_rmsnorm.reference.rms_norm`, fused: the same arguments, result and errors.
 
     The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
-    nearer to the exact one. For small x, and inside ``torch.compile``, ``torch.export`` and other tracers, it *is* the
-    reference, for the compiler around it to fuse further.
+    nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
+    compiler around it to fuse further.
     """
     autocast = norming.how.autocast and torch.is_autocast_enabled(x.device.type)
     if autocast or not worth_compiling(x.shape, x, weight, gate):

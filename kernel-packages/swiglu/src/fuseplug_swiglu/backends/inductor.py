@@ -20,8 +20,7 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
 
     The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
     nearer to the exact one. Nothing is kept for the backward but *gate* and *up*. Inside ``torch.compile``,
-    ``torch.export`` and other tracers it *is* the reference, for the compiler around it to fuse further; so it is for
-    a small *gate*.
+    ``torch.export`` and other tracers it *is* the reference, for the compiler around it to fuse further.
     """
     shape = reference.separated(gating, gate, up)[0].shape
     if _autocast(gating, gate) or not worth_compiling(shape, gate, up):

@@ -24,7 +24,11 @@ def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Ten
     without tokens or in float64 for example, *is* the reference. Ambient autocast changes nothing: it computes in the
     dtype of the experts. A second derivative is refused: `RuntimeError`.
     """
-    way = _compute if _takes(experts, x, top_k_index, top_k_weights) else functools.partial(by_reference, reference.compute)
+    way = (
+        _compute
+        if _takes(experts, x, top_k_index, top_k_weights)
+        else functools.partial(by_reference, reference.compute)
+    )
     return reference.outside_autocast(way, experts, x, top_k_index, top_k_weights)
 
 

@@ -34,7 +34,11 @@ def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Ten
     The result is the reference's up to rounding. A call that the kernels do not serve, one in float64 for example,
     *is* the reference. Ambient autocast changes nothing: it computes in the dtype of the experts.
     """
-    way = _compute if _serves(experts, x, top_k_index, top_k_weights) else functools.partial(by_reference, reference.compute)
+    way = (
+        _compute
+        if _serves(experts, x, top_k_index, top_k_weights)
+        else functools.partial(by_reference, reference.compute)
+    )
     return reference.outside_autocast(way, experts, x, top_k_index, top_k_weights)
 
 
