@@ -45,9 +45,10 @@ def by_reference(compute: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> 
         args: Its arguments.
         kwargs: Its keyword arguments.
     """
+    result = compute(*args, **kwargs)
     if not torch.compiler.is_compiling():
-        this_thread.declined = True
-    return compute(*args, **kwargs)
+        this_thread.declined = True  # only now: what was computed may have called another fused module
+    return result
 
 
 def computed_by(compute: Callable[..., R], reference: Callable[P, R]) -> Callable[P, R]:

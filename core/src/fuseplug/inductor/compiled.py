@@ -181,8 +181,8 @@ who call the public function of a package, which `fuseplug.functional.by_device`
 def worth_compiling(shape: Sequence[int], *tensors: Tensor | None) -> bool:
     """Whether a program for elements of *shape* is to be run, here and now.
 
-    It is for rows, so *shape* has two dimensions or more; it is not empty; what the program gets, *tensors*, is `plain`.
-    Inside a public function of a package, there are `SMALL` elements or more.
+    It is for rows, so *shape* has two dimensions or more; it is not empty; what the program gets, *tensors*, is
+    `plain`. Inside a public function of a package, there are `SMALL` elements or more.
     """
     least = SMALL if this_thread.by_hand else 1
     return len(shape) > 1 and math.prod(shape) >= least and plain(*tensors)

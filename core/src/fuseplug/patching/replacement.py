@@ -33,7 +33,6 @@ _making = threading.Lock()
 
 
 DECLINED = "the kernel's adapter leaves it to the original"
-BY_TORCH = "the kernel's function leaves it to PyTorch"
 
 
 class Replacement:
@@ -86,7 +85,7 @@ def replacement(
     with _making:
         if key not in _made:
             about = Replacement(original, mark, accepts)
-            fused = adapter.bind(compute)
+            fused = _afresh(adapter.bind(compute))
             if accepts.watch.unhooked:
                 fused = _counting_uses(fused, about)
             made = _guarded(original, fused, about, accepts)
@@ -158,8 +157,6 @@ def _guarded(
         test = None if kwargs else as_tried.get(len(args))
         result = NotImplemented
         held: bool | None = False
-        if not traced:
-            outer, this_thread.declined = this_thread.declined, False
         if traced and uncompiled:
             pass
         elif test is not None and (held := test(args)):
@@ -168,15 +165,9 @@ def _guarded(
             number, values, named = placed
             if holds[number](values):
                 result = fused(*values[: accepts.calls[number].count], **named)
-        if not traced:
-            declined, this_thread.declined = this_thread.declined, outer
         if result is not NotImplemented:
-            if not traced and not declined:
+            if not traced:
                 tally.fused(args[0] if bound else None)
-            elif not traced:
-                count = count_original(args[0] if bound else None)
-                if listeners:
-                    tell(count, lambda: BY_TORCH)
             return result
         if not traced:
             count = count_original(args[0] if bound else None)
@@ -190,6 +181,17 @@ def _guarded(
 
     outermost = with_short_way(replaced, about.guards[0], tally, [*as_tried], bound=bound)
     return functools.wraps(original)(outermost)
+
+
+def _afresh(fused: Callable[..., Any]) -> Callable[..., Any]:
+    """*fused*, of which `Tally.fused` counts whether its function declined; one that was called by hand may have."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            this_thread.declined = False
+        return fused(*args, **kwargs)
+
+    return computed
 
 
 def _noting_traces(tally: Tally) -> Callable[[], bool]:

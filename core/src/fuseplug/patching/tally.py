@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..functional import this_thread
+
+DECLINED = "the kernel's function leaves it to its reference"
+
 
 @dataclass(slots=True)
 class Count:
@@ -50,7 +54,13 @@ class Tally:
     traced: bool = False
 
     def fused(self, module: Any) -> None:
-        """Count a call that the kernel computes."""
+        """Count a call that the kernel computed, unless its function left it to its reference."""
+        if this_thread.declined:
+            this_thread.declined = False
+            count = self.original(module)
+            if listeners:
+                tell(count, lambda: DECLINED)
+            return
         try:
             self.counts[id(module)].fused += 1
         except KeyError:

@@ -108,7 +108,7 @@ def _sweep(
 
 
 def _blocks(tokens: int, bytes_each: int, needs: Needs) -> list[slice]:
-    """Rows whose logits fit into the budget, in blocks that differ by one at most and have two or more each, if there are two."""
+    """Rows whose logits fit into the budget, in blocks that differ by one at most: of two or more, if there are two."""
     most = max(2, (_BYTES_FOR_WEIGHT if needs.weight else _BYTES) // bytes_each)
     number = max(1, min(-(-tokens // most), tokens // 2))
     size, larger = divmod(tokens, number)
