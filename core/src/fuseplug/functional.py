@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,14 +28,25 @@ class _InThisThread(threading.local):
 
     Attributes:
         declined: Whether the function left the call to its reference.
-        by_hand: Whether a user called a public function: nobody has compared the size with `BaseKernel.gains_from`.
+        small_declined: Whether a function declines what is too small to be worth a compiled program. In a model the
+            guard has compared the size with `BaseKernel.gains_from`, or is not to.
     """
 
     declined = False
-    by_hand = False
+    small_declined = False
 
 
 this_thread = _InThisThread()
+
+
+@contextlib.contextmanager
+def declining_small(declining: bool = True) -> Iterator[None]:
+    """Inside, functions decline what is too small to be worth a compiled program, or do not."""
+    before, this_thread.small_declined = this_thread.small_declined, declining
+    try:
+        yield
+    finally:
+        this_thread.small_declined = before
 
 
 def by_reference(compute: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -98,11 +110,8 @@ def by_device(reference: Callable[P, R], kernels: tuple[type[BaseKernel], ...]) 
         fused = getattr(module_for(x.device.type, kernels), name)
         if torch.compiler.is_compiling():
             return fused(*args, **kwargs)
-        before, this_thread.by_hand = this_thread.by_hand, True
-        try:
+        with declining_small():
             return fused(*args, **kwargs)
-        finally:
-            this_thread.by_hand = before
 
     return function
 

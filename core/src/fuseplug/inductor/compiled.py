@@ -174,7 +174,8 @@ SMALL = 1 << 16
 """Elements below which no compiled call is worth its fixed cost, which is about 10 µs forward and 50 µs backward.
 
 In a model the size was compared before (`BaseKernel.gains_from`), or is not to be (``every_size``). This is for those
-who call the public function of a package, which `fuseplug.functional.by_device` made.
+who call the public function of a package, which `fuseplug.functional.by_device` made, and for the small examples of
+verification, in whose widths no large call comes.
 """
 
 
@@ -182,9 +183,9 @@ def worth_compiling(shape: Sequence[int], *tensors: Tensor | None) -> bool:
     """Whether a program for elements of *shape* is to be run, here and now.
 
     It is for rows, so *shape* has two dimensions or more; it is not empty; what the program gets, *tensors*, is
-    `plain`. Inside a public function of a package, there are `SMALL` elements or more.
+    `plain`. Where small calls are declined, there are `SMALL` elements or more.
     """
-    least = SMALL if this_thread.by_hand else 1
+    least = SMALL if this_thread.small_declined else 1
     return len(shape) > 1 and math.prod(shape) >= least and plain(*tensors)
 
 

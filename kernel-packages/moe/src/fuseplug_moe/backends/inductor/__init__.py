@@ -269,7 +269,7 @@ def _differentiable_vjp(
 ) -> list[Tensor | None]:
     """What `_Linear.backward` computes, by operations that can be differentiated again."""
     tensors = (rows, bias, *each)
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False):
         # Views, or a tensor that another one was computed from would be given that one's gradient as well.
         views = [t if t is None else t.view_as(t) for t in tensors]
         own_rows, own_bias, *own = views
