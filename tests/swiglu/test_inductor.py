@@ -279,7 +279,7 @@ def test_threads_may_all_be_first(ran, monkeypatch):
 
 def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_shapes(ran, monkeypatch):
     monkeypatch.setattr(inductor._fused, "_programs", {})
-    for shape in [(4, 6, 48), (7, 48), (2, 3, 5, 48), (48, 48), (3, 32), (300, 32), (1, 1, 48), (5, 1), (0, 32)]:
+    for shape in [(4, 6, 48), (7, 48), (2, 3, 5, 48), (48, 48), (3, 32), (300, 32), (0, 32)]:
         inputs = tensors(shape=shape)
         inductor.swiglu(*inputs).sum().backward()
         with torch.no_grad():

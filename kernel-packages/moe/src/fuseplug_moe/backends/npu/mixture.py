@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -25,12 +23,10 @@ def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Ten
     without tokens or in float64 for example, *is* the reference. Ambient autocast changes nothing: it computes in the
     dtype of the experts. A second derivative is refused: `RuntimeError`.
     """
-    way = (
-        _compute
-        if _takes(experts, x, top_k_index, top_k_weights)
-        else functools.partial(by_reference, reference.compute)
-    )
-    return reference.outside_autocast(way, experts, x, top_k_index, top_k_weights)
+    arguments = (experts, x, top_k_index, top_k_weights)
+    if not _takes(*arguments):
+        return by_reference(reference.outside_autocast, reference.compute, *arguments)
+    return reference.outside_autocast(_compute, *arguments)
 
 
 moe = computed_by(compute, reference.moe)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -34,12 +33,10 @@ def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Ten
     The result is the reference's up to rounding. A call that the kernels do not serve, one in float64 for example,
     *is* the reference. Ambient autocast changes nothing: it computes in the dtype of the experts.
     """
-    way = (
-        _compute
-        if _serves(experts, x, top_k_index, top_k_weights)
-        else functools.partial(by_reference, reference.compute)
-    )
-    return reference.outside_autocast(way, experts, x, top_k_index, top_k_weights)
+    arguments = (experts, x, top_k_index, top_k_weights)
+    if not _serves(*arguments):
+        return by_reference(reference.outside_autocast, reference.compute, *arguments)
+    return reference.outside_autocast(_compute, *arguments)
 
 
 moe = computed_by(compute, reference.moe)
