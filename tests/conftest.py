@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,6 +11,34 @@ import pytest
 os.environ["FUSEPLUG_CACHE"] = "off"
 # The models of tests are small, and small calls are the originals'. tests/core/test_gains.py has calls as users make.
 os.environ["FUSEPLUG_EVERY_SIZE"] = "1"
+_WORTH_A_COMPILATION = 1 << 16  # elements
+
+
+@pytest.fixture
+def everything_compiled() -> None:
+    """Has programs compiled for small tensors, too, as they are outside of these tests."""
+
+
+@pytest.fixture(autouse=True)
+def _small_programs_run_as_they_are(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program takes a second or more to compile, and models of tests need hundreds: for small tensors its function is
+    run by PyTorch. A test that wants machine code asks for `everything_compiled`.
+    """
+    if "everything_compiled" in request.fixturenames:
+        return
+    import torch
+
+    from fuseplug.inductor import Program
+
+    compiled = Program.__call__
+
+    def call(self: Program, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        if any(tensor.numel() >= _WORTH_A_COMPILATION for tensor in tensors):
+            return compiled(self, *tensors)
+        with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
+            return self.function(*tensors)
+
+    monkeypatch.setattr(Program, "__call__", call)
 
 
 @pytest.fixture(autouse=True)

@@ -185,12 +185,14 @@ def test_an_original_that_is_compared_with_itself_is_no_pass(check):
 
 
 @pytest.mark.parametrize("op", ["rmsnorm", "swiglu"])
-def test_quick_runs_the_programs_of_inductor(op, monkeypatch):
-    """Inductor's kernels run none for small inputs; what is compiled is left as it is here, to take no minute."""
+def test_quick_runs_the_programs_of_inductor(op, everything_compiled, monkeypatch):
+    """At every size; what is compiled is left as it is here, to take no minute."""
     record = next(each for each in KernelManager({}).kernels() if each.kernel_id == f"inductor_fused_{op}")
     if record.kernel.lacks("cpu"):
         pytest.skip(record.kernel.lacks("cpu"))
-    started, run = [], compiled.Compiled._run
+    started, run, declined = [], compiled.Compiled._run, []
+    backend = importlib.import_module(f"fuseplug_{op}.backends.inductor")
+    monkeypatch.setattr(backend, "by_reference", lambda compute, *args: declined.append(args) or compute(*args))
 
     def counted(self, constants, needs, *tensors):
         started.append(needs is None)
@@ -198,6 +200,9 @@ def test_quick_runs_the_programs_of_inductor(op, monkeypatch):
 
     monkeypatch.setattr(compiled.Compiled, "_run", counted)
     monkeypatch.setattr(program, "compiled_by_inductor", lambda recording, *_: (recording.graph, lambda: None))
-    monkeypatch.setattr(importlib.import_module(f"fuseplug_{op}.backends.inductor")._fused, "_programs", {})
-    assert check_kernel(record.kernel, quick=True, checks=["sizes"]).passed["sizes"]
-    assert set(started) == {True, False}  # forward and backward
+    monkeypatch.setattr(backend._fused, "_programs", {})
+    for check in ("numbers", "sizes"):
+        started.clear()
+        assert check_kernel(record.kernel, quick=True, checks=[check]).passed[check]
+        assert set(started) == {True, False}  # forward and backward
+    assert not declined

@@ -53,13 +53,12 @@ class TestFrozen:
         assert not [e for r in records.values() for e in r.effects if " takes " not in e.what]
         assert {record.kernel.api for record in records.values() if record.kernel} == {1}
 
-    def test_they_compute_what_they_did(self, frozen, monkeypatch):
+    def test_they_compute_what_they_did(self, frozen):
         """All of the contract is used: proposals, rejections, scopes, consent, `unsupported`, `gains_from`."""
-        monkeypatch.setattr("fuseplug.inductor.compiled.SMALL", 1 << 30)  # nothing is compiled
         self.fused_and_right(frozen)
 
     @pytest.mark.thorough
-    def test_they_compute_what_they_did_compiled(self, frozen):
+    def test_they_compute_what_they_did_compiled(self, everything_compiled, frozen):
         self.fused_and_right(frozen)
 
     def fused_and_right(self, frozen):

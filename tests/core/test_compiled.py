@@ -12,9 +12,12 @@ from torch._inductor import cpu_vec_isa
 
 from fuseplug.inductor import Compiled, InductorKernel, Program
 
-pytestmark = pytest.mark.skipif(
-    InductorKernel.unavailable(InductorKernel, "cpu") is not None, reason="Inductor needs a C++ compiler"
-)
+pytestmark = [
+    pytest.mark.usefixtures("everything_compiled"),
+    pytest.mark.skipif(
+        InductorKernel.unavailable(InductorKernel, "cpu") is not None, reason="Inductor needs a C++ compiler"
+    ),
+]
 
 
 def normed(x, table):

@@ -16,7 +16,7 @@ def scaled(x, table, factor):
 
 
 @pytest.fixture
-def compiled(monkeypatch):
+def compiled(everything_compiled, monkeypatch):
     """Recorded, and run as it is: these tests are about what a program is given, not about its machine code."""
     monkeypatch.setattr(program, "compiled_by_inductor", lambda recording, *_: (recording.graph, lambda: None))
     return CompiledLinear(scaled)

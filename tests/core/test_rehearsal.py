@@ -17,9 +17,12 @@ from fuseplug import planning
 from fuseplug.inductor import Compiled, InductorKernel, Program
 from fuseplug.inductor.rehearsal import building, rehearsal
 
-pytestmark = pytest.mark.skipif(
-    InductorKernel.unavailable(InductorKernel, "cpu") is not None, reason="Inductor needs a C++ compiler"
-)
+pytestmark = [
+    pytest.mark.usefixtures("everything_compiled"),
+    pytest.mark.skipif(
+        InductorKernel.unavailable(InductorKernel, "cpu") is not None, reason="Inductor needs a C++ compiler"
+    ),
+]
 _norm = Compiled(norm_reference)
 
 

@@ -13,9 +13,8 @@ from support.thorough import covering
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug.inductor import compiled
 from fuseplug.verification import Tolerance, excess
-from fuseplug_linear_cross_entropy import FLOAT, Step, reference, scaled, softcapped
+from fuseplug_linear_cross_entropy import FLOAT, Step, functional, reference, scaled, softcapped
 from fuseplug_linear_cross_entropy.backends import inductor
 from fuseplug_linear_cross_entropy.backends.inductor import chunks, programs
 from fuseplug_linear_cross_entropy.kernels import InductorLinearCrossEntropyKernel
@@ -34,7 +33,6 @@ HOWS = {
     "each, smoothed": {"label_smoothing": 0.3, "reduction": "none"},
     "each, to be smoothed": {"label_smoothing": None, "reduction": "none"},
 }
-SMALL = compiled.SMALL
 FOUR_BLOCKS = 6 * WORDS * 2
 # Per result: of the logits, of their gradient, of a block's product, and of the multiplication by the upstream
 # gradient. In float32 there are the sums over a few hundred words, too.
@@ -48,9 +46,8 @@ class Ran(list):
 
 
 @pytest.fixture
-def ran(monkeypatch):
+def ran(everything_compiled, monkeypatch):
     """What was started; small inputs are compiled for as well."""
-    monkeypatch.setattr(compiled, "SMALL", 1)
     started, run = Ran(), programs._run
 
     def counted(function, z, by_row, factors):
@@ -345,22 +342,20 @@ def test_other_dtypes_are_left_to_the_reference(ran, dtype):
     assert not ran
 
 
-@pytest.mark.parametrize(("tokens", "words"), [(0, WORDS), (1, WORDS), (5, 1)])
-def test_sizes_of_one_and_zero_are_left_to_the_reference(ran, tokens, words):
+@pytest.mark.parametrize(("tokens", "words"), [(0, WORDS), (1, WORDS), (5, 1), (1, 1)])
+def test_one_token_and_one_word_have_programs_and_none_is_the_reference(ran, tokens, words):
     inputs, labels = tensors(shape=(tokens,), words=words), torch.zeros(tokens, dtype=torch.int64)
     found, expected = (outcome(loss, inputs).values for loss in losses(labels))
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    assert not ran
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert bool(ran) == bool(tokens)
 
 
-def test_small_inputs_do_not_pay_for_a_compiled_call(ran, monkeypatch):
-    monkeypatch.undo()
+def test_small_inputs_of_the_public_function_do_not_pay_for_a_compiled_call(monkeypatch):
     monkeypatch.setattr(programs, "_run", None)
-    inductor.linear_cross_entropy(**tensors(), labels=labels_for()).backward()
+    functional.linear_cross_entropy(**tensors(), labels=labels_for()).backward()
 
 
-def test_large_inputs_run_compiled_without_being_asked(ran, monkeypatch):
-    monkeypatch.setattr(compiled, "SMALL", SMALL)
+def test_large_inputs_run_compiled_without_being_asked(ran):
     inputs, labels = tensors(shape=(512,), words=512), labels_for((512,), 512)
     found, expected = (loss(**inputs) for loss in losses(labels))
     torch.testing.assert_close(found, expected)

@@ -9,7 +9,6 @@ from support.thorough import thorough
 from support.tiny import TINY, build, exists, step
 
 from fuseplug import KernelManager
-from fuseplug.inductor import compiled
 
 MODELS = [
     pytest.param(name, marks=() if exists(name) else pytest.mark.skip(reason="not in this version of transformers"))
@@ -52,13 +51,7 @@ def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtyp
     assert_parity(manager, build(name, dtype), step, allow="lazy_logits")
 
 
-@pytest.fixture
-def everything_is_large(monkeypatch):
-    """Kernels compile what they would compute eagerly for inputs as small as these."""
-    monkeypatch.setattr(compiled, "SMALL", 1)
-
-
 @thorough
 @pytest.mark.xdist_group(str(torch.bfloat16))
-def test_they_are_with_everything_compiled(manager, everything_is_large):
+def test_they_are_with_everything_compiled(manager, everything_compiled):
     assert_parity(manager, build("deepseek_v3", torch.bfloat16), step, allow="lazy_logits")

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug.inductor import compiled
+from fuseplug_rmsnorm import functional
 from fuseplug_rmsnorm.backends import inductor
 from fuseplug_rmsnorm.kernels import InductorRMSNormKernel
 from fuseplug_rmsnorm.recognise.structure import NormAdapter
@@ -30,9 +31,8 @@ MIXES = [
 
 
 @pytest.fixture
-def ran(monkeypatch):
+def ran(everything_compiled, monkeypatch):
     """Counts the compiled programs that are started; small inputs are compiled for as well."""
-    monkeypatch.setattr(compiled, "SMALL", 1)
     started = []
     run = type(inductor._fused)._run
 
@@ -228,6 +228,14 @@ def test_threads_may_all_be_first(ran, monkeypatch):
         torch.testing.assert_close(each, reference(x, weight, EPS))
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 48), (5, 1), (1, 1)], ids=str)
+def test_one_row_and_rows_of_one_element_run_compiled(ran, shape):
+    x, weight, _ = tensors(shape=shape)
+    assert_right(x, weight)
+    assert None in ran
+    assert len(set(ran)) == 2, "forward and backward"
+
+
 def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_shapes(ran, monkeypatch):
     monkeypatch.setattr(inductor._fused, "_programs", {})
     for shape in [
@@ -237,8 +245,6 @@ def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_s
         (48, 48),
         (3, 32),
         (300, 32),
-        (1, 1, 48),
-        (5, 1),
         (0, 32),
         (2, 32),
     ]:
@@ -260,21 +266,12 @@ def test_many_dtypes_and_variants_are_right(ran):
     assert len(ran) == 20
 
 
-def test_small_inputs_do_not_pay_for_a_compiled_call(monkeypatch):
-    monkeypatch.setattr(inductor, "_fused", None)
-    x, weight, _ = tensors()
-    inductor.rms_norm(x, weight, EPS).sum().backward()
-
-
-def test_large_inputs_run_compiled_without_being_asked():
-    x, weight, _ = tensors(shape=(2, 300, 512))
-    assert_right(x, weight)
-    assert type(inductor.rms_norm(x, weight, EPS).grad_fn).__name__ == "_DifferentiableBackward"
-
-
-def test_the_sizes_that_are_checked_lie_on_both_sides():
-    small, large = InductorRMSNormKernel.check_sizes
-    assert small < compiled.SMALL <= large
+@pytest.mark.parametrize(("rows", "is_compiled"), [(3, False), (600, True)])
+def test_who_calls_the_public_function_pays_for_a_compiled_call_where_it_is_worth_it(rows, is_compiled):
+    x, weight, _ = tensors(shape=(rows, 512))
+    assert (rows * 512 >= compiled.SMALL) == is_compiled
+    for function, runs in ((functional.rms_norm, is_compiled), (inductor.rms_norm, True)):
+        assert (type(function(x, weight, EPS).grad_fn).__name__ == "_DifferentiableBackward") == runs
 
 
 @thorough

@@ -11,7 +11,7 @@ from support.thorough import covering, first_quick, quick_if, thorough
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug.inductor import compiled, program
+from fuseplug.inductor import program
 from fuseplug_rope.backends import inductor
 from fuseplug_rope.kernels import InductorRoPEKernel
 from fuseplug_rope.reference import VARIANTS
@@ -27,9 +27,8 @@ WAYS = ["half", "half-partial", "interleaved", "mla"]
 
 
 @pytest.fixture
-def ran(monkeypatch):
+def ran(everything_compiled, monkeypatch):
     """Counts the compiled programs that are started; small inputs are compiled for as well."""
-    monkeypatch.setattr(compiled, "SMALL", 1)
     started = []
     run = type(inductor._fused).run
 

@@ -10,7 +10,6 @@ from support.tiny import build
 from torch import nn
 
 from fuseplug import KernelManager
-from fuseplug.inductor import compiled
 
 pytestmark = [thorough, pytest.mark.filterwarnings("ignore")]
 
@@ -66,8 +65,8 @@ def logits(model):
 
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("way", WAYS)
-def test_it_is_right_by_kernels_and_undone(way, order, monkeypatch):
-    monkeypatch.setattr(compiled, "SMALL", 1)
+@pytest.mark.usefixtures("everything_compiled")
+def test_it_is_right_by_kernels_and_undone(way, order):
     quantise, tolerance = WAYS[way]
     want = logits(quantise(build("qwen3").eval()))
     model, manager = build("qwen3").eval(), KernelManager()

@@ -1,4 +1,4 @@
-"""The kernels compute what is small eagerly; here they compile it too, so that what is compared is what is compiled."""
+"""What keeps a survey from compiling one program again and again."""
 
 from __future__ import annotations
 
@@ -7,13 +7,6 @@ import importlib
 import pkgutil
 
 import transformers.models
-
-from fuseplug.inductor import compiled
-
-
-def compile_everything() -> None:
-    """Let the kernels of Inductor compile for what is small, too."""
-    compiled.SMALL = 1
 
 
 def import_every_model() -> None:

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 
 from fuseplug import KernelManager
 
-from .compiled import compile_everything
 
-
-def _compiled(manager: KernelManager) -> AbstractContextManager[object]:
-    compile_everything()
+def _compiled(_: KernelManager) -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 

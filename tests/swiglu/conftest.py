@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.managers import manager_of
 
-from fuseplug.inductor import compiled
 from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel, SwiGLUKernel
 
@@ -29,11 +28,10 @@ def alone():
 
 
 @pytest.fixture
-def ran(monkeypatch):
+def ran(everything_compiled, monkeypatch):
     """Counts the compiled programs that are started; small inputs are compiled for as well."""
     if why := InductorSwiGLUKernel().unavailable("cpu"):
         pytest.skip(why)
-    monkeypatch.setattr(compiled, "SMALL", 1)
     started = []
     run = type(inductor._fused)._run
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fuseplug.activations import ACTIVATIONS
 from fuseplug.inductor import compiled
-from fuseplug_swiglu import specimens
+from fuseplug_swiglu import functional, specimens
 from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
@@ -95,11 +95,11 @@ def test_every_variant_and_layout_is_compiled_once():
     assert layouts == {"separate", *LAYOUTS}
 
 
-def test_what_is_small_runs_as_it_is(monkeypatch):
+def test_what_is_small_runs_as_it_is_by_the_public_function(monkeypatch):
     started = []
     monkeypatch.setattr(inductor, "_fused", lambda constants, gate, up: started.append(gate) or gate * up)
     for size in (compiled.SMALL // 2, compiled.SMALL):
-        inductor.swiglu(*(torch.randn(size // 64, 64, requires_grad=True) for _ in range(2)))
+        functional.swiglu(*(torch.randn(size // 64, 64, requires_grad=True) for _ in range(2)))
     assert [gate.numel() for gate in started] == [compiled.SMALL]
 
 
@@ -179,15 +179,14 @@ def test_only_the_gradients_that_are_needed(ran, needs):
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("small", [True, False])
-def test_nothing_is_recorded_where_no_gradient_is_wanted(ran, monkeypatch, context, small):
-    monkeypatch.setattr(compiled, "SMALL", 1 << 30 if small else 1)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_nothing_is_recorded_where_no_gradient_is_wanted(ran, context, by_hand):
     gate, up = tensors()
     with context():
-        found = inductor.swiglu(gate, up)
+        found = (functional if by_hand else inductor).swiglu(gate, up)
         torch.testing.assert_close(found, reference(gate, up))
     assert found.grad_fn is None
-    assert ran == [] if small else [None]
+    assert ran == ([] if by_hand else [None])
 
 
 def test_mixed_dtypes_have_the_dtype_of_the_reference(ran):
@@ -280,7 +279,7 @@ def test_threads_may_all_be_first(ran, monkeypatch):
 
 def test_one_forward_and_one_backward_are_compiled_for_each_width_whatever_the_shapes(ran, monkeypatch):
     monkeypatch.setattr(inductor._fused, "_programs", {})
-    for shape in [(4, 6, 48), (7, 48), (2, 3, 5, 48), (48, 48), (3, 32), (300, 32), (1, 1, 48), (5, 1), (0, 32)]:
+    for shape in [(4, 6, 48), (7, 48), (2, 3, 5, 48), (48, 48), (3, 32), (300, 32), (0, 32)]:
         inputs = tensors(shape=shape)
         inductor.swiglu(*inputs).sum().backward()
         with torch.no_grad():

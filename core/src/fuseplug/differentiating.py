@@ -30,9 +30,10 @@ def vjp(
     *,
     create_graph: bool = True,
 ) -> list[Tensor | None]:
-    """Run *formula* and differentiate it.
+    """Run *formula* outside autocast, and differentiate it.
 
     What has no second derivative of its own gets it from here: a backward that is `differentiated_again` runs this.
+    A penalty on gradients is often computed under autocast, where the forward was not.
 
     Args:
         formula: Takes *arguments*, and gives one tensor or several.
@@ -44,7 +45,7 @@ def vjp(
     Returns:
         For each argument its gradient; ``None`` for one that is not wanted.
     """
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autocast(grads[0].device.type, enabled=False):
         # Views, because one tensor may be two arguments, or be what another was computed from: each has its own.
         views = [_view(each, needed) for each, needed in zip(arguments, needs, strict=True)]
         wanted = [view for view, needed in zip(views, needs, strict=True) if needed]

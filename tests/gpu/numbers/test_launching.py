@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch._subclasses import FakeTensorMode
 
-from fuseplug.triton import Operation, TritonKernel, operation, transparent
+from fuseplug.triton import Operation, TritonKernel, offsets_fit, operation, transparent
 
 launched = []
 
@@ -144,6 +144,24 @@ def test_meta_tensors_are_not_read():
 
 def test_passes_the_checks_of_torch(device):
     torch.library.opcheck(double.op, (torch.randn(100, device=device),))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "dims", "fits"),
+    [
+        ((128, 4096, 4096), (1 << 24, 4096, 1), 2, True),
+        ((128, 4096, 4096), (1, 128, 128 << 12), 2, True),  # by 128 elements
+        ((129, 4096, 4096), (1, 129, 129 << 12), 2, False),
+        ((2, 2), (1 << 31, 1), 2, False),
+        ((2, 2), (1 << 31, 1), 1, True),
+        ((2, 2), ((1 << 31) - 2, 1), 2, True),
+        ((1, 5), (1 << 40, 1), 2, True),  # no second step is taken
+        (((1 << 31) + 1,), (0,), 1, False),  # a copy is as long as it has elements
+    ],
+    ids=str,
+)
+def test_how_far_32_bits_reach(shape, stride, dims, fits):
+    assert offsets_fit(torch.empty_strided(shape, stride, device="meta"), dims) == fits
 
 
 class TestTransparent:

@@ -150,6 +150,21 @@ class TestValues:
         assert torch.equal(inside, moe(**named))
 
 
+@pytest.mark.parametrize("name", ["gate_up", "down"])
+def test_a_stack_whose_matrices_reach_further_than_32_bits_is_the_references(device, launched, name):
+    named = arguments(dtype=torch.float16)
+    experts, columns = named[name].shape[0], named[name].shape[-1]
+    step = -(-(1 << 31) // (columns - 1))
+    # The memory is reserved, and next to none of it touched.
+    far = torch.empty(columns * step, dtype=torch.float16, device=device)
+    far = far.as_strided(named[name].shape, (1, experts, step))
+    far.copy_(named[name].detach())
+    expected = reference.moe(**on(device, named))
+    named[name] = far
+    torch.testing.assert_close(moe(**on(device, named)), expected)
+    assert not launched
+
+
 class TestSort:
     @pytest.mark.parametrize(("slots", "experts"), [(1, 1), (30, 4), (300, 40), (5000, 3)])
     def test_is_stable_and_complete(self, device, poisoned, slots, experts):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..differentiating import differentiated_again, recording, vjp
+from ..functional import this_thread
 from ..torch_private import (
     get_tracing_state,
     in_forward_mode,
@@ -58,17 +59,26 @@ class Compiled:
 
         Args:
             constants: The formula's last arguments; compiled in.
-            x: ``(..., hidden)``, at least two rows and ``hidden`` at least two: 0 and 1 are compiled for specially.
+            x: ``(..., hidden)``, of two dimensions at least, not empty. One row has a program of its own.
             others: The formula's other tensors, on the device of *x*.
 
         Returns:
             The result, its dimensions in the order in memory that those of *x* have, as an elementwise formula's are.
         """
         if recording(x, *others):
-            compute = functools.partial(_Differentiable.apply, self, constants)
+            compute = functools.partial(self._recorded, constants)
         else:
             compute = functools.partial(self.forward, constants)
         return keeping_order(compute, x, *others)
+
+    def _recorded(self, constants: Constants, *tensors: Tensor | None) -> Tensor:
+        needs = tuple([t is not None and t.requires_grad for t in tensors])
+        kept = self.keeps(constants, tensors, needs)
+        # What the formula would not keep itself, having cast it, its caller may write into before the backward. It is
+        # copied here, where the copy is recorded: one that is made inside a forward has no second derivative.
+        own = [t if t is None or itself else t.clone() for t, itself in zip(tensors, kept, strict=True)]
+        result: Tensor = _Differentiable.apply(self, constants, *own)  # type: ignore[no-untyped-call]
+        return result
 
     def forward(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
         """Compute the formula and record nothing for a backward."""
@@ -122,10 +132,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, compiled: Compiled, constants: Constants, *tensors: Tensor | None) -> Tensor:
         ctx.compiled, ctx.constants = compiled, constants
-        kept = compiled.keeps(constants, tensors, ctx.needs_input_grad[2:])
-        # What the formula would not keep itself, having cast it, its caller may write into before the backward.
-        own = [t if t is None or itself else t.clone() for t, itself in zip(tensors, kept, strict=True)]
-        ctx.save_for_backward(*own)
+        ctx.save_for_backward(*tensors)
         return compiled.forward(constants, *tensors)  # type: ignore[arg-type]
 
     @staticmethod
@@ -166,19 +173,20 @@ def _keeps(
 SMALL = 1 << 16
 """Elements below which no compiled call is worth its fixed cost, which is about 10 µs forward and 50 µs backward.
 
-A model's small calls do not come here: its own code computes them (`BaseKernel.gains_from`). This is for those who call
-the function of a package themselves.
+In a model the size was compared before (`BaseKernel.gains_from`), or is not to be (``every_size``). This is for those
+who call the public function of a package, which `fuseplug.functional.by_device` made, and for the small examples of
+verification, in whose widths no large call comes.
 """
 
 
 def worth_compiling(shape: Sequence[int], *tensors: Tensor | None) -> bool:
     """Whether a program for elements of *shape* is to be run, here and now.
 
-    There must be `SMALL` of them, and what the program gets, *tensors*, must be `plain`. One row, and rows of one
-    element, would have a program of their own.
+    It is for rows, so *shape* has two dimensions or more; it is not empty; what the program gets, *tensors*, is
+    `plain`. Where small calls are declined, there are `SMALL` elements or more.
     """
-    size = math.prod(shape)
-    return SMALL <= size != shape[-1] != 1 and plain(*tensors)
+    least = SMALL if this_thread.small_declined else 1
+    return len(shape) > 1 and math.prod(shape) >= least and plain(*tensors)
 
 
 def plain(*tensors: Tensor | None) -> bool:

@@ -21,7 +21,7 @@ class Calls:
         target: What is replaced there.
         kernel_id: By which kernel.
         fused: How many calls the kernel computed.
-        original: How many the original did.
+        original: How many the original did, or PyTorch, where the kernel's function declined.
         made_real: Of those that the kernel computed, how many lazy results were computed after all, by what needed
             their values.
         reasons: Why the original computed them. Only `Applied.try_` collects the reasons.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..accepts import Accepts
 from ..contract import Adapter, Compute, Target
+from ..functional import this_thread
 from ..lazy_tensor import LazyTensor
 from ..process_lock import ProcessLock
 from ..rebind import rebound
@@ -237,10 +238,11 @@ def _guarded(
 def _computed(
     fused: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], traced: bool
 ) -> tuple[Any, str]:
-    """The result of *fused*; or ``NotImplemented`` and what it said, if it refuses its arguments."""
+    """The result of *fused*; or ``NotImplemented`` and what it raised, if it refuses its arguments."""
     if traced:
         # After a break of the graph Dynamo goes on, but not inside a try.
         return fused(*args, **kwargs), ""
+    this_thread.declined = False  # a call of the function outside any model may have left it true
     try:
         return fused(*args, **kwargs), ""
     except ValueError as error:  # a weight has another shape, for example: what the original makes of it is right

@@ -9,6 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..functional import this_thread
+
+DECLINED = "the kernel's function leaves it to its reference"
+
 ENOUGH = 10
 """After how many calls of a target it is judged whether its kernel is in use."""
 
@@ -22,14 +26,13 @@ class Watcher(Protocol):
     def enough(self, pace: Count) -> None:
         """There were, of what *pace* counts."""
 
-
 @dataclass(slots=True)
 class Count:
     """Calls of one target of one module.
 
     Attributes:
         fused: Those that the kernel computed.
-        original: Those that the original did.
+        original: Those that the original did, or PyTorch, where the kernel's function declined.
         made_real: Of those that the kernel computed, by what needed the values of a lazy result, how many.
         reasons: While somebody watches: why the original computed some of the last that it did. Calls that were too
             small have none.
@@ -132,7 +135,15 @@ class Tally:
     traced: bool = False
 
     def fused(self, module: Any) -> None:
-        """Count a call that the kernel computes."""
+        """Count a call that the kernel computed, unless its function left it to its reference."""
+        if this_thread.declined:
+            this_thread.declined = False
+            count = self.original(module)
+            if count.watcher is not None:
+                count.reasons.setdefault(DECLINED)
+            if listeners:
+                tell(count, lambda: DECLINED)
+            return
         try:
             self.counts[id(module)].fused += 1
         except KeyError:

@@ -69,7 +69,7 @@ class Decider:
         self._kinds = kinds
         self._by_id = {record.kernel_id: record for record in rules.records}
         kept = NOWHERE if rules.check == "always" else Kept("checks", folder())
-        self._verifier = Verifier(kept, gradients=rules.gradients, exact=rules.exact)
+        self._verifier = Verifier(kept, gradients=rules.gradients, exact=rules.exact, every_size=rules.every_size)
         self._rehearsing = False
         self._places: dict[str, Place] = {}
         self._taken: dict[tuple[int, str], str] = {}

@@ -9,7 +9,7 @@ from .kernel import FORMULAS, TritonKernel, interpreted
 
 if TYPE_CHECKING:
     from ..differentiating import differentiated_again, recomputed, recording, vjp
-    from .launching import Operation, operation, shared_memory, transparent
+    from .launching import Operation, offsets_fit, operation, shared_memory, transparent
 
 __all__ = [
     "FORMULAS",
@@ -17,6 +17,7 @@ __all__ = [
     "TritonKernel",
     "differentiated_again",
     "interpreted",
+    "offsets_fit",
     "operation",
     "recomputed",
     "recording",
@@ -29,6 +30,6 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         **dict.fromkeys(("differentiated_again", "recomputed", "recording", "vjp"), "..differentiating"),
-        **dict.fromkeys(("Operation", "operation", "shared_memory", "transparent"), ".launching"),
+        **dict.fromkeys(("Operation", "offsets_fit", "operation", "shared_memory", "transparent"), ".launching"),
     },
 )

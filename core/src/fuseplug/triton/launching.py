@@ -101,6 +101,19 @@ def shared_memory(device: torch.device) -> int:
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 64 << 10)
 
 
+def offsets_fit(tensor: Tensor, dims: int) -> bool:
+    """Whether 32 bits, in which Triton multiplies an index by a stride, count to the last element of *tensor*.
+
+    A permuted or strided view reaches further than its elements are many.
+
+    Args:
+        tensor: Of any layout.
+        dims: How many of its last dimensions are counted in 32 bits.
+    """
+    along = zip(tensor.shape[-dims:], tensor.stride()[-dims:], strict=True)
+    return sum([(size - 1) * max(abs(stride), 1) for size, stride in along]) < 1 << 31  # a copy of it steps by one
+
+
 _interpreting = ProcessLock()
 
 

@@ -12,6 +12,7 @@ import torch
 
 from ..accepts import Dtypes
 from ..contract import Example, Proposal, Rejection
+from ..functional import declining_small
 from ..hookspecs import BaseKernel
 from .comparing import Few, Tolerance, departure, difference, excess, excess_together
 from .evidence import key_of
@@ -71,6 +72,7 @@ class KernelCheck:
         device: Where both are run.
         gradients: Whether the kernel is run with gradients as well, or only without.
         exact: Whether it must be the original bit for bit, at more sizes.
+        every_size: Whether its compiled programs are run, and so compiled, for small examples too.
 
     Attributes:
         compile_seconds: By how much the kernel's first run was slower than its second.
@@ -86,6 +88,7 @@ class KernelCheck:
         *,
         gradients: bool = True,
         exact: bool = False,
+        every_size: bool = False,
     ) -> None:
         self._kernel = kernel
         self._proposal = proposal
@@ -94,6 +97,7 @@ class KernelCheck:
         self._device = device
         self._gradients = gradients
         self._exact = exact
+        self._every_size = every_size
         self._tolerance = Tolerance.of(proposal)
         self._runs: list[Few] = []
         self.compile_seconds = 0.0
@@ -101,7 +105,7 @@ class KernelCheck:
     def key(self) -> str:
         """The hash of all that the result depends on; ``""`` if it has none."""
         semantics = self._semantics
-        how = (self._gradients, self._exact)
+        how = (self._gradients, self._exact, self._every_size)
         return key_of(self._kernel, self._proposal, semantics.adapter, semantics.evidence, self._device, how)
 
     def rehearse(self) -> None:
@@ -313,7 +317,8 @@ class KernelCheck:
         gradients: bool = True,
     ) -> Outcome:
         how: dict[str, Any] = {"handing": handing, "autocast": autocast, "gradients": gradients and self._gradients}
-        return run(self._subject, function, example, device=self._device, **how)
+        with declining_small(not self._every_size):
+            return run(self._subject, function, example, device=self._device, **how)
 
     def _truth(self, example: Example) -> Outcome:
         how: dict[str, Any] = {"dtype": torch.float64, "gradients": self._gradients}

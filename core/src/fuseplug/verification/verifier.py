@@ -31,14 +31,17 @@ class Verifier:
         kept: Where results of kernel checks are looked up, and kept for other processes; by default nowhere.
         gradients: As `KernelCheck` takes it.
         exact: As `KernelCheck` takes it.
+        every_size: As `KernelCheck` takes it.
 
     Attributes:
         compile_seconds: What rehearsals took, and by how much the first runs of kernels were slower than their second.
     """
 
-    def __init__(self, kept: Kept = NOWHERE, *, gradients: bool = True, exact: bool = False) -> None:
+    def __init__(
+        self, kept: Kept = NOWHERE, *, gradients: bool = True, exact: bool = False, every_size: bool = False
+    ) -> None:
         self._kept = kept
-        self._how = {"gradients": gradients, "exact": exact}
+        self._how = {"gradients": gradients, "exact": exact, "every_size": every_size}
         self._semantics: dict[Hashable, Semantics | Rejection] = {}
         self._checks: dict[Hashable, Ran | Rejection] = {}
         self._rehearsed: set[Hashable] = set()

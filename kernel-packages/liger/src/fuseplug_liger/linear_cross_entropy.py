@@ -10,7 +10,7 @@ import torch
 from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_forward
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.triton import differentiated_again, transparent, vjp
 from fuseplug_linear_cross_entropy import reference
 from fuseplug_linear_cross_entropy.backends.folded import folded
@@ -37,7 +37,7 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
         or not transparent(hidden, labels)
         or not _labelled(loss, labels, weight)
     ):
-        return reference.compute(loss, hidden, weight, labels, bias)
+        return by_reference(reference.compute, loss, hidden, weight, labels, bias)
     if loss.label_smoothing is None:
         ends = [compute(loss._replace(label_smoothing=each), hidden, weight, labels, bias) for each in (0.0, 1.0)]
         return torch.stack(ends)

@@ -8,7 +8,7 @@ import torch
 from liger_kernel.ops.rms_norm import rms_norm_backward, rms_norm_forward
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 from fuseplug_rmsnorm import reference
 from fuseplug_rmsnorm.reference import Norming, Variant
@@ -30,7 +30,7 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
     other = gate is not None or group_size is not None or how.weight == "input"
     if autocast or other or x.shape[-1] > WIDEST or not serves(x, weight):
-        return reference.compute(norming, x, weight, gate)
+        return by_reference(reference.compute, norming, x, weight, gate)
     result = reference.result_dtype(x, weight, how)
     # Liger's result has the dtype of x. Where a float32 weight widens it, x comes wide; nothing is rounded by that.
     x = x.to(torch.promote_types(x.dtype, result))

@@ -10,7 +10,7 @@ from liger_kernel.ops.rope import rope_backward, rope_forward
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 from fuseplug_rope import reference
 from fuseplug_rope.reference import Variant
@@ -33,7 +33,7 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     """
     fitted = None if k is None else _fitted(how, q, k, cos, sin)
     if k is None or fitted is None:
-        return reference.compute(how, q, k, cos, sin)
+        return by_reference(reference.compute, how, q, k, cos, sin)
     if recording(q, k):
         found: tuple[Tensor, Tensor] = _Rotation.apply(q, k, cos, sin, how, fitted)  # type: ignore[no-untyped-call]
         return found

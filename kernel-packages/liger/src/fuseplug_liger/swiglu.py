@@ -15,7 +15,7 @@ from liger_kernel.ops.swiglu import (
 from torch import Tensor
 
 from fuseplug.activations import ACTIVATIONS
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 from fuseplug_swiglu import reference
 from fuseplug_swiglu.reference import Gating
@@ -40,7 +40,7 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     other = other_activation(gating.activation, gating.beta) or other_variant(gating.how.name, gating.activation)
     mixed = up is not None and up.dtype is not gate.dtype
     if autocast or other or mixed or not gate.dim() or gate.shape[-1] > WIDEST or not serves(gate, up):
-        return reference.compute(gating, gate, up)
+        return by_reference(reference.compute, gating, gate, up)
     silu, scale = activation.formula == "swish", 1.0 if gating.scale is None else float(gating.scale)
     if up is None and not (silu and scale == 1.0 and gating.layout == "gate-first"):
         gate, up = reference.split(gate, gating.layout)

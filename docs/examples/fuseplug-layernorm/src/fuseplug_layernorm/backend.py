@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fuseplug.functional import by_reference
 from fuseplug.inductor import Compiled, worth_compiling
 
 from . import reference
@@ -15,9 +16,9 @@ _compiled = Compiled(reference.layer_norm)
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, variant: str) -> Tensor:
     """The same as the reference, compiled.
 
-    Small inputs, and what a tracer looks at, are left to the reference. So are calls under autocast, which changes what
+    What a tracer looks at is left to the reference. So are calls under autocast, which changes what
     `torch.nn.functional.layer_norm` gives, and which compiled programs do not see.
     """
     if torch.is_autocast_enabled(x.device.type) or not worth_compiling(x.shape, x, weight, bias):
-        return reference.layer_norm(x, weight, bias, eps, variant)
+        return by_reference(reference.layer_norm, x, weight, bias, eps, variant)
     return _compiled((eps, variant), x, weight, bias)  # the numbers are compiled in

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fuseplug.functional import by_reference
 from fuseplug.triton import differentiated_again, recording, vjp
 
 from .. import reference
@@ -70,7 +71,7 @@ def compute(
     """`reference.compute` by *operations*, or itself where they do not serve."""
     how = _how(operations, loss, hidden, None)
     if how is None or not _serves(operations, hidden, weight, labels, bias):
-        return reference.compute(loss, hidden, weight, labels, bias)
+        return by_reference(reference.compute, loss, hidden, weight, labels, bias)
     hidden, weight, labels = _matrix(hidden), _matrix(weight), labels.contiguous()
     if how.mean:
         losses, means = _measured(how, hidden, weight, labels, bias)
@@ -99,7 +100,7 @@ def compute_logprob(
     """`reference.compute_logprob` by *operations*, or itself where they do not serve."""
     how = _how(operations, loss, hidden, entropy)
     if how is None or not _serves(operations, hidden, weight, labels, bias):
-        return reference.compute_logprob(loss, hidden, weight, labels, bias, entropy=entropy)
+        return by_reference(reference.compute_logprob, loss, hidden, weight, labels, bias, entropy=entropy)
     found = _measured(how, _matrix(hidden), _matrix(weight), labels.contiguous(), bias)
     return LogProbs(found[0], found[1] if entropy else None)
 

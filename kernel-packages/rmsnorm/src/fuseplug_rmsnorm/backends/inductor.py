@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.inductor import Compiled, worth_compiling
 
 from .. import reference
@@ -18,12 +18,12 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     """`fuseplug_rmsnorm.reference.rms_norm`, fused: the same arguments, result and errors.
 
     The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
-    nearer to the exact one. For small x, and inside ``torch.compile``, ``torch.export`` and other tracers, it *is* the
-    reference, for the compiler around it to fuse further.
+    nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
+    compiler around it to fuse further.
     """
     autocast = norming.how.autocast and torch.is_autocast_enabled(x.device.type)
-    if autocast or norming.group_size == 1 or not worth_compiling(x.shape, x, weight, gate):
-        return reference.compute(norming, x, weight, gate)
+    if autocast or not worth_compiling(x.shape, x, weight, gate):
+        return by_reference(reference.compute, norming, x, weight, gate)
     return _fused(norming.constants, x, weight, gate)
 
 

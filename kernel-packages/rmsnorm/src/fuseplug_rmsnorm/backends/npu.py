@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.npu import first_order
 
 from .. import reference
@@ -51,7 +51,7 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     how, eps, group_size = norming
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
     if autocast or not _serves(x, weight, in_groups=group_size is not None):
-        return reference.compute(norming, x, weight, gate)
+        return by_reference(reference.compute, norming, x, weight, gate)
     dtype = reference.result_dtype(x, weight, how)
     if _widens(x, weight, dtype, how, gated=gate is not None, in_groups=group_size is not None):
         x, gate = x.float(), None if gate is None else gate.float()

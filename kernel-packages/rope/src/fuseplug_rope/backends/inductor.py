@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.inductor import CompiledLinear, worth_compiling
 
 from .. import reference
@@ -20,11 +20,11 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
     The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
-    nearer to the exact one. For small q, and inside ``torch.compile``, ``torch.export`` and other tracers, it *is* the
-    reference, for the compiler around it to fuse further.
+    nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
+    compiler around it to fuse further.
     """
     if not (_is_one_rotation(how, q, k, cos, sin) and worth_compiling(q.shape, q, k, cos, sin)):
-        return reference.compute(how, q, k, cos, sin)
+        return by_reference(reference.compute, how, q, k, cos, sin)
     xs = (q,) if k is None else (q, k)
     rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
     constants = [(how.name, rotated, reference.result_dtype(how, x, q, cos, sin)) for x in xs]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fuseplug.activations import ACTIVATIONS
-from fuseplug.functional import computed_by
-from fuseplug.inductor import Compiled, plain, worth_compiling
+from fuseplug.functional import by_reference, computed_by
+from fuseplug.inductor import Compiled, worth_compiling
 
 from .. import reference
 from ..reference import Gating
@@ -20,14 +20,13 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
 
     The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
     nearer to the exact one. Nothing is kept for the backward but *gate* and *up*. Inside ``torch.compile``,
-    ``torch.export`` and other tracers it *is* the reference, for the compiler around it to fuse further; so it is for
-    a small *gate*.
+    ``torch.export`` and other tracers it *is* the reference, for the compiler around it to fuse further.
     """
-    if gating.how.sparse and plain(gate, up):
-        gating, gate, up = reference.sparsified(gating, gate, up)
     shape = reference.separated(gating, gate, up)[0].shape
     if _autocast(gating, gate) or not worth_compiling(shape, gate, up):
-        return reference.compute(gating, gate, up)
+        return by_reference(reference.compute, gating, gate, up)
+    if gating.how.sparse:
+        gating, gate, up = reference.sparsified(gating, gate, up)
     return _fused(gating.constants, gate, up)
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fuseplug.activations import ACTIVATIONS
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.npu import cann_has, first_order, recomputed
 
 from .. import reference
@@ -82,9 +82,9 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     autocast = ACTIVATIONS[activation].autocast and torch.is_autocast_enabled(gate.device.type)
     operation = _operation(activation, how.name, steep=gating.beta != 1.0)
     if autocast or operation is None or not _serves(gate, up, gating.limit):
-        return reference.compute(gating, gate, up)
+        return by_reference(reference.compute, gating, gate, up)
     if operation == "npu_clipped_swiglu" and not cann_has("npu_clipped_swiglu", 1, 64):
-        return reference.compute(gating, gate, up)
+        return by_reference(reference.compute, gating, gate, up)
     dtype = gate.dtype if up is None or how.wide else torch.promote_types(gate.dtype, up.dtype)
     if gating.scale is not None or gating.sparsity:
         gate, up = reference.separated(gating, gate, up)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.inductor import worth_compiling
 
 from ... import reference
@@ -31,7 +31,7 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     rule nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference.
     """
     if not _serves(hidden, weight, labels, bias):
-        return reference.compute(loss, hidden, weight, labels, bias)
+        return by_reference(reference.compute, loss, hidden, weight, labels, bias)
     ignored = labels == loss.ignore_index
     head = Head(hidden, weight, bias, _columns(labels, ignored, len(weight)), loss.steps)
     smoothing, dtype = loss.label_smoothing, _dtype_of(loss, hidden)
@@ -58,7 +58,7 @@ def compute_logprob(
     What is said of `compute` holds here, too.
     """
     if not _serves(hidden, weight, labels, bias):
-        return reference.compute_logprob(loss, hidden, weight, labels, bias, entropy=entropy)
+        return by_reference(reference.compute_logprob, loss, hidden, weight, labels, bias, entropy=entropy)
     ignored = labels == loss.ignore_index
     head = Head(hidden, weight, bias, _columns(labels, ignored, len(weight)), loss.steps)
     logprob, _, entropies = (each.masked_fill(ignored, 0).to(_dtype_of(loss, hidden)) for each in per_token(head))

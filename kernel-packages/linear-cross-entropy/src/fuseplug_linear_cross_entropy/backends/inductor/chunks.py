@@ -53,7 +53,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def values_of(head: Head) -> Values:
-    """The `Values` of each token. There are at least two tokens and two words, and each label is one of these."""
+    """The `Values` of each token. There are tokens and words, and each label is one of these."""
     return _sweep(head, None, None, Needs(False, False, False))[0]
 
 
@@ -108,9 +108,9 @@ def _sweep(
 
 
 def _blocks(tokens: int, bytes_each: int, needs: Needs) -> list[slice]:
-    """Rows whose logits fit into the budget, in blocks that differ by one at most and have two or more each."""
+    """Rows whose logits fit into the budget, in blocks that differ by one at most: of two or more, if there are two."""
     most = max(2, (_BYTES_FOR_WEIGHT if needs.weight else _BYTES) // bytes_each)
-    number = min(-(-tokens // most), tokens // 2)
+    number = max(1, min(-(-tokens // most), tokens // 2))
     size, larger = divmod(tokens, number)
     ends = [size * at + min(at, larger) for at in range(number + 1)]
     return [slice(start, end) for start, end in itertools.pairwise(ends)]

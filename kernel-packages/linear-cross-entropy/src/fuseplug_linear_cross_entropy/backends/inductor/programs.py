@@ -67,7 +67,7 @@ def statistics(z: Tensor, labels: Tensor, factors: Tensor) -> Values:
     """The `Values` of some tokens.
 
     Args:
-        z: ``(rows, vocabulary)``, what the linear layer gave: at least two of both.
+        z: ``(rows, vocabulary)``, what the linear layer gave.
         labels: ``(rows,)``, int64, each a column of *z*.
         factors: Of `factors_of`.
     """

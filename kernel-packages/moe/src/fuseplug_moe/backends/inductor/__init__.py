@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.inductor import Compiled, plain, recording, worth_compiling
 
 from ... import reference
@@ -38,16 +38,16 @@ moe = computed_by(compute, reference.moe)
 def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     # `plain` asks this as well, but Dynamo of torch 2.7 cannot unpack what a property of a named tuple gives.
     if torch.compiler.is_compiling():
-        return reference.compute(experts, x, index, weights)
+        return by_reference(reference.compute, experts, x, index, weights)
     if not len(x) or not plain(x, index, weights, *experts.stacked):
-        return reference.compute(experts, x, index, weights)
+        return by_reference(reference.compute, experts, x, index, weights)
     if len(x) == 1 and not torch.is_grad_enabled():
         decoded = one_token.compute(experts, x, index, weights)
         if decoded is not None:
             return decoded
     order = _sort(index, experts.number)
     if not order.hit:
-        return reference.compute(experts, x, index, weights)
+        return by_reference(reference.compute, experts, x, index, weights)
     rows = _dispatch(x.to(experts.dtype), order)
     up = None if experts.up is None else _linear(rows, experts.up, None, order, experts)
     gate = _linear(rows, experts.gate_up, experts.gate_up_bias, order, experts)
@@ -269,7 +269,7 @@ def _differentiable_vjp(
 ) -> list[Tensor | None]:
     """What `_Linear.backward` computes, by operations that can be differentiated again."""
     tensors = (rows, bias, *each)
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False):
         # Views, or a tensor that another one was computed from would be given that one's gradient as well.
         views = [t if t is None else t.view_as(t) for t in tensors]
         own_rows, own_bias, *own = views

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 
 from ... import reference
 from ...reference import Experts, Projection, first
@@ -23,8 +23,10 @@ def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Ten
     without tokens or in float64 for example, *is* the reference. Ambient autocast changes nothing: it computes in the
     dtype of the experts. A second derivative is refused: `RuntimeError`.
     """
-    way = _compute if _takes(experts, x, top_k_index, top_k_weights) else reference.compute
-    return reference.outside_autocast(way, experts, x, top_k_index, top_k_weights)
+    arguments = (experts, x, top_k_index, top_k_weights)
+    if not _takes(*arguments):
+        return by_reference(reference.outside_autocast, reference.compute, *arguments)
+    return reference.outside_autocast(_compute, *arguments)
 
 
 moe = computed_by(compute, reference.moe)

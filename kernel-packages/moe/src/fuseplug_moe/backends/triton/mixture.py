@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
-from fuseplug.triton import FORMULAS, differentiated_again, recording, transparent, vjp
+from fuseplug.functional import by_reference, computed_by
+from fuseplug.triton import FORMULAS, differentiated_again, offsets_fit, recording, transparent, vjp
 
 from ... import reference
 from ...reference import GATES, Experts, GateUpLayout, Projection
@@ -33,8 +33,10 @@ def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Ten
     The result is the reference's up to rounding. A call that the kernels do not serve, one in float64 for example,
     *is* the reference. Ambient autocast changes nothing: it computes in the dtype of the experts.
     """
-    way = _compute if _serves(experts, x, top_k_index, top_k_weights) else reference.compute
-    return reference.outside_autocast(way, experts, x, top_k_index, top_k_weights)
+    arguments = (experts, x, top_k_index, top_k_weights)
+    if not _serves(*arguments):
+        return by_reference(reference.outside_autocast, reference.compute, *arguments)
+    return reference.outside_autocast(_compute, *arguments)
 
 
 moe = computed_by(compute, reference.moe)
@@ -51,7 +53,7 @@ def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool
         and all(tensor.dtype == experts.dtype for tensor in (*matrices, *biases))
         and all(matrix.is_contiguous() for matrix in matrices if matrix.dim() == 2 or experts.up is not None)
         and (experts.up is None or isinstance(experts.up, Tensor) == isinstance(experts.gate_up, Tensor))
-        and all(matrix.shape[-1] * matrix.shape[-2] < 1 << 31 for matrix in matrices)
+        and all(offsets_fit(matrix, 2) for matrix in matrices)
         and min(index.numel(), *x.shape, reference.first(experts.down).numel()) > 0
         and transparent(x, index, weights, *biases, *matrices)
         and (not isinstance(experts.activation, str) or GATES[experts.activation].row.formula in FORMULAS)

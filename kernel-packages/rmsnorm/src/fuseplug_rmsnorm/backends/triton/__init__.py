@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.triton import differentiated_again, recording, transparent, vjp
 
 from ... import reference
@@ -39,7 +39,7 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     how, eps, group_size = norming
     autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
     if autocast or not _serves(group_size or x.shape[-1], x, weight, gate):
-        return reference.compute(norming, x, weight, gate)
+        return by_reference(reference.compute, norming, x, weight, gate)
     if recording(x, weight, gate):
         y: Tensor = _RMSNorm.apply(x, weight, gate, eps, how.name, group_size)  # type: ignore[no-untyped-call]
         return y

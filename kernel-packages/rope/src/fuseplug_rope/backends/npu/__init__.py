@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
+from fuseplug.functional import by_reference, computed_by
 from fuseplug.torch_private import are_functorch_transforms_active
 
 from ... import reference
@@ -35,7 +35,7 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     for x in xs:
         found = find_layout(x, cos, sin, rotated, _mode(how))
         if found is None or _is_transformed() or _is_cast(how, x):
-            return reference.compute(how, q, k, cos, sin)
+            return by_reference(reference.compute, how, q, k, cos, sin)
         layouts.append(found)
     tables = _tables(how, cos, sin)
     q_out, *k_out = [

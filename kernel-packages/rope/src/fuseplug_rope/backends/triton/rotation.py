@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
-from fuseplug.triton import differentiated_again, recording, transparent, vjp
+from fuseplug.functional import by_reference, computed_by
+from fuseplug.triton import differentiated_again, offsets_fit, recording, transparent, vjp
 
 from ... import reference
 from .cutting import shared_dims
@@ -35,7 +35,7 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     have a row for everything, or that would enlarge the result; an odd number of elements to rotate.
     """
     if not _is_served(how, q, k, cos, sin):
-        return reference.compute(how, q, k, cos, sin)
+        return by_reference(reference.compute, how, q, k, cos, sin)
     run = _Rotation.apply if recording(q, k, cos, sin) else _rotated
     q_out, *k_out = run(how.name, q, k, cos, sin)
     return q_out, k_out[0] if k_out else None
@@ -119,6 +119,7 @@ def _is_served(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tens
         transparent(q, k, cos, sin)
         and (q.dtype in _DTYPES and cos.dtype in _DTYPES and sin.dtype in _DTYPES and (k is None or k.dtype in _DTYPES))
         and (how.table == "half" or cos.shape[-1] % 2 == 0)
+        and (offsets_fit(cos, 1) and offsets_fit(sin, 1))
         and bool(dims(q.shape, q.shape if k is None else k.shape, cos.shape, sin.shape))
         # What takes a formula's gradients in the backward cannot be traced.
         and not (torch.compiler.is_compiling() and recording(cos, sin))

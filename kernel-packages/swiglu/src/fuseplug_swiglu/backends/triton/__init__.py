@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fuseplug.activations import ACTIVATIONS
-from fuseplug.functional import computed_by
-from fuseplug.triton import FORMULAS, differentiated_again, recording, transparent, vjp
+from fuseplug.functional import by_reference, computed_by
+from fuseplug.triton import FORMULAS, differentiated_again, offsets_fit, recording, transparent, vjp
 
 from ... import reference
 from ...reference import Gating
@@ -28,7 +28,7 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     activation = ACTIVATIONS[gating.activation]
     autocast = activation.autocast and torch.is_autocast_enabled(gate.device.type)
     if autocast or activation.formula not in FORMULAS or not _serves(gate, up):
-        return reference.compute(gating, gate, up)
+        return by_reference(reference.compute, gating, gate, up)
     if gating.how.sparse:
         # The quantile is one number, so the host's: on the device it would be waited for.
         gating, gate, up = reference.sparsified(gating, gate, up, device="cpu")
@@ -43,7 +43,8 @@ swiglu = computed_by(compute, reference.swiglu)
 
 
 def _serves(gate: Tensor, up: Tensor | None) -> bool:
-    return gate.dtype in _DTYPES and gate.dim() > 0 and (up is None or up.dtype in _DTYPES) and transparent(gate, up)
+    dtypes = gate.dtype in _DTYPES and (up is None or up.dtype in _DTYPES)
+    return dtypes and gate.dim() > 0 and offsets_fit(gate, 1) and transparent(gate, up)
 
 
 class _Gated(torch.autograd.Function):
