@@ -25,6 +25,7 @@ from .torch_private import (
     in_forward_mode,
     is_fwd_grad_enabled,
     len_torch_dispatch_stack,
+    saves_are_hooked,
     schemas_of,
     swap_values,
     temporarily_clear_interpreter_stack,
@@ -70,8 +71,9 @@ _CONVERSIONS = frozenset(
 _COPIES = frozenset({Tensor.clone, torch.clone, Tensor.detach, torch.detach})
 """What an `autograd.Function` passes a tensor on with, to be called in the backward."""
 
-_OWN_GRADIENT = frozenset({Tensor.retain_grad, Tensor.grad_fn.__get__, torch.autograd.grad})  # type: ignore[attr-defined]
-"""What asks for the gradient of the tensor itself."""
+_OWN_GRADIENT = frozenset({Tensor.retain_grad, Tensor.grad_fn.__get__})  # type: ignore[attr-defined]
+_GRADIENTS_OF = frozenset({torch.autograd.grad, torch.autograd.backward})
+"""What asks for the gradient of the tensor itself, or of its ``inputs``."""
 
 Hook = Callable[[Tensor], Any]
 
@@ -538,7 +540,7 @@ class _Answer(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         for lazy, layout, hooks in ctx.lazies:
             with DisableTorchFunctionSubclass():
-                # As ``backward(inputs=[logits])`` has it, which asks nobody.
+                # As ``backward(inputs=[logits])`` has it, which asks nobody on torch 2.12 and older.
                 retained = getattr(lazy(), "retains_grad", False)
             if retained:
                 raise _never_computed("backward()", layout)
@@ -561,12 +563,21 @@ class _Answered(Tensor):
             if _asks_for_gradient(function, args, kwargs, tensor):
                 raise _never_computed(_name_of(function), tensor._record.layout)
         with DisableTorchFunctionSubclass():
+            if function is Tensor.__reduce_ex__:
+                return args[0].__reduce_ex__(*args[1:])
             if function is Tensor.register_hook:
                 record = args[0]._record
                 if not record.hooks:
                     args[0].register_hook(functools.partial(_call, weakref.ref(record)))
                 return _hooked(record.hooks, *args[1:], **kwargs)
             return function(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[Any, Any]
+    ) -> Any:
+        """Is never called: Dynamo takes what has none for a tensor of its own kind, and cannot compile it."""
+        return func(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As a plain tensor."""
@@ -620,9 +631,9 @@ def _call_hooks(hooks: Mapping[int, Hook], layout: Tensor, device: torch.device)
 
 def _asks_for_gradient(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: Tensor) -> bool:
     """Whether *function* asks for the gradient of *tensor* itself."""
-    if function is torch.autograd.grad:
-        inputs = args[1] if len(args) > 1 else kwargs.get("inputs")
-        return any(each is tensor for each in tree_leaves(inputs))
+    if function in _GRADIENTS_OF:
+        inputs = kwargs["inputs"] if "inputs" in kwargs else args[1:2]
+        return any(leaf is tensor for leaf in tree_leaves(inputs))
     return function in _OWN_GRADIENT
 
 
@@ -656,10 +667,9 @@ def _as_in_forward() -> Iterator[None]:
     What is saved for the backward is kept as it is: checkpointing counts what is saved inside it, and would not find
     it again when it runs the same code with a tensor that has been computed by then.
     """
-
-    def same(tensor: Tensor) -> Tensor:
-        return tensor
-
+    hooks: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if saves_are_hooked():
+        hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
     with (
         DisableTorchFunctionSubclass(),
         function_modes_off(),
@@ -667,7 +677,7 @@ def _as_in_forward() -> Iterator[None]:
         temporarily_clear_interpreter_stack(),
         torch.inference_mode(False),
         torch.enable_grad(),
-        torch.autograd.graph.saved_tensors_hooks(same, same),
+        hooks,
     ):
         yield
 

@@ -62,6 +62,7 @@ __all__ = [
     "onednn_linear",
     "peek_interpreter_stack",
     "reinterpret_tensor",
+    "saves_are_hooked",
     "schemas_of",
     "set_default_device",
     "storage_id",
@@ -173,6 +174,11 @@ def has_foreign_function_mode() -> bool:
     return bool(len_torch_function_stack()) and not all(
         type(mode) is DeviceContext for mode in _get_current_function_mode_stack()
     )
+
+
+def saves_are_hooked() -> bool:
+    """Whether somebody, `torch.utils.checkpoint` for one, sees here what is saved for a backward."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def in_forward_mode() -> bool:
