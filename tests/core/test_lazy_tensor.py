@@ -91,7 +91,7 @@ def test_every_use_gives_the_bits_and_gradients_of_the_original(use, inputs):
 ABOUT = {
     "shape": lambda s: s.shape,
     "size": lambda s: (s.size(), s.size(-1)),
-    "strides": lambda s: s.stride(),
+    "contiguity": lambda s: s.is_contiguous(),
     "dtype": lambda s: (s.dtype, s.is_floating_point()),
     "device": lambda s: s.device,
     "len": len,

@@ -53,7 +53,7 @@ _ABOUT = frozenset(
             for name in ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf")
         ),
         *(getattr(Tensor, f"is_{name}").__get__ for name in ("cpu", "cuda", "meta", "nested", "quantized", "sparse")),
-        *(getattr(Tensor, name) for name in ("size", "stride", "dim", "ndimension", "numel", "nelement")),
+        *(getattr(Tensor, name) for name in ("size", "dim", "ndimension", "numel", "nelement")),
         *(getattr(Tensor, name) for name in ("element_size", "is_contiguous", "is_complex", "is_floating_point")),
         *(getattr(Tensor, name) for name in ("get_device", "__len__", "__hash__")),
         torch.is_floating_point,
@@ -61,7 +61,7 @@ _ABOUT = frozenset(
         torch.numel,
     }
 )
-"""What is asked about a tensor, and answered without its values."""
+"""What is asked about a tensor, and answered without its values. Strides are not: meta knows them but for sizes of 1."""
 
 _CONVERSIONS = frozenset(
     getattr(Tensor, name) for name in ("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "clone")
