@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import weakref
 from collections import OrderedDict
@@ -35,7 +34,7 @@ from .torch_private import (
     tree_unflatten,
     without_memory,
 )
-from .unchanged import Remembered, read_before_steps
+from .unchanged import Remembered, has_sample, read_before_steps
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -130,7 +129,7 @@ class LazyTensor(Tensor):
 
     @classmethod
     def _new(cls, record: _Record) -> Self:
-        new = cast("Self", _Standing.apply(cls, record.make, record.layout, record.autocast, *record.inputs))  # type: ignore[no-untyped-call]
+        new = cast("Self", _Standing.apply(cls, record, *record.inputs))  # type: ignore[no-untyped-call]
         new._record = record
         record.family.members.append(weakref.ref(new))
         return new
@@ -145,8 +144,8 @@ class LazyTensor(Tensor):
 
         Args:
             function: As in ``__torch_function__``: ``torch.Tensor.view``, ``torch.nn.functional.cross_entropy``, …
-                Every way to convert this comes as ``Tensor.to(self, dtype)`` with another dtype, or
-                ``Tensor.clone(self)``, and needs no answer.
+                Every conversion comes as ``Tensor.to(self, dtype)``, with ``copy=True`` if it is the dtype of this, or
+                as ``Tensor.clone(self)``, and needs no answer.
             args: Its arguments.
             kwargs: Its keyword arguments.
 
@@ -230,12 +229,7 @@ class LazyTensor(Tensor):
             since: The number of the first input to check.
             waiting: As in `Remembered.change`.
         """
-        record: _Record | None = self._record
-        remembered: list[Remembered] = []
-        while record is not None:
-            remembered = [*record.remembered, *remembered]
-            record = None if record.parent is None else record.parent._record
-        self._record.check(why, [*self._record.family.inputs, *remembered][since:], waiting=waiting)
+        self._record.check(why, self._record.all_remembered()[since:], waiting=waiting)
 
     def counted_by(self, told: Realised) -> None:
         """Have *told* know when this, or anything made from it, is computed after all."""
@@ -315,11 +309,12 @@ class LazyTensor(Tensor):
             return self
         if not isinstance(found, Tensor) or found.device != self.device:
             return NotImplemented
-        to: tuple[Any, Any] = (Tensor.clone, (self,))
-        if found.dtype != self.dtype:
-            to = Tensor.to, (self, found.dtype)
-        answer = self.foreseen(*to, {})
-        return self.then(*to, {}, into=LazyTensor) if answer is NotImplemented else answer
+        as_it_is = found.dtype == self.dtype
+        to: tuple[Any, Any, Any] = (Tensor.to, (self, found.dtype), {"copy": True} if as_it_is else {})
+        if function in _COPIES:
+            to = Tensor.clone, (self,), {}
+        answer = self.foreseen(*to)
+        return self.then(*to, into=LazyTensor) if answer is NotImplemented else answer
 
     def _forgo(self) -> list[LazyTensor]:
         """Note that a result does without this and all that it was made from: their gradients are never known."""
@@ -390,6 +385,11 @@ class _Record:
         self.version = 0
         self.failed: RuntimeError | None = None
 
+    def all_remembered(self) -> list[Remembered]:
+        """What its inputs were, while it is lazy."""
+        before = self.family.inputs if self.parent is None else self.parent._record.all_remembered()
+        return [*before, *self.remembered]
+
     def check(self, why: str, remembered: Iterable[Remembered], *, waiting: bool = True) -> None:
         """Raise a `RuntimeError` if one of *remembered* was changed."""
         for each in remembered:
@@ -426,9 +426,9 @@ class _Record:
         cast("LazyTensor", real)._record = self
         self.became, self.version = lazy, lazy._version
         if isinstance(lazy, _Answered):
-            lazy._record = self
+            lazy._hooks, lazy._layout = self.hooks, self.layout
             if self.hooks:
-                Tensor.register_hook(lazy, functools.partial(_call, weakref.ref(self)))
+                lazy._call_hooks()
         self.parent, self.values, self.inputs, self.facts, self.remembered = None, None, (), {}, []
 
     def saved(self, why: str) -> Tensor:
@@ -499,33 +499,33 @@ class _Standing(torch.autograd.Function):
     """Gives the lazy tensor a gradient function, for an `autograd.Function` that is applied to it."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        cls: type[LazyTensor],
-        make: Make,
-        layout: Tensor,
-        autocast: tuple[str, bool, torch.dtype],
-        *inputs: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Any, cls: type[LazyTensor], record: _Record, *inputs: Tensor | None) -> Tensor:
         given = [each for each in inputs if each is not None]
-        ctx.make, ctx.autocast, ctx.present = make, autocast, [each is not None for each in inputs]
+        ctx.make, ctx.autocast, ctx.present = record.make, record.autocast, [each is not None for each in inputs]
+        ctx.samples = [each.sample for each in record.all_remembered()]
         ctx.save_for_backward(*given)
         ctx.set_materialize_grads(False)
-        return without_memory(cls, layout, given[0].device)
+        return without_memory(cls, record.layout, given[0].device)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         if gradient is None:
-            return (None,) * (4 + len(ctx.present))
+            return None, None, *(None for _ in ctx.present)
+        for tensor, sample in zip(ctx.saved_tensors, ctx.samples, strict=True):
+            if not has_sample(tensor, sample):
+                raise RuntimeError(
+                    f"backward() needs the values of a lazy {_shape(gradient)} from which an autograd.Function computed "
+                    f"something, and since then {_shape(tensor)} was changed: call backward() before that"
+                )
         saved = iter(ctx.saved_tensors)
         inputs = [next(saved).detach() if there else None for there in ctx.present]
-        needs = ctx.needs_input_grad[4:]
+        needs = ctx.needs_input_grad[2:]
         wanted = [each.requires_grad_() for each, need in zip(inputs, needs, strict=True) if need and each is not None]
         with torch.enable_grad(), _under(ctx.autocast):
             result = ctx.make(*inputs)
         found = iter(torch.autograd.grad(result, wanted, gradient, allow_unused=True))
-        return None, None, None, None, *(next(found) if need else None for need in needs)
+        return None, None, *(next(found) if need else None for need in needs)
 
 
 class _Answer(torch.autograd.Function):
@@ -551,7 +551,14 @@ class _Answer(torch.autograd.Function):
 class _Answered(Tensor):
     """A lazy tensor that became real after a result was computed without it: its gradient is never known."""
 
-    _record: _Record
+    _hooks: OrderedDict[int, Hook]
+    _layout: Tensor
+
+    def _call_hooks(self) -> None:
+        """Have the hooks called for the part of the gradient that is known, too."""
+        hooks, layout = self._hooks, self._layout
+        with DisableTorchFunctionSubclass():
+            self.register_hook(lambda gradient: _call_hooks(hooks, layout, gradient.device))
 
     @classmethod
     def __torch_function__(
@@ -561,15 +568,14 @@ class _Answered(Tensor):
         kwargs = kwargs or {}
         for tensor in [each for each in tree_leaves((tuple(args), kwargs)) if isinstance(each, _Answered)]:
             if _asks_for_gradient(function, args, kwargs, tensor):
-                raise _never_computed(_name_of(function), tensor._record.layout)
+                raise _never_computed(_name_of(function), tensor._layout)
         with DisableTorchFunctionSubclass():
             if function is Tensor.__reduce_ex__:
                 return args[0].__reduce_ex__(*args[1:])
             if function is Tensor.register_hook:
-                record = args[0]._record
-                if not record.hooks:
-                    args[0].register_hook(functools.partial(_call, weakref.ref(record)))
-                return _hooked(record.hooks, *args[1:], **kwargs)
+                if not args[0]._hooks:
+                    args[0]._call_hooks()
+                return _hooked(args[0]._hooks, *args[1:], **kwargs)
             return function(*args, **kwargs)
 
     @classmethod
@@ -583,6 +589,9 @@ class _Answered(Tensor):
         """As a plain tensor."""
         with DisableTorchFunctionSubclass():
             return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+_Answered.__name__ = "tensor"  # As it is printed.
 
 
 class _Unknown(Tensor):
@@ -611,13 +620,6 @@ def _hooked(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
-
-
-def _call(record: weakref.ref[_Record], gradient: Tensor) -> None:
-    """Call the hooks on a tensor that became real, for the part of its gradient that is known."""
-    found = record()
-    if found is not None:
-        _call_hooks(found.hooks, found.layout, gradient.device)
 
 
 def _call_hooks(hooks: Mapping[int, Hook], layout: Tensor, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 
 from .torch_private import storage_id
 
-__all__ = ["Reader", "Remembered", "read_before_steps"]
+__all__ = ["Reader", "Remembered", "has_sample", "read_before_steps"]
 
 SAMPLED = 4096
 """How many elements of a tensor are kept: all of a small one, and some of every part of a large one."""
@@ -35,7 +35,8 @@ class Remembered:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        self._version, self._memory, self._sample = tensor._version, storage_id(tensor), _sample(tensor)
+        self._version, self._memory = tensor._version, storage_id(tensor)
+        self.sample = _sample(tensor)
         self.stepped = False
 
     def change(self, *, waiting: bool = True) -> str:
@@ -49,7 +50,7 @@ class Remembered:
             return "was freed"
         if self.stepped or tensor._version != self._version or storage_id(tensor) != self._memory:
             return "was changed in place"
-        if (waiting or tensor.device.type == "cpu") and not _same_bits(_sample(tensor), self._sample):
+        if (waiting or tensor.device.type == "cpu") and not has_sample(tensor, self.sample):
             return "was changed in place"
         return ""
 
@@ -113,5 +114,7 @@ def _sample(tensor: Tensor) -> Tensor:
         return tensor.take(torch.arange(0, count, step, device=tensor.device))
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+def has_sample(tensor: Tensor, sample: Tensor) -> bool:
+    """Whether the sampled elements of *tensor* have the bits of *sample*."""
+    now = _sample(tensor)
+    return now.shape == sample.shape and torch.equal(now.view(torch.uint8), sample.view(torch.uint8))

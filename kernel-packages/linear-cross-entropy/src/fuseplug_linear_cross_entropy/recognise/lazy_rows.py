@@ -93,8 +93,9 @@ class LazyRows(LazyTensor):
 
     def rearranged(self, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """``function(self, *rest, **kwargs)``, if whole rows are copied, moved or chosen; or ``NotImplemented``."""
-        if function in _COPIES and not rest and not kwargs:
-            return self.then(function, (self,), {})
+        as_it_is = function is Tensor.to and rest == (self.dtype,)
+        if as_it_is or (function in _COPIES and not rest and not kwargs):
+            return self.then(function, (self, *rest), kwargs)
         if function is Tensor.__getitem__:
             return self._chosen(rest[0])
         moved = moved_rows(self._rows, self.shape[-1], function, rest, kwargs)
@@ -125,7 +126,7 @@ class LazyRows(LazyTensor):
         return self.then(function, (self, *rest), kwargs, logits=replace(self.facts["logits"], rows=rows))
 
 
-_COPIES = frozenset({Tensor.contiguous, Tensor.clone, torch.clone})
+_COPIES = frozenset({Tensor.contiguous, Tensor.clone})
 _MOVES = frozenset(
     {
         Tensor.view,
