@@ -286,6 +286,24 @@ def test_once_real_it_is_a_plain_tensor_and_the_same_object(inputs):
     assert vars(scores) == {"mine": 3}
 
 
+def test_what_wrappers_ask_of_what_a_model_returns_needs_no_values(inputs):
+    scores = lazy(inputs)
+    scores.sum()
+    assert scores._base is None
+    assert scores.grad_fn is not None
+    assert not made
+
+
+def test_what_gives_the_tensor_itself_gives_itself(inputs):
+    class Flat(Scores):
+        def foreseen(self, function, args, kwargs):
+            return self.then(function, args, kwargs) if function is Tensor.flatten else NotImplemented
+
+    scores = Flat.standing_for(linear, *inputs)
+    assert scores.flatten(1, 1) is scores
+    assert scores.flatten() is not scores
+
+
 def test_nothing_of_it_is_kept_alive(inputs):
     scores = Noting.standing_for(linear, *inputs, sum=(quick_sum, *inputs))
     view, total = scores[0], scores.sum()

@@ -70,7 +70,9 @@ _CONVERSIONS = frozenset(
 _COPIES = frozenset({Tensor.clone, torch.clone, Tensor.detach, torch.detach})
 """What an `autograd.Function` passes a tensor on with, to be called in the backward."""
 
-_OWN_GRADIENT = frozenset({Tensor.retain_grad, Tensor.grad_fn.__get__})  # type: ignore[attr-defined]
+_GRAD_FN = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+_BASE = Tensor._base.__get__  # type: ignore[attr-defined]
+_OWN_GRADIENT = frozenset({Tensor.retain_grad, Tensor.output_nr.__get__})  # type: ignore[attr-defined]
 _GRADIENTS_OF = frozenset({torch.autograd.grad, torch.autograd.backward})
 """What asks for the gradient of the tensor itself, or of its ``inputs``."""
 
@@ -205,6 +207,8 @@ class LazyTensor(Tensor):
 
         with torch.no_grad():
             layout = replay(of.layout, *(each.detach().to("meta") for each in further))
+        if layout is of.layout:
+            return self  # As a flatten of one dimension has it.
         inputs = (*of.inputs, *further)
         record = _Record(of.family, whole, replay, inputs, layout, self, {**of.facts, **facts}, further)
         record.kept = function in _COPIES and record.recorded
@@ -270,6 +274,10 @@ class LazyTensor(Tensor):
 
     def _answer(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What *function* gives without the values; ``NotImplemented`` if it needs them."""
+        if function is _BASE and not self._record.layout._is_view():
+            return None  # `fully_shard` asks.
+        if function is _GRAD_FN and self._record.answered:
+            return _NoNode(self._record.layout)
         if function is Tensor.register_hook and self._record.answered:
             return _hooked(self._record.hooks, *args[1:], **kwargs)
         if _watched() or not self._record.recorded:
@@ -569,6 +577,8 @@ class _Answered(Tensor):
         for tensor in [each for each in tree_leaves((tuple(args), kwargs)) if isinstance(each, _Answered)]:
             if _asks_for_gradient(function, args, kwargs, tensor):
                 raise _never_computed(_name_of(function), tensor._layout)
+        if function is _GRAD_FN:
+            return _NoNode(args[0]._layout)
         with DisableTorchFunctionSubclass():
             if function is Tensor.__reduce_ex__:
                 return args[0].__reduce_ex__(*args[1:])
@@ -589,6 +599,16 @@ class _Answered(Tensor):
         """As a plain tensor."""
         with DisableTorchFunctionSubclass():
             return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+class _NoNode:
+    """In the place of a gradient function that is never called: there is one, as `DistributedDataParallel` asks."""
+
+    def __init__(self, layout: Tensor) -> None:
+        self._layout = layout
+
+    def __getattr__(self, name: str) -> Any:
+        raise _never_computed(f"grad_fn.{name}", self._layout)
 
 
 _Answered.__name__ = "tensor"  # As it is printed.
