@@ -340,7 +340,9 @@ class LazyTensor(Tensor):
     ) -> Any:
         """Use the values, where an operation is called below autograd, from C++."""
         written = [info is not None and info.is_write for info in (a.alias_info for a in schemas_of(func)[0].arguments)]
-        if func.namespace == "aten" and any(isinstance(a, LazyTensor) for a, w in zip(args, written, strict=False) if w):
+        if func.namespace == "aten" and any(
+            isinstance(a, LazyTensor) for a, w in zip(args, written, strict=False) if w
+        ):
             raise RuntimeError(f"{func} writes into a lazy tensor from C++: call .detach() on it before that")
 
         def value_of(value: Any) -> Any:
