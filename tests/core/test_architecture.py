@@ -37,6 +37,7 @@ LAYERS = (
         "lazy",
         "plain_text",
         "torch_private",
+        "unchanged",
         "ownership",
         "ranks",
     },

@@ -60,7 +60,7 @@ _ABOUT = frozenset(
         torch.numel,
     }
 )
-"""What is asked about a tensor, and answered without its values. Strides are not: meta knows them but for sizes of 1."""
+"""What is asked about a tensor, and answered without its values. Not strides: meta has others for sizes of 1."""
 
 _CONVERSIONS = frozenset(
     getattr(Tensor, name) for name in ("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "clone")
@@ -274,12 +274,11 @@ class LazyTensor(Tensor):
 
     def _answer(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What *function* gives without the values; ``NotImplemented`` if it needs them."""
-        if function is _BASE and not self._record.layout._is_view():
+        record = self._record
+        if function is _BASE and not record.layout._is_view():
             return None  # `fully_shard` asks.
-        if function is _GRAD_FN and self._record.answered:
-            return _NoNode(self._record.layout)
-        if function is Tensor.register_hook and self._record.answered:
-            return _hooked(self._record.hooks, *args[1:], **kwargs)
+        if record.answered and function in (_GRAD_FN, Tensor.register_hook):
+            return _NoNode(record.layout) if function is _GRAD_FN else _hooked(record.hooks, *args[1:], **kwargs)
         if _watched() or not self._record.recorded:
             return NotImplemented
         if not torch.is_grad_enabled():
@@ -525,8 +524,8 @@ class _Standing(torch.autograd.Function):
         for tensor, sample in zip(ctx.saved_tensors, ctx.samples, strict=True):
             if not has_sample(tensor, sample):
                 raise RuntimeError(
-                    f"backward() needs the values of a lazy {_shape(gradient)} from which an autograd.Function computed "
-                    f"something, and since then {_shape(tensor)} was changed: call backward() before that"
+                    f"backward() needs the values of a lazy {_shape(gradient)} from which an autograd.Function "
+                    f"computed something, and since then {_shape(tensor)} was changed: call backward() before that"
                 )
         saved = iter(ctx.saved_tensors)
         inputs = [next(saved).detach() if there else None for there in ctx.present]
@@ -539,7 +538,7 @@ class _Standing(torch.autograd.Function):
 
 
 class _Answer(torch.autograd.Function):
-    """Ties a result to the lazy tensors that it was computed without, so that who waits for their gradients is heard."""
+    """Ties a result to the lazy tensors that it was computed without: who waits for their gradients is heard."""
 
     @staticmethod
     def forward(ctx: Any, result: Tensor, *lazies: LazyTensor) -> Tensor:

@@ -82,12 +82,12 @@ def _hook_optimizers() -> None:
     register_optimizer_step_post_hook(_after)
 
 
-def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _before(optimizer: Optimizer, *_: Any) -> None:
     for reader, _ in _owned(optimizer):
         reader.read_kept()
 
 
-def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _after(optimizer: Optimizer, *_: Any) -> None:
     for _, inputs in _owned(optimizer):
         for each in inputs:
             each.stepped = True
@@ -105,7 +105,7 @@ def _owned(optimizer: Optimizer) -> Iterable[tuple[Reader, list[Remembered]]]:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """Some elements of *tensor*, copied: an odd number of them apart, so that all columns of a matrix have their turn."""
+    """Some elements of *tensor*, copied: an odd number apart, so that all columns of a matrix have their turn."""
     with torch.no_grad():
         tensor, count = tensor.detach(), tensor.numel()
         step = count // SAMPLED | 1

@@ -206,7 +206,7 @@ def storage_id(tensor: Tensor) -> int:
 
 
 def swap_values(one: Tensor, other: Tensor) -> None:
-    """Have the tensor objects *one* and *other* exchange all that torch knows of them; their classes and attributes stay.
+    """Have the tensor objects *one* and *other* exchange all that torch knows of them, not their attributes.
 
     As `torch.utils.swap_tensors`, which refuses tensors that somebody refers to weakly, or that a graph has saved.
     """
