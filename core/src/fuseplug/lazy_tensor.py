@@ -275,10 +275,10 @@ class LazyTensor(Tensor):
     def _answer(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What *function* gives without the values; ``NotImplemented`` if it needs them."""
         record = self._record
-        if function is _BASE and not record.layout._is_view():
+        if function == _BASE and not record.layout._is_view():
             return None  # `fully_shard` asks.
         if record.answered and function in (_GRAD_FN, Tensor.register_hook):
-            return _NoNode(record.layout) if function is _GRAD_FN else _hooked(record.hooks, *args[1:], **kwargs)
+            return _NoNode(record.layout) if function == _GRAD_FN else _hooked(record.hooks, *args[1:], **kwargs)
         if _watched() or not self._record.recorded:
             return NotImplemented
         if not torch.is_grad_enabled():
@@ -578,7 +578,7 @@ class _Answered(Tensor):
         for tensor in [each for each in tree_leaves((tuple(args), kwargs)) if isinstance(each, _Answered)]:
             if _asks_for_gradient(function, args, kwargs, tensor):
                 raise _never_computed(_name_of(function), tensor._layout)
-        if function is _GRAD_FN:
+        if function == _GRAD_FN:
             return _NoNode(args[0]._layout)
         with DisableTorchFunctionSubclass():
             if function is Tensor.__reduce_ex__:
