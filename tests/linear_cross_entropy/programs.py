@@ -223,7 +223,7 @@ READS: dict[str, Step] = {
     "base": lambda w, y, d: [y._base is other for other in w.tensors] + [y._is_view(), y.storage_offset()],
     "memory": lambda w, y, d: _same_memory(w),
     "equal": lambda w, y, d: torch.equal(y, d.choice(w.tensors)),
-    "graph": lambda w, y, d: type(y.grad_fn).__name__,
+    "graph": lambda w, y, d: y.grad_fn.name(),
     "the same object": lambda w, y, d: [y.float() is y, y.contiguous() is y, y.to("cpu") is y],
     "strides": lambda w, y, d: [tensor.stride() for tensor in w.tensors],
     "length": lambda w, y, d: len(y),
