@@ -42,7 +42,7 @@ LAYERS = (
         "process_lock",
         "ranks",
     },
-    {"configuration"},
+    {"configuration", "unchanged"},
     {"kept"},
     {"contract", "lazy_tensor"},
     {"answer_faults"},

@@ -3,12 +3,18 @@
 import copy
 import io
 import pickle
+import threading
+import warnings
+import weakref
 
 import pytest
 import torch
 from support.heads import Scores, quick_sum, ran
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 made = []
@@ -91,7 +97,7 @@ def test_every_use_gives_the_bits_and_gradients_of_the_original(use, inputs):
 ABOUT = {
     "shape": lambda s: s.shape,
     "size": lambda s: (s.size(), s.size(-1)),
-    "strides": lambda s: s.stride(),
+    "contiguity": lambda s: s.is_contiguous(),
     "dtype": lambda s: (s.dtype, s.is_floating_point()),
     "device": lambda s: s.device,
     "len": len,
@@ -165,20 +171,6 @@ def test_a_use_after_an_input_was_freed_raises(inputs):
         scores.softmax(-1)
 
 
-def test_what_was_noted_before_a_write_into_its_source_raises(inputs):
-    inputs = [each.detach().bfloat16().requires_grad_() for each in inputs]
-
-    class Widened(Scores):
-        def foreseen(self, function, args, kwargs):
-            return self.then(function, args, kwargs) if function is Tensor.float else NotImplemented
-
-    scores = Widened.standing_for(linear, *inputs)
-    wide = scores.float()
-    scores[..., 2] = 0
-    with pytest.raises(RuntimeError, match="written into since"):
-        wide.exp()
-
-
 class Adding(Scores):
     def foreseen(self, function, args, kwargs):
         return self.then(function, args, kwargs) if function is torch.add else NotImplemented
@@ -195,13 +187,15 @@ def test_what_is_noted_may_have_further_tensors(used, inputs):
     assert all(map(torch.equal, adding(inputs, vector, used), want))
 
 
-def test_a_use_after_one_of_them_was_changed_raises_even_if_its_source_was_computed(inputs):
+def test_a_use_after_one_of_them_was_changed_raises_and_its_source_is_there(inputs):
     vector, scores = torch.linspace(-1, 1, 11), Adding.standing_for(linear, *inputs)
     noted = torch.add(scores, vector)
-    scores.exp()
+    later = noted.clone()
     vector.zero_()
-    with pytest.raises(RuntimeError, match=r"one of its inputs, float32\[11\], was changed in place"):
-        noted.exp()
+    assert torch.equal(scores.exp(), linear(*inputs).exp())
+    for gone in (noted, later):
+        with pytest.raises(RuntimeError, match=r"one of its inputs, float32\[11\], was changed in place"):
+            gone.exp()
 
 
 @pytest.mark.parametrize(
@@ -211,7 +205,330 @@ def test_it_is_not_noted_with_a_tensor_of_another_kind(other, inputs):
     assert Adding.standing_for(linear, *inputs).then(torch.add, (other,), {}) is NotImplemented
 
 
+class Noting(Scores):
+    """Notes views and products."""
+
+    def foreseen(self, function, args, kwargs):
+        noted = (Tensor.__getitem__, Tensor.view, Tensor.__mul__, Tensor.log_softmax)
+        return self.then(function, args, kwargs) if function in noted else super().foreseen(function, args, kwargs)
+
+
+def _assigned(s, *_):
+    s.data = torch.ones(2, 3, 11)
+
+
+def _out(s, *_):
+    with torch.no_grad():
+        torch.mul(torch.ones(2, 3, 11), 3, out=s)
+
+
+def _without_gradient(s, *_):
+    with torch.no_grad():
+        s.mul_(2)
+
+
+WRITES = {
+    "zero_": lambda s, view, product: s.zero_(),
+    "an element": lambda s, view, product: s.__setitem__((..., 0), 50.0),
+    "a view": lambda s, view, product: view.fill_(3),
+    "a view of a view": lambda s, view, product: view[..., :2].copy_(torch.ones(2, 2, 2)),
+    "a product": lambda s, view, product: product.add_(1),
+    "masked_fill_": lambda s, view, product: view.masked_fill_(torch.arange(11) > 5, -1),
+    "index_put_": lambda s, view, product: s.index_put_((torch.tensor([1]),), torch.tensor(2.0)),
+    "without a gradient": _without_gradient,
+    "out": _out,
+    "data": _assigned,
+    "through data": lambda s, view, product: s.data.mul_(3),
+    "through a detached view": lambda s, view, product: view.detach().numpy().fill(4),
+    "through dlpack": lambda s, view, product: torch.from_dlpack(s.detach()).zero_(),
+    "through its storage": lambda s, view, product: s.untyped_storage().fill_(0),
+    "transpose_": lambda s, view, product: s.transpose_(0, 1),
+    "unsqueeze_": lambda s, view, product: s.unsqueeze_(0),
+    "t_ of a view": lambda s, view, product: view.transpose_(0, 2),
+    "detach_": lambda s, view, product: s.detach_(),
+    "resize_": lambda s, view, product: s.detach_().resize_(3, 4),
+    "set_": lambda s, view, product: s.detach_().set_(torch.ones(3)),
+    "requires_grad_": lambda s, view, product: s.requires_grad_(False),
+    "an operation": lambda s, view, product: torch.ops.aten.add_.Tensor(s, 1),
+}
+
+
+def after(write, scores, inputs):
+    """What all tensors are after *write*, and the gradients of the *inputs*."""
+    view = scores[:, 1:]
+    tensors = scores, view, scores * 2, scores.clone(), view.log_softmax(-1), (view * 3).view(-1, 11)
+    try:
+        write(scores, view, tensors[2])
+    except RuntimeError as error:
+        return type(error), str(error)
+    alike = [(t.shape, t.stride(), t.requires_grad, t.is_leaf, t._version, t._is_view()) for t in tensors]
+    starts = [t.untyped_storage().data_ptr() for t in tensors]
+    shared = [starts.index(start) for start in starts]
+    differentiable = [t for t in tensors if t.requires_grad]
+    total = sum((t * torch.linspace(-1, 1, t.numel()).view(t.shape)).sum() for t in differentiable)
+    return alike, shared, *(t.detach().clone() for t in tensors), *gradients(total, inputs)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_changes_all_that_it_changes_in_the_original(write, inputs):
+    want = after(WRITES[write], linear(*inputs), inputs)
+    got = after(WRITES[write], Noting.standing_for(linear, *inputs), inputs)
+    assert len(got) == len(want)
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one, other) if isinstance(other, Tensor) else one == other
+
+
+def test_once_real_it_is_a_plain_tensor_and_the_same_object(inputs):
+    scores = lazy(inputs)
+    scores.mine, reference = 3, weakref.ref(scores)
+    scores.exp()
+    assert (type(scores), scores.mine, reference() is scores) == (Tensor, 3, True)
+    assert vars(scores) == {"mine": 3}
+
+
+def test_what_wrappers_ask_of_what_a_model_returns_needs_no_values(inputs):
+    scores = lazy(inputs)
+    scores.sum()
+    assert scores._base is None
+    assert scores.grad_fn is not None
+    assert not made
+
+
+def test_what_gives_the_tensor_itself_gives_itself(inputs):
+    class Flat(Scores):
+        def foreseen(self, function, args, kwargs):
+            return self.then(function, args, kwargs) if function is Tensor.flatten else NotImplemented
+
+    scores = Flat.standing_for(linear, *inputs)
+    assert scores.flatten(1, 1) is scores
+    assert scores.flatten() is not scores
+
+
+def test_nothing_of_it_is_kept_alive(inputs):
+    scores = Noting.standing_for(linear, *inputs, sum=(quick_sum, *inputs))
+    view, total = scores[0], scores.sum()
+    references = [weakref.ref(scores), weakref.ref(view)]
+    del scores
+    view.exp()
+    del view
+    total.backward()
+    assert [reference() for reference in references] == [None, None]
+
+
+CONVERSIONS = {
+    "to a device": lambda s: s.to(torch.device("cpu")),
+    "to its name": lambda s: s.to("cpu"),
+    "to a device by keyword": lambda s: s.to(device="cpu", non_blocking=True),
+    "to both": lambda s: s.to("cpu", torch.float64),
+    "to both by keyword": lambda s: s.to(dtype=torch.bfloat16, device="cpu"),
+    "to a dtype": lambda s: s.to(torch.float16),
+    "to another tensor": lambda s: s.to(torch.ones(1, dtype=torch.float64)),
+    "a copy to": lambda s: s.to("cpu", copy=True),
+    "a copy to a dtype": lambda s: s.to(torch.float32, copy=True),
+    "cpu": lambda s: s.cpu(),
+    "float": lambda s: s.float(),
+    "double": lambda s: s.double(),
+    "half": lambda s: s.half(),
+    "bfloat16": lambda s: s.bfloat16(),
+    "type": lambda s: s.type(torch.float64),
+    "type by name": lambda s: s.type("torch.DoubleTensor"),
+    "type_as": lambda s: s.type_as(torch.ones(1, dtype=torch.bfloat16)),
+    "contiguous": lambda s: s.contiguous(),
+    "clone": lambda s: s.clone(),
+    "torch.clone": torch.clone,
+    "several": lambda s: s.double().to("cpu").clone().contiguous().float(),
+}
+
+
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_on_its_device_it_is_converted_without_its_values(conversion, inputs):
+    plain = linear(*inputs)
+    want = CONVERSIONS[conversion](plain)
+    made.clear()
+    scores = lazy(inputs)
+    got = CONVERSIONS[conversion](scores)
+    assert not made
+    assert (got is scores, got.dtype, got.shape) == (want is plain, want.dtype, want.shape)
+    assert torch.equal(got, want)
+    for one, other in zip(
+        gradients(got.double().square().sum(), inputs), gradients(want.double().square().sum(), inputs), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda s: s.to("meta").is_meta, lambda s: s.type(), lambda s: s.clone(memory_format=torch.preserve_format)]
+)
+def test_other_conversions_are_the_originals(ask, inputs):
+    want, got = ask(linear(*inputs)), ask(lazy(inputs))
+    assert torch.equal(got, want) if isinstance(want, Tensor) else got == want
+
+
+@pytest.mark.parametrize("wrong", [("nonsense",), (torch.float32, "cpu")])
+def test_a_wrong_conversion_raises_what_it_raised(wrong, inputs):
+    raised = []
+    for scores in (linear(*inputs), lazy(inputs)):
+        with pytest.raises((RuntimeError, TypeError)) as error:
+            scores.to(*wrong)
+        raised.append((type(error.value), str(error.value)))
+    assert raised[0] == raised[1]
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return result * 2 if function is functional.linear else result
+
+
+def test_where_a_mode_sees_functions_there_is_nothing_lazy(inputs):
+    with Doubling():
+        assert lazy(inputs, functional.linear) is NotImplemented
+
+
+def test_a_default_device_is_no_such_mode(inputs):
+    with torch.device("cpu"):
+        scores = lazy(inputs)
+        assert torch.equal(scores.exp(), linear(*inputs).exp())
+
+
+def test_a_mode_that_sees_operations_sees_those_of_the_original(inputs):
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    seen = []
+    for scores in (linear(*inputs), lazy(inputs)):
+        with Seeing():
+            scores.float().sum()
+    assert seen == ["aten.sum.default"] * 2
+    assert not ran
+
+
+TRANSFORMED = {
+    "grad": lambda s: torch.func.grad(lambda t: t.square().sum())(s),
+    "grad of another": lambda s: torch.func.grad(lambda t: (t * s).sum())(torch.ones(2, 3, 11)),
+    "vmap": lambda s: torch.func.vmap(lambda t: t.softmax(-1))(s),
+    "vmap of another": lambda s: torch.func.vmap(lambda t: (t * s).sum())(torch.ones(4, 2, 3, 11)),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMED)
+def test_torch_func_transforms_what_it_stands_for(transform, inputs):
+    want, scores = TRANSFORMED[transform](linear(*inputs)), lazy(inputs)
+    assert torch.equal(TRANSFORMED[transform](scores), want)
+    assert torch.equal(scores.softmax(-1), linear(*inputs).softmax(-1))
+
+
+def test_threads_compute_it_once(inputs):
+    scores, met, found = lazy(inputs), threading.Barrier(4), []
+
+    def work():
+        met.wait()
+        found.append(scores.softmax(-1))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert all(torch.equal(each, linear(*inputs).softmax(-1)) for each in found)
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_it_is_saved_as_a_plain_tensor(answered, inputs):
+    scores, buffer = lazy(inputs), io.BytesIO()
+    want = linear(*inputs)
+    if answered:
+        scores.sum()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.save({"scores": scores}, buffer)
+    assert b"fuseplug" not in buffer.getvalue()
+    buffer.seek(0)
+    for found in (torch.load(buffer)["scores"], pickle.loads(pickle.dumps(scores)), copy.copy(scores)):
+        assert type(found) is Tensor
+        assert torch.equal(found, want)
+
+
+class Untraceable(torch.optim.Optimizer):
+    """Changes its parameters in a way that leaves no trace where they are looked at: one element of many."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.view(-1)[1] = 7
+
+
+def with_many_scores():
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*shape, generator=generator).requires_grad_() for shape in ((2, 8), (40_000, 8)))
+    return x, weight
+
+
+def test_the_step_of_an_optimizer_that_owns_an_input_is_a_change():
+    inputs = with_many_scores()
+    scores = lazy(inputs)
+    Untraceable([inputs[1]]).step()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        scores.exp()
+
+
+def test_the_step_of_another_is_none(inputs):
+    scores = lazy(inputs)
+    Untraceable([torch.zeros(3, requires_grad=True)]).step()
+    assert torch.equal(scores.exp(), linear(*inputs).exp())
+
+
+def test_a_clone_outlives_a_step(inputs):
+    scores, want = lazy(inputs), linear(*inputs)
+    kept = scores.clone()
+    scores.sum().backward()
+    assert len(made) == 1  # By the unfused one.
+    torch.optim.SGD(inputs, 0.1).step()
+    assert torch.equal(kept, want)
+
+
+BEFORE = {
+    "retain_grad": lambda s: s.retain_grad(),
+    "a hook": lambda s: s.register_hook(seen.append),
+    "several hooks": lambda s: register_multi_grad_hook([s], seen.append),
+    "its node": lambda s: s.grad_fn.register_prehook(seen.append),
+    "its edge": lambda s: seen.append(get_gradient_edge(s).node.name()),
+}
+seen = []
+
+
+@pytest.mark.parametrize("request_", BEFORE)
+def test_who_asks_for_its_gradient_first_gets_it(request_, inputs):
+    found = []
+    for scores in (linear(*inputs), lazy(inputs)):
+        seen.clear()
+        BEFORE[request_](scores)
+        scores.square().sum().backward(inputs=[scores, *inputs])
+        found.append((list(seen), scores.grad))
+    assert str(found[0]) == str(found[1])
+    assert torch.equal(found[1][1], 2 * linear(*inputs))
+
+
+def test_a_function_that_it_went_through_is_not_differentiated_with_other_weights(inputs):
+    total = Square.apply(lazy(inputs)).sum()
+    inputs[1].data.mul_(2)
+    with pytest.raises(RuntimeError, match=r"since then float32\[11, 8\] was changed"):
+        total.backward()
+
+
 REQUESTS = {
+    "backward": lambda s, total: total.backward(inputs=[s]),
+    "backward of several": lambda s, total: torch.autograd.backward([total], inputs=[s]),
+    "grad_fn": lambda s, total: s.grad_fn.register_prehook(kept.append),
+    "an edge": lambda s, total: get_gradient_edge(s),
+    "several hooks": lambda s, total: register_multi_grad_hook([s], kept.append),
     "retain_grad": lambda s, total: s.retain_grad(),
     "autograd.grad": lambda s, total: torch.autograd.grad(total, s),
     "a hook that uses it": lambda s, total: (s.register_hook(lambda gradient: gradient.sum().item()), total.backward()),
@@ -224,10 +541,13 @@ REQUESTS = {
 kept = []
 
 
+@pytest.mark.parametrize("read", [False, True])
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_its_own_gradient_is_refused_once_a_result_was_computed_without_it(request_, inputs):
+def test_its_own_gradient_is_refused_once_a_result_was_computed_without_it(request_, read, inputs):
     scores = lazy(inputs)
     total = scores.float().sum()
+    if read:
+        total = total + scores.exp().sum()
     with pytest.raises(RuntimeError, match="asks for the gradient of a lazy float32"):
         REQUESTS[request_](scores, total)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -15,14 +17,24 @@ from torch.utils.hooks import RemovableHandle
 from .torch_private import (
     DisableTorchFunctionSubclass,
     are_functorch_transforms_active,
+    disable_current_modes,
+    function_modes_off,
     get_tracing_state,
+    has_foreign_function_mode,
     in_forward_mode,
     is_fwd_grad_enabled,
     len_torch_dispatch_stack,
+    saves_are_hooked,
+    schemas_of,
+    swap_values,
+    temporarily_clear_interpreter_stack,
+    tree_flatten,
     tree_leaves,
     tree_map,
+    tree_unflatten,
     without_memory,
 )
+from .unchanged import Remembered, has_sample, read_before_steps
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,58 +49,32 @@ _ABOUT = frozenset(
     {
         *(
             getattr(Tensor, name).__get__
-            for name in (
-                "shape",
-                "dtype",
-                "device",
-                "layout",
-                "ndim",
-                "requires_grad",
-                "grad_fn",
-                "is_leaf",
-                "_base",
-                "is_cpu",
-                "is_cuda",
-                "is_meta",
-                "is_mps",
-                "is_nested",
-                "is_quantized",
-                "is_sparse",
-                "is_xla",
-                "itemsize",
-                "nbytes",
-            )
+            for name in ("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf")
         ),
-        *(
-            getattr(Tensor, name)
-            for name in (
-                "size",
-                "stride",
-                "dim",
-                "ndimension",
-                "numel",
-                "nelement",
-                "element_size",
-                "is_contiguous",
-                "is_complex",
-                "is_floating_point",
-                "get_device",
-                "storage_offset",
-                "__len__",
-            )
-        ),
+        *(getattr(Tensor, f"is_{name}").__get__ for name in ("cpu", "cuda", "meta", "nested", "quantized", "sparse")),
+        *(getattr(Tensor, name) for name in ("size", "dim", "ndimension", "numel", "nelement")),
+        *(getattr(Tensor, name) for name in ("element_size", "is_contiguous", "is_complex", "is_floating_point")),
+        *(getattr(Tensor, name) for name in ("get_device", "__len__", "__hash__")),
         torch.is_floating_point,
         torch.is_complex,
         torch.numel,
     }
 )
-"""What is asked about a tensor and needs none of its values."""
+"""What is asked about a tensor, and answered without its values. Not strides: meta has others for sizes of 1."""
 
-_GRADIENTS = frozenset({Tensor.retain_grad, torch.autograd.grad})
-"""What asks for the gradient of the tensor itself."""
+_CONVERSIONS = frozenset(
+    getattr(Tensor, name) for name in ("to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "clone")
+) | {torch.clone}
+"""What gives the same values in another dtype or elsewhere; so does the method that is named like the device."""
 
 _COPIES = frozenset({Tensor.clone, torch.clone, Tensor.detach, torch.detach})
 """What an `autograd.Function` passes a tensor on with, to be called in the backward."""
+
+_GRAD_FN = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+_BASE = Tensor._base.__get__  # type: ignore[attr-defined]
+_OWN_GRADIENT = frozenset({Tensor.retain_grad, Tensor.output_nr.__get__})  # type: ignore[attr-defined]
+_GRADIENTS_OF = frozenset({torch.autograd.grad, torch.autograd.backward})
+"""What asks for the gradient of the tensor itself, or of its ``inputs``."""
 
 Hook = Callable[[Tensor], Any]
 
@@ -103,31 +89,18 @@ class Realised(Protocol):
 class LazyTensor(Tensor):
     """The result of a method, computed when something needs its values.
 
-    It has the shape, strides, dtype and device of the result, and its gradient function. A subclass says in `foreseen`
-    what it answers without the values. At every other use it becomes the real tensor: the original's code is run then,
-    once, on the inputs of the call and under the autocast of the call. So the values and gradients are those of the
-    original, bit for bit.
+    It has the shape, strides, dtype and device of the result. It stays lazy while it is asked about these, converted
+    on its device, copied, or does what a subclass says in `foreseen`. Anything else makes it real first, together with
+    all lazy tensors that come from the same call, in their order: the original's code is run on the inputs of the
+    call, and the Python objects become what it returns, plain tensors with the same views, versions and graph. So
+    values and gradients are those of the original, bit for bit.
 
     Two uses raise a `RuntimeError`, because no right answer exists any more: a use of the values after an input of the
-    call was changed in place, and a use of the gradient of the tensor itself after `foreseen` answered without it. A
-    hook on the tensor is called in the backward nevertheless, as those that only wait for it need (`fully_shard`).
+    call was changed, and a use of the gradient of the tensor itself after `foreseen` answered without it. A hook on the
+    tensor is called in the backward nevertheless, as those that only wait for it need (`fully_shard`).
     """
 
-    _make: Make
-    _replay: Callable[..., Tensor]
-    _inputs: tuple[Tensor | None, ...]
-    _versions: tuple[int | None, ...]
-    _layout: Tensor
-    _autocast: tuple[bool, torch.dtype]
-    _parent: LazyTensor | None
-    _real: Tensor | None
-    _real_version: int
-    _recorded: bool
-    _answered: bool
-    _hooks: OrderedDict[int, Hook]
-    _told: Realised | None
-    facts: Mapping[str, Any]
-    """What the subclass keeps, as given to `standing_for` and `then`."""
+    _record: _Record
 
     @classmethod
     def standing_for(cls, make: Make, *inputs: Tensor | None, **facts: Any) -> Self:
@@ -141,50 +114,40 @@ class LazyTensor(Tensor):
 
         Returns:
             The lazy tensor; ``NotImplemented`` if a result cannot be lazy here, because no gradient is recorded, an
-            input is no plain tensor, or the call is traced, compiled or transformed.
+            input is no plain tensor, a mode sees functions, or the call is traced, compiled or transformed.
         """
         given = [each for each in inputs if each is not None]
         if (
-            torch.compiler.is_compiling()
-            or not torch.is_grad_enabled()
+            not torch.is_grad_enabled()
             or not all(map(_plain, given))
             or not any(each.requires_grad for each in given)
-            or get_tracing_state() is not None
-            or are_functorch_transforms_active()
-            or in_forward_mode()
-            or len_torch_dispatch_stack()
+            or has_foreign_function_mode()
+            or _watched()
         ):
             return cast("Self", NotImplemented)
         with torch.no_grad():
             layout = make(*(None if each is None else each.detach().to("meta") for each in inputs))
-        return cls._new(make, inputs, layout, None, facts)
+        return cls._new(_Record(_Family(given), make, make, inputs, layout, None, facts))
 
     @classmethod
-    def _new(
-        cls,
-        make: Make,
-        inputs: Sequence[Tensor | None],
-        layout: Tensor,
-        parent: LazyTensor | None,
-        facts: Mapping[str, Any],
-    ) -> Self:
-        given = [each for each in inputs if each is not None]
-        kind = given[0].device.type
-        autocast = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-        new = cast("Self", _Standing.apply(cls, make, layout, autocast, *inputs))  # type: ignore[no-untyped-call]
-        new._make, new._inputs, new._layout, new._autocast = make, tuple(inputs), layout, autocast
-        new._versions = _versions(inputs)
-        new._parent, new._real, new._real_version, new._answered, new._told = parent, None, 0, False, None
-        # Without, it is made in an `autograd.Function`, which gives it a gradient function of its own.
-        new._recorded, new._hooks = torch.is_grad_enabled(), OrderedDict()
-        new.facts = facts
+    def _new(cls, record: _Record) -> Self:
+        new = cast("Self", _Standing.apply(cls, record, *record.inputs))  # type: ignore[no-untyped-call]
+        new._record = record
+        record.family.members.append(weakref.ref(new))
         return new
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the subclass keeps, as given to `standing_for` and `then`."""
+        return self._record.facts
 
     def foreseen(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Answer a call of a torch function with this among its arguments, without the values. For subclasses.
 
         Args:
-            function: As in ``__torch_function__``: ``torch.Tensor.float``, ``torch.nn.functional.cross_entropy``, …
+            function: As in ``__torch_function__``: ``torch.Tensor.view``, ``torch.nn.functional.cross_entropy``, …
+                Every conversion comes as ``Tensor.to(self, dtype)``, with ``copy=True`` if it is the dtype of this, or
+                as ``Tensor.clone(self)``, and needs no answer.
             args: Its arguments.
             kwargs: Its keyword arguments.
 
@@ -219,223 +182,437 @@ class LazyTensor(Tensor):
         Raises:
             Exception: What *function* raises on a tensor of this shape.
         """
-        others = [each for each in tree_leaves((tuple(args), dict(kwargs))) if isinstance(each, Tensor)]
-        further = tuple({id(each): each for each in others if each is not self}.values())
-        if not all(map(_plain, further)):
+        leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
+        others = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf is not self}
+        if not all(map(_plain, others.values())):
             return cast("LazyTensor", NotImplemented)
+        numbers = {key: number for number, key in enumerate((id(self), *others))}
+        places = {place: numbers[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in numbers}
+        # Without this tensor, which would be kept alive.
+        rest = [None if place in places else leaf for place, leaf in enumerate(leaves)]
 
-        def replay(tensor: Tensor, *beside: Tensor) -> Tensor:
-            instead = dict(zip(map(id, (self, *further)), (tensor, *beside), strict=True))
-
-            def put(value: Any) -> Any:
-                return instead.get(id(value), value)
-
-            result: Tensor = function(*tree_map(put, tuple(args)), **tree_map(put, dict(kwargs)))
+        def replay(*tensors: Tensor) -> Tensor:
+            filled = [tensors[places[place]] if place in places else leaf for place, leaf in enumerate(rest)]
+            arguments, named = tree_unflatten(filled, spec)
+            result: Tensor = function(*arguments, **named)
             return result
 
-        with torch.no_grad():
-            layout = replay(self._layout, *(each.detach().to("meta") for each in further))
-        make, inner, count = self._make, self._under, len(self._inputs)
+        of, further = self._record, tuple(others.values())
+        make, autocast, count = of.make, of.autocast, len(of.inputs)
 
         def whole(*tensors: Tensor | None) -> Tensor:
-            with inner():
+            with _under(autocast):
                 made = make(*tensors[:count])
             return replay(made, *cast("tuple[Tensor, ...]", tensors[count:]))
 
-        new = (into or type(self))._new(whole, (*self._inputs, *further), layout, self, {**self.facts, **facts})
-        new._replay, new._versions = replay, (*self._versions, *_versions(further))
-        return new
-
-    @property
-    def is_real(self) -> bool:
-        """Whether the values were needed, here or in a tensor that this was made from."""
-        with DisableTorchFunctionSubclass():
-            return self._real is not None or (self._parent is not None and self._parent.is_real)
+        with torch.no_grad():
+            layout = replay(of.layout, *(each.detach().to("meta") for each in further))
+        if layout is of.layout:
+            return self  # As a flatten of one dimension has it.
+        inputs = (*of.inputs, *further)
+        record = _Record(of.family, whole, replay, inputs, layout, self, {**of.facts, **facts}, further)
+        record.kept = function in _COPIES and record.recorded
+        return (into or type(self))._new(record)
 
     def computed(self, why: str = "computed()") -> Tensor:
-        """The tensor itself, with its gradient function. It is computed once.
+        """This, once it is real: a plain tensor from then on.
 
         Raises:
-            RuntimeError: If an input was changed since, in place or by freeing its memory; or if the tensor that this
-                was made from was written into since.
+            RuntimeError: If an input was changed since.
         """
-        with DisableTorchFunctionSubclass():
-            if self._real is None:
-                self._real = self._computed(why)
-                self._real_version = self._real._version
-                if self._answered and self._real.requires_grad:
-                    _call_back(self._real, [self])
-            return self._real
+        record: _Record | None = vars(self).get("_record")
+        if record is not None and record.became is None:
+            record.family.become_real(why, record)
+        return self
 
-    def _computed(self, why: str) -> Tensor:
-        with _as_in_training(), self._under():
-            if not self._recorded:
-                # By `__torch_dispatch__`, so that the gradient goes through what made it.
-                return torch.clone(self)
-            if self._parent is not None:
-                made = self._parent.computed(why)
-                result = self._replayed(made, why)
-                if made._version != self._parent._real_version and not _shares_memory(result, made):
-                    raise RuntimeError(
-                        f"{why} needs the values of a lazy {_shape(self)}, and they are gone: the tensor that it was "
-                        "made from was written into since. Use it before that, or call .computed() on it there"
-                    )
-                return result
-            self.check_inputs(why)
-            self._tell(why)
-            return self._make(*self._inputs)
-
-    def _replayed(self, made: Tensor, why: str) -> Tensor:
-        """This, from the values *made* of what it was made from."""
-        since = 0 if self._parent is None else len(self._parent._inputs)
-        self.check_inputs(why, since)
-        return self._replay(made, *self._inputs[since:])
-
-    def check_inputs(self, why: str, since: int = 0) -> None:
+    def check_inputs(self, why: str, since: int = 0, *, waiting: bool = True) -> None:
         """Raise a `RuntimeError` if an input is no longer what it was in the call.
 
         Args:
             why: What needs the values.
             since: The number of the first input to check.
+            waiting: As in `Remembered.change`.
         """
-        for each, version in zip(self._inputs[since:], self._versions[since:], strict=True):
-            if each is None:
-                continue
-            gone = each.numel() and each.untyped_storage().size() == 0
-            if each._version != version or gone:
-                raise RuntimeError(
-                    f"{why} needs the values of a lazy {_shape(self)}, which were not computed in the forward, and now "
-                    f"one of its inputs, {_shape(each)}, {'was freed' if gone else 'was changed in place'}: use it "
-                    "before optimizer.step() and before parameters are sharded again, call .computed() on it there, or "
-                    "undo the kernel"
-                )
+        self._record.check(why, self._record.all_remembered()[since:], waiting=waiting)
 
     def counted_by(self, told: Realised) -> None:
         """Have *told* know when this, or anything made from it, is computed after all."""
-        self._told = told
-
-    def _tell(self, why: str) -> None:
-        if self._told is not None:
-            self._told.real(why)
-
-    @contextlib.contextmanager
-    def _under(self) -> Iterator[None]:
-        """The autocast of the call."""
-        enabled, dtype = self._autocast
-        with DisableTorchFunctionSubclass():
-            kind = self.device.type
-        with torch.autocast(kind, dtype=dtype if enabled else None, enabled=enabled):
-            yield
-
-    def _note_answer(self, answer: Any) -> None:
-        """Take note of *answer*, which was computed without the values, here and in all that this was made from."""
-        concerned: list[LazyTensor] = []
-        each: LazyTensor | None = self
-        while each is not None:
-            each._answered = True
-            concerned.append(each)
-            each = each._parent
-        for result in tree_leaves(answer):
-            if isinstance(result, Tensor) and result.requires_grad and not result.is_leaf:
-                _call_back(result, concerned)
-
-    def _hooked(self, hook: Hook) -> RemovableHandle:
-        """Have *hook* called in the backward of what was computed without this."""
-        handle = RemovableHandle(self._hooks)
-        self._hooks[handle.id] = hook
-        return handle
+        self._record.family.told = told
 
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Answer what is about the tensor, ask `foreseen`, or use the real tensor."""
+        """Answer what is known without the values, or make all lazy tensors real and run *function*."""
         kwargs = kwargs or {}
         if function in _ABOUT:
             with DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
-        lazies = [each for each in tree_leaves((tuple(args), dict(kwargs))) if isinstance(each, LazyTensor)]
         name = _name_of(function)
-        first = lazies[0]
-        if function in _GRADIENTS and any(each._answered for each in lazies):
-            raise RuntimeError(_never_computed(name, _shape(first)))
-        if function is Tensor.register_hook and first._answered:
-            return first._hooked(*args[1:], **kwargs)
-        if not first.is_real and first._recorded:
-            with DisableTorchFunctionSubclass():
-                answer: Any = NotImplemented
-                if torch.is_grad_enabled():
-                    answer = first.foreseen(function, args, kwargs)
-                elif function in _COPIES and len(args) == 1 and not kwargs and not is_fwd_grad_enabled():
-                    answer = first.then(function, args, kwargs)
-                if not (answer is NotImplemented or isinstance(answer, LazyTensor)):
-                    first._note_answer(answer)
-            if answer is not NotImplemented:
-                return answer
+        lazies = {id(each): each for each in tree_leaves((tuple(args), kwargs)) if isinstance(each, LazyTensor)}
+        for lazy in lazies.values():
+            record: _Record | None = vars(lazy).get("_record")
+            if record is None or record.became is not None:
+                continue
+            with record.family.lock, DisableTorchFunctionSubclass():
+                if isinstance(lazy, LazyTensor) and record.became is None:
+                    answer = lazy._answer(function, args, kwargs) if len(lazies) == 1 else NotImplemented
+                    if answer is not NotImplemented:
+                        return answer
+                    if not is_fwd_grad_enabled():  # In the forward of an `autograd.Function`, which has its own graph.
+                        lazy._forgo()
+                    if record.answered and _asks_for_gradient(function, args, kwargs, lazy):
+                        raise _never_computed(name, record.layout)
+                    lazy.computed(name)
 
-        def made_real(value: Any) -> Any:
-            return value.computed(name) if isinstance(value, LazyTensor) else value
+        def now(value: Any) -> Any:
+            return value._record.saved(name) if isinstance(value, LazyTensor) else value
 
-        return function(*tree_map(made_real, tuple(args)), **tree_map(made_real, dict(kwargs)))
+        if any(isinstance(lazy, LazyTensor) for lazy in lazies.values()):
+            args, kwargs = tree_map(now, tuple(args)), tree_map(now, dict(kwargs))
+        return function(*args, **kwargs)
+
+    def _answer(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What *function* gives without the values; ``NotImplemented`` if it needs them."""
+        record = self._record
+        if function == _BASE and not record.layout._is_view():
+            return None  # `fully_shard` asks.
+        if record.answered and function in (_GRAD_FN, Tensor.register_hook):
+            return _NoNode(record.layout) if function == _GRAD_FN else _hooked(record.hooks, *args[1:], **kwargs)
+        if _watched() or not self._record.recorded:
+            return NotImplemented
+        if not torch.is_grad_enabled():
+            passed_on = function in _COPIES and len(args) == 1 and not kwargs and not is_fwd_grad_enabled()
+            if passed_on:
+                self._forgo()
+            return self.then(function, args, kwargs) if passed_on else NotImplemented
+        answer = self._converted(function, args, kwargs)
+        if answer is NotImplemented:
+            answer = self.foreseen(function, args, kwargs)
+        if answer is NotImplemented or isinstance(answer, LazyTensor):
+            return answer
+        # An accelerator is not waited for in a forward.
+        self.check_inputs(_name_of(function), waiting=False)
+        lazies = self._forgo()
+
+        def linked(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.requires_grad or value.is_leaf:
+                return value
+            return _Answer.apply(value, *lazies)  # type: ignore[no-untyped-call]
+
+        return tree_map(linked, answer)
+
+    def _converted(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """This in another dtype, a copy of it or itself, if *function* is a conversion on this device."""
+        if function is Tensor.contiguous and len(args) == 1 and not kwargs and self.is_contiguous():
+            return self
+        known = function in _CONVERSIONS or function is getattr(Tensor, self.device.type, None)
+        if not known or not args or args[0] is not self or "memory_format" in kwargs:
+            return NotImplemented
+        # What it does to a tensor without elements, it does to this.
+        empty = torch.empty((0,) * self.dim(), dtype=self.dtype, device=self.device)
+        found = function(empty, *args[1:], **kwargs)
+        if found is empty:
+            return self
+        if not isinstance(found, Tensor) or found.device != self.device:
+            return NotImplemented
+        as_it_is = found.dtype == self.dtype
+        to: tuple[Any, Any, Any] = (Tensor.to, (self, found.dtype), {"copy": True} if as_it_is else {})
+        if function in _COPIES:
+            to = Tensor.clone, (self,), {}
+        answer = self.foreseen(*to)
+        return self.then(*to, into=LazyTensor) if answer is NotImplemented else answer
+
+    def _forgo(self) -> list[LazyTensor]:
+        """Note that a result does without this and all that it was made from: their gradients are never known."""
+        lazies: list[LazyTensor] = []
+        lazy: Tensor | None = self
+        while isinstance(lazy, LazyTensor):
+            lazy._record.answered = True
+            lazies.append(lazy)
+            lazy = lazy._record.parent
+        return lazies
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[Any, Any]
     ) -> Any:
-        """Use the values, where an operation is called below autograd: from C++, or in an `autograd.Function`."""
+        """Use the values, where an operation is called below autograd, from C++."""
+        written = [info is not None and info.is_write for info in (a.alias_info for a in schemas_of(func)[0].arguments)]
+        if func.namespace == "aten" and any(
+            isinstance(a, LazyTensor) for a, w in zip(args, written, strict=False) if w
+        ):
+            raise RuntimeError(f"{func} writes into a lazy tensor from C++: call .detach() on it before that")
 
         def value_of(value: Any) -> Any:
-            return value._value(str(func)) if isinstance(value, LazyTensor) else value
+            return value._record.value(value, str(func)) if isinstance(value, LazyTensor) else value
 
         return func(*tree_map(value_of, args), **tree_map(value_of, kwargs))
 
-    def _value(self, why: str) -> Tensor:
-        """The values alone: the gradient goes through this tensor's own gradient function."""
-        if self._real is None:
-            with torch.no_grad(), self._under():
-                if self._parent is not None:
-                    return self._replayed(self._parent._value(why), why)
-                self.check_inputs(why)
-                self._tell(why)
-                return self._make(*self._inputs)
-        if self._real._version != self._real_version:
+
+class _Record:
+    """What is known of a lazy tensor.
+
+    Attributes:
+        family: That of all lazy tensors of one call.
+        make: Computes it from *inputs*.
+        replay: Computes it from the tensor that it was made from, and *further* ones.
+        inputs: All that it depends on.
+        layout: It, on meta.
+        parent: What it was made from, if not from the call itself.
+        facts: What the subclass keeps.
+        autocast: Of the moment when it was made.
+        recorded: Whether its graph is that of *make*. Made in an `autograd.Function`, it gets that function's.
+        kept: Whether somebody copied it to keep it.
+        answered: Whether a result was computed without it.
+        hooks: What is called in the backward of such a result.
+        values: What it is below autograd, while it becomes real.
+        became: The real tensor, for what still refers to the lazy one: what was saved for a backward.
+        failed: Why it could not become real with the others.
+    """
+
+    def __init__(
+        self,
+        family: _Family,
+        make: Make,
+        replay: Make,
+        inputs: Sequence[Tensor | None],
+        layout: Tensor,
+        parent: LazyTensor | None,
+        facts: Mapping[str, Any],
+        further: Sequence[Tensor] = (),
+    ) -> None:
+        kind = next(each for each in inputs if each is not None).device.type
+        self.family, self.make, self.replay, self.inputs = family, make, replay, tuple(inputs)
+        self.layout, self.parent, self.facts = layout, parent, facts
+        self.remembered = [Remembered(each) for each in further]
+        self.autocast = (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        self.recorded, self.kept, self.answered = torch.is_grad_enabled(), False, False
+        self.hooks: OrderedDict[int, Hook] = OrderedDict()
+        self.values: Tensor | None = None
+        self.became: Tensor | None = None
+        self.version = 0
+        self.failed: RuntimeError | None = None
+
+    def all_remembered(self) -> list[Remembered]:
+        """What its inputs were, while it is lazy."""
+        before = self.family.inputs if self.parent is None else self.parent._record.all_remembered()
+        return [*before, *self.remembered]
+
+    def check(self, why: str, remembered: Iterable[Remembered], *, waiting: bool = True) -> None:
+        """Raise a `RuntimeError` if one of *remembered* was changed."""
+        for each in remembered:
+            change = each.change(waiting=waiting)
+            if change:
+                raise RuntimeError(
+                    f"{why} needs the values of a lazy {_shape(self.layout)}, which were not computed in the forward, "
+                    f"and now one of its inputs, {_shape(each.tensor)}, {change}: use it before optimizer.step() and "
+                    "before parameters are sharded again (.detach() is such a use), or undo the kernel"
+                )
+
+    def become_real(self, lazy: LazyTensor, why: str) -> None:
+        """Make *lazy*, whose record this is, the tensor that it stands for."""
+        if isinstance(self.parent, LazyTensor):
+            self.failed = self.parent._record.failed
+            return
+        try:
+            self.check(why, self.remembered)
+        except RuntimeError as error:
+            self.failed = error
+            return
+        tensors = self.inputs if self.parent is None else (self.parent, *(each.tensor for each in self.remembered))
+        with torch.set_grad_enabled(self.recorded), _under(self.autocast):
+            real = self.replay(*tensors)
+        if not self.recorded:
+            # By `__torch_dispatch__`, so that the gradient goes through what passed it on.
+            self.values = real
+            real = torch.clone(lazy)
+        elif any(real is each for each in tensors):
+            real = real.view_as(real)
+        del lazy._record
+        real.__class__, lazy.__class__ = type(lazy), _Answered if self.answered and real.requires_grad else Tensor
+        swap_values(lazy, real)
+        cast("LazyTensor", real)._record = self
+        self.became, self.version = lazy, lazy._version
+        if isinstance(lazy, _Answered):
+            lazy._hooks, lazy._layout = self.hooks, self.layout
+            if self.hooks:
+                lazy._call_hooks()
+        self.parent, self.values, self.inputs, self.facts, self.remembered = None, None, (), {}, []
+
+    def saved(self, why: str) -> Tensor:
+        """The real tensor, for a lazy one that was saved for a backward before it became real."""
+        if self.became is None:
+            raise self.failed or RuntimeError(f"{why} needs the values of a lazy {_shape(self.layout)}, which are gone")
+        if self.became._version != self.version:
             raise RuntimeError(
-                f"{why} needs a lazy {_shape(self)} that was written into, below autograd, where the write has no "
-                "gradient: call .computed() on it first"
+                f"{why} needs a lazy {_shape(self.layout)} as an autograd.Function saved it, and it was written into "
+                "since: save a clone of it"
             )
-        return self._real.detach()
+        return self.became
+
+    def value(self, lazy: LazyTensor, why: str) -> Tensor:
+        """The values of *lazy*, whose record this is, below autograd."""
+        if self.values is not None:
+            return self.values
+        with DisableTorchFunctionSubclass():
+            if self.became is None:
+                lazy._forgo()
+                self.family.become_real(why, self)
+            return self.saved(why).detach()
+
+
+class _Family:
+    """All lazy tensors that come from one call; one of them becomes real with all others.
+
+    Attributes:
+        inputs: Those of the call.
+        members: The lazy tensors, in the order in which they were made.
+        lock: Whoever makes them real.
+        told: Who is told.
+    """
+
+    def __init__(self, inputs: Iterable[Tensor]) -> None:
+        self.inputs = [Remembered(each) for each in inputs]
+        self.members: list[weakref.ref[LazyTensor]] = []
+        self.lock = threading.RLock()
+        self.told: Realised | None = None
+        read_before_steps(self)
+
+    def become_real(self, why: str, asked: _Record) -> None:
+        """Make all lazy tensors real, for *why* needs the one of the record *asked*."""
+        with self.lock, _as_in_forward():
+            if asked.failed is None:
+                asked.check(why, self.inputs)
+                if self.told is not None:
+                    self.told.real(why)
+                for member in self.members:
+                    lazy = member()
+                    if isinstance(lazy, LazyTensor):
+                        lazy._record.become_real(lazy, why)
+                self.members, self.inputs = [], []
+        if asked.failed is not None:
+            raise asked.failed
+
+    def read_kept(self) -> None:
+        """Make them real if somebody keeps a copy."""
+        for member in tuple(self.members):
+            lazy = member()
+            if isinstance(lazy, LazyTensor) and lazy._record.kept:
+                with contextlib.suppress(RuntimeError):  # Who uses it, is told.
+                    lazy.computed("optimizer.step")
+                return
 
 
 class _Standing(torch.autograd.Function):
-    """Gives the lazy tensor a gradient function, for code that uses it below ``__torch_function__``."""
+    """Gives the lazy tensor a gradient function, for an `autograd.Function` that is applied to it."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        cls: type[LazyTensor],
-        make: Make,
-        layout: Tensor,
-        autocast: tuple[bool, torch.dtype],
-        *inputs: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Any, cls: type[LazyTensor], record: _Record, *inputs: Tensor | None) -> Tensor:
         given = [each for each in inputs if each is not None]
-        ctx.make, ctx.autocast, ctx.present = make, autocast, [each is not None for each in inputs]
+        ctx.make, ctx.autocast, ctx.present = record.make, record.autocast, [each is not None for each in inputs]
+        ctx.samples = [each.sample for each in record.all_remembered()]
         ctx.save_for_backward(*given)
-        return without_memory(cls, layout, given[0].device)
+        ctx.set_materialize_grads(False)
+        return without_memory(cls, record.layout, given[0].device)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            return None, None, *(None for _ in ctx.present)
+        for tensor, sample in zip(ctx.saved_tensors, ctx.samples, strict=True):
+            if not has_sample(tensor, sample):
+                raise RuntimeError(
+                    f"backward() needs the values of a lazy {_shape(gradient)} from which an autograd.Function "
+                    f"computed something, and since then {_shape(tensor)} was changed: call backward() before that"
+                )
         saved = iter(ctx.saved_tensors)
         inputs = [next(saved).detach() if there else None for there in ctx.present]
-        needs = ctx.needs_input_grad[4:]
+        needs = ctx.needs_input_grad[2:]
         wanted = [each.requires_grad_() for each, need in zip(inputs, needs, strict=True) if need and each is not None]
-        enabled, dtype = ctx.autocast
-        kind = gradient.device.type
-        with torch.enable_grad(), torch.autocast(kind, dtype=dtype if enabled else None, enabled=enabled):
+        with torch.enable_grad(), _under(ctx.autocast):
             result = ctx.make(*inputs)
         found = iter(torch.autograd.grad(result, wanted, gradient, allow_unused=True))
-        return None, None, None, None, *(next(found) if need else None for need in needs)
+        return None, None, *(next(found) if need else None for need in needs)
+
+
+class _Answer(torch.autograd.Function):
+    """Ties a result to the lazy tensors that it was computed without: who waits for their gradients is heard."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, *lazies: LazyTensor) -> Tensor:
+        ctx.lazies = [(weakref.ref(lazy), lazy._record.layout, lazy._record.hooks) for lazy in lazies]
+        return result.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        for lazy, layout, hooks in ctx.lazies:
+            with DisableTorchFunctionSubclass():
+                # As ``backward(inputs=[logits])`` has it, which asks nobody on torch 2.12 and older.
+                retained = getattr(lazy(), "retains_grad", False)
+            if retained:
+                raise _never_computed("backward()", layout)
+            _call_hooks(hooks, layout, gradient.device)
+        return gradient, *(None for _ in ctx.lazies)
+
+
+class _Answered(Tensor):
+    """A lazy tensor that became real after a result was computed without it: its gradient is never known."""
+
+    _hooks: OrderedDict[int, Hook]
+    _layout: Tensor
+
+    def _call_hooks(self) -> None:
+        """Have the hooks called for the part of the gradient that is known, too."""
+        hooks, layout = self._hooks, self._layout
+        with DisableTorchFunctionSubclass():
+            self.register_hook(lambda gradient: _call_hooks(hooks, layout, gradient.device))
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Refuse what asks for the gradient; do all else."""
+        kwargs = kwargs or {}
+        for tensor in [each for each in tree_leaves((tuple(args), kwargs)) if isinstance(each, _Answered)]:
+            if _asks_for_gradient(function, args, kwargs, tensor):
+                raise _never_computed(_name_of(function), tensor._layout)
+        if function == _GRAD_FN:
+            return _NoNode(args[0]._layout)
+        with DisableTorchFunctionSubclass():
+            if function is Tensor.__reduce_ex__:
+                return args[0].__reduce_ex__(*args[1:])
+            if function is Tensor.register_hook:
+                if not args[0]._hooks:
+                    args[0]._call_hooks()
+                return _hooked(args[0]._hooks, *args[1:], **kwargs)
+            return function(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[Any, Any]
+    ) -> Any:
+        """Is never called: Dynamo takes what has none for a tensor of its own kind, and cannot compile it."""
+        return func(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As a plain tensor."""
+        with DisableTorchFunctionSubclass():
+            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+class _NoNode:
+    """In the place of a gradient function that is never called: there is one, as `DistributedDataParallel` asks."""
+
+    def __init__(self, layout: Tensor) -> None:
+        self._layout = layout
+
+    def __getattr__(self, name: str) -> Any:
+        raise _never_computed(f"grad_fn.{name}", self._layout)
+
+
+_Answered.__name__ = "tensor"  # As it is printed.
 
 
 class _Unknown(Tensor):
@@ -446,8 +623,8 @@ class _Unknown(Tensor):
         cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Answer what is about the gradient; refuse the rest."""
-        if function in _ABOUT:
-            with DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
+            if function in _ABOUT:
                 return function(*args, **(kwargs or {}))
         return cls.__torch_dispatch__(function, types, args, kwargs)
 
@@ -457,23 +634,30 @@ class _Unknown(Tensor):
     ) -> Any:
         """Refuse what is called below autograd."""
         found = next(each for each in tree_leaves((tuple(args), kwargs)) if isinstance(each, _Unknown))
-        raise RuntimeError(_never_computed(_name_of(func), _shape(found)))
+        raise _never_computed(_name_of(func), found)
 
 
-def _call_back(result: Tensor, lazies: Sequence[LazyTensor]) -> None:
-    """Have the hooks on *lazies* called in the backward of *result*, with gradients that are not known."""
-    of = [(each._hooks, each._layout) for each in lazies]
-    device = result.device
+def _hooked(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
 
-    def called(_: Tensor) -> None:
-        for hooks, layout in of:
-            for hook in tuple(hooks.values()):
-                unknown = without_memory(_Unknown, layout, device)
-                found = hook(unknown)
-                if found is not None and found is not unknown:
-                    raise RuntimeError(_never_computed(f"{hook} changes it, so it", _shape(layout)))
 
-    result.register_hook(called)  # type: ignore[no-untyped-call]
+def _call_hooks(hooks: Mapping[int, Hook], layout: Tensor, device: torch.device) -> None:
+    """Call *hooks* with a gradient that is not known."""
+    for hook in tuple(hooks.values()):
+        unknown = without_memory(_Unknown, layout, device)
+        found = hook(unknown)
+        if found is not None and found is not unknown:
+            raise _never_computed(f"{hook} changes it, so it", layout)
+
+
+def _asks_for_gradient(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: Tensor) -> bool:
+    """Whether *function* asks for the gradient of *tensor* itself."""
+    if function in _GRADIENTS_OF:
+        inputs = kwargs["inputs"] if "inputs" in kwargs else args[1:2]
+        return any(leaf is tensor for leaf in tree_leaves(inputs))
+    return function in _OWN_GRADIENT
 
 
 def _name_of(function: Any) -> str:
@@ -481,40 +665,54 @@ def _name_of(function: Any) -> str:
     return str(getattr(getattr(function, "__self__", None), "__name__", name)) if name == "__get__" else name
 
 
-def _never_computed(what: str, shape: str) -> str:
+def _never_computed(what: str, layout: Tensor) -> RuntimeError:
+    return RuntimeError(
+        f"{what} asks for the gradient of a lazy {_shape(layout)}, from which a result was computed without it: ask "
+        "before that, call .detach() on it before that, or undo the kernel"
+    )
+
+
+def _watched() -> bool:
+    """Whether something here sees each operation: a mode, a tracer, a compiler, a transform."""
     return (
-        f"{what} asks for the gradient of a lazy {shape}, from which a result was computed without it: ask before "
-        "that, call .computed() on it before that, or undo the kernel"
+        torch.compiler.is_compiling()
+        or bool(len_torch_dispatch_stack())
+        or get_tracing_state() is not None
+        or are_functorch_transforms_active()
+        or in_forward_mode()
     )
 
 
 @contextlib.contextmanager
-def _as_in_training() -> Iterator[None]:
-    """Gradients are recorded as in the call, whatever surrounds the use.
+def _as_in_forward() -> Iterator[None]:
+    """Operations are recorded as in the call, whatever surrounds the use.
 
     What is saved for the backward is kept as it is: checkpointing counts what is saved inside it, and would not find
     it again when it runs the same code with a tensor that has been computed by then.
     """
-
-    def same(tensor: Tensor) -> Tensor:
-        return tensor
-
-    with torch.inference_mode(False), torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(same, same):
+    hooks: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if saves_are_hooked():
+        hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
+    with (
+        DisableTorchFunctionSubclass(),
+        function_modes_off(),
+        disable_current_modes(),
+        temporarily_clear_interpreter_stack(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        hooks,
+    ):
         yield
+
+
+def _under(autocast: tuple[str, bool, torch.dtype]) -> torch.autocast:
+    kind, enabled, dtype = autocast
+    return torch.autocast(kind, dtype=dtype if enabled else None, enabled=enabled)
 
 
 def _plain(tensor: Tensor) -> bool:
     """Whether *tensor* has values of its own that nobody else answers for."""
     return type(tensor) in _PLAIN and not tensor.is_inference() and tensor.device.type != "meta"
-
-
-def _versions(tensors: Iterable[Tensor | None]) -> tuple[int | None, ...]:
-    """How often each was written into."""
-    return tuple(None if each is None else each._version for each in tensors)
-
-
-def _shares_memory(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _shape(tensor: Tensor) -> str:

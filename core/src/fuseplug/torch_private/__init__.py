@@ -12,16 +12,19 @@ Dynamo nor Inductor, which take a second.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor
 from torch._tensor_str import get_printoptions
 from torch.autograd import forward_ad
 from torch.nn.modules import module as _nn_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -42,9 +45,11 @@ __all__ = [
     "are_functorch_transforms_active",
     "default_store",
     "disable_current_modes",
+    "function_modes_off",
     "get_printoptions",
     "get_tracing_state",
     "get_unwrapped",
+    "has_foreign_function_mode",
     "has_onednn_linear",
     "import_dynamo",
     "in_forward_mode",
@@ -56,12 +61,13 @@ __all__ = [
     "len_torch_function_stack",
     "onednn_linear",
     "peek_interpreter_stack",
-    "pop_torch_function_stack",
-    "push_on_torch_function_stack",
     "reinterpret_tensor",
+    "saves_are_hooked",
     "schemas_of",
     "set_default_device",
     "storage_id",
+    "swap_values",
+    "temporarily_clear_interpreter_stack",
     "traced_away",
     "tree_flatten",
     "tree_leaves",
@@ -75,7 +81,9 @@ R = TypeVar("R")
 
 # Imported above, because nothing public names them: the types of operations (torch.ops has only instances); FakeTensor,
 # to tell a tensor that has no values but is a plain one in all else; torch.get_printoptions, beside
-# torch.set_printoptions; and pytree, with which torch itself walks through arguments and results.
+# torch.set_printoptions; pytree, with which torch itself walks through arguments and results; the modes that see each
+# function, with the one that ``with torch.device("meta"):`` enters; and what takes the transforms of `torch.func` off
+# for a while, so that what is computed inside is no tensor of theirs.
 
 get_tracing_state = torch._C._get_tracing_state
 """The state of `torch.jit.trace`; ``None`` outside of one. `torch.jit.is_tracing` takes almost twice as long."""
@@ -102,10 +110,7 @@ len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
 """How many modes see each operation: a FakeTensorMode, a tracer's."""
 
 len_torch_function_stack = torch._C._len_torch_function_stack
-pop_torch_function_stack = torch._C._pop_torch_function_stack
-push_on_torch_function_stack = torch._C._push_on_torch_function_stack
-"""The modes that see each function, as ``with torch.device("meta"):`` enters one. What torch has to switch them off,
-`torch._C.DisableTorchFunction`, sets a flag that Dynamo guards on."""
+"""How many modes see each function: ``with torch.device("meta"):`` enters one."""
 
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 """While it is entered, ``__torch_function__`` of subclasses is not called, so a subclass can ask what it is itself."""
@@ -147,6 +152,35 @@ GLOBAL_HOOKS = (
 """The dicts that ``torch.nn.modules.module.register_module_…_hook`` add to: those functions add, and nothing lists."""
 
 
+@contextlib.contextmanager
+def function_modes_off() -> Iterator[None]:
+    """Inside, no mode sees functions.
+
+    They are taken off the stack. What torch has to switch them off, `torch._C.DisableTorchFunction`, sets a flag that
+    Dynamo guards on: a kernel compiled inside would be compiled again at run time.
+    """
+    modes = []
+    while len_torch_function_stack():
+        modes.append(torch._C._pop_torch_function_stack())
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+def has_foreign_function_mode() -> bool:
+    """Whether a mode sees functions that does more than to choose a default device."""
+    return bool(len_torch_function_stack()) and not all(
+        type(mode) is DeviceContext for mode in _get_current_function_mode_stack()
+    )
+
+
+def saves_are_hooked() -> bool:
+    """Whether somebody, `torch.utils.checkpoint` for one, sees here what is saved for a backward."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def in_forward_mode() -> bool:
     """Whether forward-mode differentiation is entered; `torch.autograd.forward_ad` enters and leaves it only."""
     return forward_ad._current_level >= 0
@@ -169,6 +203,14 @@ def storage_id(tensor: Tensor) -> int:
     """A number that tensors on one storage share, on meta too, where ``data_ptr()`` of each is 0."""
     number: int = tensor.untyped_storage()._cdata
     return number
+
+
+def swap_values(one: Tensor, other: Tensor) -> None:
+    """Have the tensor objects *one* and *other* exchange all that torch knows of them, not their attributes.
+
+    As `torch.utils.swap_tensors`, which refuses tensors that somebody refers to weakly, or that a graph has saved.
+    """
+    torch._C._swap_tensor_impl(one, other)
 
 
 def set_default_device(device: str) -> None:

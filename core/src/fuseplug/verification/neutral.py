@@ -13,9 +13,7 @@ import torch
 from ..process_lock import ProcessLock
 from ..torch_private import (
     disable_current_modes,
-    len_torch_function_stack,
-    pop_torch_function_stack,
-    push_on_torch_function_stack,
+    function_modes_off,
 )
 
 _alone = ProcessLock()
@@ -30,7 +28,7 @@ def plain_torch(device_type: str = "cpu") -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone)
-        stack.enter_context(_function_modes_off())
+        stack.enter_context(function_modes_off())
         stack.enter_context(disable_current_modes())
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
@@ -69,20 +67,6 @@ def seed(device_type: str) -> None:
     torch.default_generator.manual_seed(0)
     if device_type != "cpu":
         torch.get_device_module(device_type).manual_seed_all(0)
-
-
-@contextlib.contextmanager
-def _function_modes_off() -> Iterator[None]:
-    # ``with torch.device("meta"):`` is such a mode. Taken off the stack rather than disabled: Dynamo guards on whether
-    # torch functions are disabled, and a kernel compiled here would be compiled again at run time.
-    modes = []
-    while len_torch_function_stack():
-        modes.append(pop_torch_function_stack())
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
-            push_on_torch_function_stack(mode)
 
 
 @contextlib.contextmanager

@@ -99,7 +99,6 @@ class LazyLogits(LazyRows):
     ) -> Any:
         if not logits.are_labelled(target, weight, size_average, reduce):
             return NotImplemented
-        self.check_inputs("cross_entropy")
         return logits.losses(target, ignore_index, reduction, label_smoothing)
 
 
@@ -130,34 +129,10 @@ def _step(tensor: LazyLogits, function: Any, args: Sequence[Any], kwargs: Mappin
         return (Step(kind, float(number)),) if args[0] is tensor or kind == "mul" else None
     if function in _TANH and not rest and not kwargs:
         return (Step("tanh"),) if "capped" in tensor.facts["logits"].checked else None
-    if function is Tensor.float and not rest and not kwargs:
-        return _widened(tensor, torch.float32)
-    if function is Tensor.to or function is Tensor.type:
-        return _cast(tensor, rest, kwargs)
+    if function is Tensor.to:
+        widened = rest == (torch.float32,) and tensor.dtype in (torch.float16, torch.bfloat16)
+        return (FLOAT,) if widened and not kwargs else None
     return None
-
-
-def _cast(tensor: LazyLogits, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Step, ...] | None:
-    """The steps of ``.to(...)``: none for the device and the dtype that the logits have, or a widening to float32."""
-    if len(rest) + len(kwargs) != 1 or not kwargs.keys() <= {"dtype", "device"}:
-        return None
-    (to,) = (*rest, *kwargs.values())
-    if isinstance(to, torch.dtype):
-        return _widened(tensor, to)
-    if isinstance(to, str | torch.device | int) and not isinstance(to, bool):
-        try:
-            device = torch.device(to)
-        except RuntimeError:  # the name of a type, or of no device: the original raises or casts
-            return None
-        same = device.type == tensor.device.type and device.index in (None, tensor.device.index)
-        return () if same else None
-    return None
-
-
-def _widened(tensor: LazyLogits, dtype: torch.dtype) -> tuple[Step, ...] | None:
-    if dtype == tensor.dtype:
-        return ()
-    return (FLOAT,) if dtype == torch.float32 and tensor.dtype in (torch.float16, torch.bfloat16) else None
 
 
 def _added(tensor: LazyLogits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Logits | None:

@@ -85,7 +85,6 @@ class LazyLogProbs(LazyRows):
             or index.device != logits.hidden.device
         ):
             return NotImplemented
-        self.check_inputs("gather")
         try:
             of_label, even = logits.losses(index.squeeze(-1), _NOTHING_IGNORED, "none", None)
         except IndexError:
@@ -123,7 +122,6 @@ class LazyLogProbs(LazyRows):
         autocast = torch.is_autocast_enabled(logits.hidden.device.type)
         if autocast or not logits.are_labelled(target, weight, size_average, reduce):
             return NotImplemented
-        self.check_inputs("nll_loss")
         return (logits.losses(target, ignore_index, reduction, 0.0) * self.facts["sign"]).to(self.dtype)
 
 

@@ -93,8 +93,9 @@ class LazyRows(LazyTensor):
 
     def rearranged(self, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """``function(self, *rest, **kwargs)``, if whole rows are copied, moved or chosen; or ``NotImplemented``."""
-        if function in _COPIES and not rest and not kwargs:
-            return self.then(function, (self,), {})
+        as_it_is = function is Tensor.to and rest == (self.dtype,)
+        if as_it_is or (function in _COPIES and not rest and not kwargs):
+            return self.then(function, (self, *rest), kwargs)
         if function is Tensor.__getitem__:
             return self._chosen(rest[0])
         moved = moved_rows(self._rows, self.shape[-1], function, rest, kwargs)
@@ -115,7 +116,7 @@ class LazyRows(LazyTensor):
             moved = moved_rows(self._rows, self.shape[-1], Tensor.__getitem__, (key,), {})
             return NotImplemented if moved is None else self._with(moved, Tensor.__getitem__, (key,), {})
         # Rows are chosen where they are kept. A mask is looked at anyway, to know how many it chooses.
-        places = _places(keys, self._rows.dim())
+        places = _places(keys, self._rows)
         if places is None:
             return NotImplemented
         return self._with(self._rows[places], Tensor.__getitem__, (places,), {})
@@ -125,7 +126,7 @@ class LazyRows(LazyTensor):
         return self.then(function, (self, *rest), kwargs, logits=replace(self.facts["logits"], rows=rows))
 
 
-_COPIES = frozenset({Tensor.contiguous, Tensor.clone, torch.clone})
+_COPIES = frozenset({Tensor.contiguous, Tensor.clone})
 _MOVES = frozenset(
     {
         Tensor.view,
@@ -165,24 +166,27 @@ def moved_rows(
     return moved[..., 0] if whole and moved._is_view() else None
 
 
-def _places(keys: Sequence[Any], dimensions: int) -> tuple[Any, ...] | None:
-    """*keys* for the rows, on the CPU, where those are; ``None`` if they are of another kind, or choose words as well.
+def _places(keys: Sequence[Any], rows: Tensor) -> tuple[Any, ...] | None:
+    """*keys* for *rows*, on the CPU, where those are; ``None`` if they are of another kind, or choose words as well.
 
-    A mask becomes the numbers of what it chooses.
+    A mask becomes the numbers of what it chooses. Each tensor is copied: it may be written into.
     """
     found: list[Any] = []
+    dimension = 0
     for key in keys:
         if type(key) is not Tensor:
             found.append(key)
-        elif key.dtype == torch.bool and key.dim():
+        elif key.dtype == torch.bool and key.dim() and key.shape == rows.shape[dimension : dimension + key.dim()]:
             found += key.cpu().nonzero(as_tuple=True)
+            dimension += key.dim() - 1
         elif key.dtype == torch.int64:
-            found.append(key.cpu())
+            found.append(key.to("cpu", copy=True))
         else:
-            return None
-    count = sum(key is not None for key in found)
+            return None  # What is wrong with it, the real logits say.
+        dimension += key is not None
     if any(key is Ellipsis for key in found):
         return None
+    count, dimensions = sum(key is not None for key in found), rows.dim()
     if count == dimensions + 1 and type(found[-1]) is slice and found[-1] == slice(None):
         return tuple(found[:-1])
     return tuple(found) if count <= dimensions else None

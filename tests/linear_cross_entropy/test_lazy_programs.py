@@ -1,0 +1,78 @@
+"""Random programs give on lazy logits what they give on plain ones: values, gradients, shapes, graphs and errors."""
+
+import pytest
+import torch
+from support.thorough import thorough
+from torch import Tensor
+
+from fuseplug import lazy_tensor, unchanged
+from fuseplug_linear_cross_entropy.recognise import lazy_rows
+
+from .programs import differences
+
+QUICK, PROGRAMS, BLOCK = 150, 20_000, 1000
+
+
+def unlike(seeds):
+    """The first program that gives something else, and how many were refused, for want of a right answer."""
+    refused = 0
+    for seed in seeds:
+        found, refusal = differences(seed)
+        if found:
+            return seed, found[0]
+        refused += bool(refusal)
+    # More would say that the programs find out little.
+    assert refused < len(seeds) / 20
+    return None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_programs_give_what_they_give_on_plain_logits():
+    assert unlike(range(QUICK)) is None
+
+
+@thorough
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", range(0, PROGRAMS, BLOCK))
+def test_more_programs_do_so(first):
+    assert unlike(range(first, first + BLOCK)) is None
+
+
+def only_the_one_that_is_asked(family, why, asked):
+    """What was done once: the others are computed when they are needed, from what the tensors are by then."""
+    with lazy_tensor._as_in_forward():
+        for member in family.members:
+            lazy = member()
+            if isinstance(lazy, lazy_tensor.LazyTensor) and lazy._record is asked:
+                asked.become_real(lazy, why)
+
+
+def without_its_shape(keys, rows):
+    """A mask chooses what it reaches."""
+    found = []
+    for key in keys:
+        found += key.nonzero(as_tuple=True) if isinstance(key, Tensor) and key.dtype == torch.bool else [key]
+    return tuple(found)
+
+
+FAULTS = {
+    "alone": (lazy_tensor._Family, "become_real", only_the_one_that_is_asked),
+    "masks": (lazy_rows, "_places", without_its_shape),
+    "metadata": (lazy_tensor, "_ABOUT", lazy_tensor._ABOUT | {Tensor._version.__get__, Tensor.storage_offset}),
+    "weights": (unchanged.Remembered, "change", lambda self, waiting=True: ""),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_programs_find_a_fault(fault, monkeypatch):
+    monkeypatch.setattr(*FAULTS[fault])
+    found = None
+    for seed in range(2000):
+        try:
+            found = differences(seed)[0]
+        except Exception as error:
+            found = error
+        if found:
+            return
+    raise AssertionError("2000 programs found nothing")
