@@ -214,9 +214,7 @@ def _guarded(
             number, values, named = placed
             if held := holds[number](values):
                 given = values[: accepts.calls[number].count]
-        result, refusal = NotImplemented, ""
-        if given is not None:
-            result, refusal = _computed(fused, given, named, traced)
+        result, refusal = _computed(fused, given, named, traced)
         if result is not NotImplemented:
             if not traced:
                 tally.fused(args[0] if bound else running.module)
@@ -236,9 +234,11 @@ def _guarded(
 
 
 def _computed(
-    fused: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], traced: bool
+    fused: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any], traced: bool
 ) -> tuple[Any, str]:
-    """The result of *fused*; or ``NotImplemented`` and what it raised, if it refuses its arguments."""
+    """The result of *fused*; or ``NotImplemented`` if there are no *args* for it, or, with its error, if it raises."""
+    if args is None:
+        return NotImplemented, ""
     if traced:
         # After a break of the graph Dynamo goes on, but not inside a try.
         return fused(*args, **kwargs), ""

@@ -26,6 +26,7 @@ class Watcher(Protocol):
     def enough(self, pace: Count) -> None:
         """There were, of what *pace* counts."""
 
+
 @dataclass(slots=True)
 class Count:
     """Calls of one target of one module.
