@@ -37,7 +37,6 @@ from fuseplug.bench import machine
 from . import pool
 from .build import give_values
 from .checking import compared, planned, said
-from .compiled import compile_everything
 from .library_page import to_markdown
 from .single_class import CALL, Called
 
@@ -216,7 +215,6 @@ def worker() -> Callable[[str], dict[str, Any]]:
     """What does a task, in a process of its own."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    compile_everything()
     manager = KernelManager(environ={})
 
     def work(task: str) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def forgets_storage_offset(x, weight, eps, offset=0.0):
 
 
 def wrong_when_large(x, weight, eps, offset=0.0):
-    return right_norm(x, weight, eps, offset) * (0 if x.numel() > 1000 else 1)
+    return right_norm(x, weight, eps, offset) * (0 if x.numel() > 1000 and x.dtype is torch.float32 else 1)
 
 
 def wrong_in_half(x, weight, eps, offset=0.0):
