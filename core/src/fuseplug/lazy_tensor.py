@@ -70,8 +70,7 @@ _CONVERSIONS = frozenset(
 _COPIES = frozenset({Tensor.clone, torch.clone, Tensor.detach, torch.detach})
 """What an `autograd.Function` passes a tensor on with, to be called in the backward."""
 
-_GRAD_FN = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
-_BASE = Tensor._base.__get__  # type: ignore[attr-defined]
+_GRAD_FN, _BASE = (getattr(Tensor, name).__get__ for name in ("grad_fn", "_base"))
 _OWN_GRADIENT = frozenset({Tensor.retain_grad, Tensor.output_nr.__get__})  # type: ignore[attr-defined]
 _GRADIENTS_OF = frozenset({torch.autograd.grad, torch.autograd.backward})
 """What asks for the gradient of the tensor itself, or of its ``inputs``."""
@@ -430,7 +429,8 @@ class _Record:
         elif any(real is each for each in tensors):
             real = real.view_as(real)
         del lazy._record
-        real.__class__, lazy.__class__ = type(lazy), _Answered if self.answered and real.requires_grad else Tensor
+        real.__class__ = type(lazy)
+        cast("Tensor", lazy).__class__ = _Answered if self.answered and real.requires_grad else Tensor
         swap_values(lazy, real)
         cast("LazyTensor", real)._record = self
         self.became, self.version = lazy, lazy._version
@@ -567,7 +567,7 @@ class _Answered(Tensor):
         """Have the hooks called for the part of the gradient that is known, too."""
         hooks, layout = self._hooks, self._layout
         with DisableTorchFunctionSubclass():
-            self.register_hook(lambda gradient: _call_hooks(hooks, layout, gradient.device))
+            cast("Any", self).register_hook(lambda gradient: _call_hooks(hooks, layout, gradient.device))
 
     @classmethod
     def __torch_function__(
@@ -599,7 +599,7 @@ class _Answered(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As a plain tensor."""
         with DisableTorchFunctionSubclass():
-            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+            return cast("Any", self.as_subclass(Tensor)).__reduce_ex__(protocol)
 
 
 class _NoNode:

@@ -172,7 +172,7 @@ def function_modes_off() -> Iterator[None]:
 def has_foreign_function_mode() -> bool:
     """Whether a mode sees functions that does more than to choose a default device."""
     return bool(len_torch_function_stack()) and not all(
-        type(mode) is DeviceContext for mode in _get_current_function_mode_stack()
+        type(mode) is DeviceContext for mode in _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     )
 
 
