@@ -528,7 +528,7 @@ WITHOUT_ITS_OWN_VALUES = {
 @pytest.mark.parametrize("use", WITHOUT_ITS_OWN_VALUES)
 def test_memory_that_it_does_not_have_is_an_error(use, inputs):
     scores = lazy(inputs)
-    with pytest.raises(RuntimeError, match="incompatible tensor type|Cannot access data pointer|Cannot swap"):
+    with pytest.raises(RuntimeError, match=r"incompatible tensor type|Cannot access data pointer|Cannot swap"):
         WITHOUT_ITS_OWN_VALUES[use](scores)
     assert not made
     assert torch.equal(scores, linear(*inputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 import weakref
@@ -238,7 +239,7 @@ def test_modes_that_see_functions_can_be_taken_off_and_put_back():
     with torch.device("meta"), own:
         count = private.len_torch_function_stack()
         assert torch.ones(2) == "ours"
-        with pytest.raises(KeyError), private.function_modes_off():
+        with contextlib.suppress(KeyError), private.function_modes_off():
             assert private.len_torch_function_stack() == 0
             assert not torch.ones(2).is_meta
             raise KeyError
@@ -279,9 +280,10 @@ def test_tensors_that_somebody_refers_to_weakly_are_swapped():
     one.label = "one"
     refers, view = weakref.ref(one), one[0]
     private.swap_values(one, other)
-    assert refers() is one and one.label == "one"
+    assert (refers() is one, one.label) == (True, "one")
     assert (one.dtype, tuple(one.shape), other.dtype) == (torch.int64, (2,), torch.float32)
-    assert torch.equal(other, X) and other.data_ptr() == view.data_ptr()
+    assert torch.equal(other, X)
+    assert other.data_ptr() == view.data_ptr()
     with pytest.raises(RuntimeError, match="weakref"):
         torch.utils.swap_tensors(one, other)
 
@@ -563,7 +565,7 @@ def test_a_tensor_without_memory_is_like_its_layout():
     with private.DisableTorchFunctionSubclass():
         assert (made.shape, made.stride(), made.dtype, made.device.type) == ((4, 3), (1, 4), torch.bfloat16, "cpu")
         for address in (lambda: made.untyped_storage().data_ptr(), made.data_ptr, lambda: to_dlpack(made)):
-            with pytest.raises(RuntimeError, match="invalid python storage|Cannot access data pointer"):
+            with pytest.raises(RuntimeError, match=r"invalid python storage|Cannot access data pointer"):
                 address()
         with pytest.raises(RuntimeError, match="incompatible tensor type"):
             torch.empty(4, 3).data = made
