@@ -278,10 +278,9 @@ class LazyTensor(Tensor):
         record = self._record
         if function == _BASE and not record.layout._is_view():
             return None  # `fully_shard` asks.
-        if record.answered and function == _GRAD_FN:
-            return _NoNode(record.layout)
-        if record.answered and function is Tensor.register_hook:
-            return _hooked(record.hooks, record.layout, *args[1:], **kwargs)
+        if record.answered and function in (_GRAD_FN, Tensor.register_hook):
+            layout = record.layout
+            return _NoNode(layout) if function == _GRAD_FN else _hooked(record.hooks, layout, *args[1:], **kwargs)
         if _watched() or not self._record.recorded:
             return NotImplemented
         if not torch.is_grad_enabled():
