@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.dlpack import to_dlpack
 
 made = []
 
@@ -514,6 +515,38 @@ def test_who_asks_for_its_gradient_first_gets_it(request_, inputs):
         found.append((list(seen), scores.grad))
     assert str(found[0]) == str(found[1])
     assert torch.equal(found[1][1], 2 * linear(*inputs))
+
+
+WITHOUT_ITS_OWN_VALUES = {
+    "data": lambda s: setattr(torch.zeros(2, 3, 11), "data", s),
+    "data of a parameter": lambda s: setattr(torch.nn.Parameter(torch.zeros(2, 3, 11)), "data", s),
+    "dlpack": to_dlpack,
+    "swapped": lambda s: torch.utils.swap_tensors(torch.zeros(2, 3, 11), s),
+}
+
+
+@pytest.mark.parametrize("use", WITHOUT_ITS_OWN_VALUES)
+def test_memory_that_it_does_not_have_is_an_error(use, inputs):
+    scores = lazy(inputs)
+    with pytest.raises(RuntimeError, match=r"incompatible tensor type|Cannot access data pointer|Cannot swap"):
+        WITHOUT_ITS_OWN_VALUES[use](scores)
+    assert not made
+    assert torch.equal(scores, linear(*inputs))
+
+
+TAKEN_OVER = {
+    "set_": lambda s: torch.zeros(2, 3, 11).set_(s.detach()),
+    "a parameter": torch.nn.Parameter,
+    "copy_": lambda s: torch.zeros(2, 3, 11).copy_(s),
+    "from_dlpack": lambda s: torch.from_dlpack(s.detach()),
+}
+
+
+@pytest.mark.parametrize("use", TAKEN_OVER)
+def test_who_takes_its_values_over_gets_them(use, inputs):
+    taken = TAKEN_OVER[use](lazy(inputs))
+    assert torch.equal(taken, linear(*inputs))
+    assert isinstance(taken, torch.nn.Parameter) == (use == "a parameter")
 
 
 def test_a_function_that_it_went_through_is_not_differentiated_with_other_weights(inputs):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
+import weakref
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from torch.nn import functional
 from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+from torch.utils.dlpack import to_dlpack
 
 from fuseplug import torch_private as private
 from fuseplug.torch_private import inductor
@@ -69,6 +73,27 @@ def test_what_is_traced_away_runs_while_tracing_and_leaves_nothing():
     for _ in range(2):
         assert_close(compiled(X), 2 * X)
     assert (len(ran), graphs) == (1, [["placeholder", "call_function", "output"]])
+
+
+@of("disable_dynamo")
+def test_a_disabled_function_and_what_it_calls_are_not_compiled():
+    graphs = []
+
+    def inner(x):
+        return x + 1 if not torch.compiler.is_compiling() else x
+
+    @private.disable_dynamo
+    def function(x):
+        return inner(x)
+
+    def backend(graph, _):
+        graphs.append([node.op for node in graph.graph.nodes])
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend=backend)
+    assert_close(compiled(X), X + 1)
+    assert not graphs
 
 
 class Written(torch.autograd.Function):
@@ -204,7 +229,7 @@ def test_modes_that_see_operations_can_be_taken_off():
         assert private.len_torch_dispatch_stack() == 1
 
 
-@of("len_torch_function_stack", "pop_torch_function_stack", "push_on_torch_function_stack")
+@of("len_torch_function_stack", "function_modes_off", "has_foreign_function_mode")
 def test_modes_that_see_functions_can_be_taken_off_and_put_back():
     class Own(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -214,15 +239,53 @@ def test_modes_that_see_functions_can_be_taken_off_and_put_back():
     with torch.device("meta"), own:
         count = private.len_torch_function_stack()
         assert torch.ones(2) == "ours"
-        assert private.pop_torch_function_stack() is own
-        assert private.len_torch_function_stack() == count - 1
-        assert torch.ones(2).is_meta
-        device = private.pop_torch_function_stack()
-        assert not torch.ones(2).is_meta
-        private.push_on_torch_function_stack(device)
-        private.push_on_torch_function_stack(own)
+        with contextlib.suppress(KeyError), private.function_modes_off():
+            assert private.len_torch_function_stack() == 0
+            assert not torch.ones(2).is_meta
+            raise KeyError
+        assert private.len_torch_function_stack() == count
         assert torch.ones(2) == "ours"
+        assert private.has_foreign_function_mode()
     assert private.len_torch_function_stack() == 0
+    assert not private.has_foreign_function_mode()
+    with torch.device("meta"):
+        assert not private.has_foreign_function_mode()
+
+
+@of("saves_are_hooked")
+def test_hooks_of_what_is_saved_are_known():
+    assert not private.saves_are_hooked()
+    with torch.autograd.graph.save_on_cpu():
+        assert private.saves_are_hooked()
+    assert not private.saves_are_hooked()
+    x, inside = X.clone().requires_grad_(), []
+    checkpoint(lambda y: inside.append(private.saves_are_hooked()) or y * y, x, use_reentrant=False)
+    assert inside == [True]
+
+
+@of("temporarily_clear_interpreter_stack")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_what_is_computed_with_the_transforms_taken_off_is_no_tensor_of_theirs(transform):
+    def inside(_):
+        with private.temporarily_clear_interpreter_stack():
+            made = X * 2
+        return private.is_functorch_wrapped_tensor(made), private.are_functorch_transforms_active()
+
+    assert seen(inside, TRANSFORMS[transform]) == (False, True)
+
+
+@of("swap_values")
+def test_tensors_that_somebody_refers_to_weakly_are_swapped():
+    one, other = X.clone(), torch.ones(2, dtype=torch.int64)
+    one.label = "one"
+    refers, view = weakref.ref(one), one[0]
+    private.swap_values(one, other)
+    assert (refers() is one, one.label) == (True, "one")
+    assert (one.dtype, tuple(one.shape), other.dtype) == (torch.int64, (2,), torch.float32)
+    assert torch.equal(other, X)
+    assert other.data_ptr() == view.data_ptr()
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(one, other)
 
 
 @of("reinterpret_tensor")
@@ -479,7 +542,8 @@ class Watched(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        raise NotImplementedError
+        assert function is torch.ops.prim.device.default
+        return torch.device("cpu")
 
 
 @of("DisableTorchFunctionSubclass")
@@ -496,12 +560,15 @@ def test_a_subclass_can_be_asked_without_its_own_function():
 @of("without_memory")
 def test_a_tensor_without_memory_is_like_its_layout():
     layout = torch.empty(3, 4, dtype=torch.bfloat16, device="meta").t()
-    made = private.without_memory(Watched, layout, torch.device("cpu"))
+    made = private.without_memory(Watched, layout)
     assert type(made) is Watched
     with private.DisableTorchFunctionSubclass():
         assert (made.shape, made.stride(), made.dtype, made.device.type) == ((4, 3), (1, 4), torch.bfloat16, "cpu")
-        with pytest.raises(RuntimeError, match="invalid python storage"):
-            made.untyped_storage().data_ptr()
+        for address in (lambda: made.untyped_storage().data_ptr(), made.data_ptr, lambda: to_dlpack(made)):
+            with pytest.raises(RuntimeError, match=r"invalid python storage|Cannot access data pointer"):
+                address()
+        with pytest.raises(RuntimeError, match="incompatible tensor type"):
+            torch.empty(4, 3).data = made
 
 
 @of("default_store")

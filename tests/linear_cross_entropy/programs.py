@@ -220,7 +220,7 @@ READS: dict[str, Step] = {
     "list": lambda w, y, d: y.tolist(),
     "text": lambda w, y, d: repr(y),
     "version": lambda w, y, d: [tensor._version for tensor in w.tensors],
-    "base": lambda w, y, d: [y._base is other for other in w.tensors] + [y._is_view(), y.storage_offset()],
+    "base": lambda w, y, d: [y.storage_offset(), y._is_view(), *(y._base is other for other in w.tensors)],
     "memory": lambda w, y, d: _same_memory(w),
     "equal": lambda w, y, d: torch.equal(y, d.choice(w.tensors)),
     "graph": lambda w, y, d: y.grad_fn.name(),

@@ -58,7 +58,7 @@ def without_its_shape(keys, rows):
 FAULTS = {
     "alone": (lazy_tensor._Family, "become_real", only_the_one_that_is_asked),
     "masks": (lazy_rows, "_places", without_its_shape),
-    "metadata": (lazy_tensor, "_ABOUT", lazy_tensor._ABOUT | {Tensor._version.__get__, Tensor.storage_offset}),
+    "metadata": (lazy_tensor, "_ABOUT", lazy_tensor._ABOUT | {Tensor.storage_offset, Tensor._is_view}),
     "weights": (unchanged.Remembered, "change", lambda self, waiting=True: ""),
 }
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.hooks import RemovableHandle
 
 from .torch_private import (
     DisableTorchFunctionSubclass,
     are_functorch_transforms_active,
     disable_current_modes,
+    disable_dynamo,
     function_modes_off,
     get_tracing_state,
     has_foreign_function_mode,
@@ -70,8 +72,8 @@ _CONVERSIONS = frozenset(
 _COPIES = frozenset({Tensor.clone, torch.clone, Tensor.detach, torch.detach})
 """What an `autograd.Function` passes a tensor on with, to be called in the backward."""
 
-_GRAD_FN = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
-_BASE = Tensor._base.__get__  # type: ignore[attr-defined]
+_GRAD_FN, _BASE = (getattr(Tensor, name).__get__ for name in ("grad_fn", "_base"))
+_DEVICE = torch.ops.prim.device.default
 _OWN_GRADIENT = frozenset({Tensor.retain_grad, Tensor.output_nr.__get__})  # type: ignore[attr-defined]
 _GRADIENTS_OF = frozenset({torch.autograd.grad, torch.autograd.backward})
 """What asks for the gradient of the tensor itself, or of its ``inputs``."""
@@ -132,7 +134,6 @@ class LazyTensor(Tensor):
     @classmethod
     def _new(cls, record: _Record) -> Self:
         new = cast("Self", _Standing.apply(cls, record, *record.inputs))  # type: ignore[no-untyped-call]
-        new._record = record
         record.family.members.append(weakref.ref(new))
         return new
 
@@ -278,7 +279,8 @@ class LazyTensor(Tensor):
         if function == _BASE and not record.layout._is_view():
             return None  # `fully_shard` asks.
         if record.answered and function in (_GRAD_FN, Tensor.register_hook):
-            return _NoNode(record.layout) if function == _GRAD_FN else _hooked(record.hooks, *args[1:], **kwargs)
+            layout = record.layout
+            return _NoNode(layout) if function == _GRAD_FN else _hooked(record.hooks, layout, *args[1:], **kwargs)
         if _watched() or not self._record.recorded:
             return NotImplemented
         if not torch.is_grad_enabled():
@@ -338,6 +340,8 @@ class LazyTensor(Tensor):
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: dict[Any, Any]
     ) -> Any:
         """Use the values, where an operation is called below autograd, from C++."""
+        if func is _DEVICE:
+            return args[0]._record.device
         written = [info is not None and info.is_write for info in (a.alias_info for a in schemas_of(func)[0].arguments)]
         if func.namespace == "aten" and any(
             isinstance(a, LazyTensor) for a, w in zip(args, written, strict=False) if w
@@ -365,6 +369,7 @@ class _Record:
         recorded: Whether its graph is that of *make*. Made in an `autograd.Function`, it gets that function's.
         kept: Whether somebody copied it to keep it.
         answered: Whether a result was computed without it.
+        device: Where it is.
         hooks: What is called in the backward of such a result.
         values: What it is below autograd, while it becomes real.
         became: The real tensor, for what still refers to the lazy one: what was saved for a backward.
@@ -382,7 +387,8 @@ class _Record:
         facts: Mapping[str, Any],
         further: Sequence[Tensor] = (),
     ) -> None:
-        kind = next(each for each in inputs if each is not None).device.type
+        self.device = next(each for each in inputs if each is not None).device
+        kind = self.device.type
         self.family, self.make, self.replay, self.inputs = family, make, replay, tuple(inputs)
         self.layout, self.parent, self.facts = layout, parent, facts
         self.remembered = [Remembered(each) for each in further]
@@ -430,7 +436,8 @@ class _Record:
         elif any(real is each for each in tensors):
             real = real.view_as(real)
         del lazy._record
-        real.__class__, lazy.__class__ = type(lazy), _Answered if self.answered and real.requires_grad else Tensor
+        real.__class__ = type(lazy)
+        cast("Tensor", lazy).__class__ = _Answered if self.answered and real.requires_grad else Tensor
         swap_values(lazy, real)
         cast("LazyTensor", real)._record = self
         self.became, self.version = lazy, lazy._version
@@ -479,6 +486,7 @@ class _Family:
         self.told: Realised | None = None
         read_before_steps(self)
 
+    @disable_dynamo
     def become_real(self, why: str, asked: _Record) -> None:
         """Make all lazy tensors real, for *why* needs the one of the record *asked*."""
         with self.lock, _as_in_forward():
@@ -514,7 +522,9 @@ class _Standing(torch.autograd.Function):
         ctx.samples = [each.sample for each in record.all_remembered()]
         ctx.save_for_backward(*given)
         ctx.set_materialize_grads(False)
-        return without_memory(cls, record.layout, given[0].device)
+        lazy = cast("LazyTensor", without_memory(cls, record.layout))
+        lazy._record = record
+        return lazy
 
     @staticmethod
     @once_differentiable
@@ -567,7 +577,7 @@ class _Answered(Tensor):
         """Have the hooks called for the part of the gradient that is known, too."""
         hooks, layout = self._hooks, self._layout
         with DisableTorchFunctionSubclass():
-            self.register_hook(lambda gradient: _call_hooks(hooks, layout, gradient.device))
+            cast("Any", self).register_hook(lambda gradient: _call_hooks(hooks, layout, gradient.device))
 
     @classmethod
     def __torch_function__(
@@ -586,7 +596,7 @@ class _Answered(Tensor):
             if function is Tensor.register_hook:
                 if not args[0]._hooks:
                     args[0]._call_hooks()
-                return _hooked(args[0]._hooks, *args[1:], **kwargs)
+                return _hooked(args[0]._hooks, args[0]._layout, *args[1:], **kwargs)
             return function(*args, **kwargs)
 
     @classmethod
@@ -599,7 +609,7 @@ class _Answered(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As a plain tensor."""
         with DisableTorchFunctionSubclass():
-            return self.as_subclass(Tensor).__reduce_ex__(protocol)
+            return cast("Any", self.as_subclass(Tensor)).__reduce_ex__(protocol)
 
 
 class _NoNode:
@@ -618,6 +628,8 @@ _Answered.__name__ = "tensor"  # As it is printed.
 class _Unknown(Tensor):
     """Stands for a gradient that was never computed, where a hook only waits for it."""
 
+    _device: torch.device
+
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -633,11 +645,16 @@ class _Unknown(Tensor):
         cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Refuse what is called below autograd."""
+        if func is _DEVICE:
+            return args[0]._device
         found = next(each for each in tree_leaves((tuple(args), kwargs)) if isinstance(each, _Unknown))
         raise _never_computed(_name_of(func), found)
 
 
-def _hooked(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
+def _hooked(hooks: OrderedDict[int, Hook], layout: Tensor, hook: Hook) -> RemovableHandle:
+    if getattr(hook, "__module__", None) == register_multi_grad_hook.__module__:
+        # It asks in the backward whether the gradient function runs.
+        raise _never_computed(register_multi_grad_hook.__name__, layout)
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle
@@ -646,7 +663,8 @@ def _hooked(hooks: OrderedDict[int, Hook], hook: Hook) -> RemovableHandle:
 def _call_hooks(hooks: Mapping[int, Hook], layout: Tensor, device: torch.device) -> None:
     """Call *hooks* with a gradient that is not known."""
     for hook in tuple(hooks.values()):
-        unknown = without_memory(_Unknown, layout, device)
+        unknown = cast("_Unknown", without_memory(_Unknown, layout))
+        unknown._device = device
         found = hook(unknown)
         if found is not None and found is not unknown:
             raise _never_computed(f"{hook} changes it, so it", layout)

@@ -58,7 +58,9 @@ class Remembered:
 class Reader(Protocol):
     """Something that was left uncomputed from tensors."""
 
-    inputs: Sequence[Remembered]
+    @property
+    def inputs(self) -> Sequence[Remembered]:
+        """What the tensors were."""
 
     def read_kept(self) -> None:
         """Compute what somebody keeps, now that the inputs are about to change."""
@@ -82,12 +84,12 @@ def _hook_optimizers() -> None:
     register_optimizer_step_post_hook(_after)
 
 
-def _before(optimizer: Optimizer, *_: Any) -> None:
+def _before(optimizer: Optimizer, *_arguments: Any) -> None:
     for reader, _ in _owned(optimizer):
         reader.read_kept()
 
 
-def _after(optimizer: Optimizer, *_: Any) -> None:
+def _after(optimizer: Optimizer, *_arguments: Any) -> None:
     for _, inputs in _owned(optimizer):
         for each in inputs:
             each.stepped = True

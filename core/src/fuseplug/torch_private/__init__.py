@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses import FakeTensor
@@ -45,6 +46,7 @@ __all__ = [
     "are_functorch_transforms_active",
     "default_store",
     "disable_current_modes",
+    "disable_dynamo",
     "function_modes_off",
     "get_printoptions",
     "get_tracing_state",
@@ -122,6 +124,9 @@ anywhere else, so this tells such a forward from ``torch.no_grad()``."""
 disable_current_modes = _disable_current_modes
 """Takes the modes that see each operation off inside; the public context managers only enter one."""
 
+disable_dynamo = _disable_dynamo
+"""As `torch.compiler.disable`, which imports Dynamo where it decorates; this imports it at the first call."""
+
 reinterpret_tensor: Callable[[Tensor, tuple[int, ...], tuple[int, ...]], Tensor]
 reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 """``reinterpret_tensor(tensor, size, stride)``: a tensor on the same memory, from the same place on. Size and stride
@@ -172,7 +177,8 @@ def function_modes_off() -> Iterator[None]:
 def has_foreign_function_mode() -> bool:
     """Whether a mode sees functions that does more than to choose a default device."""
     return bool(len_torch_function_stack()) and not all(
-        type(mode) is DeviceContext for mode in _get_current_function_mode_stack()
+        type(mode) is DeviceContext
+        for mode in _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     )
 
 
@@ -193,10 +199,17 @@ def schemas_of(op: OpOverload | OpOverloadPacket) -> list[torch._C.FunctionSchem
     return list(torch._C._jit_get_schemas_for_operator(op._qualified_op_name))
 
 
-def without_memory(cls: type[Tensor], layout: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the subclass *cls* on *device*, with shape, strides and dtype of *layout*, that has no memory."""
-    size, strides = layout.size(), layout.stride()
-    return Tensor._make_wrapper_subclass(cls, size, strides=strides, dtype=layout.dtype, device=device)
+def without_memory(cls: type[Tensor], layout: Tensor) -> Tensor:
+    """A tensor of the subclass *cls* with shape, strides and dtype of *layout* that has no memory.
+
+    ``cls.__torch_dispatch__`` answers `torch.ops.prim.device`. For torch's own checks the tensor is on meta, so it
+    cannot become the ``data`` of a tensor elsewhere; and to ask for its address is an error. Reading from none would
+    end the process.
+    """
+    size, strides, dtype, meta = layout.size(), layout.stride(), layout.dtype, torch.device("meta")
+    new = Tensor._make_wrapper_subclass(cls, size, strides=strides, dtype=dtype, device=meta, dispatch_device=True)
+    torch._C._set_throw_on_mutable_data_ptr(new)
+    return new
 
 
 def storage_id(tensor: Tensor) -> int:

@@ -19,11 +19,13 @@ def also_with_tables_alike(proposal: Proposal) -> Proposal:
     roles = getattr(adapter.function if isinstance(adapter, MethodAdapter) else adapter, "roles", None)
     if roles is None or roles.cos is None or roles.sin is None:
         return proposal
-    alike = [_Alike(mix) for mix in (proposal.mixes[0], *proposal.likely)]
+    likely = proposal.likely
+    run = proposal.mixes if likely is None else (proposal.mixes[0], *likely)
+    alike = [_Alike(mix) for mix in run]
     return replace(
         proposal,
         mixes=(*proposal.mixes, *alike),
-        likely=(*proposal.likely, *alike),
+        likely=None if likely is None else (*likely, *alike),
         example=functools.partial(_example, proposal.example, (roles.cos, roles.sin)),
     )
 
