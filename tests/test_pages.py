@@ -71,6 +71,9 @@ BESIDES = (
     "torchao",
     "bitsandbytes",
     "liger-kernel",
+    "diffusers",
+    "timm",
+    "torchvision",
 )
 
 

@@ -122,7 +122,7 @@ class TestSurroundings:
             applied = manager.apply_all(qwen)
         step(qwen, torch.bfloat16)
         step(qwen)
-        assert counted(applied) == (2 * number_fused(applied), 0)
+        assert counted(applied) == (number_fused(applied), 0)  # running again stops within the experts
 
     def test_it_may_be_off_around_the_experts_alone(self, manager):
         experts = filled(specimens.StackedExperts(4, 16, 24))
@@ -167,7 +167,7 @@ class TestSurroundings:
         with torch.autocast("cpu", torch.bfloat16):
             y = checkpoint(lambda x: block(x)[0], x, use_reentrant=False)
         y.sum().backward()
-        assert counted(applied) == (2, 0)
+        assert counted(applied) == (1, 0)  # running again stops within the experts
         assert x.grad.dtype == torch.float32
 
     def test_a_half_model_under_autocast_to_the_other_half_has_its_own_numbers(self, manager, qwen):

@@ -177,6 +177,12 @@ def _example(bias: bool, mix: Mix, size: int, generator: torch.Generator) -> Exa
     return Example((hidden.to(mix.dtype),), parameters, after=AFTER[mix.after])
 
 
+_SMOOTHING = 13 / 128
+"""Has few bits, like every number that the losses below share among all rows: rounded to half precision, it would be a
+bias of all of them. A power of two would leave the original nothing to round, and a kernel no tolerance.
+"""
+
+
 def _labels(logits: Tensor) -> Tensor:
     """A label for each row, the first of five and the last rows to be ignored, so that a power of two are left.
 
@@ -205,15 +211,16 @@ def _summed(logits: Tensor) -> Tensor:
     labels = _labels(flat)
     logprobs = -functional.log_softmax(flat, -1)
     of_label = logprobs.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    smoothed = (of_label * 0.875 + logprobs.sum(-1) * (0.125 / flat.shape[-1])).masked_fill(labels < 0, 0)
-    return torch.stack((functional.cross_entropy(flat, labels, reduction="sum"), smoothed.sum())) / 8
+    smoothed = of_label * (1 - _SMOOTHING) + logprobs.sum(-1) * (_SMOOTHING / flat.shape[-1])
+    smoothed = smoothed.masked_fill(labels < 0, 0)
+    return torch.stack((functional.cross_entropy(flat, labels, reduction="sum"), smoothed.sum())) * 0.140625
 
 
 def _capped(logits: Tensor) -> Tensor:
     """Capped, and used twice: for the loss, and for a mean of the values."""
     logits = torch.tanh(logits / 3.0) * 3.0
     flat = logits.float().view(-1, logits.shape[-1])
-    loss = functional.cross_entropy(flat, _labels(flat), label_smoothing=0.125)
+    loss = functional.cross_entropy(flat, _labels(flat), label_smoothing=_SMOOTHING)
     return torch.stack((loss, logits.float().mean()))
 
 
