@@ -146,7 +146,8 @@ def manager_with(function):
 @pytest.fixture
 def unjudged(monkeypatch):
     """Lets wrong kernels through, for the comparison of whole models to see them."""
-    monkeypatch.setattr(KernelCheck, "_judged", lambda *_, **__: None)
+    for judge in ("_judged", "_wrong_in"):
+        monkeypatch.setattr(KernelCheck, judge, lambda *_, **__: None)
 
 
 def test_a_right_kernel_is_right():
