@@ -76,6 +76,7 @@ _GRAD_FN, _BASE = (getattr(Tensor, name).__get__ for name in ("grad_fn", "_base"
 _DEVICE = torch.ops.prim.device.default
 _OWN_GRADIENT = frozenset({Tensor.retain_grad, Tensor.output_nr.__get__})  # type: ignore[attr-defined]
 _GRADIENTS_OF = frozenset({torch.autograd.grad, torch.autograd.backward})
+_RUN_OTHERS = _GRADIENTS_OF | {Tensor.backward, Tensor.__repr__}
 """What asks for the gradient of the tensor itself, or of its ``inputs``."""
 
 Hook = Callable[[Tensor], Any]
@@ -590,6 +591,9 @@ class _Answered(Tensor):
                 raise _never_computed(_name_of(function), tensor._layout)
         if function == _GRAD_FN:
             return _NoNode(args[0]._layout)
+        if function in _RUN_OTHERS:
+            # Others' code runs in these: what is switched off here must be on there.
+            return function(*tree_map(_plainly, tuple(args)), **tree_map(_plainly, dict(kwargs)))
         with DisableTorchFunctionSubclass():
             if function is Tensor.__reduce_ex__:
                 return args[0].__reduce_ex__(*args[1:])
@@ -608,8 +612,7 @@ class _Answered(Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """As a plain tensor."""
-        with DisableTorchFunctionSubclass():
-            return cast("Any", self.as_subclass(Tensor)).__reduce_ex__(protocol)
+        return _plainly(self).__reduce_ex__(protocol)
 
 
 class _NoNode:
@@ -622,7 +625,12 @@ class _NoNode:
         raise _never_computed(f"grad_fn.{name}", self._layout)
 
 
-_Answered.__name__ = "tensor"  # As it is printed.
+def _plainly(value: Any) -> Any:
+    """The plain tensor that shares values and graph with *value*, if that is an answered one."""
+    if not isinstance(value, _Answered):
+        return value
+    with DisableTorchFunctionSubclass():
+        return value.as_subclass(Tensor)
 
 
 class _Unknown(Tensor):

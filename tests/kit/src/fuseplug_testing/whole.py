@@ -128,7 +128,7 @@ class Whole:
 
 
 def _outcome(result: Any, module: nn.Module, inputs: Inputs, *, gradients: bool) -> Outcome:
-    result = tree_map(lambda value: foreign(value.computed)() if isinstance(value, LazyTensor) else value, result)
+    result = tree_map(_real, result)
     outputs = tensors(result)
     values: dict[str, Tensor | None] = {f"output[{number}]": value for number, value in enumerate(outputs)}
     given = {
@@ -142,6 +142,11 @@ def _outcome(result: Any, module: nn.Module, inputs: Inputs, *, gradients: bool)
     values |= {f"{name} afterwards": value for name, value in given.items()}
     structure = str(tree_map(lambda value: type(value).__name__ if isinstance(value, Tensor) else repr(value), result))
     return Outcome({name: each if each is None else each.detach() for name, each in values.items()}, structure)
+
+
+def _real(value: Any) -> Any:
+    """The plain tensor that *value* stands for, if it is lazy."""
+    return foreign(value.computed)().as_subclass(Tensor) if isinstance(value, LazyTensor) else value
 
 
 def _gradients(outputs: Sequence[Tensor], leaves: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
