@@ -76,8 +76,10 @@ _GRAD_FN, _BASE = (getattr(Tensor, name).__get__ for name in ("grad_fn", "_base"
 _DEVICE = torch.ops.prim.device.default
 _OWN_GRADIENT = frozenset({Tensor.retain_grad, Tensor.output_nr.__get__})  # type: ignore[attr-defined]
 _GRADIENTS_OF = frozenset({torch.autograd.grad, torch.autograd.backward})
-_RUN_OTHERS = _GRADIENTS_OF | {Tensor.backward, Tensor.__repr__}
 """What asks for the gradient of the tensor itself, or of its ``inputs``."""
+
+_RUN_OTHERS = _GRADIENTS_OF | {Tensor.backward, Tensor.__repr__}
+"""What runs others' code, a checkpoint's forward for example."""
 
 Hook = Callable[[Tensor], Any]
 
