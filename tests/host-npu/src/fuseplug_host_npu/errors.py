@@ -7,7 +7,7 @@ class HostNPUUnavailable(RuntimeError):  # noqa: N818 - it is a state of the mac
     """No NPU can be stood in for here; the message says what is missing and what to run."""
 
 
-class ContractError(ValueError):
+class ContractError(RuntimeError):
     """A call breaks a limit of an op: one that is documented, or one that CANN's sources have.
 
     Attributes:
