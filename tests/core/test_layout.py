@@ -47,7 +47,8 @@ def test_norms_keep_it_forward_and_backward(layout, size, dtype):
     weight = torch.rand(x.shape[-1]).to(dtype)
     xs = [x.detach().requires_grad_(), x.detach().requires_grad_()]
     want, found = (c.rms_norm(x, weight) for c, x in zip((norm_reference, norms), xs, strict=True))
-    torch.testing.assert_close(found, want, check_stride=x.stride()[-1] != 0)
+    # Along a dimension of one element a stride means nothing.
+    torch.testing.assert_close(found.squeeze(), want.squeeze(), check_stride=x.stride()[-1] != 0)
     grad = torch.randn_like(want)
     want.backward(grad)
     found.backward(grad)

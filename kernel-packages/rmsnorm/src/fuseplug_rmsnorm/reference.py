@@ -110,7 +110,9 @@ class Norming(NamedTuple):
 
 def in_groups(tensor: Tensor, group_size: int | None) -> Tensor:
     """Cut the last dimension of *tensor* into ``(groups, group_size)``."""
-    return tensor if group_size is None else tensor.reshape(*tensor.shape[:-1], -1, group_size)
+    if group_size is None:
+        return tensor
+    return tensor.reshape(*tensor.shape[:-1], tensor.shape[-1] // group_size, group_size)
 
 
 def unit(norming: Norming, x: Tensor, source: Tensor, weight: Tensor | None) -> Tensor:
