@@ -9,6 +9,7 @@ import weakref
 
 import pytest
 import torch
+from support.functions import Square
 from support.heads import Scores, quick_sum, ran
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
@@ -45,17 +46,6 @@ def gradients(result, inputs):
         each.grad = None
     result.backward()
     return [each.grad for each in inputs]
-
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * ctx.saved_tensors[0] * gradient
 
 
 def written(scores):

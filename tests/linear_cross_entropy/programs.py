@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from support.functions import Square
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,17 +18,6 @@ from fuseplug_linear_cross_entropy.reference import linear_cross_entropy
 HIDDEN, VOCABULARY = 4, 7
 REFUSED = re.compile(r"of a lazy |needs a lazy ")
 """In the error of a use that has no right answer any more."""
-
-
-class Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * ctx.saved_tensors[0] * gradient
 
 
 class Refusal(Exception):

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from support import bad
 from support.models import tiny_llama, tiny_moe
 from support.thorough import first_quick, thorough
 
@@ -22,26 +23,13 @@ HALVES = (torch.bfloat16, torch.float16)
 FACTORS = (1.02, 1.01, 1.004, 0.99)
 
 
-class Scaled(torch.autograd.Function):
-    """The same values, and gradients that are off by a factor."""
-
-    @staticmethod
-    def forward(ctx, value, factor):
-        ctx.factor = factor
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.factor, None
-
-
 def of_gradients(compute, factor):
     """*compute* with wrong gradients of all arguments."""
 
     def faulty(*args, **kwargs):
         def scaled(value):
             floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-            return Scaled.apply(value, factor) if floating else value
+            return bad.WrongGradient.apply(value, factor) if floating else value
 
         args, kwargs = mapped(scaled, (args, kwargs))
         return compute(*args, **kwargs)

@@ -21,7 +21,9 @@ def without_offset(x, weight, eps, offset=None, cast_last=False):
     return quiet_norm(x, weight, eps, None, cast_last)
 
 
-class _WrongGradient(torch.autograd.Function):
+class WrongGradient(torch.autograd.Function):
+    """The same values, and gradients that are off by a factor."""
+
     @staticmethod
     def forward(ctx, value, factor):
         ctx.factor = factor
@@ -33,11 +35,11 @@ class _WrongGradient(torch.autograd.Function):
 
 
 def wrong_gradient(x, weight, eps, offset=None, cast_last=False):
-    return quiet_norm(_WrongGradient.apply(x, 1.01), weight, eps, offset, cast_last)
+    return quiet_norm(WrongGradient.apply(x, 1.01), weight, eps, offset, cast_last)
 
 
 def wrong_weight_gradient(x, weight, eps, offset=None, cast_last=False):
-    return quiet_norm(x, _WrongGradient.apply(weight, 1.01), eps, offset, cast_last)
+    return quiet_norm(x, WrongGradient.apply(weight, 1.01), eps, offset, cast_last)
 
 
 def detached(x, weight, eps, offset=None, cast_last=False):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from .process_lock import ProcessLock
 from .torch_private import storage_id
 
 __all__ = ["Reader", "Remembered", "has_sample", "read_before_steps"]
@@ -66,7 +66,7 @@ class Reader(Protocol):
         """Compute what somebody keeps, now that the inputs are about to change."""
 
 
-_LOCK = threading.Lock()
+_LOCK = ProcessLock()
 _readers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
