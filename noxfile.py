@@ -16,7 +16,8 @@ nox.options.sessions = ["tests", "tests-npu", "tests-triton", "lint", "docs", "w
 
 ROOT = Path(__file__).parent
 KERNELS = tuple(sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")))
-DISTRIBUTIONS = ("core", "tests/kit", "tests/host-npu", *KERNELS)
+LIBRARIES = ("core/verify", "core", "core/tools")
+DISTRIBUTIONS = (*LIBRARIES, "tests/kit", "tests/host-npu", *KERNELS)
 EXAMPLES = tuple(sorted(ROOT.glob("docs/examples/*/pyproject.toml")))
 TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
@@ -192,7 +193,7 @@ def wheels(session: nox.Session) -> None:
     def wheels(*paths: str) -> list[str]:
         return [str(wheel) for path in paths for wheel in (built / path).glob("*.whl")]
 
-    session.install("-c", "constraints.txt", "torch", *wheels("core", *KERNELS))
+    session.install("-c", "constraints.txt", "torch", *wheels(*LIBRARIES, *KERNELS))
     script = ROOT / "tests" / "wheels" / "outside.py"
     with tempfile.TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
         session.run("fuseplug", "list")

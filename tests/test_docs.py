@@ -121,7 +121,7 @@ def test_the_pages_with_figures_say_what_the_results_say(monkeypatch):
 def strings() -> set[str]:
     """Every string in the code of the distributions, with … for what it is filled with."""
     found = set()
-    for path in (*ROOT.glob("core/src/**/*.py"), *ROOT.glob("kernel-packages/*/src/**/*.py")):
+    for path in (*ROOT.glob("core/**/src/**/*.py"), *ROOT.glob("kernel-packages/*/src/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 found.add("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))

@@ -198,7 +198,7 @@ def worker(kernels: str) -> Callable[[str], dict[str, Any]]:
 
 def _code() -> str:
     """A fingerprint of everything that a record depends on."""
-    files = [*ROOT.glob("core/src/**/*.py"), *ROOT.glob("kernel-packages/*/src/**/*.py")]
+    files = [*ROOT.glob("core/**/src/**/*.py"), *ROOT.glob("kernel-packages/*/src/**/*.py")]
     files += [*Path(__file__).parent.glob("*.py"), Path(__file__).with_name("classes.json"), ROOT / "constraints.txt"]
     digest = hashlib.sha256()
     for path in sorted(files):

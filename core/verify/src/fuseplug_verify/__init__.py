@@ -1,0 +1,1 @@
+"""Does this kernel compute what this module computes?"""
