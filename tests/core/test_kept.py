@@ -18,10 +18,10 @@ from fuseplug import kept, planning
 from fuseplug.cli import main
 from fuseplug.inductor.kernel import cpp_compiler
 from fuseplug.kept import Kept, folder
-from fuseplug.measuring import timing
 from fuseplug.verification import evidence
 from fuseplug.verification.evidence import UnstableError, stable
 from fuseplug_rmsnorm.recognise.structure import NormAdapter
+from fuseplug_tools.measuring import timing
 
 PACKAGE = """
 from typing import ClassVar

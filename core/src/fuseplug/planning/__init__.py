@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from fuseplug_tools.measuring import Kinds
+
 from ..discovery import KernelRecord, elsewhere
 from ..inductor.rehearsal import building, rehearsal
 from ..kept import NOWHERE, Kept, folder
-from ..measuring import Kinds
 from ..patching import Patch, computes_past
 from ..report import Report
 from ..safe_access import attributes_of, class_name

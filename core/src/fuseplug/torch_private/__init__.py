@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,9 +29,6 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
 __all__ = [
     "DYNAMO_SETTINGS",
     "DYNAMO_WRAPPERS",
@@ -44,7 +41,6 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "are_functorch_transforms_active",
-    "default_store",
     "disable_current_modes",
     "disable_dynamo",
     "function_modes_off",
@@ -255,13 +251,6 @@ def onednn_linear(x: Tensor, weight: Tensor) -> Tensor:
     """
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return result
-
-
-def default_store() -> Store:
-    """The store with which the ranks of the default process group met. A new one would need an address of its own."""
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
 
 
 def import_dynamo() -> None:

@@ -18,8 +18,8 @@ MODULES = (
     "fuseplug.activations",
     "fuseplug.functional",
     "fuseplug.inductor",
-    "fuseplug.integrations.kernelize",
-    "fuseplug.integrations.transformers",
+    "fuseplug_tools.integrations.kernelize",
+    "fuseplug_tools.integrations.transformers",
     "fuseplug.interface",
     "fuseplug.lazy",
     "fuseplug.lazy_tensor",
@@ -57,7 +57,7 @@ MODULES = (
 OURS = frozenset(module.partition(".")[0] for module in MODULES)
 """The packages of this project. They are released together, and may use what is private of each other."""
 
-_NAMESPACES = frozenset({"fuseplug.integrations"})
+_NAMESPACES = frozenset({"fuseplug_tools.integrations"})
 """Private themselves, and on the way to modules that are public."""
 
 
