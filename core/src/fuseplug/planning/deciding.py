@@ -12,17 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fuseplug_tools.measuring import Kind, Kinds
-
 from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
-from ..gains import EVERY_SIZE, TIMED, Gains, gains_of, measured
+from ..gains import EVERY_SIZE, TIMED, Gains, gains_of
 from ..hookspecs import BaseKernel, resolve
 from ..inductor import InductorKernel
 from ..kept import NOWHERE, Kept, folder
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
 from ..proposing import Question
-from ..report import CheckStatus, Entry, Figure
+from ..report import CheckStatus, Entry, Measurement
 from ..safe_access import class_name, said_by
 from ..verification import Ran, Semantics, Subject, Verifier
 from ..walking import Place, upwards
@@ -61,13 +59,11 @@ class Decider:
     Args:
         rules: How winners are decided.
         ask: Puts questions to kernels.
-        kinds: What is measured; ``None``: nothing.
     """
 
-    def __init__(self, rules: Rules, ask: Ask, kinds: Kinds | None = None) -> None:
+    def __init__(self, rules: Rules, ask: Ask) -> None:
         self._rules = rules
         self._ask = ask
-        self._kinds = kinds
         self._by_id = {record.kernel_id: record for record in rules.records}
         kept = NOWHERE if rules.check == "always" else Kept("checks", folder())
         self._verifier = Verifier(kept, gradients=rules.gradients, exact=rules.exact, every_size=rules.every_size)
@@ -311,15 +307,15 @@ class Decider:
             scope=scope,
             lazy=proposal.lazy is not None,
         )
-        figures: Sequence[Figure] = ()
+        figures: Sequence[Measurement] = ()
         # Within a scope a target is called as it is nowhere else, and is nothing by itself.
-        if self._kinds is not None and scope is None and place.device is not None:
+        if self._rules.measurer is not None and scope is None and place.device is not None:
             timed = patched(gains=TIMED)
             if isinstance(timed, Rejection):
                 return timed
             question = (kernel, proposal, semantics, subject, place.device)
-            kind = self._kinds.of(timed, place.module, functools.partial(self._verifier.key, *question))
-            gains, figures = _measured(kind, gains), kind.figures
+            kind = self._rules.measurer.of(timed, place.module, functools.partial(self._verifier.key, *question))
+            gains, figures = kind.gains(gains), kind.figures
             if isinstance(gains, Rejection):
                 return gains
         patch = patched(gains=gains)
@@ -431,16 +427,6 @@ class Decider:
 def _compiles(kernel: BaseKernel, device_type: str) -> bool:
     """Whether a C++ compiler builds what *kernel* runs there."""
     return isinstance(kernel, InductorKernel) and device_type == "cpu"
-
-
-def _measured(kind: Kind, declared: Gains) -> Gains | Rejection:
-    """From which size on the kernel of *kind* is used; as *declared* where it was not measured, or not yet."""
-    if kind.fault is not None:
-        return kind.fault
-    if (found := measured(declared, kind.figures)) is not None:
-        return found
-    figures = "; ".join(map(str, kind.figures))
-    return Rejection(f"it was measured, and gains in no call that the model made: {figures}", kind="slower")
 
 
 def _depends_on_path(record: KernelRecord) -> bool:
