@@ -22,7 +22,7 @@ class Site:
 
     Attributes:
         path: Where the module is, as in ``model.named_modules()``; ``""`` is the model itself. A kernel is asked once
-            about all modules that are alike, and this is the path of the first; see `BaseKernel.depends_on_path`.
+            about all modules that are alike, and this is the path of the first.
         module: A stand-in for the module: its class, its attributes and its children, with parameters and buffers that
             have shape and dtype but no values (they are on ``meta``). Nothing done to it reaches the model.
         device_type: Where the module runs or will run: ``"cpu"``, ``"cuda"``, ``"npu"``, …

@@ -78,7 +78,6 @@ class Decider:
         self._consents: set[str] = set()
         self._unavailable: dict[tuple[str, str], str | None] = {}
         self._offered: dict[tuple[int, str], _Offered] = {}
-        self._offered_at: dict[str, _Offered] = {}
         self._raised: dict[str, dict[str, Rejection]] = {}
 
     def again(self) -> None:
@@ -125,7 +124,7 @@ class Decider:
             else:
                 yield Decision(replace(_blank(place), rejections=(("fuseplug", place.fault),)))
             return
-        offered = self._offered_at.get(place.paths[0]) or self._offered[_likeness(place)]
+        offered = self._offered[_likeness(place)]
         if offered.proposals:
             blank = replace(_blank(place), rejections=offered.rejections)
             yield from self._decide_targets(place, blank, offered.proposals)
@@ -137,31 +136,21 @@ class Decider:
                 yield Decision(replace(blank, rejections=offered.rejections))
 
     def ask(self, places: Sequence[Place]) -> None:
-        """Ask about *places*, once for all places that are alike, and about each where the path matters."""
+        """Ask about *places*, once for all places that are alike."""
         self._places = {path: place for place in places for path in place.paths}
         alike: dict[tuple[int, str], list[Place]] = defaultdict(list)
         for place in places:
             if place.fault is None and not _scripted(place.module):
                 alike[_likeness(place)].append(place)
-        answers = self._ask([self._question(these, depends_on_path=False) for these in alike.values()])
-        said = dict(zip(alike, answers, strict=True))
-        self._offered = {key: self._sorted_out(said[key], these) for key, these in alike.items()}
-        minding = {kind for _, kind in alike if any(map(_depends_on_path, self._rules.taking_part(kind)))}
-        apart = [place for (_, kind), these in alike.items() if kind in minding for place in these]
-        answers = self._ask([self._question([place], depends_on_path=True) for place in apart]) if apart else ()
-        for place, more in zip(apart, answers, strict=True):
-            both = sorted([*said[_likeness(place)], *more], key=lambda answer: answer.kernel_id)
-            self._offered_at[place.paths[0]] = self._sorted_out(both, [place])
+        answers = self._ask([self._question(places_alike) for places_alike in alike.values()])
+        self._offered = {key: self._sorted_out(answer, alike[key]) for key, answer in zip(alike, answers, strict=True)}
 
-    def _question(self, places: Sequence[Place], *, depends_on_path: bool) -> Question:
-        """What is asked about *places*, which are alike, of the kernels to which their paths matter, or of the rest."""
+    def _question(self, places: Sequence[Place]) -> Question:
+        """What every kernel is asked about *places*, which are alike."""
         first = places[0]
         paths = tuple(path for place in places for path in place.paths)
-        asked = self._rules.taking_part(first.device_type)
-        return Question(
-            Site(first.paths[0], first.stand_in, first.device_type, self._rules.mode, paths),
-            [record for record in asked if _depends_on_path(record) == depends_on_path],
-        )
+        site = Site(first.paths[0], first.stand_in, first.device_type, self._rules.mode, paths)
+        return Question(site, self._rules.taking_part(first.device_type))
 
     def _sorted_out(self, answers: Iterable[Answer], places: Sequence[Place]) -> _Offered:
         """The *answers* about *places*, which are alike."""
@@ -440,10 +429,6 @@ def _measured(kind: Kind, declared: Gains) -> Gains | Rejection:
         return found
     figures = "; ".join(map(str, kind.figures))
     return Rejection(f"it was measured, and gains in no call that the model made: {figures}", kind="slower")
-
-
-def _depends_on_path(record: KernelRecord) -> bool:
-    return record.kernel is not None and record.kernel.depends_on_path
 
 
 def _likeness(place: Place) -> tuple[int, str]:

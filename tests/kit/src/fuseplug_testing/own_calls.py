@@ -94,7 +94,7 @@ def _situations(specimen: Specimen, whole: Whole) -> Iterator[tuple[str, dict[st
 
 
 def _ways(specimen: Specimen, whole: Whole) -> dict[str, Prepare]:
-    kind, compilable = specimen.examined.device_type, specimen.examined.sound.compilable
+    kind = specimen.examined.device_type
 
     def under_autocast(module: nn.Module) -> Callable[..., Any]:
         def call(**inputs: Any) -> Any:
@@ -116,7 +116,7 @@ def _ways(specimen: Specimen, whole: Whole) -> dict[str, Prepare]:
         return lambda **inputs: checkpoint(whole.method_of(module), use_reentrant=False, **inputs)
 
     def compiled(module: nn.Module) -> Callable[..., Any]:
-        return foreign(torch.compile(of_its_own(whole.method_of(module)), fullgraph=compilable, backend="aot_eager"))
+        return foreign(torch.compile(of_its_own(whole.method_of(module)), fullgraph=True, backend="aot_eager"))
 
     return {
         "under autocast": under_autocast,
