@@ -14,8 +14,8 @@ import torch
 from fuseplug import BaseKernel, doctor
 from fuseplug.discovery import KernelRecord
 from fuseplug.doctor import Machine, examine
-from fuseplug.inductor import InductorKernel
-from fuseplug.npu import NpuKernel
+from fuseplug_backends.inductor import InductorKernel
+from fuseplug_backends.npu import NpuKernel
 
 
 def npus_of(chip):

@@ -16,11 +16,11 @@ from support.models import Norm
 
 from fuseplug import kept, planning
 from fuseplug.cli import main
-from fuseplug.inductor.kernel import cpp_compiler
 from fuseplug.kept import Kept, folder
 from fuseplug.measuring import timing
 from fuseplug.verification import evidence
 from fuseplug.verification.evidence import UnstableError, stable
+from fuseplug_backends.inductor.kernel import cpp_compiler
 from fuseplug_rmsnorm.recognise.structure import NormAdapter
 
 PACKAGE = """
@@ -114,7 +114,7 @@ class TestWhatIsKept:
     def test_where_compilers_run_side_by_side_it_is_not_run_for_them_either(self, checked, written, monkeypatch):
         monkeypatch.setattr(planning, "inductor_threads", lambda: 2)
         compiling = PACKAGE.replace("class Counting(", "class Counting(InductorKernel, ")
-        written("__init__.py", "from fuseplug.inductor import InductorKernel\n" + compiling)
+        written("__init__.py", "from fuseplug_backends.inductor import InductorKernel\n" + compiling)
         said, calls = checked()
         assert said == "passed"
         assert calls > 5

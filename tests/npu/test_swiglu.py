@@ -13,9 +13,9 @@ from support.thorough import covering
 from torch import nn
 
 from fuseplug import KernelManager
-from fuseplug.activations import ACTIVATIONS
-from fuseplug.npu import here
 from fuseplug.verification import Tolerance
+from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.npu import here
 from fuseplug_host_npu import HostNPU
 from fuseplug_swiglu import reference
 from fuseplug_swiglu.backends import npu

@@ -195,8 +195,9 @@ class Proposal:
             *mixes*, and the first of the module's own tensors whose dtype differs between mixes.
         beside: Proposals for further targets. Each is verified on its own. All are applied, or none.
         scope: The calls during which the targets are replaced; ``None``: always.
-        lazy: The subclass of `fuseplug.lazy_tensor.LazyTensor` that stands for the result. Fuseplug also checks that
-            it becomes the original's result bit for bit.
+        lazy: The class that stands for the result until something needs its values, a subclass of tensor: its method
+            ``computed()`` gives the result, which Fuseplug checks to be the original's bit for bit. If it has
+            ``counted_by(told)``, it calls ``told.real(why)`` when something needed the values, for the report.
         consent: What the user must agree to first.
         work: On how many elements the op works for each of the main input: for a gated MLP its inner width over its
             outer one. `BaseKernel.gains_from` counts these.

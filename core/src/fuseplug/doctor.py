@@ -12,12 +12,13 @@ from typing import Any, Literal, NamedTuple
 import importlib_metadata
 from packaging.version import Version
 
+from fuseplug_backends.inductor.kernel import INSTALL_COMPILER, cpp_compiler
+from fuseplug_backends.npu.kernel import how_to_install, version_of
+
 from .configuration import SETTINGS, environment, named
 from .discovery import KernelRecord
 from .hookspecs import BaseKernel
 from .importing.fresh_python import ask, ends_all
-from .inductor.kernel import INSTALL_COMPILER, cpp_compiler
-from .npu.kernel import how_to_install, version_of
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CANN_VARIABLE = "ASCEND_HOME_PATH"

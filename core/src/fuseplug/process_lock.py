@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 
+__all__ = ["ProcessLock"]
+
 
 class ProcessLock:
     """A re-entrant lock, to be used with ``with``.

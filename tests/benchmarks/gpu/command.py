@@ -13,7 +13,7 @@ from benchmarks.record import RESULTS, Table, gpu, save, show
 
 from fuseplug.bench import machine
 from fuseplug.bench.this_machine import VERSIONS
-from fuseplug.triton.kernel import interpreted
+from fuseplug_backends.triton.kernel import interpreted
 
 from . import linear_cross_entropy, models, moe, rmsnorm, rope, swiglu
 from .budget import Budget

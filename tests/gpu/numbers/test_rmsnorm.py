@@ -602,7 +602,7 @@ class TestTheFunctionalDoor:
         assert launched == Counter(forward=2)
 
     def test_is_the_addition_and_the_norm_where_nothing_fuses_them(self, monkeypatch):
-        monkeypatch.setattr("fuseplug.functional.module_for", lambda *_: inductor)
+        monkeypatch.setattr("fuseplug_backends.functional.module_for", lambda *_: inductor)
         given = summands()
         found, expected = (f(**given, variant="gemma") for f in (functional.add_rms_norm, reference.add_rms_norm))
         assert all(map(torch.equal, found, expected))

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..accepts import Accepts
 from ..contract import Adapter, Compute, Target
-from ..functional import this_thread
-from ..lazy_tensor import LazyTensor
+from ..fallback import this_thread
 from ..process_lock import ProcessLock
 from ..rebind import rebound
 from ..safe_access import said_by
@@ -266,7 +265,7 @@ def _counting_uses(fused: Callable[..., Any], about: Replacement) -> Callable[..
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         result = fused(*args, **kwargs)
-        if isinstance(result, LazyTensor):
+        if hasattr(type(result), "counted_by"):
             result.counted_by(about.tally.of(args[0] if bound else running.module))
         return result
 

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from fuseplug_backends.inductor import InductorKernel
+
 from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
 from ..gains import EVERY_SIZE, TIMED, Gains, gains_of, measured
 from ..hookspecs import BaseKernel, resolve
-from ..inductor import InductorKernel
 from ..kept import NOWHERE, Kept, folder
 from ..measuring import Kind, Kinds
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of

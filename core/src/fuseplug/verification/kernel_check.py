@@ -12,7 +12,7 @@ import torch
 
 from ..accepts import Dtypes
 from ..contract import Example, Proposal, Rejection
-from ..functional import declining_small
+from ..fallback import declining_small
 from ..hookspecs import BaseKernel
 from .comparing import Few, Tolerance, departure, difference, excess, excess_together
 from .evidence import key_of

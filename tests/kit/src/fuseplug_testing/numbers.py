@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fuseplug.contract import Example
-from fuseplug.triton.kernel import TritonKernel, interpreted
 from fuseplug.verification import Handing, Outcome, tensors
+from fuseplug_backends.triton.kernel import TritonKernel, interpreted
 
 from .attempts import Raised, attempt
 from .edges import MEMORY_LAYOUTS, UPSTREAM, arguments, planted, zeroed

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fuseplug.fallback import is_small_declined
+
 from ..differentiating import differentiated_again, recording, vjp
-from ..functional import this_thread
 from ..torch_private import (
     get_tracing_state,
     in_forward_mode,
@@ -174,8 +175,8 @@ SMALL = 1 << 16
 """Elements below which no compiled call is worth its fixed cost, which is about 10 µs forward and 50 µs backward.
 
 In a model the size was compared before (`BaseKernel.gains_from`), or is not to be (``every_size``). This is for those
-who call the public function of a package, which `fuseplug.functional.by_device` made, and for the small examples of
-verification, in whose widths no large call comes.
+who call the public function of a package, which `fuseplug_backends.functional.by_device` made, and for the small
+examples of verification, in whose widths no large call comes.
 """
 
 
@@ -185,7 +186,7 @@ def worth_compiling(shape: Sequence[int], *tensors: Tensor | None) -> bool:
     It is for rows, so *shape* has two dimensions or more; it is not empty; what the program gets, *tensors*, is
     `plain`. Where small calls are declined, there are `SMALL` elements or more.
     """
-    least = SMALL if this_thread.small_declined else 1
+    least = SMALL if is_small_declined() else 1
     return len(shape) > 1 and math.prod(shape) >= least and plain(*tensors)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.thorough import covering
 
-from fuseplug.inductor.layout import keeping_order
+from fuseplug_backends.inductor.layout import keeping_order
 from fuseplug_rmsnorm import reference as norm_reference
 from fuseplug_rmsnorm.backends import inductor as norms
 from fuseplug_swiglu import reference as gate_reference

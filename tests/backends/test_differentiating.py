@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug.npu import first_order
+from fuseplug_backends.npu import first_order
 
 
 def op(x):

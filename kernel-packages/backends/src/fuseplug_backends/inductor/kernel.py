@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from ..hookspecs import BaseKernel
+from fuseplug import BaseKernel
 
 INSTALL_COMPILER = "install one (for example: apt-get install g++) or set CXX to one"
 

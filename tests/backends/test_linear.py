@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.thorough import covering
 
-from fuseplug.inductor import CompiledLinear, program
+from fuseplug_backends.inductor import CompiledLinear, program
 
 
 def scaled(x, table, factor):
@@ -76,7 +76,7 @@ def test_what_needs_no_gradient_has_none(compiled):
 
 
 def test_layouts_are_forgotten_rather_than_gathered(compiled, monkeypatch):
-    from fuseplug.inductor import linear
+    from fuseplug_backends.inductor import linear
 
     monkeypatch.setattr(linear, "_MOST_VIEWS", 2)
     for length in range(2, 8):

@@ -6,10 +6,10 @@ import importlib.util
 import os
 from typing import ClassVar
 
-from ..hookspecs import BaseKernel
+from fuseplug import BaseKernel
 
 FORMULAS = frozenset({"swish", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"})
-"""Those of `fuseplug.activations.ACTIVATIONS` that `fuseplug.triton.activations.activate` computes."""
+"""The rows of `fuseplug_backends.activations.ACTIVATIONS` that `fuseplug_backends.triton.activations` computes."""
 
 _OLDEST_CAPABILITY = (8, 0)
 """Of an NVIDIA GPU, as Triton's README has it."""

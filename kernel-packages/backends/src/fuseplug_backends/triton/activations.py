@@ -1,6 +1,6 @@
-"""The formulas of `fuseplug.activations.ACTIVATIONS`, clamped or not, and their derivatives, on numbers in registers.
+"""The formulas of `fuseplug_backends.activations`, clamped or not, and their derivatives, on numbers in registers.
 
-For the programs of kernels: importing this imports triton, which nothing else of Fuseplug's core does.
+For the programs of kernels: importing this imports triton, which nothing else of this package does.
 """
 
 # ruff: noqa: RET505 - what follows a return is compiled as well, unless it is in a branch
@@ -17,7 +17,7 @@ OPEN: tl.constexpr = tl.constexpr(torch.__version__ >= "2.14")
 
 @triton.jit
 def activate(x, beta, FORMULA: tl.constexpr):
-    """A formula of `fuseplug.triton.FORMULAS` and its derivative, in float32; at a kink that is torch's."""
+    """A formula of `fuseplug_backends.triton.FORMULAS` and its derivative, in float32; at a kink that is torch's."""
     if FORMULA == "swish":  # x · σ(βx)
         share = tl.sigmoid(beta * x)
         value = x * share

@@ -14,8 +14,8 @@ from support.models import Norm, tiny_llama
 from support.promises import Promised
 
 from fuseplug import planning
-from fuseplug.inductor import Compiled, InductorKernel, Program
-from fuseplug.inductor.rehearsal import building, rehearsal
+from fuseplug_backends.inductor import Compiled, InductorKernel, Program
+from fuseplug_backends.inductor.rehearsal import building, rehearsal
 
 pytestmark = [
     pytest.mark.usefixtures("everything_compiled"),
@@ -69,8 +69,8 @@ def test_in_a_rehearsal_nobody_waits_and_results_are_right():
 THREADS = """
 import os, time
 import torch
-from fuseplug.inductor import spinning
-from fuseplug.inductor.rehearsal import building
+from fuseplug_backends.inductor import spinning
+from fuseplug_backends.inductor.rehearsal import building
 
 spinning.LONG = 0.2
 
@@ -111,7 +111,7 @@ def test_programs_are_built_once_the_header_is_there_or_failed(monkeypatch, fail
         if fails:
             raise OSError("planted")
 
-    monkeypatch.setattr("fuseplug.inductor.rehearsal.compile_header", header)
+    monkeypatch.setattr("fuseplug_backends.inductor.rehearsal.compile_header", header)
     with building(2) as builders:
         builders.prepare()
         built = builders.begin(lambda: "built")
@@ -138,8 +138,8 @@ def test_what_cannot_be_built_raises_when_it_is_called(monkeypatch):
 
     trusted, doubted = threading.Event(), threading.Event()
     trusted.set()
-    monkeypatch.setattr("fuseplug.inductor.vectors._trusted", trusted)
-    monkeypatch.setattr("fuseplug.inductor.vectors._doubted", doubted)
+    monkeypatch.setattr("fuseplug_backends.inductor.vectors._trusted", trusted)
+    monkeypatch.setattr("fuseplug_backends.inductor.vectors._doubted", doubted)
     monkeypatch.setattr("torch._inductor.codecache.CppPythonBindingsCodeCache.load_pybinding_async", broken)
     program = Program(lambda x: (x * 7 - 3,), [(0,)])
     with building(1) as builders, rehearsal(builders):

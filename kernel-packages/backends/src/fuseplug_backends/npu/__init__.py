@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazy
+from fuseplug.lazy import lazy
+
 from .kernel import NpuKernel
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._inductor import cpu_vec_isa
 
-from fuseplug.inductor import Compiled, InductorKernel, Program
+from fuseplug_backends.inductor import Compiled, InductorKernel, Program
 
 pytestmark = [
     pytest.mark.usefixtures("everything_compiled"),
@@ -176,7 +176,7 @@ cpu_vec_isa.VecISA.check_build = lambda self, code: built.append(code) or check(
 print(built.count(cpu_vec_isa.VecISA._avx_code), *map(str, cpu_vec_isa.valid_vec_isa_list()), sep="|")
 """
 BY_INDUCTOR = "found = torch.compile(lambda x: x * 2)(X)"
-BY_FUSEPLUG = "from fuseplug.inductor import Program; (found,) = Program(lambda x: (x * 2,), [(0,)])(X)"
+BY_FUSEPLUG = "from fuseplug_backends.inductor import Program; (found,) = Program(lambda x: (x * 2,), [(0,)])(X)"
 NOT_THE_WIDEST = """
 flags = cpu_vec_isa.x86_isa_checker()
 widest = next(isa for isa in cpu_vec_isa.supported_vec_isa_list if {*str(isa).split()} <= {*flags})

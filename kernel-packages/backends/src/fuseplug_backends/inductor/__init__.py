@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazy
+from fuseplug.lazy import lazy
+
 from .kernel import InductorKernel
 
 if TYPE_CHECKING:

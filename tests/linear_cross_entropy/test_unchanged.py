@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fuseplug.unchanged import SAMPLED, Remembered
+from fuseplug_linear_cross_entropy.unchanged import SAMPLED, Remembered
 
 
 def _gathered_again(tensor):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from fuseplug import KernelManager
-from fuseplug.activations import ACTIVATIONS, Activation
+from fuseplug_backends.activations import ACTIVATIONS, Activation
 from fuseplug_moe import reference as moe
 from fuseplug_moe.backends.inductor import moe as fused_moe
 from fuseplug_moe.specimens import StackedExperts

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 import importlib_metadata
 
-from ..hookspecs import BaseKernel
+from fuseplug import BaseKernel
+
 from .chips import DOCUMENTED, undocumented
 
 
