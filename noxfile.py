@@ -113,7 +113,15 @@ def tests_torch_releases(session: nox.Session, torch: str) -> None:
     # The interpreter of Triton 3.6 knows no newer numpy.
     more = () if torch in WITHOUT_TRITON else ("numpy<2.4", *FOR_TRITON)
     install(session, f"torch=={torch}.*", *more, *FOR_TESTS, "peft", free=("torch", "triton", "numpy"))
-    test(session, *QUICK, "tests/core", "tests/backends", "tests/conformance", *(f"tests/{op}" for op in OPS))
+    test(
+        session,
+        *QUICK,
+        "tests/core",
+        "tests/tools",
+        "tests/backends",
+        "tests/conformance",
+        *(f"tests/{op}" for op in OPS),
+    )
     if torch not in WITHOUT_TRITON:
         session.env["TRITON_INTERPRET"] = "1"
         test(session, *QUICK, "tests/gpu/numbers")

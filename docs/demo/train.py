@@ -21,7 +21,7 @@ from promises import BrokenPromiseError, apply, check_round_trip, check_undo
 from timing import Race, race
 from training import train
 
-from fuseplug.bench import emulates_bfloat16
+from fuseplug_tools.bench import emulates_bfloat16
 
 PROMPT = '"Well," said Tom, '
 

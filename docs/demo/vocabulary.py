@@ -14,7 +14,7 @@ from timing import Spread
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from fuseplug import manager
-from fuseplug.bench import peak_memory
+from fuseplug_tools.bench import peak_memory
 
 # Qwen3-0.6B at half its width, with two layers: its vocabulary is what counts here.
 CONFIG = {

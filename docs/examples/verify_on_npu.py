@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from fuseplug import KernelManager
-from fuseplug.doctor import examine, look
 from fuseplug_testing import ConformanceError, check_kernel
+from fuseplug_tools.doctor import examine, look
 
 PARTS = ("conformance", "ops", "models")
 KINDS = ("npu_fused_rmsnorm", "npu_fused_swiglu", "npu_fused_rope", "npu_fused_moe")

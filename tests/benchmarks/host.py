@@ -22,9 +22,9 @@ from benchmarks.gpu.contest import BOTH, FORWARD, LIGER, OURS, Kind, Op
 from benchmarks.gpu.turns import Entry
 from benchmarks.record import Table, write
 
-from fuseplug.bench import by_turns, machine, spread
-from fuseplug.bench.this_machine import VERSIONS
 from fuseplug_testing.triton import compile_only
+from fuseplug_tools.bench import by_turns, machine, spread
+from fuseplug_tools.bench.this_machine import VERSIONS
 
 CAPABILITY = 90
 WAITS = {moe.OP.name: "not timed: in each call it waits for a number that the GPU computes"}

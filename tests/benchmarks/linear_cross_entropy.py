@@ -21,8 +21,8 @@ from record import Table, write
 from torch import Tensor
 from torch.nn import functional
 
-from fuseplug.bench import peak_memory, spread
 from fuseplug_linear_cross_entropy import linear_cross_entropy
+from fuseplug_tools.bench import peak_memory, spread
 
 EAGER = "eager"
 IGNORED = -100

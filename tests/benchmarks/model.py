@@ -20,7 +20,7 @@ import torch
 from record import BOTH, Table, dtypes, write
 
 from fuseplug import manager
-from fuseplug.bench import Benchmark, compare
+from fuseplug_tools.bench import Benchmark, compare
 
 DENSE = {
     "model_type": "qwen3",

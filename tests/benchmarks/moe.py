@@ -22,8 +22,8 @@ from transformers.models.mixtral.configuration_mixtral import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from fuseplug import manager
-from fuseplug.bench import by_turns, spread
 from fuseplug_moe.reference import moe as reference
+from fuseplug_tools.bench import by_turns, spread
 
 Contender = Callable[..., Tensor]
 Work = Callable[..., tuple[Tensor, ...]]

@@ -14,7 +14,7 @@ from record import Table, write
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from fuseplug import manager
-from fuseplug.bench import spread
+from fuseplug_tools.bench import spread
 
 QWEN3_8B = {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8}
 QWEN3_30B_A3B = {

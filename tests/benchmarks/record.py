@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from fuseplug.bench import emulates_bfloat16, machine
+from fuseplug_tools.bench import emulates_bfloat16, machine
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 WIDTH = 150

@@ -20,8 +20,8 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from fuseplug import manager
-from fuseplug.bench import by_turns, spread
 from fuseplug_rmsnorm.reference import rms_norm as reference
+from fuseplug_tools.bench import by_turns, spread
 
 HIDDEN = 2048
 ROWS = (1, 16, 128, 2048)

@@ -21,7 +21,7 @@ from transformers.models.cohere import modeling_cohere
 from transformers.models.llama import modeling_llama
 
 from fuseplug import manager
-from fuseplug.bench import by_turns, spread
+from fuseplug_tools.bench import by_turns, spread
 
 LENGTHS = (1, 16, 128, 512, 2048)
 LARGE, SMALL = "32 and 8 heads of 128", "8 and 4 heads of 64"

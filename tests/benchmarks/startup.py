@@ -18,7 +18,7 @@ from pathlib import Path
 
 from record import Table, write
 
-from fuseplug.bench import spread
+from fuseplug_tools.bench import spread
 
 INSTALLED = 300
 WITH_KERNELS = 12
@@ -43,7 +43,7 @@ FUSED = {"training": 170, "inference": 169}
 APPLY = """
 import sys, time
 from fuseplug import manager
-from fuseplug.bench.models import build_random
+from fuseplug_tools.bench.models import build_random
 import torch
 from transformers.initialization import no_init_weights
 with no_init_weights():

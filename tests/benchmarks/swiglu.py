@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fuseplug import manager
-from fuseplug.bench import by_turns, spread
 from fuseplug_swiglu import swiglu
 from fuseplug_swiglu.reference import swiglu as reference
 from fuseplug_swiglu.specimens import Separate
+from fuseplug_tools.bench import by_turns, spread
 
 HIDDEN = 1024
 WIDTHS = (3072, 11008)

@@ -19,10 +19,10 @@ from test_docs import LONG, blocks
 import fuseplug
 from fuseplug import BaseKernel, KernelManager
 from fuseplug.kernel_faults import faults
-from fuseplug.new.asked import BACKENDS, asked
-from fuseplug.new.known import KNOWN
-from fuseplug.new.writing import render
 from fuseplug_testing import public_names
+from fuseplug_tools.new.asked import BACKENDS, asked
+from fuseplug_tools.new.known import KNOWN
+from fuseplug_tools.new.writing import render
 
 ROOT = Path(__file__).parents[2]
 FROZEN = ROOT / "tests" / "frozen" / "api1"
@@ -163,10 +163,10 @@ def test_the_page_lists_what_is_public(module):
 def test_the_page_lists_the_public_modules():
     assert list(written_down()) == list(public_names.MODULES)
     packages = {path.name for path in ROOT.glob("kernel-packages/*/src/*")}
-    assert packages | {"fuseplug", "fuseplug_testing", "fuseplug_host_npu"} == public_names.OURS
+    assert packages | {"fuseplug", "fuseplug_tools", "fuseplug_testing", "fuseplug_host_npu"} == public_names.OURS
 
 
-OWN_SCRIPTS = {"docs/demo": {"fuseplug.bench"}, "docs/examples": {"fuseplug.doctor"}}
+OWN_SCRIPTS = {"docs/demo": {"fuseplug_tools.bench"}, "docs/examples": {"fuseplug_tools.doctor"}}
 """Scripts of this repository, which are run from its checkout, and what is private of the same checkout to them."""
 
 
@@ -225,7 +225,7 @@ def test_a_private_name_is_found(text, found):
     "text",
     [
         "import fuseplug\nfuseplug.manager.plan, fuseplug.__version__",
-        "import fuseplug.integrations.kernelize\nfuseplug.integrations.kernelize.kernel_mapping",
+        "import fuseplug_tools.integrations.kernelize\nfuseplug_tools.integrations.kernelize.kernel_mapping",
         "from fuseplug_backends import triton as t\nt.vjp.anything",
         "from fuseplug_layernorm.contract import Site\nfrom .contract import Site",
         "from fuseplug_rmsnorm import reference\nother.reference.unit",

@@ -17,11 +17,11 @@ from support.models import Norm
 from fuseplug import kept, planning
 from fuseplug.cli import main
 from fuseplug.kept import Kept, folder
-from fuseplug.measuring import timing
 from fuseplug.verification import evidence
 from fuseplug.verification.evidence import UnstableError, stable
 from fuseplug_backends.inductor.kernel import cpp_compiler
 from fuseplug_rmsnorm.recognise.structure import NormAdapter
+from fuseplug_tools.measuring import timing
 
 PACKAGE = """
 from typing import ClassVar

@@ -577,20 +577,6 @@ def test_a_tensor_without_memory_is_like_its_layout():
             torch.empty(4, 3).data = made
 
 
-@of("default_store")
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
-def test_the_store_is_that_with_which_the_ranks_met():
-    met = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=met, rank=0, world_size=1)
-    try:
-        store = private.default_store()
-        store.set("said", "here")
-        assert store.get("said") == b"here"
-        assert store.compare_set("decided", "", "first") == store.compare_set("decided", "", "second") == b"first"
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 @of("trust_vectors", "forget_vectors")
 def test_vector_instructions_are_taken_on_trust_and_then_checked(fresh_python):
     code = """

@@ -13,7 +13,7 @@ from transformers import KernelConfig
 from transformers.integrations.hub_kernels import kernelize
 
 from fuseplug import KernelManager, PlanError
-from fuseplug.integrations.kernelize import VerifiedLayer, kernel_mapping
+from fuseplug_tools.integrations.kernelize import VerifiedLayer, kernel_mapping
 
 MODELS = ("qwen3", "llama", "olmo2", "qwen2_5_vl")
 
@@ -21,7 +21,7 @@ MODELS = ("qwen3", "llama", "olmo2", "qwen2_5_vl")
 @pytest.fixture
 def manager(monkeypatch):
     manager = KernelManager(environ={})
-    monkeypatch.setattr("fuseplug.integrations.kernelize.manager", manager)
+    monkeypatch.setattr("fuseplug_tools.integrations.kernelize.manager", manager)
     return manager
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support import commands
 
-from fuseplug.run.command import injected
-from fuseplug.run.options import RunOptions
+from fuseplug_tools.run.command import injected
+from fuseplug_tools.run.options import RunOptions
 
 PLAIN = """
 from typing import ClassVar

@@ -18,9 +18,9 @@ from support.models import Toy, inputs
 from torch import nn
 
 from fuseplug import RejectedError
-from fuseplug.fusing import moments
-from fuseplug.fusing.fusing import Fusing
-from fuseplug.run.options import ACCELERATE, FSDP1, TRANSFORMERS, RunOptions
+from fuseplug_tools.fusing import moments
+from fuseplug_tools.fusing.fusing import Fusing
+from fuseplug_tools.run.options import ACCELERATE, FSDP1, TRANSFORMERS, RunOptions
 
 
 @pytest.fixture(autouse=True)
@@ -258,7 +258,7 @@ class Accelerator:
 def used(monkeypatch, fusing):
     """What the wrapped functions use, in a process that does not use accelerate: an earlier test may have."""
     monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(is_initialized=lambda: False))
-    monkeypatch.setattr("fuseplug.fusing.process.fusing", lambda: fusing)
+    monkeypatch.setattr("fuseplug_tools.fusing.process.fusing", lambda: fusing)
     return fusing
 
 

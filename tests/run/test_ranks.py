@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch import distributed
 
-from fuseplug.fusing.ranks import Ranks
+from fuseplug_tools.fusing.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(not distributed.is_available(), reason="this torch has no distributed")
 ROWS = ["model.norm forward: k, llama", "model.mlp forward: g, silu"]

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from fuseplug.run.command import INJECTED, injected
-from fuseplug.run.options import MODULES, RunOptions
+from fuseplug_tools.run.command import INJECTED, injected
+from fuseplug_tools.run.options import MODULES, RunOptions
 
 STATE = """
 import json, sys
@@ -93,7 +93,7 @@ def test_a_python_without_fuseplug_says_so(python, site, strict):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "accelerator.py").write_text("VALUE = 1")
-    (site / "fuseplug.py").write_text("")  # in the place of ours
+    (site / "fuseplug_tools.py").write_text("")  # in the place of ours
     code = "import accelerate.accelerator as a; print(a.VALUE, 'exec_module' in vars(a.__loader__))"
     done = python("-c", code, options=RunOptions(strict=strict))
     if strict:

@@ -19,7 +19,7 @@ import torch
 from support.commands import completed, fuseplug_run, torchrun
 from support.tokens import number_tokenizer
 
-from fuseplug.run.command import INJECTED
+from fuseplug_tools.run.command import INJECTED
 
 pytestmark = [
     pytest.mark.thorough,

@@ -21,7 +21,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from fuseplug import UndoError  # noqa: E402
-from fuseplug.integrations.transformers import FuseplugCallback  # noqa: E402
+from fuseplug_tools.integrations.transformers import FuseplugCallback  # noqa: E402
 
 ROWS = [{"input_ids": row, "labels": row} for row in torch.arange(96).view(8, 12) * 7 % 29 + 3]
 

@@ -54,7 +54,7 @@ def losses(trainer):
 
 
 def check(folder, stage):
-    from fuseplug.integrations.transformers import FuseplugCallback
+    from fuseplug_tools.integrations.transformers import FuseplugCallback
 
     rank = str(distributed.get_rank())
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "::1"}

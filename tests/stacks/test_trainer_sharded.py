@@ -94,7 +94,7 @@ def logits(trainer):
 def check(folder, way):
     from support.accelerating import shard_on_cpus
 
-    from fuseplug.integrations.transformers import FuseplugCallback
+    from fuseplug_tools.integrations.transformers import FuseplugCallback
 
     rank = str(distributed.get_rank())
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "::1"}

@@ -45,7 +45,7 @@ def fusing():
 @pytest.fixture
 def callback(fusing):
     pytest.importorskip("accelerate")
-    from fuseplug.integrations.transformers import FuseplugCallback
+    from fuseplug_tools.integrations.transformers import FuseplugCallback
 
     return FuseplugCallback(manager=fusing)
 

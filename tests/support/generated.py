@@ -8,9 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fuseplug.new.asked import asked
-from fuseplug.new.known import KNOWN
-from fuseplug.new.writing import write
+from fuseplug_tools.new.asked import asked
+from fuseplug_tools.new.known import KNOWN
+from fuseplug_tools.new.writing import write
 
 PARAMS = ("", "weight", "weight,bias", "weight,bias,eps=1e-5")
 WHAT = (*PARAMS, *KNOWN)

@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from fuseplug import KernelManager, Report
-from fuseplug.bench import machine
+from fuseplug_tools.bench import machine
 
 from . import pool
 from .build import give_values

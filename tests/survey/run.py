@@ -37,7 +37,7 @@ import torch
 import transformers
 from packaging.version import Version
 
-from fuseplug.bench import machine
+from fuseplug_tools.bench import machine
 
 from . import pool, single_class
 from .census import Census

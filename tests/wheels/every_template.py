@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fuseplug.new.asked import BACKENDS, asked
-from fuseplug.new.known import KNOWN
-from fuseplug.new.writing import write
+from fuseplug_tools.new.asked import BACKENDS, asked
+from fuseplug_tools.new.known import KNOWN
+from fuseplug_tools.new.writing import write
 
 for backend in BACKENDS:
     for number, params in enumerate(("", "weight", "weight,bias,eps=1e-5", "eps=1.5")):

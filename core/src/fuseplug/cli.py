@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import importlib_metadata
 import typer
 
-from .bench.command import bench
-from .check import check
+from fuseplug_tools.bench.command import bench
+from fuseplug_tools.check import check
+from fuseplug_tools.new.command import new
+from fuseplug_tools.run.command import run
+
 from .discovery import KernelRecord, discover
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
-from .new.command import new
 from .options import Allow, AsJson, Exclude, Include, Only, Skip, TrustRemoteCode
 from .plain_text import one_line, some_lines
-from .run.command import run
 from .tables import console, with_whole_words
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import nn
 
-    from .doctor import Row
+    from fuseplug_tools.doctor import Row
 
 NOTHING_INSTALLED = """No kernels are installed. To begin with:
 
@@ -170,7 +171,8 @@ def _built(model: str, device: str | None, *, random_weights: bool, trust_remote
         from .from_config import build
 
         return build(model, trust_remote_code=trust_remote_code)
-    from .bench.models import build_random
+    from fuseplug_tools.bench.models import build_random
+
     from .devices import device_here
 
     where = device_here(device)
@@ -219,7 +221,7 @@ def config(as_json: AsJson = False) -> None:
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Check this machine and every installed kernel; exit with 1 if something installed cannot work."""
-    from .doctor import Elsewhere, examine, look
+    from fuseplug_tools.doctor import Elsewhere, examine, look
 
     elsewhere = Elsewhere()
     with console(stderr=True).status("importing each kernel's module in a Python of its own"):

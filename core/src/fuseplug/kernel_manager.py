@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
+    from fuseplug_tools.measuring import Runs
+
     from .devices import Destination
-    from .measuring import Runs
     from .patching import Applied, Change, InUse, Patch
     from .planning import Plan
     from .report import Report
@@ -355,7 +356,7 @@ class KernelManager:
 
 def _runs(model: nn.Module, measure: Measure, there: Destination | None, *, every_size: bool) -> Runs:
     """How *model* is to be run to measure it."""
-    from .measuring import refuse_absent, runs_of
+    from fuseplug_tools.measuring import refuse_absent, runs_of
 
     if every_size:
         raise PlanError(

@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from benchmarks.record import RESULTS, Table, gpu, save, show
 
-from fuseplug.bench import machine
-from fuseplug.bench.this_machine import VERSIONS
 from fuseplug_backends.triton.kernel import interpreted
+from fuseplug_tools.bench import machine
+from fuseplug_tools.bench.this_machine import VERSIONS
 
 from . import linear_cross_entropy, models, moe, rmsnorm, rope, swiglu
 from .budget import Budget

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fuseplug.bench import spread
+from fuseplug_tools.bench import spread
 
 from .aims import Aim
 from .contest import EAGER, Contender, Kind, Least, LeftOut, Op, Problem

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from fuseplug.bench import by_turns
+from fuseplug_tools.bench import by_turns
 
 from .turns import Turn
 

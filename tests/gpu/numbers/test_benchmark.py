@@ -31,7 +31,7 @@ from support.thorough import thorough
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
-from fuseplug.bench import spread
+from fuseplug_tools.bench import spread
 
 RUN = Path(__file__).parents[2] / "benchmarks" / "gpu" / "run.py"
 KIND = Kind(torch.device("cpu"), torch.float32)

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from fuseplug_backends.inductor import InductorKernel
+from fuseplug_tools.measuring import Kind, Kinds
 
 from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
 from ..gains import EVERY_SIZE, TIMED, Gains, gains_of, measured
 from ..hookspecs import BaseKernel, resolve
 from ..kept import NOWHERE, Kept, folder
-from ..measuring import Kind, Kinds
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
 from ..proposing import Question
 from ..report import CheckStatus, Entry, Figure

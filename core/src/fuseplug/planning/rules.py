@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fuseplug_tools.measuring import Runs
+
 from .. import torch_private
 from ..contract import Mode
 from ..discovery import KernelRecord
 from ..errors import DiscoveryError
 from ..hookspecs import BaseKernel
-from ..measuring import Runs
 
 
 @dataclass(frozen=True)

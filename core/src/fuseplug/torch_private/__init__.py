@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -21,9 +21,6 @@ from torch._tensor_str import get_printoptions
 from torch.nn.modules import module as _nn_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 __all__ = [
     "DYNAMO_SETTINGS",
@@ -34,7 +31,6 @@ __all__ = [
     "MISCOMPILES_FUNCTIONS",
     "OpOverload",
     "OpOverloadPacket",
-    "default_store",
     "disable_current_modes",
     "function_modes_off",
     "get_printoptions",
@@ -127,13 +123,6 @@ def set_default_device(device: str) -> None:
     if device == "cpu":
         with contextlib.suppress(AttributeError):
             del torch._GLOBAL_DEVICE_CONTEXT.device_context
-
-
-def default_store() -> Store:
-    """The store with which the ranks of the default process group met. A new one would need an address of its own."""
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
 
 
 def import_dynamo() -> None:

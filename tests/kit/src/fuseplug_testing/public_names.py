@@ -16,8 +16,6 @@ from typing import NamedTuple
 MODULES = (
     "fuseplug",
     "fuseplug.fallback",
-    "fuseplug.integrations.kernelize",
-    "fuseplug.integrations.transformers",
     "fuseplug.interface",
     "fuseplug.lazy",
     "fuseplug.process_lock",
@@ -53,13 +51,15 @@ MODULES = (
     "fuseplug_swiglu.specimens",
     "fuseplug_testing",
     "fuseplug_testing.triton",
+    "fuseplug_tools.integrations.kernelize",
+    "fuseplug_tools.integrations.transformers",
 )
 """The modules that have public names. What begins otherwise is not Fuseplug's, or is private."""
 
 OURS = frozenset(module.partition(".")[0] for module in MODULES)
 """The packages of this project. They are released together, and may use what is private of each other."""
 
-_NAMESPACES = frozenset({"fuseplug.integrations"})
+_NAMESPACES = frozenset({"fuseplug_tools.integrations"})
 """Private themselves, and on the way to modules that are public."""
 
 

@@ -1,0 +1,39 @@
+"""The machine that figures were taken on, so that they can be read elsewhere."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import importlib_metadata
+
+from fuseplug.devices import processor
+
+VERSIONS = ("fuseplug", "torch", "transformers", "pluggy", "importlib-metadata")
+
+
+def machine(packages: Sequence[str] = VERSIONS) -> dict[str, Any]:
+    """The machine and what runs on it, without anything that names where it stands.
+
+    Args:
+        packages: The distributions whose versions are told.
+    """
+    return {
+        "cpu": processor(),
+        "cores": os.cpu_count(),
+        "python": sys.version.split()[0],
+        "system": platform.system(),
+        "date": datetime.date.today().isoformat(),
+        "versions": {name: _version(name) for name in packages},
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return str(importlib_metadata.version(name))
+    except importlib_metadata.PackageNotFoundError:
+        return "not installed"

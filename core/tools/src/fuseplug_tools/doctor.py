@@ -1,0 +1,287 @@
+"""What this machine has, what the installed kernels need, and how to get what is missing."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import importlib_metadata
+from packaging.version import Version
+
+from fuseplug.configuration import SETTINGS, environment, named
+from fuseplug.discovery import KernelRecord
+from fuseplug.hookspecs import BaseKernel
+from fuseplug.importing.fresh_python import ask, ends_all
+from fuseplug_backends.inductor.kernel import INSTALL_COMPILER, cpp_compiler
+from fuseplug_backends.npu.kernel import how_to_install, version_of
+
+AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+CANN_VARIABLE = "ASCEND_HOME_PATH"
+CANN_SCRIPT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"
+OLDEST_TRANSFORMERS = "4.57"
+
+State = Literal["ok", "warn", "fail"]
+
+
+class Row(NamedTuple):
+    """What one check found.
+
+    Attributes:
+        name: What was looked at.
+        state: ``"fail"`` means that something installed cannot work.
+        found: What is there.
+        remedy: What to do about it; ``""`` if there is nothing to do.
+    """
+
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the checks look at.
+
+    Attributes:
+        environ: The environment variables, and what the user's file says of those of Fuseplug.
+        torch: The module, if it could be imported.
+        torch_error: What it raised if it could not.
+        devices: The device types that are present.
+        npus: How many Ascend NPUs the kernel driver shows, whether torch knows them or not.
+    """
+
+    environ: Mapping[str, str]
+    torch: Any = None
+    torch_error: BaseException | None = None
+    devices: Sequence[str] = ()
+    npus: int = 0
+
+
+MachineCheck = Callable[[Machine], Row]
+
+
+def look(environ: Mapping[str, str] | None = None) -> Machine:
+    """Import torch and list the devices. If that fails, the error is kept for the checks to explain.
+
+    Raises:
+        SettingsError: If *environ* is not given, and the user's file is not right.
+    """
+    environ = environment() if environ is None else environ
+    npus = len(list(Path("/dev").glob("davinci[0-9]*")))
+    try:
+        import torch
+
+        from fuseplug.devices import KNOWN, present
+
+        return Machine(environ, torch=torch, devices=sorted(kind for kind in KNOWN if present(kind)), npus=npus)
+    except Exception as error:  # noqa: BLE001 - torch runs the vendors' code on import, and drivers fail in many ways
+        return Machine(environ, torch_error=error, npus=npus)
+
+
+class Elsewhere:
+    """What importing modules does in a fresh Python although it must not: each is imported there once."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, Sequence[str]] = {}
+
+    def said(self, module: str) -> Sequence[str]:
+        """What importing *module* does; nothing if it cannot be found there."""
+        if module not in self._said:
+            try:
+                self._said[module] = ask(module, [])
+            except ImportError:
+                self._said[module] = ()
+        return self._said[module]
+
+    def unfit(self, module: str) -> str:
+        """Why no process outlives the import of *module*; ``""`` if one does."""
+        return ends_all(self.said(module))
+
+
+def examine(machine: Machine, records: Sequence[KernelRecord], elsewhere: Elsewhere | None = None) -> list[Row]:
+    """Carry out every check."""
+    return [check(machine) for check in CHECKS] + list(_kernels(machine, records, elsewhere or Elsewhere()))
+
+
+def python(machine: Machine) -> Row:
+    """The interpreter."""
+    del machine
+    return Row("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+
+
+def torch(machine: Machine) -> Row:
+    """PyTorch. Importing it can fail because of a vendor's backend that it loads automatically."""
+    error = machine.torch_error
+    if error is None:
+        return Row("torch", "ok", str(machine.torch.__version__))
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return Row("torch", "fail", "not installed", "pip install torch")
+    found = f"cannot be imported: {_said(error)}"
+    backends = [entry.name for entry in importlib_metadata.entry_points(group="torch.backends")]
+    if not backends:
+        return Row("torch", "fail", found, "pip install --force-reinstall torch")
+    cann = f"source {CANN_SCRIPT}, or set " if version_of("torch_npu") else "set "
+    return Row(
+        "torch",
+        "fail",
+        f"{found}; torch loads {', '.join(backends)} by itself, which needs its vendor's libraries",
+        f"{cann}{AUTOLOAD_VARIABLE}=0 to do without it",
+    )
+
+
+def devices(machine: Machine) -> Row:
+    """The devices that tensors can be put on now."""
+    if machine.torch is None:
+        return Row("devices", "warn", "unknown, as torch cannot be imported")
+    return Row("devices", "ok", ", ".join(_device(machine.torch, kind) for kind in machine.devices))
+
+
+def torch_npu(machine: Machine) -> Row:
+    """Ascend's extension of PyTorch, which needs the CANN toolkit."""
+    version, torch_version = version_of("torch_npu"), version_of("torch")
+    if version is None:
+        if machine.npus or machine.environ.get(CANN_VARIABLE):
+            seen = f"{machine.npus} Ascend NPUs" if machine.npus else f"CANN ({CANN_VARIABLE})"
+            return Row("torch_npu", "warn", f"not installed, though {seen} are here", how_to_install(torch_version))
+        return Row("torch_npu", "ok", "not installed (only Ascend NPUs need it)")
+    if torch_version and Version(version).release[:2] != Version(torch_version).release[:2]:
+        found = f"{version}, which is not made for torch {torch_version}"
+        return Row("torch_npu", "fail", found, how_to_install(torch_version))
+    if machine.torch is None:
+        return Row("torch_npu", "warn", f"{version}; see torch")
+    if "npu" in machine.devices:
+        return Row("torch_npu", "ok", version)
+    if machine.environ.get(AUTOLOAD_VARIABLE) == "0":
+        return Row("torch_npu", "warn", f"{version}, not loaded: {AUTOLOAD_VARIABLE}=0", f"unset {AUTOLOAD_VARIABLE}")
+    if not machine.environ.get(CANN_VARIABLE):
+        found = f"{version}, without CANN ({CANN_VARIABLE} is not set)"
+        return Row("torch_npu", "fail", found, f"source {CANN_SCRIPT}")
+    return Row("torch_npu", "warn", f"{version}, but no NPU is available", "npu-smi info says what the driver sees")
+
+
+def compiler(machine: Machine) -> Row:
+    """The C++ compiler, which Inductor needs on the CPU."""
+    if path := cpp_compiler(machine.environ):
+        return Row("C++ compiler", "ok", path)
+    return Row("C++ compiler", "warn", "none on PATH: Inductor cannot compile for the CPU", INSTALL_COMPILER)
+
+
+def transformers(machine: Machine) -> Row:
+    """The model library, needed only to name a model on the command line."""
+    del machine
+    version = version_of("transformers")
+    install = 'pip install --upgrade "fuseplug[transformers]"'
+    if version is None:
+        return Row("transformers", "ok", f"not installed (`fuseplug plan` needs it: {install})")
+    if Version(version) < Version(OLDEST_TRANSFORMERS):
+        return Row(
+            "transformers", "warn", f"{version}; kernels are tested with {OLDEST_TRANSFORMERS} and later", install
+        )
+    return Row("transformers", "ok", version)
+
+
+def accelerate(machine: Machine) -> Row:
+    """The library that spreads and offloads models."""
+    del machine
+    return Row("accelerate", "ok", version_of("accelerate") or "not installed (only device_map= needs it)")
+
+
+def kernels_variable(machine: Machine) -> Row:
+    """Which kernels the user chose."""
+    return _variable(machine, "kernels")
+
+
+def allow_variable(machine: Machine) -> Row:
+    """Whose code the user allows to be imported."""
+    return _variable(machine, "allow")
+
+
+CHECKS: Sequence[MachineCheck] = (
+    python,
+    torch,
+    devices,
+    torch_npu,
+    compiler,
+    transformers,
+    accelerate,
+    kernels_variable,
+    allow_variable,
+)
+
+
+def _kernels(machine: Machine, records: Sequence[KernelRecord], elsewhere: Elsewhere) -> Iterator[Row]:
+    if not records:
+        yield Row("kernels", "warn", "none installed", "pip install fuseplug-rmsnorm, for one")
+    for record in records:
+        module = _module(record)
+        yield _kernel(machine, record, elsewhere.said(module) if module else ())
+
+
+def _module(record: KernelRecord) -> str:
+    """Where its class is; ``""`` if it was not loaded, or was registered in this process."""
+    return record.value.partition(":")[0] if record.kernel is not None else ""
+
+
+def _kernel(machine: Machine, record: KernelRecord, seen_elsewhere: Sequence[str]) -> Row:
+    state, found, remedy = _loading(record) if record.kernel is None else _running(machine, record.kernel)
+    undone = [effect.what for effect in record.effects if effect.undone]
+    lasting = [effect.what for effect in record.effects if not effect.undone]
+    if said := dict.fromkeys([*lasting, *undone, *seen_elsewhere]):
+        state = "fail" if lasting else "warn" if state == "ok" else state
+        found, remedy = f"{found}, but {'; '.join(said)}", remedy or "tell whoever wrote it, or uninstall it"
+    source = f"{record.distribution} {record.version}".strip()
+    return Row(record.kernel_id, state, f"{found} ({source})" if source else found, remedy)
+
+
+def _loading(record: KernelRecord) -> tuple[State, str, str]:
+    """Why there is no kernel: what the user turned off, left out or wants in vain is not the installation's fault."""
+    chosen = record.state in ("off", "not allowed", "not installed")
+    state: State = "ok" if chosen else "fail" if record.distribution else "warn"
+    remedy = "`fuseplug list -v` shows the traceback" if record.traceback else ""
+    return state, f"{record.state}: {record.reason}", remedy
+
+
+def _running(machine: Machine, kernel: BaseKernel) -> tuple[State, str, str]:
+    if machine.torch is None:
+        return "warn", "ready, but not asked about this machine, as torch cannot be imported", ""
+    here = [kind for kind in machine.devices if kernel.runs_on(kind)]
+    if not here:
+        return "ok", f"ready for {', '.join(kernel.device_types)}, which is not here", ""
+    lacking = {kind: why for kind in here if (why := kernel.lacks(kind))}
+    able = [kind for kind in here if kind not in lacking]
+    if lacking:
+        said = [f"ready on {', '.join(able)}"] if able else []
+        said += [f"unavailable on {kind}: {why}" for kind, why in lacking.items()]
+        return "warn" if able else "fail", "; ".join(said), ""
+    if doubts := [doubt for kind in here if (doubt := kernel.doubts(kind))]:
+        return "warn", f"ready on {', '.join(here)}, though {'; '.join(doubts)}", ""
+    return "ok", f"ready on {', '.join(here)}", ""
+
+
+def _device(torch: Any, kind: str) -> str:
+    if kind == "cpu":
+        return kind
+    try:
+        module = torch.get_device_module(kind)
+        names = dict.fromkeys(module.get_device_name(index) for index in range(module.device_count()))
+        return f"{kind} ({module.device_count()} × {', '.join(names)})"
+    except Exception:  # noqa: BLE001 - a name for people; not every vendor's module gives one
+        return kind
+
+
+def _variable(machine: Machine, setting: str) -> Row:
+    variable, unset = SETTINGS[setting].variable, SETTINGS[setting].unset
+    value, said_by = machine.environ.get(variable), named(machine.environ, variable)
+    return Row(said_by, "ok", f"not set ({unset})" if value is None else f"{value!r}")
+
+
+def _said(error: BaseException) -> str:
+    """The first cause, which is what names the missing library."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip()}"

@@ -1,0 +1,137 @@
+"""Fuses the models that a process trains, each once."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import multiprocessing
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from fuseplug.errors import PlanError
+from fuseplug.plain_text import one_line
+from fuseplug.process_lock import ProcessLock
+from fuseplug.ranks import rank
+
+from ..run.options import RunOptions
+from .beginning import Beginning
+from .ranks import Ranks
+from .telling import Telling, rows
+
+if TYPE_CHECKING:
+    from fuseplug.kernel_manager import KernelManager
+
+log = logging.getLogger("fuseplug.run")
+
+
+class Fusing:
+    """Fuses models as the options say. What goes wrong is logged, or raised with ``strict``.
+
+    Args:
+        options: Those of ``fuseplug run``.
+        manager: What plans and applies.
+    """
+
+    def __init__(self, options: RunOptions, manager: KernelManager) -> None:
+        self._options = options
+        self._manager = manager
+        self._watched: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+        self._done: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+        self._beginning = Beginning(self._began)
+        self._untrained: dict[str, None] | None = {}
+        """The classes of the models that were made, the parts of others among them; ``None`` once one is trained."""
+        self._numbers = itertools.count()
+        self._telling = Telling(options)
+        self._lock = ProcessLock()
+
+    def watch(self, model: nn.Module) -> None:
+        """Fuse *model*, or what it is a part of, at its first call with gradients, if it was not fused by then."""
+        self._watched[id(model)] = model
+        self._beginning.put_on(model)
+        if self._untrained is not None:
+            self._untrained[type(model).__name__] = None
+
+    def outermost(self, model: nn.Module) -> nn.Module:
+        """The largest of the watched models that have *model*; itself if there is none."""
+        watched = list(self._watched.values())
+        return max((each for each in watched if _has(each, model)), key=_size, default=model)
+
+    def fuse_watched(self, model: nn.Module) -> None:
+        """Fuse *model*, or the largest watched one that has it, if it is or has a watched one itself."""
+        model = self.outermost(model)
+        if any(id(module) in self._watched for module in model.modules()):
+            self.fuse(model)
+
+    def fuse(self, model: nn.Module, device: torch.device | str | None = None) -> None:
+        """Fuse *model*, unless that was done before, by whomever, or nothing of it is trained.
+
+        Args:
+            model: The model.
+            device: Where it will be moved, if it is in the memory of the host.
+
+        Raises:
+            FuseplugError: With ``strict``, if it cannot be fused as planned.
+        """
+        with self._lock:
+            if not any(parameter.requires_grad for parameter in model.parameters()):
+                return
+            if any(_has(each, model) for each in list(self._done.values())):
+                return
+            self._done[id(model)] = model
+            self._untrained = None
+            self._beginning.take_off(model)
+            if self._manager.applied_to(model) is not None:
+                return  # by the user's own code, which knows better what it wants
+            try:
+                self._plan_and_apply(model, _destination(model, device))
+            except Exception as error:
+                if self._options.strict:
+                    raise
+                why = f"{type(error).__name__}: {one_line(error)}"
+                log.warning(f"{type(model).__name__} is trained unfused on rank {rank()}, because of this: {why}")
+
+    def ended(self) -> None:
+        """The process ends: report the calls, or say that no model was trained, if some were made.
+
+        That is no news of a worker.
+        """
+        self._telling.ended()
+        if self._untrained and rank() == 0 and multiprocessing.parent_process() is None:
+            log.info("nothing was fused: no model was trained; made were: %s", ", ".join(self._untrained))
+
+    def _began(self, model: nn.Module) -> None:
+        model = self.outermost(model)
+        # A model without memory is not trained yet: somebody counts its operations, for example.
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            self.fuse(model)
+
+    def _plan_and_apply(self, model: nn.Module, device: torch.device | str | None) -> None:
+        ranks = Ranks.now(next(self._numbers))
+        try:
+            with ranks.compiling_first():
+                plan = self._manager.plan(model, device=device, **self._options.for_plan())
+        except Exception as error:
+            ranks.refuse(f"rank {rank()} has no plan: {type(error).__name__}: {error}")
+            raise
+        difference = ranks.difference(rows(plan.report))
+        if difference:
+            raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
+        applied = None if self._options.dry_run else self._manager._apply(model, plan)
+        self._telling.planned(plan.report, applied)
+
+
+def _destination(model: nn.Module, device: torch.device | str | None) -> torch.device | str | None:
+    """*device*, for a model that is not on its devices yet."""
+    found = {parameter.device.type for parameter in model.parameters()}
+    return device if found <= {"cpu", "meta"} and device is not None and found != {torch.device(device).type} else None
+
+
+def _has(model: nn.Module, part: nn.Module) -> bool:
+    return any(module is part for module in model.modules())
+
+
+def _size(model: nn.Module) -> int:
+    return sum(1 for _ in model.modules())

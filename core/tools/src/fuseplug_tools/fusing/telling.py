@@ -1,0 +1,107 @@
+"""What rank 0 says of the models that were fused: a line for each distinct one, and the file of the reports."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fuseplug.patching.counting import Calls, Counted, counted
+from fuseplug.patching.tally import Count
+from fuseplug.plain_text import one_line
+from fuseplug.ranks import rank
+
+from ..run import reports
+from ..run.options import RunOptions
+
+if TYPE_CHECKING:
+    from fuseplug.patching import Applied
+    from fuseplug.report import Report
+
+log = logging.getLogger("fuseplug.run")
+
+
+@dataclass
+class _Told:
+    """A distinct model: the number of its report, in the process that wrote it, and the calls of all that are alike."""
+
+    number: int | None = None
+    process: int = field(default_factory=os.getpid)
+    targets: list[Counted] = field(default_factory=list)
+
+
+class Telling:
+    """Logs and reports what is fused.
+
+    Args:
+        options: Those of ``fuseplug run``.
+    """
+
+    def __init__(self, options: RunOptions) -> None:
+        self._dry = options.dry_run
+        self._path = None if options.report is None else Path(options.report)
+        self._told: dict[Any, _Told] = {}
+
+    def planned(self, report: Report, applied: Applied | None) -> None:
+        """Say what was planned for a model, unless one like it was said before.
+
+        Args:
+            report: That of the plan.
+            applied: What came of it; ``None`` if nothing was changed.
+        """
+        if rank() != 0:
+            return
+        report = report if applied is None else applied.report
+        what = (report.model_class, *rows(report))
+        if what not in self._told:
+            told = self._told[what] = _Told()
+            log.info("%s%s", "dry run, nothing is changed: " if self._dry else "", one_line(report.summary()))
+            if self._path is not None:
+                told.number = reports.add(self._path, {"calls": None, **report.to_dict()})
+        if applied is not None:
+            self._told[what].targets += counted(applied.patches)
+
+    def ended(self) -> None:
+        """Write the calls of the kernels into the reports of this process, and say what was too small to gain.
+
+        A fork of the process has no calls.
+        """
+        for told in self._told.values():
+            if told.process != os.getpid():
+                continue
+            if small := sum(_too_small(each.counter) for each in told.targets):
+                count = len(told.targets)
+                log.info("%d of %d fused targets had no call that is large enough to gain", small, count)
+            if self._path is not None and told.number is not None:
+                try:
+                    reports.complete(self._path, told.number, calls=_added(told.targets))
+                except OSError as error:
+                    log.warning("--report %s: the calls cannot be written: %s", self._path, error.strerror)
+
+
+def rows(report: Report) -> Sequence[str]:
+    """What is done to each target, as it must be on all ranks."""
+    return [f"{e.paths[0] or '(the model)'} {e.target}: {e.kernel_id}, {e.variant}" for e in report.fused]
+
+
+def _too_small(count: Count) -> bool:
+    """Whether all calls of *count* were the original's, and for no other reason."""
+    return bool(count.original) and not count.fused and not count.reasons
+
+
+def _added(targets: Sequence[Counted]) -> list[dict[str, Any]]:
+    """The calls of models that are alike, by target, as plain data."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for calls in (each.calls() for each in targets):
+        where = (calls.paths, calls.target, calls.kernel_id)
+        row = found.setdefault(where, {**_plain(calls), "fused": 0, "original": 0})
+        row["fused"] += calls.fused
+        row["original"] += calls.original
+    return [*found.values()]
+
+
+def _plain(calls: Calls) -> dict[str, Any]:
+    return {"paths": list(calls.paths), "target": str(calls.target), "kernel": calls.kernel_id}

@@ -1,0 +1,131 @@
+"""What a model is run on to record its calls: the user's batches, or random tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug.errors import PlanError
+from fuseplug.safe_access import class_name
+
+LENGTHS = (16, 128, 512, 2048)
+"""Tokens of the random batches: from a short prompt to a long one. Decoding, one token at a time, is below them all."""
+
+GIVE = "give measure= one batch or several, the keyword arguments of a call of the model"
+
+Batch = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """How a model is run to record its calls, and how these are timed.
+
+    Attributes:
+        batches: What it is run on.
+        autocast: By type of device, the dtype of autocast; ``None`` where it is off.
+    """
+
+    batches: Sequence[Batch]
+    autocast: Mapping[str, torch.dtype | None] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Autocast as it was where the user asked, though a plan is made without it."""
+        with contextlib.ExitStack() as stack:
+            for device_type, dtype in self.autocast.items():
+                stack.enter_context(torch.autocast(device_type, dtype, enabled=dtype is not None))
+            yield
+
+
+def runs_of(model: nn.Module, measure: object) -> Runs:
+    """What *measure* asks for, under autocast if that is on now; *measure* and errors as for `batches_of`."""
+    types = dict.fromkeys(["cpu", *(each.device.type for each in model.parameters())])
+    autocast = {
+        each: torch.get_autocast_dtype(each) if torch.is_autocast_enabled(each) else None
+        for each in types
+        if torch.amp.is_autocast_available(each)
+    }
+    return Runs(batches_of(model, measure), autocast)
+
+
+def batches_of(model: nn.Module, measure: object) -> list[Batch]:
+    """What *measure* asks *model* to be run on.
+
+    Args:
+        model: The model.
+        measure: ``True`` for random tokens; one batch, or a sequence of several.
+
+    Raises:
+        PlanError: If it is something else, or random tokens are not what the model takes.
+    """
+    if measure is True:
+        return _random(model)
+    if isinstance(measure, Mapping):
+        return [measure]
+    if isinstance(measure, Sequence) and measure and all(isinstance(each, Mapping) for each in measure):
+        return list(measure)
+    raise PlanError(f"measure is {_described(measure)}: {GIVE}, or True for random tokens")
+
+
+def refuse_absent(model: nn.Module, device_type: str | None) -> None:
+    """Raise if *model* cannot be run where it is planned for.
+
+    Args:
+        model: The model.
+        device_type: Where it was said to run; ``None``: where it is.
+
+    Raises:
+        PlanError: If parts of it are on meta, or elsewhere.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(each.is_meta for each in tensors):
+        raise PlanError("measure= runs the model, and it is on meta: load or build its weights first")
+    elsewhere = sorted({each.device.type for each in tensors} - {device_type})
+    if device_type is not None and elsewhere:
+        raise PlanError(
+            f"measure= runs the model where it is, on {', '.join(elsewhere)}, and device= says {device_type}: move the "
+            "model there first"
+        )
+
+
+def _random(model: nn.Module) -> list[Batch]:
+    table = _embeddings(model)
+    if table is None or "input_ids" not in inspect.signature(type(model).forward).parameters:
+        raise PlanError(
+            f"measure=True runs the model on random tokens, and {class_name(model)} takes no input_ids or has no input "
+            f"embeddings: {GIVE}"
+        )
+    words = table.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    most = _most_positions(model)
+    lengths = [length for length in LENGTHS if length <= most] or [most]
+    return [
+        {"input_ids": torch.randint(words, (1, length), generator=generator, device="cpu").to(table.device)}
+        for length in lengths
+    ]
+
+
+def _embeddings(model: nn.Module) -> Tensor | None:
+    """The weight of the model's input embeddings, if it says which these are."""
+    try:
+        weight = model.get_input_embeddings().weight  # type: ignore[operator]  # a method of transformers' models
+    except (AttributeError, NotImplementedError):
+        return None
+    return weight if isinstance(weight, Tensor) and weight.dim() == 2 else None
+
+
+def _most_positions(model: nn.Module) -> int:
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    said = getattr(text, "max_position_embeddings", None)
+    return said if isinstance(said, int) and said > 0 else LENGTHS[-1]
+
+
+def _described(value: object) -> str:
+    return f"an empty {class_name(value)}" if isinstance(value, Sequence) and not value else f"a {class_name(value)}"

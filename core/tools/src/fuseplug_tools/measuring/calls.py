@@ -1,0 +1,142 @@
+"""The calls that a model makes of what would be replaced: recorded while it runs, and made again one by one."""
+
+from __future__ import annotations
+
+import copy
+import time
+import types
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug.patching import class_method, strip
+from fuseplug.patching.slots import bind
+from fuseplug.rebind import rebound
+from fuseplug.safe_access import all_below
+from fuseplug.verification import tensors
+
+from ..torch_private import tree_map
+
+if TYPE_CHECKING:
+    from fuseplug.patching import Patch
+
+Function = Callable[..., Any]
+
+
+class Call(NamedTuple):
+    """How a target was called.
+
+    Attributes:
+        args: Its arguments, a module first where it is a method.
+        kwargs: Those by keyword.
+        seconds: How long that took, about.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    seconds: float = 0.0
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the arguments."""
+        return tensors((self.args, dict(self.kwargs)))
+
+    def with_each(self, change: Callable[[Tensor], Tensor]) -> Call:
+        """The same call, with each tensor changed."""
+
+        def changed(value: Any) -> Any:
+            return change(value) if isinstance(value, Tensor) else value
+
+        return self._replace(args=tree_map(changed, self.args), kwargs=tree_map(changed, self.kwargs))
+
+
+def sharing(model: nn.Module, *, buffers: bool = True) -> nn.Module:
+    """A copy of *model* with the same parameters: both must fit into memory.
+
+    Args:
+        model: Any module that can be copied.
+        buffers: Whether the copy has the same buffers, too, and not copies of them.
+    """
+    tensors = [*model.parameters(), *(model.buffers() if buffers else ())]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+
+
+def recorded(
+    model: nn.Module, alike: Mapping[Hashable, Sequence[Patch]], run: Callable[[nn.Module], Any]
+) -> dict[Hashable, Call]:
+    """The first call of each kind of target while *run* runs an unfused copy of *model*.
+
+    Args:
+        model: The model; nothing of it is changed, and its parameters are those of the copy.
+        alike: By kind, the replacements that would be made of such targets.
+        run: Runs a model.
+
+    Returns:
+        By kind, what it was called with, tensors without the way that they were computed in. Kinds that were not called
+        are missing.
+    """
+    listening = sharing(model, buffers=False)
+    for module in all_below(listening):
+        strip(module, "")
+    calls: dict[Hashable, Call] = {}
+
+    def recorder(kind: Hashable, original: Function) -> Function:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            if kind in calls:
+                return original(*args, **kwargs)
+            call, start = Call(args, kwargs).with_each(_cut_off), time.perf_counter()
+            result = original(*args, **kwargs)
+            calls[kind] = call._replace(seconds=time.perf_counter() - start)
+            return result
+
+        return record
+
+    methods: dict[tuple[str, str], dict[str | None, Function]] = defaultdict(dict)
+    for kind, patches in alike.items():
+        for patch in patches:
+            listener = recorder(kind, original_of(patch.function))
+            methods[patch.path, patch.target.method][patch.target.function] = listener
+    for (path, method), listeners in methods.items():
+        module = listening.get_submodule(path)
+        own = cast("types.FunctionType", class_method(module, method))
+        functions = {name: listener for name, listener in listeners.items() if name is not None}
+        bind(module, method, cast("types.FunctionType", listeners.get(None) or rebound(own, functions)))
+    run(listening)
+    return calls
+
+
+def _cut_off(tensor: Tensor) -> Tensor:
+    """*tensor* without what it was computed from."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def original_of(replacement: Function) -> Function:
+    """What *replacement* replaces."""
+    original: Function = replacement.__wrapped__  # type: ignore[attr-defined]  # functools.wraps left it there
+    return original
+
+
+def make(function: Function, call: Call, leaves: Sequence[Tensor]) -> None:
+    """Make *call* of *function*, with the backward to *leaves* if there are any, and wait until it is done."""
+    with torch.set_grad_enabled(bool(leaves)):
+        results = tensors(function(*call.args, **call.kwargs))
+        if leaves:
+            ends = [each for each in results if each.requires_grad]
+            torch.autograd.grad(ends, leaves, [torch.ones_like(each) for each in ends], allow_unused=True)
+    wait_for(results[0])
+
+
+def leaves_of(call: Call, *, method: bool) -> list[Tensor]:
+    """What gradients of *call* go to: arguments, and the parameters of the module if a *method* is called."""
+    parameters = call.args[0].parameters() if method else ()
+    return [each for each in (*call.tensors, *parameters) if each.requires_grad]
+
+
+def wait_for(tensor: Tensor) -> None:
+    """Until the device has done its work."""
+    backend: Any = getattr(torch, tensor.device.type, None)
+    if hasattr(backend, "synchronize"):
+        backend.synchronize()

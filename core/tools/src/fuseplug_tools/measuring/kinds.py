@@ -1,0 +1,186 @@
+"""The targets of a plan by kind, the run of the model that shows how each kind is called, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug.contract import Rejection
+from fuseplug.errors import PlanError
+from fuseplug.kept import Kept
+from fuseplug.patching import replacement_of
+from fuseplug.report import Figure
+from fuseplug.safe_access import class_name, said_by
+from fuseplug.verification import random_state_kept
+
+from .batches import GIVE, Batch, Runs
+from .calls import Call, recorded
+from .timing import Keeping, at_most, described, figure, own_tensors_of
+
+if TYPE_CHECKING:
+    from fuseplug.patching import Patch
+
+
+@dataclass
+class Kind:
+    """Targets that take as long as each other: one replacement, of modules whose parameters have one shape.
+
+    Attributes:
+        key: As `Keeping.key`.
+        patches: The replacements, by what they would replace.
+        recorded: Whether the model was run to see how they are called.
+        figures: What was measured, one for each different call.
+        fault: Why the kernel cannot be timed, if it or its original raises.
+        note: Why there is no figure, if nothing is wrong.
+    """
+
+    key: Callable[[], str]
+    patches: dict[str, Patch] = field(default_factory=dict)
+    recorded: bool = False
+    figures: list[Figure] = field(default_factory=list)
+    fault: Rejection | None = None
+    note: str = ""
+
+    @property
+    def first(self) -> Patch:
+        """One of the replacements."""
+        return next(iter(self.patches.values()))
+
+    def __str__(self) -> str:
+        more = f" and {len(self.patches) - 1} more" if len(self.patches) > 1 else ""
+        return f"{next(iter(self.patches))}{more}"
+
+
+class Task(NamedTuple):
+    """Something to time.
+
+    Attributes:
+        kind: What is called.
+        call: How.
+        main: The main input among the arguments.
+    """
+
+    kind: Kind
+    call: Call
+    main: Tensor
+
+
+class Kinds:
+    """What is measured while one plan is made.
+
+    Args:
+        model: The model.
+        runs: How it is run.
+        gradients: Whether it is run with gradients, and the backward is timed too.
+        kept: Where times are looked up, and kept for other processes.
+    """
+
+    def __init__(self, model: nn.Module, runs: Runs, *, gradients: bool, kept: Kept) -> None:
+        self._model = model
+        self._runs = runs
+        self._gradients = gradients
+        self._kept = kept
+        self._kinds: dict[Hashable, Kind] = {}
+
+    def of(self, patch: Patch, module: nn.Module, key: Callable[[], str]) -> Kind:
+        """The kind of *patch*.
+
+        Args:
+            patch: A replacement that is not in place.
+            module: The module that it is of.
+            key: As `Keeping.key`.
+        """
+        kind = self._kinds.setdefault((patch.function, own_tensors_of(module)), Kind(functools.cache(key)))
+        kind.patches.setdefault(f"{patch.path or 'the model'}.{patch.target}", patch)
+        return kind
+
+    def record(self) -> list[Task] | None:
+        """Run the model for the kinds that are new; return what is to be timed, or ``None`` if no kind is new.
+
+        Raises:
+            PlanError: If the model cannot be copied, or raises.
+        """
+        new = {key: kind for key, kind in self._kinds.items() if not kind.recorded}
+        if not new:
+            return None
+        calls: dict[Hashable, dict[str, Call]] = {key: {} for key in new}
+        for number, batch in enumerate(self._runs.batches):
+            for key, call in self._run(new, batch, number).items():
+                calls[key].setdefault(described(call), call)
+        with self._surroundings():
+            return [task for key, kind in new.items() for task in _tasks(kind, [*calls[key].values()])]
+
+    def seconds(self, tasks: Sequence[Task]) -> float:
+        """How long it takes to time *tasks*, at most and about, without what is compiled."""
+        # A backward takes twice as long as its forward.
+        works = (1, 3) if self._gradients else (1,)
+        return sum(at_most(work * task.call.seconds) for task in tasks for work in works)
+
+    def time(self, task: Task) -> None:
+        """Time *task*, and put the figure with its kind."""
+        kind = task.kind
+        if kind.fault is not None:
+            return
+        keeping = Keeping(self._kept, kind.key)
+        try:
+            with self._runs.entered():
+                found = figure(kind.first, task.call, task.main, keeping, gradients=self._gradients)
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything at a size at which nobody ran it
+            shape = " × ".join(map(str, task.main.shape))
+            kind.fault = Rejection(f"{said_by(error)} while it and the original were timed with {shape}", kind="error")
+            return
+        kind.figures = sorted([*kind.figures, found], key=lambda each: each.elements)
+
+    def notes(self) -> list[str]:
+        """What a user should know of kinds without a figure."""
+        return [
+            f"not measured: {kind}, because {kind.note}; {kind.first.kernel_id} is used from the size that it declares"
+            for kind in self._kinds.values()
+            if kind.note and not kind.figures
+        ]
+
+    @contextlib.contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        """In which the model is run, and its guards are asked about the calls that it made."""
+        with torch.set_grad_enabled(self._gradients), self._runs.entered():
+            yield
+
+    def _run(self, kinds: Mapping[Hashable, Kind], batch: Batch, number: int) -> dict[Hashable, Call]:
+        alike = {key: [*kind.patches.values()] for key, kind in kinds.items()}
+
+        def run(model: nn.Module) -> None:
+            with self._surroundings():
+                model(**batch)
+
+        with contextlib.ExitStack() as stack:
+            for device_type in {"cpu", *(each.device.type for each in self._model.parameters())}:
+                stack.enter_context(random_state_kept(device_type))
+            try:
+                return recorded(self._model, alike, run)
+            except Exception as error:
+                which = f"batch {number + 1} of {len(self._runs.batches)} ({', '.join(map(str, batch))})"
+                raise PlanError(
+                    f"measure= runs a copy of {class_name(self._model)}, which fails with {which}: {said_by(error)}; "
+                    f"{GIVE}, or drop measure="
+                ) from error
+
+
+def _tasks(kind: Kind, calls: Sequence[Call]) -> list[Task]:
+    """What is to be timed of *kind*: those of *calls* that reach the kernel."""
+    kind.recorded = True
+    kind.note = "" if calls else "no batch leads to a call of it"
+    tasks = []
+    for call in calls:
+        replacement = replacement_of(kind.first.function)
+        main = replacement.main_input(call.args, call.kwargs)
+        if main is None:
+            kind.note = f"its calls are the original's anyway: {replacement.why_not(call.args, call.kwargs)}"
+        else:
+            tasks.append(Task(kind, call, main))
+    return tasks

@@ -1,0 +1,122 @@
+"""A kernel against its original in one call, by turns; or as it was found before, and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug.devices import processor
+from fuseplug.kept import Kept
+from fuseplug.report import Figure, Timing
+from fuseplug.verification.evidence import stable
+
+from .calls import Call, leaves_of, make, original_of
+from .turns import by_turns
+
+if TYPE_CHECKING:
+    from fuseplug.patching import Patch
+
+SECONDS = 0.5
+"""How long a kernel and its original take turns, about. In less, calls of a tenth of a second have too few turns."""
+
+_TURNS = 51
+
+
+def at_most(seconds: float) -> float:
+    """How long it takes to time a call of *seconds*: four times before anything counts, then by turns."""
+    return 4 * seconds + max(SECONDS, 2 * seconds)
+
+
+class Keeping(NamedTuple):
+    """Where times are kept.
+
+    Attributes:
+        kept: For all of them.
+        key: Gives the hash of all that the kernel's calls depend on; ``""`` if it has none.
+    """
+
+    kept: Kept
+    key: Callable[[], str]
+
+
+def figure(patch: Patch, call: Call, main: Tensor, keeping: Keeping, *, gradients: bool) -> Figure:
+    """Time *call* of what *patch* replaces.
+
+    Args:
+        patch: The replacement.
+        call: How it is called.
+        main: The main input among the arguments.
+        keeping: Where the times of other processes are.
+        gradients: Whether to time the backward, too.
+
+    Raises:
+        Exception: What the kernel or the original raises.
+    """
+    forward = _kept_or_timed(patch, call.with_each(Tensor.detach), keeping, backward=False)
+    both = None
+    if gradients and main.is_floating_point():
+        # What the guard goes by, wherever the model's own call had it from.
+        call = call.with_each(lambda each: each.detach().requires_grad_(each is main or each.requires_grad))
+        both = _kept_or_timed(patch, call, keeping, backward=True)
+    return Figure(tuple(main.shape), str(main.dtype).removeprefix("torch."), forward, both)
+
+
+def described(call: Call) -> str:
+    """All of *call* that its time may depend on, but for values: shapes, strides, dtypes, numbers and flags."""
+    flat = [*call.args, *(each for pair in call.kwargs.items() for each in pair)]
+    numbers = [each for each in flat if each is None or type(each) in (bool, int, float, str)]
+    return stable([*map(_layout, call.tensors), *numbers])
+
+
+def own_tensors_of(module: nn.Module) -> str:
+    """The same of the parameters of *module*."""
+    return stable([(name, *_layout(each)) for name, each in module.named_parameters()])
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    steps = tensor.stride() if tensor.layout is torch.strided else ()
+    return (tensor.dtype, tuple(tensor.shape), steps, tensor.requires_grad)
+
+
+def _kept_or_timed(patch: Patch, call: Call, keeping: Keeping, *, backward: bool) -> Timing:
+    key = _key(patch, call, keeping) if keeping.kept else ""
+    if key and (before := _timing_of(keeping.kept.get(key))) is not None:
+        return before
+    leaves = leaves_of(call, method=patch.target.function is None) if backward else []
+    functions = {"original": original_of(patch.function), "kernel": patch.function}
+    runs = {name: partial(make, function, call, leaves) for name, function in functions.items()}
+    samples = by_turns(runs, _TURNS, warm_up=1, within=SECONDS)
+    ratios = [theirs / ours for theirs, ours in zip(samples["original"], samples["kernel"], strict=True)]
+    medians = {name: statistics.median(times) for name, times in samples.items()}
+    found = Timing(gain=statistics.median(ratios), **medians)
+    if key:
+        keeping.kept.put(key, found._asdict())
+    return found
+
+
+def _key(patch: Patch, call: Call, keeping: Keeping) -> str:
+    """What the time of *call* is kept under; which gradients it has is part of the call."""
+    checked = keeping.key()
+    if not checked:
+        return ""
+    own = own_tensors_of(call.args[0]) if patch.target.function is None else ""
+    device_type = call.tensors[0].device.type
+    autocast = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    parts = (checked, processor(), str(autocast), described(call), own)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _timing_of(answer: Any) -> Timing | None:
+    """What was kept; ``None`` if it is something else."""
+    try:
+        found = Timing(*(float(answer[name]) for name in Timing._fields))
+    except (TypeError, KeyError, ValueError):
+        return None
+    return found if all(math.isfinite(each) and each > 0 for each in found) else None

@@ -1,0 +1,138 @@
+"""What a user of ``fuseplug new`` asks for, checked."""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fuseplug.errors import FuseplugError
+from fuseplug.ownership import RELEASED, normal
+
+from .known import KNOWN, NOT_TEMPLATES, Known
+
+BACKENDS = ("inductor", "triton", "npu")
+PREFIX = "fuseplug-"
+
+_OURS = {*RELEASED.values(), "fuseplug-liger", "fuseplug-testing", "fuseplug-host-npu"}
+
+_NAMES_IN_TEMPLATES = """
+x y self module compute forward training wide row column inside width reference functional functools torch tl triton
+operation recomputed transparent example match specimens
+"""
+_TAKEN_BY_TEMPLATES = dict.fromkeys(_NAMES_IN_TEMPLATES.split(), "the templates use it")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A distribution to write.
+
+    Attributes:
+        stem: The name without ``fuseplug-``, as an identifier.
+        op: A key of `KNOWN`, or a new op.
+        backend: One of `BACKENDS`.
+        tensors: Parameters and buffers of a module with a new op.
+        numbers: Its other attributes, and a value of each.
+    """
+
+    stem: str
+    op: str
+    backend: str
+    tensors: tuple[str, ...] = ()
+    numbers: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def known(self) -> Known | None:
+        """The op, if it exists already."""
+        return KNOWN.get(self.op)
+
+    @property
+    def distribution(self) -> str:
+        """``fuseplug-layernorm``."""
+        return PREFIX + self.stem.replace("_", "-")
+
+    @property
+    def package(self) -> str:
+        """``fuseplug_layernorm``."""
+        return f"fuseplug_{self.stem}"
+
+    @property
+    def kernel_id(self) -> str:
+        """``inductor_fused_layernorm``."""
+        return f"{self.backend}_fused_{self.stem}"
+
+
+def asked(name: str, *, op: str, backend: str, params: str) -> Asked:
+    """Check the arguments of ``fuseplug new``.
+
+    Raises:
+        FuseplugError: If one of them is not what it must be.
+    """
+    stem = _stem(name)
+    if backend not in BACKENDS:
+        raise FuseplugError(f"--backend is {backend!r}; expected one of {', '.join(BACKENDS)}")
+    if op in NOT_TEMPLATES:
+        raise FuseplugError(f"there is no template for --op {op}: {NOT_TEMPLATES[op]}")
+    if op in KNOWN:
+        if params:
+            raise FuseplugError(
+                f"--params is {params!r}; expected none with --op {op}, whose modules {KNOWN[op].distribution} "
+                "recognises: leave it out"
+            )
+        return Asked(stem, op, backend)
+    op = op or stem
+    _check_identifier("--op", op, "soft_cap", _TAKEN_BY_TEMPLATES)
+    tensors, numbers = _params(params, op)
+    return Asked(stem, op, backend, tensors, numbers)
+
+
+def _stem(name: str) -> str:
+    stem = normal(name.strip()).removeprefix(PREFIX)
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", stem):
+        raise FuseplugError(
+            f"NAME is {name!r}; expected the name of a distribution, letters, digits and hyphens with a letter "
+            "first: fuseplug new layernorm"
+        )
+    if PREFIX + stem in _OURS:
+        raise FuseplugError(
+            f"{PREFIX}{stem} is a distribution of Fuseplug's own; expected another name: fuseplug new my-{stem}"
+            + (f" --op {stem.replace('-', '_')}" if stem.replace("-", "_") in KNOWN else "")
+        )
+    return stem.replace("-", "_")
+
+
+def _params(params: str, op: str) -> tuple[tuple[str, ...], tuple[tuple[str, float], ...]]:
+    """The names of tensors, and the numbers with their values."""
+    taken = _TAKEN_BY_TEMPLATES | {op: "the op has it"}
+    tensors: list[str] = []
+    numbers: list[tuple[str, float]] = []
+    for item in params.split(",") if params.strip() else ():
+        name, equals, value = (part.strip() for part in item.partition("="))
+        _check_identifier("--params", name, "weight,bias,eps=1e-5", taken)
+        taken[name] = "it is there twice"
+        if equals:
+            numbers.append((name, _number(name, value)))
+        else:
+            tensors.append(name)
+    return tuple(tensors), tuple(numbers)
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise FuseplugError(f"--params has {name}={value}; expected a number: {name}=1e-5")
+    return number
+
+
+def _check_identifier(option: str, name: str, instance: str, taken: Mapping[str, str]) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise FuseplugError(
+            f"{option} has the name {name!r}; expected a name in Python, in small letters: {option} {instance}"
+        )
+    if name in taken:
+        raise FuseplugError(f"{option} has the name {name!r}, and {taken[name]}; expected another: {option} {instance}")

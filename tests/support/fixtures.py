@@ -1,0 +1,133 @@
+"""Fixtures of several folders of tests: small real distributions to discover, and fresh Python processes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuseplug import torch_private
+from support import kernels
+from support.managers import manager_of
+from support.models import Toy
+
+KERNEL = """
+from fuseplug import BaseKernel
+
+class Kernel(BaseKernel):
+    kernel_id = "{}"
+    op = function = reference = "a:b"
+
+    def match(self, site):
+        return None
+"""
+
+
+def write_distribution(
+    site: Path,
+    name: str,
+    version: str = "1.0",
+    entry_points: Mapping[str, str] | str = "",
+    files: Mapping[str, str] | None = None,
+    requires: Sequence[str] = (),
+) -> None:
+    """Write what ``pip install`` leaves behind: a dist-info directory, and modules beside it."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {line}" for line in requires)]) + "\n")
+    if not isinstance(entry_points, str):
+        entry_points = "".join(f"{key} = {value}\n" for key, value in entry_points.items())
+    (info / "entry_points.txt").write_text(f"[fuseplug.kernels]\n{entry_points}")
+    for path, text in (files or {}).items():
+        (site / path).write_text(text)
+    importlib.invalidate_caches()
+
+
+@pytest.fixture(autouse=True)
+def as_on_other_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On torch 2.11 a plan leaves compiled calls to the originals. test_gains.py tests that, on every release."""
+    monkeypatch.setattr(torch_private, "MISCOMPILES_FUNCTIONS", False)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory in front of everything else on ``sys.path``, whose modules are forgotten afterwards."""
+    directory = tmp_path / "site"
+    directory.mkdir()
+    monkeypatch.syspath_prepend(str(directory))
+    monkeypatch.setenv("PYTHONPATH", str(directory))
+    before = set(sys.modules)
+    yield directory
+    for name in set(sys.modules) - before:
+        if str(directory) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def distribution(site: Path) -> Callable[..., None]:
+    """Install a distribution: ``distribution(name, version, entry_points, files, requires)``."""
+
+    def install(name: str, *args: object, **kwargs: object) -> None:
+        write_distribution(site, name, *args, **kwargs)
+
+    return install
+
+
+@pytest.fixture
+def package(distribution: Callable[..., None]) -> Callable[..., None]:
+    """Install a distribution with one kernel: ``package(name, kernel_id, source=…, requires=…)``."""
+
+    def install(name: str, kernel_id: str, *, source: str | None = None, extras: str = "", **kwargs: object) -> None:
+        module = name.replace("-", "_")
+        distribution(
+            name,
+            entry_points={kernel_id: f"{module}:Kernel {extras}".strip()},
+            files={f"{module}.py": KERNEL.format(kernel_id) if source is None else source},
+            **kwargs,
+        )
+
+    return install
+
+
+@pytest.fixture
+def fresh_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code, or ``-m module …``, in a Python of its own, with the environment of now and *variables*."""
+
+    def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *(args if args[0].startswith("-") else ("-c", *args))]
+        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables}, timeout=120)
+
+    return run
+
+
+@pytest.fixture
+def manager():
+    """A manager of its own, which sees nothing of what happens to be installed."""
+    return manager_of()
+
+
+@pytest.fixture
+def fusing():
+    """A manager with the right kernels."""
+    return manager_of(kernels.NormKernel, kernels.RotaryKernel)
+
+
+@pytest.fixture
+def model():
+    return Toy().eval()
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    kernels.ran.clear()
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)
+    assert torch.get_default_dtype() is torch.float32, "a test left another default dtype behind"

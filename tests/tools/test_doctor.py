@@ -1,0 +1,305 @@
+"""What doctor says of machines that lack something."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fuseplug import BaseKernel
+from fuseplug.discovery import KernelRecord
+from fuseplug_backends.inductor import InductorKernel
+from fuseplug_backends.npu import NpuKernel
+from fuseplug_tools import doctor
+from fuseplug_tools.doctor import Machine, examine
+
+
+def npus_of(chip):
+    return types.SimpleNamespace(device_count=lambda: 2, get_device_name=lambda index: chip)
+
+
+def machine(devices=("cpu",), error=None, version="2.13.0", npus=0, chip="", **environ):
+    torch = None if error else types.SimpleNamespace(__version__=version, npu=npus_of(chip))
+    return Machine(environ, torch=torch, torch_error=error, devices=devices, npus=npus)
+
+
+def kernel(unavailable=lambda self, kind: None, devices=()):
+    answers = {"device_types": devices, "unavailable": unavailable, "match": lambda self, site: None}
+    made = type("Kernel", (BaseKernel,), answers)()
+    return KernelRecord("k", "x-dist", "1.0", kernel=made)
+
+
+def row(rows, name):
+    (found,) = [row for row in rows if row.name == name]
+    return found
+
+
+@pytest.fixture
+def versions(monkeypatch):
+    installed = {"torch": "2.13.0"}
+    monkeypatch.setattr(doctor, "version_of", installed.get)
+    return installed
+
+
+def raises(self, kind):
+    raise OSError("no driver")
+
+
+@pytest.mark.parametrize(
+    ("record", "state", "found"),
+    [
+        (kernel(), "ok", "ready on cpu, cuda"),
+        (kernel(devices=("cuda",)), "ok", "ready on cuda"),
+        (kernel(devices=("npu",)), "ok", "ready for npu, which is not here"),
+        (kernel(raises, devices=("npu",)), "ok", "ready for npu, which is not here"),
+        (kernel(lambda self, kind: f"install {kind}-tools"), "fail", "unavailable on cuda: install cuda-tools"),
+        (
+            kernel(lambda self, kind: "it" if kind == "cuda" else None),
+            "warn",
+            "ready on cpu; unavailable on cuda: it",
+        ),
+        (kernel(raises), "fail", "unavailable on cpu: OSError: no driver"),
+        (KernelRecord("k", "d", state="broken", reason="bad", traceback="…"), "fail", "broken: bad"),
+        (KernelRecord("k", "d", state="conflict", reason="both"), "fail", "conflict: both"),
+        (KernelRecord("k", "d", state="missing", reason="needs x"), "fail", "missing: needs x"),
+        (KernelRecord("k", "d", state="not installed", reason="needs x"), "ok", "not installed: needs x"),
+        (KernelRecord("k", "", state="missing", reason="asked for"), "warn", "missing: asked for"),
+        (KernelRecord("k", "d", state="off", reason="chosen"), "ok", "off: chosen"),
+        (KernelRecord("k", "d", state="not allowed", reason="chosen"), "ok", "not allowed: chosen"),
+    ],
+)
+def test_kernel(record, state, found):
+    said = row(examine(machine(("cpu", "cuda")), [record]), "k")
+    assert said.state == state
+    assert found in said.found
+    assert ("list -v" in said.remedy) == bool(record.traceback)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("print('hello')", "importing mine prints 'hello'"),
+        ("import os; os.write(2, b'hello')", "importing mine prints 'hello'"),
+        ("import sys; sys.path.append('elsewhere')", "importing mine changes sys.path for the whole process"),
+        ("import time; time.sleep(3)", "importing mine takes longer than 1 s"),
+    ],
+    ids=["prints", "writes", "path", "hangs"],
+)
+def test_a_kernel_whose_import_has_no_manners_is_not_ok(site, monkeypatch, source, said):
+    monkeypatch.setattr("fuseplug.importing.fresh_python.LONGEST", 1.0)
+    (site / "mine.py").write_text(source)
+    found = row(examine(machine(), [replace(kernel(), value="mine:Kernel")]), "k")
+    assert found.state == "warn"
+    assert said in found.found
+
+
+def test_no_kernels():
+    said = row(examine(machine(), []), "kernels")
+    assert (said.state, said.remedy) == ("warn", "pip install fuseplug-rmsnorm, for one")
+
+
+def test_torch_that_is_not_installed():
+    rows = examine(machine((), ModuleNotFoundError("No module named 'torch'", name="torch")), [kernel()])
+    assert row(rows, "torch")[1:] == ("fail", "not installed", "pip install torch")
+    assert "not asked" in row(rows, "k").found
+
+
+def test_torch_that_does_not_load():
+    said = row(examine(machine((), OSError("libc10.so")), []), "torch")
+    assert said.state == "fail"
+    assert "OSError: libc10.so" in said.found
+    assert "reinstall torch" in said.remedy
+
+
+class TestTorchNpu:
+    def said(self, *args, **environ):
+        return row(examine(machine(*args, **environ), []), "torch_npu")
+
+    def test_absent(self, versions):
+        assert self.said().state == "ok"
+
+    def test_working(self, versions):
+        versions["torch_npu"] = "2.13.0"
+        assert self.said(("cpu", "npu")) == ("torch_npu", "ok", "2.13.0", "")
+
+    def test_without_cann(self, versions):
+        versions["torch_npu"] = "2.13.0"
+        said = self.said()
+        assert said.state == "fail"
+        assert said.remedy == "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+
+    def test_without_a_chip(self, versions):
+        versions["torch_npu"] = "2.13.0.post1"
+        said = self.said(ASCEND_HOME_PATH="/usr/local/Ascend")
+        assert (said.state, "npu-smi" in said.remedy) == ("warn", True)
+
+    def test_for_another_torch(self, versions):
+        versions["torch_npu"] = "2.7.1"
+        said = self.said()
+        assert (said.state, said.remedy) == ("fail", 'pip install --upgrade "torch_npu==2.13.*"')
+
+    def test_for_another_torch_which_it_keeps_from_being_imported(self, versions):
+        versions["torch_npu"] = "2.7.1"
+        said = self.said((), ImportError("undefined symbol"))
+        assert (said.state, said.remedy) == ("fail", 'pip install --upgrade "torch_npu==2.13.*"')
+
+    @pytest.mark.parametrize(
+        ("npus", "environ", "seen"),
+        [(8, {}, "8 Ascend NPUs"), (0, {"ASCEND_HOME_PATH": "/usr/local/Ascend"}, "CANN (ASCEND_HOME_PATH)")],
+    )
+    def test_absent_where_it_is_wanted(self, versions, npus, environ, seen):
+        said = row(examine(machine(npus=npus, **environ), []), "torch_npu")
+        assert (said.state, seen in said.found) == ("warn", True)
+        assert said.remedy == 'pip install --upgrade "torch_npu==2.13.*"'
+
+    def test_turned_off(self, versions):
+        versions["torch_npu"] = "2.13.0"
+        assert self.said(TORCH_DEVICE_BACKEND_AUTOLOAD="0").state == "warn"
+
+
+class TestChips:
+    @pytest.fixture(autouse=True)
+    def patching(self, monkeypatch):
+        self.monkeypatch = monkeypatch
+
+    def said(self, chip, *ops):
+        class Kernel(NpuKernel):
+            kernel_id = "k"
+
+            def match(self, site): ...
+
+            def unavailable(self, kind):
+                return None
+
+        Kernel.ops = ops
+        self.monkeypatch.setattr(torch, "npu", npus_of(chip), raising=False)
+        return row(examine(machine(("cpu", "npu"), chip=chip), [KernelRecord("k", "x", "1", kernel=Kernel())]), "k")
+
+    @pytest.mark.parametrize("chip", ["Ascend910B3", "Ascend910_9382"])
+    def test_documented(self, chip):
+        assert self.said(chip, "npu_rms_norm", "npu_grouped_matmul").state == "ok"
+
+    @pytest.mark.parametrize(
+        ("chip", "op"),
+        [
+            ("Ascend310P3", "npu_moe_token_permute"),
+            ("Ascend910B", "npu_grouped_matmul"),
+            ("Ascend910A", "npu_gemma_rms_norm"),
+            ("Ascend950PR_9599", "npu_rotary_mul"),
+        ],
+    )
+    def test_undocumented(self, chip, op):
+        said = self.said(chip, op, "npu_something_else")
+        assert said.state == "warn"
+        assert f"{op} is documented for Atlas A2" in said.found
+        assert f"not for {chip}" in said.found
+        assert said.found.count(chip) == 1
+
+    def test_where_it_runs_on_another_device_its_chips_are_not_asked_for(self):
+        class Kernel(NpuKernel):
+            device_types = ("npu", "cpu")
+
+            def match(self, site): ...
+
+        said = row(examine(machine(), [KernelRecord("k", "x", "1", kernel=Kernel())]), "k")
+        assert (said.state, said.found) == ("ok", "ready on cpu (x 1)")
+
+    def test_of_a_new_chip_nothing_is_said(self):
+        assert self.said("Ascend1000X", "npu_rms_norm").state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("caveat", "found"),
+    [
+        (lambda self, kind: f"{kind} is new to it" if kind == "xpu" else None, "though xpu is new to it"),
+        (raises, "though OSError: no driver (raised by its caveat())"),
+    ],
+)
+def test_a_kernels_own_caveat(caveat, found):
+    record = kernel()
+    type(record.kernel).caveat = caveat
+    said = row(examine(machine(("cpu", "xpu")), [record]), "k")
+    assert (said.state, found in said.found) == ("warn", True)
+    type(record.kernel).caveat = BaseKernel.caveat
+    assert row(examine(machine(("cpu", "xpu")), [record]), "k").state == "ok"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the default compiler is another one")
+@pytest.mark.parametrize(("name", "environ"), [("g++", {}), ("icpx", {"CXX": "icpx"})])
+def test_compiler(tmp_path, monkeypatch, name, environ):
+    environ = {"PATH": str(tmp_path), **environ}
+    monkeypatch.setattr(os, "environ", environ)
+
+    class Kernel(InductorKernel):
+        def match(self, site): ...
+
+    said = row(examine(machine(**environ), []), "C++ compiler")
+    assert said.state == "warn"
+    assert said.remedy in Kernel().unavailable("cpu")
+    assert Kernel().unavailable("cuda") is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install triton-ascend" in Kernel().unavailable("npu")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert Kernel().unavailable("npu") is None
+    (tmp_path / name).write_text("")
+    (tmp_path / name).chmod(0o755)
+    assert row(examine(machine(**environ), []), "C++ compiler").found == str(tmp_path / name)
+    assert Kernel().unavailable("cpu") is None
+
+
+@pytest.mark.parametrize(("version", "state"), [(None, "ok"), ("4.40.1", "warn"), ("4.57.6", "ok"), ("5.23.0", "ok")])
+def test_transformers(versions, version, state):
+    versions["transformers"] = version
+    assert row(examine(machine(), []), "transformers").state == state
+
+
+def test_variables():
+    rows = examine(machine(FUSEPLUG_KERNELS="-a"), [])
+    assert row(rows, "FUSEPLUG_KERNELS").found == "'-a'"
+    assert row(rows, "FUSEPLUG_ALLOW").found.startswith("not set")
+
+
+class TestCommand:
+    def run(self, fresh_python, *args, **environ):
+        environ = {"FUSEPLUG_ALLOW": "x-a,x-b", "COLUMNS": "200", **environ}
+        return fresh_python("-m", "fuseplug", "doctor", *args, **environ)
+
+    def test_all_is_well(self, package, fresh_python):
+        package("x-a", "a")
+        done = self.run(fresh_python)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "ready on cpu" in done.stdout
+        assert ", 0 fail" in done.stdout
+
+    def test_something_cannot_work(self, package, fresh_python):
+        package("x-a", "a", source="1 / 0")
+        package("x-b", "b")
+        done = self.run(fresh_python, "--json")
+        assert done.returncode == 1
+        rows = {row["name"]: row for row in json.loads(done.stdout)}
+        assert rows["a"]["state"] == "fail"
+        assert rows["b"]["state"] == "ok"
+        assert rows["Python"]["found"].startswith(".".join(map(str, sys.version_info[:3])))
+
+    def test_torch_npu_without_cann(self, package, site, fresh_python):
+        package("x-a", "a")
+        release = torch.__version__.partition("+")[0]
+        info = site / f"torch_npu-{release}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch-npu\nVersion: {release}\n")
+        (info / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
+        (site / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')")
+        done = self.run(fresh_python)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert "cannot be imported: ImportError: libhccl.so" in done.stdout
+        assert (
+            "source /usr/local/Ascend/ascend-toolkit/set_env.sh, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stdout
+        )
+        done = self.run(fresh_python, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        assert "not loaded: TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stdout
+        assert done.returncode == 0
