@@ -10,7 +10,7 @@ from support.thorough import first_quick, thorough
 
 from fuseplug import KernelManager
 from fuseplug.inductor import compiled
-from fuseplug.verification.nested import mapped
+from fuseplug_verify.verification.nested import mapped
 
 MODELS = {
     "rmsnorm": tiny_llama,

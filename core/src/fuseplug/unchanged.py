@@ -15,7 +15,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from .process_lock import ProcessLock
+from fuseplug_verify.process_lock import ProcessLock
+
 from .torch_private import storage_id
 
 __all__ = ["Reader", "Remembered", "has_sample", "read_before_steps"]

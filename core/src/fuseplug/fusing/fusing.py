@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from fuseplug_verify.process_lock import ProcessLock
+
 from ..errors import PlanError
 from ..plain_text import one_line
-from ..process_lock import ProcessLock
 from ..ranks import rank
 from ..run.options import RunOptions
 from .beginning import Beginning

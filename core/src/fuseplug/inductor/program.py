@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..process_lock import ProcessLock
+from fuseplug_verify.process_lock import ProcessLock
+
 from ..torch_private.inductor import compiled_by_inductor, prepare_recording, recorded
 from .rehearsal import Builders, rehearsing
 from .vectors import doubt, trust

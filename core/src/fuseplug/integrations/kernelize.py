@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fuseplug_verify.safe_access import class_name
+
 from .. import manager
 from ..contract import Target
 from ..errors import PlanError
-from ..safe_access import class_name
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from fuseplug_verify.rebind import rebound
+from fuseplug_verify.safe_access import all_below
+from fuseplug_verify.verification import tensors
+
 from ..patching import class_method, strip
 from ..patching.slots import bind
-from ..rebind import rebound
-from ..safe_access import all_below
 from ..torch_private import tree_map
-from ..verification import tensors
 
 if TYPE_CHECKING:
     from ..patching import Patch

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fuseplug_verify.safe_access import class_name, said_by
+from fuseplug_verify.verification import random_state_kept
+
 from ..contract import Rejection
 from ..errors import PlanError
 from ..kept import Kept
 from ..patching import replacement_of
 from ..report import Figure
-from ..safe_access import class_name, said_by
-from ..verification import random_state_kept
 from .batches import GIVE, Batch, Runs
 from .calls import Call, recorded
 from .timing import Keeping, at_most, described, figure, own_tensors_of

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fuseplug_verify.verification.evidence import stable
+
 from ..devices import processor
 from ..kept import Kept
 from ..report import Figure, Timing
-from ..verification.evidence import stable
 from .calls import Call, leaves_of, make, original_of
 from .turns import by_turns
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..process_lock import ProcessLock
+from fuseplug_verify.process_lock import ProcessLock
+
 from ..torch_private import (
     FakeTensor,
     OpOverload,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuseplug.lazy_tensor import LazyTensor
-from fuseplug.verification import difference
+from fuseplug_verify.verification import difference
 
 from .attempts import Raised, attempt, foreign
 from .results import Finding
