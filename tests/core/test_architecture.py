@@ -19,6 +19,7 @@ from fuseplug_testing.public_names import private_names
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "fuseplug"
 KERNELS = ROOT / "kernel-packages"
+VERIFY = ROOT / "core" / "verify" / "src" / "fuseplug_verify"
 BACKENDS = KERNELS / "backends" / "src" / "fuseplug_backends"
 SOURCES = [
     CORE.parent,
@@ -31,6 +32,7 @@ TORCH_PRIVATE = (
     "fuseplug_backends/torch_private/__init__.py",
     "fuseplug_backends/torch_private/inductor.py",
     "fuseplug_tools/torch_private.py",
+    "fuseplug_verify/torch_private.py",
     "fuseplug_host_npu/torch_private.py",
     "fuseplug_linear_cross_entropy/torch_private.py",
 )
@@ -41,16 +43,14 @@ LAYERS = (
     {
         "errors",
         "by_identity",
-        "safe_access",
         "tables",
         "lazy",
         "plain_text",
         "torch_private",
         "ownership",
-        "process_lock",
         "ranks",
     },
-    {"configuration", "fallback"},
+    {"configuration", "fallback", "process_lock"},
     {"kept"},
     {"contract"},
     {"answer_faults"},
@@ -58,11 +58,10 @@ LAYERS = (
     {"porting"},
     {"kernel_faults", "importing"},
     {"discovery"},
-    {"gc_paused", "devices", "fsdp1", "report", "rebind", "by_class_name"},
+    {"gc_paused", "devices", "fsdp1", "report", "by_class_name"},
     {"reading"},
-    {"watch", "gains"},
+    {"gains", "candidates"},
     {"accepts"},
-    {"verification"},
     {"patching"},
     {"proposing", "strict", "walking"},
     {"planning"},
@@ -286,9 +285,9 @@ def test_the_modules_of_private_names_have_them(name):
         ("contract.py", "def late():\n    from .cli import main", "contract.py imports cli"),
         ("contract.py", "from . import manager", "contract.py imports __init__"),
         ("devices.py", "from .report import Report", "devices.py imports report"),
-        ("verification/twin.py", "from ..patching import put_on", "verification/twin.py imports patching"),
+        ("patching/guard.py", "from ..planning import Plan", "patching/guard.py imports planning"),
         ("contract.py", "if TYPE_CHECKING:\n    from .planning import Plan", "contract.py imports planning"),
-        ("verification/twin.py", "from .verifier import Verifier\nfrom ..errors import PlanError", None),
+        ("patching/guard.py", "from .mark import Mark\nfrom ..errors import PlanError", None),
     ],
 )
 def test_upward_finds_a_planted_breach(tmp_path, path, text, breach):
@@ -413,10 +412,13 @@ def test_importing_leaves_the_environment_alone(fresh_python):
     assert fresh_python(f"{code}os.environ['X'] = '1'; assert os.environ == before").returncode == 1
 
 
-def test_the_npu_in_host_memory_needs_nothing_of_ours():
-    source = ROOT / "tests" / "host-npu" / "src"
-    found = {module.partition(".")[0] for path in source.rglob("*.py") for module, _, _ in imports(path, source)}
-    assert {name for name in found if name.startswith("fuseplug")} == {"fuseplug_host_npu"}
+@pytest.mark.parametrize("source", [ROOT / "tests" / "host-npu" / "src", VERIFY.parent], ids=["host-npu", "verify"])
+def test_what_is_of_use_by_itself_needs_nothing_of_ours(source):
+    (own,) = (path.name for path in source.iterdir())
+    found = {
+        module.partition(".")[0] for path in source.rglob("*.py") for module, _, _ in imports(path, source, types=True)
+    }
+    assert {name for name in found if name.startswith("fuseplug")} == {own}
 
 
 @pytest.mark.parametrize("old", ["fuseplug.testing", "fuseplug.testing.npu", "fuseplug.testing.triton"])

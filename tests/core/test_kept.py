@@ -17,11 +17,11 @@ from support.models import Norm
 from fuseplug import kept, planning
 from fuseplug.cli import main
 from fuseplug.kept import Kept, folder
-from fuseplug.verification import evidence
-from fuseplug.verification.evidence import UnstableError, stable
 from fuseplug_backends.inductor.kernel import cpp_compiler
 from fuseplug_rmsnorm.recognise.structure import NormAdapter
 from fuseplug_tools.measuring import timing
+from fuseplug_verify.verification import evidence
+from fuseplug_verify.verification.evidence import UnstableError, stable
 
 PACKAGE = """
 from typing import ClassVar
@@ -364,7 +364,7 @@ class TestTimes:
 class TestDescriptions:
     def test_they_are_the_same_in_every_process(self):
         script = (
-            "from fuseplug.verification.evidence import Evidence, stable\n"
+            "from fuseplug_verify.verification.evidence import Evidence, stable\n"
             "from fuseplug_linear_cross_entropy.recognise.structure import HeadAdapter, Mix\n"
             "import torch\n"
             "def f(x):\n    return {'a', 'b'} if x in {'c', 'd', 'e'} else [y for y in x]\n"

@@ -17,7 +17,7 @@ from support.thorough import thorough
 from torch import nn
 
 from fuseplug import KernelManager
-from fuseplug.verification.kernel_check import KernelCheck
+from fuseplug_verify.verification.kernel_check import KernelCheck
 
 from . import pool
 from .census import LOSS, OPS, Census

@@ -11,7 +11,9 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from .contract import Adapter, Use
+from fuseplug_verify.data import Adapter
+
+from .contract import Use
 from .hookspecs import BaseKernel
 from .report import Figure
 

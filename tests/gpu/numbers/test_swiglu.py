@@ -16,7 +16,6 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug import KernelManager
-from fuseplug.verification import Tolerance, excess
 from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_backends.triton import FORMULAS
 from fuseplug_backends.triton.activations import activate
@@ -24,6 +23,7 @@ from fuseplug_swiglu import reference
 from fuseplug_swiglu.backends.triton import launches, swiglu
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.specimens import HIDDEN, Clamped, InOne, Multiplied, Offset, ReLU2, Separate, Sparse, Wide
+from fuseplug_verify.verification import Tolerance, excess
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # in exp, by the interpreter, on the way to 0
 

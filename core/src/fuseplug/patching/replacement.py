@@ -11,12 +11,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fuseplug_verify.data import Adapter, Compute
+from fuseplug_verify.process_lock import ProcessLock
+from fuseplug_verify.rebind import rebound
+from fuseplug_verify.safe_access import said_by
+
 from ..accepts import Accepts
-from ..contract import Adapter, Compute, Target
+from ..contract import Target
 from ..fallback import this_thread
-from ..process_lock import ProcessLock
-from ..rebind import rebound
-from ..safe_access import said_by
 from ..torch_private import get_tracing_state, traced_away
 from .guard import OUTSIDE, Guard, module_of
 from .mark import Mark

@@ -13,12 +13,12 @@ from torch import nn
 from fuseplug_backends.inductor.rehearsal import building, rehearsal
 from fuseplug_backends.torch_private.inductor import inductor_threads
 from fuseplug_tools.measuring import Kinds
+from fuseplug_verify.safe_access import attributes_of, class_name
 
 from ..discovery import KernelRecord, elsewhere
 from ..kept import NOWHERE, Kept, folder
 from ..patching import Patch, computes_past
 from ..report import Report
-from ..safe_access import attributes_of, class_name
 from ..walking import Place
 from .deciding import Ask, Decider, Decision
 from .explaining import explain

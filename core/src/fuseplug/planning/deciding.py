@@ -14,17 +14,20 @@ from torch import nn
 
 from fuseplug_backends.inductor import InductorKernel
 from fuseplug_tools.measuring import Kind, Kinds
+from fuseplug_verify.data import Compute, Conditions, Refusal, Semantics
+from fuseplug_verify.safe_access import class_name, said_by
+from fuseplug_verify.verification import Subject, Verifier
 
-from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
+from ..candidates import candidate_of, rejection_of
+from ..contract import Answer, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
+from ..fallback import declining_small
 from ..gains import EVERY_SIZE, TIMED, Gains, gains_of, measured
 from ..hookspecs import BaseKernel, resolve
-from ..kept import NOWHERE, Kept, folder
+from ..kept import Kept, folder
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
 from ..proposing import Question
 from ..report import CheckStatus, Entry, Figure
-from ..safe_access import class_name, said_by
-from ..verification import Ran, Semantics, Subject, Verifier
 from ..walking import Place, upwards
 from .rules import Rules, kernel_of
 
@@ -69,8 +72,13 @@ class Decider:
         self._ask = ask
         self._kinds = kinds
         self._by_id = {record.kernel_id: record for record in rules.records}
-        kept = NOWHERE if rules.check == "always" else Kept("checks", folder())
-        self._verifier = Verifier(kept, gradients=rules.gradients, exact=rules.exact, every_size=rules.every_size)
+        kept = Kept("checks", folder())
+        self._verifier = Verifier(
+            kept if kept and rules.check != "always" else None,
+            gradients=rules.gradients,
+            exact=rules.exact,
+            around=functools.partial(declining_small, not rules.every_size),
+        )
         self._rehearsing = False
         self._places: dict[str, Place] = {}
         self._taken: dict[tuple[int, str], str] = {}
@@ -306,8 +314,8 @@ class Decider:
             timed = patched(gains=TIMED)
             if isinstance(timed, Rejection):
                 return timed
-            question = (kernel, proposal, semantics, subject, place.device)
-            kind = self._kinds.of(timed, place.module, functools.partial(self._verifier.key, *question))
+            key = functools.partial(self._verifier.key, semantics, place.device)
+            kind = self._kinds.of(timed, place.module, key)
             gains, figures = _measured(kind, gains), kind.figures
             if isinstance(gains, Rejection):
                 return gains
@@ -354,13 +362,16 @@ class Decider:
 
     def _verify(
         self, place: Place, record: KernelRecord, proposal: Proposal, subject: Subject
-    ) -> tuple[Semantics, Ran, CheckStatus] | Rejection:
+    ) -> tuple[Semantics, Conditions, CheckStatus] | Rejection:
         kernel = kernel_of(record)
         if place.device is not None and (why := self._lacks(record, place.device_type)):
             return Rejection(why, kind="unavailable")
-        semantics = self._verifier.semantics(kernel, proposal, subject)
-        if isinstance(semantics, Rejection):
-            return semantics
+        candidate = candidate_of(kernel, proposal, every_size=self._rules.every_size)
+        if isinstance(candidate, Rejection):
+            return candidate
+        semantics = self._verifier.examine(subject, candidate)
+        if isinstance(semantics, Refusal):
+            return rejection_of(semantics)
         if why := kernel.refuses(semantics.adapter):
             return Rejection(f"it computes {semantics.adapter.variant}: {why}")
         if not _runs_elsewhere(record) and (why := _load_failure(kernel)):
@@ -372,23 +383,26 @@ class Decider:
                 kind="unavailable",
             )
         if place.device is None:
-            return semantics, Ran(semantics.accepts.dtypes), "pending"
-        checked = self._checked(record, proposal, semantics, subject, place.device)
+            return semantics, Conditions(semantics.accepts.dtypes), "pending"
+        checked = self._checked(record, semantics, subject, place.device)
         return checked if isinstance(checked, Rejection) else (semantics, *checked)
 
     def _checked(
-        self, record: KernelRecord, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
-    ) -> tuple[Ran, CheckStatus] | Rejection:
+        self, record: KernelRecord, semantics: Semantics, subject: Subject, device: torch.device
+    ) -> tuple[Conditions, CheckStatus] | Rejection:
         """What the kernel of *record* was found to compute on *device*, as far as that is asked."""
-        question = (kernel_of(record), proposal, semantics, subject, device)
+        kernel = kernel_of(record)
         if not self._rules.check:
-            return Ran(semantics.accepts.dtypes), "skipped"
+            return Conditions(semantics.accepts.dtypes), "skipped"
+        if why := _load_failure(kernel):
+            return Rejection(why, kind="error")
+        question = (semantics, subject, kernel.load(), device)
         if self._rehearsing:
-            if _compiles(kernel_of(record), device.type):
+            if _compiles(kernel, device.type):
                 self._verifier.rehearse(*question)
-            return Ran(semantics.accepts.dtypes), "pending"
-        ran = self._verifier.kernel_check(*question)
-        return ran if isinstance(ran, Rejection) else (ran, "passed before" if ran.before else "passed")
+            return Conditions(semantics.accepts.dtypes), "pending"
+        ran = self._verifier.check(*question)
+        return rejection_of(ran) if isinstance(ran, Refusal) else (ran, "passed before" if ran.before else "passed")
 
     @property
     def compile_seconds(self) -> float:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug import torch_private
-from fuseplug.contract import Example
 from fuseplug.importing.process_state import ProcessState
 from fuseplug.patching import our_marks
 from fuseplug.torch_private import tree_map
-from fuseplug.verification import difference, random_state_kept
+from fuseplug_verify.data import Example
+from fuseplug_verify.verification import difference, random_state_kept
 
 from .attempts import Raised, attempt, foreign, raised
 from .edges import with_each

@@ -18,7 +18,7 @@ from fuseplug.contract import Scope
 from fuseplug.patching import class_method
 from fuseplug.patching.counting import Calls
 from fuseplug.patching.placing import binding
-from fuseplug.verification import Tolerance, excess
+from fuseplug_verify.verification import Tolerance, excess
 
 from .attempts import Raised, attempt, foreign, raised
 from .modules import of_its_own, spoilt
@@ -150,7 +150,7 @@ def _coarsest(module: nn.Module) -> torch.dtype:
 
 def _tolerance(specimen: Specimen, coarsest: torch.dtype) -> Tolerance:
     """What is allowed to the least exact of its targets, for errors of all of them meet in one result."""
-    stated = [Tolerance.of(case.proposal) for case in specimen.cases]
+    stated = [Tolerance.of(case.semantics.candidate) for case in specimen.cases]
     return Tolerance(
         max(each.roundings for each in stated), max(each.working_roundings for each in stated), False, coarsest
     )

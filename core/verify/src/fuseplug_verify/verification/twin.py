@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..contract import Example
+from ..data import Example
 from ..safe_access import all_below, attributes_of, children_of, class_name
 from .copying import Copying, UncopyableError
 from .memory import readable

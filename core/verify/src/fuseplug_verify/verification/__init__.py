@@ -2,9 +2,7 @@
 
 from .comparing import Tolerance, difference, excess
 from .copying import UncopyableError
-from .examining import Semantics
 from .examples import SEMANTICS_SIZE, example_of
-from .kernel_check import Ran
 from .memory import dense
 from .nested import tensors
 from .neutral import neutral, plain_torch, random_state_kept
@@ -18,8 +16,6 @@ __all__ = [
     "SEMANTICS_SIZE",
     "Handing",
     "Outcome",
-    "Ran",
-    "Semantics",
     "Signatures",
     "Snapshot",
     "StandIns",

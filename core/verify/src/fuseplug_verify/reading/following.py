@@ -12,7 +12,7 @@ from .values import Value
 
 
 class Following(Protocol):
-    """What follows code from function to function, and keeps what is found: `fuseplug.reading.reader.Reader`.
+    """What follows code from function to function, and keeps what is found: `fuseplug_verify.reading.reader.Reader`.
 
     Attributes:
         found: What is found.

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contract import Adapter, Proposal
-from ..hookspecs import BaseKernel
-from ..kept import LOADED
+from ..data import Adapter, Candidate, Semantics
+from ..loaded import LOADED
 from .examples import example_of, mixes_run
 from .memory import dense
 from .nested import tensors
@@ -73,24 +72,22 @@ class Evidence:
         return self._hash.hexdigest() if self._whole else ""
 
 
-def key_of(
-    kernel: BaseKernel, proposal: Proposal, adapter: Adapter, evidence: str, device: torch.device, how: tuple[bool, ...]
-) -> str:
-    """The hash of all that the check of *kernel* depends on, *how* it is done included; ``""`` if it has none."""
-    if not evidence:
+def key_of(semantics: Semantics, device: torch.device, how: tuple[bool, ...]) -> str:
+    """The hash of all that the check of a kernel depends on, *how* it is done included; ``""`` if it has none."""
+    candidate, adapter = semantics.candidate, semantics.adapter
+    if not semantics.evidence or not candidate.identity:
         return ""
-    sizes = kernel.check_sizes
+    sizes = tuple(candidate.check_sizes)
     try:
         parts = (
-            evidence,
+            semantics.evidence,
             _surroundings(device),
-            *map(_code_of, _packages(kernel, adapter)),
-            f"{type(kernel).__module__}.{type(kernel).__qualname__}",
-            stable((kernel.kernel_id, kernel.function, kernel.reference, sizes)),
+            *map(_code_of, _packages(candidate, adapter)),
+            stable((candidate.identity, sizes)),
             stable(adapter),
-            stable((proposal.target, proposal.mixes, proposal.likely, proposal.exact)),
-            stable((proposal.roundings, proposal.working_roundings, how)),
-            *(_shapes(proposal, mix, size) for mix in mixes_run(proposal) for size in sizes),
+            stable((candidate.mixes, candidate.likely, candidate.exact)),
+            stable((candidate.roundings, candidate.working_roundings, how)),
+            *(_shapes(candidate, mix, size) for mix in mixes_run(candidate) for size in sizes),
         )
     except Exception:  # noqa: BLE001 - a third party's example or adapter may raise anything: then nothing is kept
         return ""
@@ -126,9 +123,9 @@ def stable(value: Any) -> str:
     return f"{name}({', '.join(parts)})"
 
 
-def _shapes(proposal: Proposal, mix: Any, size: int) -> str:
+def _shapes(candidate: Candidate, mix: Any, size: int) -> str:
     """The shapes and dtypes of what the kernel is checked on."""
-    example = example_of(proposal, mix, size)
+    example = example_of(candidate, mix, size)
     given = [*tensors(tuple(example.args)), *tensors(tuple(example.kwargs.values())), *example.parameters.values()]
     return stable([(each.dtype, tuple(each.shape)) for each in given])
 
@@ -188,11 +185,10 @@ def _installed() -> tuple[str, ...]:
     )
 
 
-def _packages(kernel: BaseKernel, adapter: Adapter) -> Sequence[str]:
+def _packages(candidate: Candidate, adapter: Adapter) -> Sequence[str]:
     """The top packages whose code takes part."""
-    named = [kernel.function.partition(":")[0], kernel.reference.partition(":")[0]]
-    named += [each.__module__ for cls in (type(kernel), type(adapter)) for each in cls.__mro__ if each is not object]
-    found = {name.partition(".")[0] for name in (*named, __name__)}
+    named = [each.__module__ for each in type(adapter).__mro__ if each is not object]
+    found = {name.partition(".")[0] for name in (*candidate.packages, *named, __name__)}
     return sorted(found - set(sys.stdlib_module_names))
 
 

@@ -5,74 +5,35 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ..accepts import Dtypes
-from ..contract import Example, Proposal, Rejection
-from ..fallback import declining_small
-from ..hookspecs import BaseKernel
+from ..calls import Dtypes
+from ..data import Compute, Conditions, Example, Refusal, Semantics
 from .comparing import Few, Tolerance, departure, difference, excess, excess_together
-from .evidence import key_of
-from .examining import Semantics, dtypes_in
+from .examining import dtypes_in
 from .examples import example_of, mixes_run, raised
 from .nested import mapped, tensors
 from .outcome import AS_USUAL, Handing, Outcome, Subject, run
 from .varying import main_argument, transposed, variations
 
-
-@dataclass(frozen=True)
-class Ran:
-    """What a kernel was found to compute on its device.
-
-    Attributes:
-        dtypes: As `Accepts.dtypes`: those in which it was run.
-        contiguous: Whether it computes what the original does only if the input is contiguous.
-        no_autocast: Whether it computes what the original does only without autocast.
-        ranks: The numbers of dimensions of the main input with which it was right; empty if all were.
-        before: Whether that was found in another process, and kept.
-    """
-
-    dtypes: tuple[Dtypes, ...]
-    contiguous: bool = False
-    no_autocast: bool = False
-    ranks: frozenset[int] = frozenset()
-    before: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data, for another process."""
-        return {
-            "dtypes": [[each and str(each).removeprefix("torch.") for each in row] for row in self.dtypes],
-            "contiguous": self.contiguous,
-            "no_autocast": self.no_autocast,
-            "ranks": sorted(self.ranks),
-        }
-
-    @classmethod
-    def kept(cls, answer: Any) -> Ran | None:
-        """What `to_dict` made plain data of; ``None`` if that is something else."""
-        try:
-            rows = [tuple(each and getattr(torch, each) for each in row) for row in answer["dtypes"]]
-            flags = (bool(answer["contiguous"]), bool(answer["no_autocast"]))
-            return cls(tuple(rows), *flags, frozenset(map(int, answer["ranks"])), before=True)
-        except (TypeError, KeyError, ValueError, AttributeError):
-            return None
+Around = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Makes a context in which something is run."""
 
 
 class KernelCheck:
     """One kernel for one original on one device.
 
     Args:
-        kernel: What is checked.
-        proposal: The kernel's.
         semantics: What the original was found to compute.
         subject: The original.
+        compute: The kernel, with the signature of the reference.
         device: Where both are run.
         gradients: Whether the kernel is run with gradients as well, or only without.
         exact: Whether it must be the original bit for bit, at more sizes.
-        every_size: Whether its compiled programs are run, and so compiled, for small examples too.
+        around: Makes what is entered around each run of the kernel or the original.
 
     Attributes:
         compile_seconds: By how much the kernel's first run was slower than its second.
@@ -80,70 +41,63 @@ class KernelCheck:
 
     def __init__(
         self,
-        kernel: BaseKernel,
-        proposal: Proposal,
         semantics: Semantics,
         subject: Subject,
+        compute: Compute,
         device: torch.device,
         *,
         gradients: bool = True,
         exact: bool = False,
-        every_size: bool = False,
+        around: Around = contextlib.nullcontext,
     ) -> None:
-        self._kernel = kernel
-        self._proposal = proposal
+        self._compute = compute
+        self._candidate = semantics.candidate
         self._semantics = semantics
         self._subject = replace(subject, draws=semantics.draws)
         self._device = device
         self._gradients = gradients
         self._exact = exact
-        self._every_size = every_size
-        self._tolerance = Tolerance.of(proposal)
+        self._around = around
+        self._tolerance = Tolerance.of(semantics.candidate)
         self._runs: list[Few] = []
         self.compile_seconds = 0.0
-
-    def key(self) -> str:
-        """The hash of all that the result depends on; ``""`` if it has none."""
-        semantics = self._semantics
-        how = (self._gradients, self._exact, self._every_size)
-        return key_of(self._kernel, self._proposal, semantics.adapter, semantics.evidence, self._device, how)
 
     def rehearse(self) -> None:
         """Call the kernel as `ran` will, as far as its programs depend on that, whatever comes of it."""
         with contextlib.suppress(Exception):
-            fused = self._semantics.adapter.standing_for(self._subject.original, self._kernel.load())
-            calls = [(mix, False) for mix in mixes_run(self._proposal)]
-            for mix, autocast in (*calls, (self._proposal.mixes[0], True)):
-                for size in self._kernel.check_sizes:
+            fused = self._semantics.adapter.standing_for(self._subject.original, self._compute)
+            calls = [(mix, False) for mix in mixes_run(self._candidate)]
+            for mix, autocast in (*calls, (self._candidate.mixes[0], True)):
+                for size in self._candidate.check_sizes:
                     with contextlib.suppress(Exception):
-                        self._run(fused, example_of(self._proposal, mix, size), autocast=autocast)
+                        self._run(fused, example_of(self._candidate, mix, size), autocast=autocast)
 
-    def ran(self) -> Ran | Rejection:
-        """The conditions in which the kernel is right; or why it is rejected."""
+    def ran(self) -> Conditions | Refusal:
+        """The conditions in which the kernel is right; or why it is refused."""
         try:
             adapter, original = self._semantics.adapter, self._subject.original
-            self._fused = adapter.standing_for(original, self._kernel.load())
-            self._reference = adapter.standing_for(original, self._kernel.load_reference())
-            mix, *others = mixes_run(self._proposal)
+            self._fused = adapter.standing_for(original, self._compute)
+            self._reference = adapter.standing_for(original, self._candidate.reference or original)
+            mix, *others = mixes_run(self._candidate)
             if (wrong := self._wrong_in(mix, first=True) or self._wrong_when_real(mix)) is not None:
                 return wrong
             rows = self._right_in(mix, others)
-            if isinstance(rows, Rejection):
+            if isinstance(rows, Refusal):
                 return rows
             ranks = self._ranks(mix)
-            if isinstance(ranks, Rejection):
+            if isinstance(ranks, Refusal):
                 return ranks
             contiguous = self._needs_order(mix)
-            if isinstance(contiguous, Rejection):
+            if isinstance(contiguous, Refusal):
                 return contiguous
-            return Ran(rows, contiguous, self._fails_under_autocast(mix), ranks)
+            return Conditions(rows, contiguous, self._fails_under_autocast(mix), ranks)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything
             return raised(f"running on {self._device}", error)
 
-    def _right_in(self, first: Any, others: Sequence[Any]) -> tuple[Dtypes, ...] | Rejection:
+    def _right_in(self, first: Any, others: Sequence[Any]) -> tuple[Dtypes, ...] | Refusal:
         """The dtypes of the mixes in which the kernel is right, as it is in the *first*.
 
-        The guard tells mixes by their dtypes, so it is rejected for what is wrong in another mix of the first's.
+        The guard tells mixes by their dtypes, so it is refused for what is wrong in another mix of the first's.
         """
         now = self._dtypes(first)
         right: list[Dtypes] = [now]
@@ -153,7 +107,7 @@ class KernelCheck:
             try:
                 why = self._wrong_in(mix, first=False)
             except Exception as error:  # noqa: BLE001 - it or the original may raise anything
-                why = self._raises(example_of(self._proposal, mix, min(self._kernel.check_sizes)), error)
+                why = self._raises(example_of(self._candidate, mix, min(self._candidate.check_sizes)), error)
                 if why is None:
                     continue
             if why is not None and dtypes == now:
@@ -162,14 +116,14 @@ class KernelCheck:
         return tuple(dtypes for dtypes in dict.fromkeys(right) if dtypes not in wrong)
 
     def _dtypes(self, mix: Any) -> Dtypes:
-        return dtypes_in(self._semantics.accepts.typed, example_of(self._proposal, mix, 1), self._subject)
+        return dtypes_in(self._semantics.accepts.typed, example_of(self._candidate, mix, 1), self._subject)
 
-    def _wrong_in(self, mix: Any, *, first: bool) -> Rejection | None:
+    def _wrong_in(self, mix: Any, *, first: bool) -> Refusal | None:
         """What is wrong with the kernel in *mix*, at its check sizes; in the *first* mix also at a larger size."""
-        sizes, self._runs = self._kernel.check_sizes, []
+        sizes, self._runs = self._candidate.check_sizes, []
         for size in sizes:
             # Two of a shape, judged when both are done: what is kept from one call must not show in another.
-            examples = [example_of(self._proposal, mix, size, number) for number in range(2 if first else 1)]
+            examples = [example_of(self._candidate, mix, size, number) for number in range(2 if first else 1)]
             found, took = [], []
             for example in examples:
                 start = time.perf_counter()
@@ -180,37 +134,37 @@ class KernelCheck:
                 if why := self._judged(example, outcome):
                     return why
         for size in self._larger_sizes() if first else ():
-            example = example_of(self._proposal, mix, size)
+            example = example_of(self._candidate, mix, size)
             if why := self._judged(example, self._run(self._fused, example)):
                 return why
         runs, self._runs = self._runs, []
         if bias := excess_together(runs, self._tolerance):
-            return Rejection(f"its numbers are wrong for {describe(example)} on {self._device}: {bias}", kind="failed")
+            return Refusal(f"its numbers are wrong for {describe(example)} on {self._device}: {bias}", kind="failed")
         return None
 
     def _larger_sizes(self) -> tuple[int, ...]:
         """What the first mix is tried with beside the kernel's own sizes: how it rounds may depend on the size."""
-        largest = max(self._kernel.check_sizes)
+        largest = max(self._candidate.check_sizes)
         return (3 * largest // 2,) if not self._exact else (largest // 3, 3 * largest // 2, 7 * largest // 3)
 
-    def _wrong_when_real(self, mix: Any) -> Rejection | None:
+    def _wrong_when_real(self, mix: Any) -> Refusal | None:
         """What is wrong with the tensors that lazy results become: they must be the original's bit for bit."""
         if self._subject.lazy is None:
             return None
-        example = replace(example_of(self._proposal, mix, min(self._kernel.check_sizes)), after=None)
+        example = replace(example_of(self._candidate, mix, min(self._candidate.check_sizes)), after=None)
         for autocast in (False, True):
             found = self._run(self._fused, example, autocast=autocast)
             if why := difference(found, self._run(self._subject.original, example, autocast=autocast)):
                 under = " under autocast" if autocast else ""
-                return Rejection(
+                return Refusal(
                     f"its lazy result becomes something else than the original's on {self._device}{under}: {why}",
                     kind="failed",
                 )
         return None
 
-    def _ranks(self, mix: Any) -> frozenset[int] | Rejection:
+    def _ranks(self, mix: Any) -> frozenset[int] | Refusal:
         """The numbers of dimensions for which the kernel is right; or why it is wrong at some length."""
-        example = example_of(self._proposal, mix, min(self._kernel.check_sizes))
+        example = example_of(self._candidate, mix, min(self._candidate.check_sizes))
         right, wrong = {example.args[main_argument(example)].dim()}, False
         for variation in variations(example, sizes=(), numbers=(), clamps=False):
             if variation.kind not in ("rank", "length"):
@@ -226,7 +180,7 @@ class KernelCheck:
                 return why
         return frozenset(right) if wrong else frozenset()
 
-    def _raises(self, example: Example, error: Exception) -> Rejection | None:
+    def _raises(self, example: Example, error: Exception) -> Refusal | None:
         """What the kernel raised, unless the original raises too."""
         try:
             self._run(self._subject.original, example)
@@ -234,7 +188,7 @@ class KernelCheck:
             return None
         return raised(f"running {describe(example)} on {self._device}", error)
 
-    def _judged(self, example: Example, outcome: Outcome, *, repeated: bool = False) -> Rejection | None:
+    def _judged(self, example: Example, outcome: Outcome, *, repeated: bool = False) -> Refusal | None:
         """What is wrong with *outcome*; *repeated* as `excess` takes it."""
         expected = self._run(self._subject.original, example)
         truth = self._truth(example)
@@ -243,12 +197,12 @@ class KernelCheck:
         if departure(expected, expected, truth, self._tolerance):
             own = self._run(self._reference, example)
             if why := excess(expected, own, truth, self._tolerance, repeated=True):
-                return Rejection(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
+                return Refusal(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
         if wrong := self._wrong(example, outcome, expected, truth, on, repeated=repeated):
             return wrong
         self._runs.append(Few.of(outcome, expected, truth, self._tolerance))
         if self._exact and (why := self._rounds_otherwise(outcome, expected)):
-            return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding")
+            return Refusal(f"its rounding is not the original's for {on}: {why}", kind="rounding")
         if not self._gradients:
             return None
         # Not before the other was judged: it may write where that lies.
@@ -260,24 +214,24 @@ class KernelCheck:
         if not self._exact:
             return None
         why = difference(quiet, self._run(self._subject.original, example, gradients=False))
-        return Rejection(f"its rounding is not the original's for {on}: {why}", kind="rounding") if why else None
+        return Refusal(f"its rounding is not the original's for {on}: {why}", kind="rounding") if why else None
 
     def _wrong(
         self, example: Example, found: Outcome, expected: Outcome, truth: Outcome, on: str, *, repeated: bool
-    ) -> Rejection | None:
+    ) -> Refusal | None:
         if why := excess(found, expected, truth, self._tolerance, repeated=repeated):
-            return Rejection(f"its numbers are wrong for {on}: {why}", kind="failed")
+            return Refusal(f"its numbers are wrong for {on}: {why}", kind="failed")
         if _is_contiguous(example) and (why := found.lies_otherwise(expected)):
-            return Rejection(f"for {on} its {why}", kind="failed")
+            return Refusal(f"for {on} its {why}", kind="failed")
         return None
 
     def _rounds_otherwise(self, found: Outcome, expected: Outcome) -> str:
         """The first thing that must be the original's bit for bit, and is not; ``""`` if there is none."""
         return difference(found, expected) if self._exact else ""
 
-    def _needs_order(self, mix: Any) -> bool | Rejection:
+    def _needs_order(self, mix: Any) -> bool | Refusal:
         """Whether the kernel is right only for contiguous inputs; or what is wrong with it for those."""
-        example = example_of(self._proposal, mix, min(self._kernel.check_sizes))
+        example = example_of(self._candidate, mix, min(self._candidate.check_sizes))
         if not _is_contiguous(example):
             contiguous = replace(example, args=mapped(_contiguous, tuple(example.args)))
             return self._judged(contiguous, self._run(self._fused, contiguous)) or False
@@ -296,8 +250,8 @@ class KernelCheck:
             return True
         coarse = torch.get_autocast_dtype(self._device.type)
         tolerance = replace(self._tolerance, coarsest=coarse)
-        for size in self._kernel.check_sizes:
-            example = example_of(self._proposal, mix, size)
+        for size in self._candidate.check_sizes:
+            example = example_of(self._candidate, mix, size)
             try:
                 found = self._run(self._fused, example, autocast=True)
                 expected = self._run(self._subject.original, example, autocast=True)
@@ -317,7 +271,7 @@ class KernelCheck:
         gradients: bool = True,
     ) -> Outcome:
         how: dict[str, Any] = {"handing": handing, "autocast": autocast, "gradients": gradients and self._gradients}
-        with declining_small(not self._every_size):
+        with self._around():
             return run(self._subject, function, example, device=self._device, **how)
 
     def _truth(self, example: Example) -> Outcome:

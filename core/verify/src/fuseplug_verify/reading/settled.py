@@ -35,7 +35,7 @@ _COMPARED: Mapping[type, Callable[[Any, Any], Any]] = {
 
 
 class Testing(Protocol):
-    """A walk through a function, as this asks for it: `fuseplug.reading.statements.Walk`."""
+    """A walk through a function, as this asks for it: `fuseplug_verify.reading.statements.Walk`."""
 
     reader: Following
     function: types.FunctionType

@@ -19,7 +19,6 @@ import types
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .errors import PatchError
 from .process_lock import ProcessLock
 
 if TYPE_CHECKING:
@@ -29,6 +28,21 @@ _ALIAS = "_fuseplug_rebound_"
 _READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _RESUMABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _GLOBAL_WRITES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+
+
+class RebindError(Exception):
+    """A function cannot be replaced for one copy of a method only.
+
+    Attributes:
+        method: The method.
+        name: By which it looks the function up.
+    """
+
+    def __init__(self, message: str, method: Any, name: str) -> None:
+        super().__init__(message)
+        self.method = method
+        self.name = name
+
 
 _Key: TypeAlias = frozenset[tuple[str, int]]
 
@@ -77,7 +91,7 @@ def lookup(method: Callable[..., Any], name: str) -> Any:
     """Return what *method*, or the function it wraps that looks *name* up, finds now.
 
     Raises:
-        PatchError: Nobody looks *name* up, the module has no such global, or it means different things in *method* and
+        RebindError: Nobody looks *name* up, the module has no such global, or it means different things in *method* and
             in what that wraps, which may come from different modules.
     """
     users = [function for function in _reached(method) if _looks_up(function, name)]
@@ -99,7 +113,7 @@ def space_of(method: Callable[..., Any], name: str) -> dict[str, Any]:
     """The globals in which *method*, or the function it wraps that looks *name* up, finds it.
 
     Raises:
-        PatchError: As `lookup`.
+        RebindError: As `lookup`.
     """
     lookup(method, name)
     return next(function.__globals__ for function in _reached(method) if _looks_up(function, name))
@@ -117,7 +131,7 @@ def rebound(method: types.FunctionType, replacements: Mapping[str, Callable[...,
         replacements: What it is to find instead, by the name that it looks up.
 
     Raises:
-        PatchError: A name is not looked up, or the copy could differ from *method* in more than what was asked for.
+        RebindError: A name is not looked up, or the copy could differ from *method* in more than what was asked for.
     """
     # As good as the replacements themselves: while the copy lives its aliases hold them, and no id is given away.
     key = frozenset((name, id(replacement)) for name, replacement in replacements.items())
@@ -269,8 +283,8 @@ def _uses(code: types.CodeType, name: str) -> frozenset[str]:
     return known.get(name, frozenset())
 
 
-def _refusal(method: Any, name: str, found: str, remedy: str = "Replace the whole method instead.") -> PatchError:
-    return PatchError(f"cannot replace {name!r} in {_label(method)}: {found}. {remedy}", method=method, name=name)
+def _refusal(method: Any, name: str, found: str, remedy: str = "Replace the whole method instead.") -> RebindError:
+    return RebindError(f"cannot replace {name!r} in {_label(method)}: {found}. {remedy}", method, name)
 
 
 def _label(what: Any) -> str:

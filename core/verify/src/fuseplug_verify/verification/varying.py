@@ -1,4 +1,4 @@
-"""Varies the examples of a proposal: other calls, and other values in the module."""
+"""Varies the examples of a candidate: other calls, and other values in the module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..contract import Example
+from ..data import Example
 from .nested import mapped, tensors
 from .outcome import AS_USUAL, Handing
 

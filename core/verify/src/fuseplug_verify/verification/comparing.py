@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..contract import Proposal
+from ..data import Candidate
 from .leaning import leaning
 from .outcome import Outcome
 
@@ -38,9 +38,9 @@ class Tolerance:
     coarsest: torch.dtype | None = None
 
     @classmethod
-    def of(cls, proposal: Proposal) -> Tolerance:
-        """The tolerance that *proposal* states."""
-        return cls(proposal.roundings, proposal.working_roundings, by_row=proposal.exact)
+    def of(cls, candidate: Candidate) -> Tolerance:
+        """The tolerance that *candidate* states."""
+        return cls(candidate.roundings, candidate.working_roundings, by_row=candidate.exact)
 
     @property
     def share_of_float32(self) -> float:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..accepts import Accepts, Dtypes
-from ..contract import Adapter, Example, Proposal, Rejection
+from ..calls import Dtypes, VerifiedCalls
+from ..data import Adapter, Candidate, Example, Refusal, Semantics
 from ..reading import Finding, Path, Reading, attribute, read
 from ..watch import Call, Extra, Route, Watch, kind_of
 from .branches import Branches
@@ -24,7 +24,7 @@ from .outcome import Outcome, Subject, run
 from .varying import Variation, main_argument, variations
 from .watching import Dependence, dependence, route_to
 
-Candidate = tuple[Adapter, Callable[..., Any]]
+Bound = tuple[Adapter, Callable[..., Any]]
 """A variant that the original may be, and its adapter bound to the reference."""
 
 Likeness = Literal["same", "differs", "unanswered"]
@@ -39,7 +39,7 @@ _AN_EXTRA_KEYWORD = {"num_items_in_batch": 3}
 """One that trainers hand to models."""
 
 
-def read_original(subject: Subject, examples: Sequence[Example]) -> Reading | Rejection:
+def read_original(subject: Subject, examples: Sequence[Example]) -> Reading | Refusal:
     """Read the code of *subject* before any of it is run; or say why no kernel can replace it.
 
     It is read first because running code with side effects would cause them. Of the arguments only strings make a
@@ -50,12 +50,12 @@ def read_original(subject: Subject, examples: Sequence[Example]) -> Reading | Re
     if isinstance(function, nn.Module):
         function, owner = type(function).forward, function
     if not isinstance(function, types.FunctionType):
-        return Rejection(f"it is a {type(function).__name__}, whose code cannot be read", kind="unlike")
+        return Refusal(f"it is a {type(function).__name__}, whose code cannot be read", kind="unlike")
     return read(function, owner, [(each.args, each.kwargs) for each in examples])
 
 
-def forbidden(reading: Reading, replaced: Sequence[str]) -> Rejection | None:
-    """Reject what *reading* found that fused code cannot do.
+def forbidden(reading: Reading, replaced: Sequence[str]) -> Refusal | None:
+    """Refuse what *reading* found that fused code cannot do.
 
     Args:
         reading: Of the original.
@@ -73,25 +73,8 @@ def forbidden(reading: Reading, replaced: Sequence[str]) -> Rejection | None:
     ):
         if found := own(findings):
             more = f" (and {len(found) - 2} more)" if len(found) > 2 else ""
-            return Rejection(f"{why}: {'; '.join(found[:2])}{more}", kind="unlike")
+            return Refusal(f"{why}: {'; '.join(found[:2])}{more}", kind="unlike")
     return None
-
-
-@dataclass(frozen=True)
-class Semantics:
-    """What a site was found to compute.
-
-    Attributes:
-        adapter: The adapter of its variant.
-        accepts: The calls for which that was found.
-        draws: Whether it may draw random numbers.
-        evidence: A hash of what the original did on the examples and of its code; ``""`` if there is none.
-    """
-
-    adapter: Adapter
-    accepts: Accepts
-    draws: bool = True
-    evidence: str = ""
 
 
 @dataclass
@@ -99,32 +82,32 @@ class Examination:
     """One original, compared with the variants that it may be.
 
     Attributes:
-        proposal: What was offered.
+        candidate: What it may be.
         subject: The original.
         reading: Of its code.
-        candidates: The variants that have agreed with it in every run so far.
+        variants: Those that have agreed with it in every run so far.
         answered: The examples on which it ran.
         branches: The branches that its code took.
         why: The difference that ruled out the last variant.
     """
 
-    proposal: Proposal
+    candidate: Candidate
     subject: Subject
     reading: Reading
-    candidates: Sequence[Candidate]
+    variants: Sequence[Bound]
     answered: Sequence[Example]
     branches: Branches
     why: str = field(default="", init=False)
 
-    def semantics(self) -> Semantics | Rejection:
+    def semantics(self) -> Semantics | Refusal:
         """Vary calls and state; say which variant the original is and what to watch, or why it is left alone."""
         tried = self._calls_varied()
-        if isinstance(tried, Rejection):
+        if isinstance(tried, Refusal):
             return tried
         adapter = None
-        while adapter is not self.candidates[0][0]:
+        while adapter is not self.variants[0][0]:
             # Again, if what was varied told this one from the original.
-            adapter = self.candidates[0][0]
+            adapter = self.variants[0][0]
             depends = dependence(self.reading, self.subject.module, adapter.reads, self._called())
             if (why := self._state_varied(depends)) is not None:
                 return why
@@ -134,7 +117,7 @@ class Examination:
         watch = replace(depends.watch, nonempty=tried.nonempty, no_autocast=tried.no_autocast, untraced=traced)
         return self._described(adapter, watch, tried)
 
-    def _calls_varied(self) -> _Tried | Rejection:
+    def _calls_varied(self) -> _Tried | Refusal:
         tried = _Tried({each.args[main_argument(each)].dim() for each in self.answered})
         numbers = self.reading.numbers
         # Any whole number in the code may be a length, whether or not it is compared with one.
@@ -148,8 +131,8 @@ class Examination:
         return tried
 
     def _try(self, variation: Variation) -> Likeness:
-        """Run the original and every candidate on *variation*; drop those that differ, unless all do."""
-        gradients = self.proposal.exact or variation.kind != "magnitude"
+        """Run the original and every variant on *variation*; drop those that differ, unless all do."""
+        gradients = self.candidate.exact or variation.kind != "magnitude"
         how: dict[str, Any] = {
             "gradients": gradients,
             "handing": variation.handing,
@@ -163,7 +146,7 @@ class Examination:
             self.why = f"{type(error).__name__}: {error}"
             return "unanswered"
         same = []
-        for adapter, function in self.candidates:
+        for adapter, function in self.variants:
             try:
                 found = run(self.subject, function, example, **how)
                 why = self._compared(found, expected, variation, function, how)
@@ -173,7 +156,7 @@ class Examination:
                 self.why = f"{adapter.variant}: {why}"
             else:
                 same.append((adapter, function))
-        self.candidates = same or self.candidates
+        self.variants = same or self.variants
         if same:
             self.branches.keep()
         return "same" if same else "differs"
@@ -183,17 +166,17 @@ class Examination:
     ) -> str:
         why = difference(found, expected)
         # Matrix products of other sizes are summed in other orders, which need not be the same for all.
-        exact = self.proposal.exact and variation.kind not in ("rank", "length", "magnitude", "layout")
+        exact = self.candidate.exact and variation.kind not in ("rank", "length", "magnitude", "layout")
         if exact or not why:
             return why
         truth = run(self.subject, function, variation.example, **{**how, "autocast": False}, dtype=torch.float64)
         coarsest = torch.get_autocast_dtype("cpu") if how["autocast"] else None
-        return departure(expected, found, truth, replace(Tolerance.of(self.proposal), coarsest=coarsest))
+        return departure(expected, found, truth, replace(Tolerance.of(self.candidate), coarsest=coarsest))
 
-    def _state_varied(self, depends: Dependence) -> Rejection | None:
-        """Reject what the original reads, the fused code does not, and the guard cannot watch."""
+    def _state_varied(self, depends: Dependence) -> Refusal | None:
+        """Refuse what the original reads, the fused code does not, and the guard cannot watch."""
         if depends.unseen:
-            return Rejection(f"it depends on what cannot be watched: {'; '.join(depends.unseen[:3])}", kind="unlike")
+            return Refusal(f"it depends on what cannot be watched: {'; '.join(depends.unseen[:3])}", kind="unlike")
         if (why := self._untried_class(depends)) is not None:
             return why
         for path in depends.numbers:
@@ -201,11 +184,11 @@ class Examination:
                 return self._differs(f"when its {'.'.join(path)} is another number")
         for path in depends.tensors:
             if self._with("tensor", path, other_values(path)) != "same":
-                return Rejection(f"it also reads {'.'.join(path)}, a tensor that the kernel does not", kind="unlike")
+                return Refusal(f"it also reads {'.'.join(path)}, a tensor that the kernel does not", kind="unlike")
         return None
 
-    def _untried_class(self, depends: Dependence) -> Rejection | None:
-        """Reject a child that the fused code replaces if its class occurs in no example at that place."""
+    def _untried_class(self, depends: Dependence) -> Refusal | None:
+        """Refuse a child that the fused code replaces if its class occurs in no example at that place."""
         tried: dict[Path, set[type]] = {}
         for example in self.answered:
             for name, child in example.children.items():
@@ -215,7 +198,7 @@ class Examination:
             path = tuple("*" if step.name.isdigit() else step.name for step in route)
             if path[0] in self.answered[0].children and cls not in tried.get(path, ()):
                 where = ".".join(step.name for step in route)
-                return Rejection(f"its {where} is a {cls.__name__}, unlike the others that it is with", kind="unlike")
+                return Refusal(f"its {where} is a {cls.__name__}, unlike the others that it is with", kind="unlike")
         return None
 
     def _with(self, kind: Literal["number", "tensor"], path: Path, change: Change) -> Likeness:
@@ -223,7 +206,7 @@ class Examination:
         sharpest = min(self.answered, key=lambda each: _eps(each.args[main_argument(each)].dtype))
         return self._try(Variation(kind, ".".join(path), sharpest, change=change))
 
-    def _untaken(self) -> Rejection | None:
+    def _untaken(self) -> Refusal | None:
         if not self.reading.conditions:
             return None
         called = self._called()
@@ -232,25 +215,25 @@ class Examination:
                 continue
             if any(condition.inside[:count] in called for count in range(1, len(condition.inside) + 1)):
                 continue
-            if condition.source in self.proposal.impossible:
+            if condition.source in self.candidate.impossible:
                 continue
             if self.branches.one_sided(condition.code.co_filename, condition.span):
-                return Rejection(
+                return Refusal(
                     f"it has a branch that no example takes both ways, so what it does there is not known: "
                     f"{condition.text}",
                     kind="unlike",
                 )
         return None
 
-    def _differs(self, when: str) -> Rejection:
-        return Rejection(f"it computes none of the known variants {when}: {self.why}", kind="unlike")
+    def _differs(self, when: str) -> Refusal:
+        return Refusal(f"it computes none of the known variants {when}: {self.why}", kind="unlike")
 
     def _called(self) -> frozenset[Path]:
         """The paths of the children that the fused code calls."""
         if self.subject.module is None:
             return frozenset()
         found: list[set[Path]] = []
-        function = self.candidates[0][1]
+        function = self.variants[0][1]
 
         def listening(twin: nn.Module, *args: Any, **kwargs: Any) -> Any:
             called: dict[int, None] = {}
@@ -274,12 +257,12 @@ class Examination:
     def _described(self, adapter: Adapter, watch: Watch, tried: _Tried) -> Semantics:
         bound = self.subject.module is not None
         main = bound + main_argument(self.answered[0])
-        named = tuple(self._found(name) for name in self.proposal.dtypes_of)
+        named = tuple(self._found(name) for name in self.candidate.dtypes_of)
         typed = named or (*self._typed(bound, main), *self._typed_parameter())
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
         calls = tuple(_calls(self.answered, bound, tried))
-        accepts = Accepts(calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra())
-        return Semantics(adapter, accepts, self.subject.draws)
+        accepts = VerifiedCalls(calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra())
+        return Semantics(self.candidate, adapter, accepts, self.subject.draws)
 
     def _typed(self, bound: bool, main: int) -> tuple[int, ...]:
         """The main input, and every argument whose dtype differs from the main input's in some example."""
@@ -390,7 +373,7 @@ def _eps(dtype: torch.dtype) -> float:
 
 
 def dtypes_in(typed: Sequence[int | Route], example: Example, subject: Subject) -> Dtypes:
-    """The dtypes that the tensors *typed*, as in `Accepts`, have in *example*; ``None`` for one that is not given."""
+    """The dtypes of the tensors *typed*, as in `VerifiedCalls`, in *example*; ``None`` for one that is not given."""
     given = [*([None] if subject.module is not None else []), *_given(example)]
     held = [given[each] if isinstance(each, int) else _held(each, example, subject) for each in typed]
     return tuple(getattr(each, "dtype", None) for each in held)

@@ -1,6 +1,6 @@
 """Reads from the source of a forward what it depends on. Core and kernels use this reader.
 
->>> from fuseplug.reading import read
+>>> from fuseplug_verify.reading import read
 >>> reading = read(type(module).forward, module)  # doctest: +SKIP
 >>> reading.reads, reading.side_effects, reading.unread  # doctest: +SKIP
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..contract import Example
+from ..data import Example
 from ..watch import ById
 from .nested import leaves, mapped, tensors
 from .neutral import same_random_numbers
@@ -34,7 +34,7 @@ class Subject:
         space: For a function, the globals in which the method looks it up.
         draws: Whether it may draw random numbers. Each run then draws the same ones as any other, and the process's
             generators are put back; if not, they are left alone.
-        lazy: The class that may stand for its results, as `Proposal.lazy`.
+        lazy: The class of lazy tensors that may stand for its results, as `Candidate.lazy`.
     """
 
     original: Callable[..., Any]
@@ -184,10 +184,10 @@ def run(
 
 
 def _refuse_undeclared(lazy: type[Any] | None, result: Any) -> None:
-    """Raise a `TypeError` if *result* holds a lazy tensor, one with `computed`, of another class than was declared."""
+    """Raise a `TypeError` if *result* holds a lazy tensor, one that has ``computed()``, of an undeclared class."""
     for each in tensors(result):
         if hasattr(type(each), "computed") and not (lazy is not None and isinstance(each, lazy)):
-            raise TypeError(f"it returns a {type(each).__name__}, which is lazy, and the proposal does not declare it")
+            raise TypeError(f"it returns a {type(each).__name__}, which is lazy, and it was not declared")
 
 
 def _computed(lazy: type[Any] | None, value: Any) -> Any:
