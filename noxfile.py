@@ -15,8 +15,14 @@ nox.options.default_venv_backend = "virtualenv"  # the same installer everywhere
 nox.options.sessions = ["tests", "tests-npu", "tests-triton", "lint", "docs", "wheels"]
 
 ROOT = Path(__file__).parent
-KERNELS = tuple(sorted(f"kernel-packages/{p.parent.name}" for p in ROOT.glob("kernel-packages/*/pyproject.toml")))
-LIBRARIES = ("core/verify", "core", "core/tools")
+LIBRARIES = (
+    "core/verify",
+    "core",
+    "core/tools",
+    "kernel-packages/backends",
+)  # in the order in which they need each other
+PACKAGES = sorted(path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("kernel-packages/*/pyproject.toml"))
+KERNELS = tuple(path for path in PACKAGES if path not in LIBRARIES)
 DISTRIBUTIONS = (*LIBRARIES, "tests/kit", "tests/host-npu", *KERNELS)
 EXAMPLES = tuple(sorted(ROOT.glob("docs/examples/*/pyproject.toml")))
 TRANSFORMERS = ("5.23.0", "4.57.6")
@@ -107,7 +113,15 @@ def tests_torch_releases(session: nox.Session, torch: str) -> None:
     # The interpreter of Triton 3.6 knows no newer numpy.
     more = () if torch in WITHOUT_TRITON else ("numpy<2.4", *FOR_TRITON)
     install(session, f"torch=={torch}.*", *more, *FOR_TESTS, "peft", free=("torch", "triton", "numpy"))
-    test(session, *QUICK, "tests/core", "tests/tools", "tests/conformance", *(f"tests/{op}" for op in OPS))
+    test(
+        session,
+        *QUICK,
+        "tests/core",
+        "tests/tools",
+        "tests/backends",
+        "tests/conformance",
+        *(f"tests/{op}" for op in OPS),
+    )
     if torch not in WITHOUT_TRITON:
         session.env["TRITON_INTERPRET"] = "1"
         test(session, *QUICK, "tests/gpu/numbers")

@@ -28,7 +28,7 @@ def _small_programs_run_as_they_are(request: pytest.FixtureRequest, monkeypatch:
         return
     import torch
 
-    from fuseplug.inductor import Program
+    from fuseplug_backends.inductor import Program
 
     compiled = Program.__call__
 

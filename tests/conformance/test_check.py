@@ -12,7 +12,7 @@ from conformance.zoo import kernels, right
 
 from fuseplug import KernelManager
 from fuseplug.cli import main
-from fuseplug.inductor import compiled, program
+from fuseplug_backends.inductor import compiled, program
 from fuseplug_testing import ConformanceError, check_kernel
 from fuseplug_testing import command as command_of_kit
 from fuseplug_testing.checks import CHECKS

@@ -7,7 +7,7 @@ import os
 import pytest
 from support.conformance import check_some, some
 
-from fuseplug.inductor.kernel import cpp_compiler
+from fuseplug_backends.inductor.kernel import cpp_compiler
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")

@@ -19,6 +19,8 @@ from fuseplug_testing.public_names import private_names
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "fuseplug"
 KERNELS = ROOT / "kernel-packages"
+VERIFY = ROOT / "core" / "verify" / "src" / "fuseplug_verify"
+BACKENDS = KERNELS / "backends" / "src" / "fuseplug_backends"
 SOURCES = [
     CORE.parent,
     *sorted(ROOT.glob("core/*/src")),
@@ -27,41 +29,39 @@ SOURCES = [
 ]
 TORCH_PRIVATE = (
     "fuseplug/torch_private/__init__.py",
-    "fuseplug/torch_private/inductor.py",
+    "fuseplug_backends/torch_private/__init__.py",
+    "fuseplug_backends/torch_private/inductor.py",
     "fuseplug_tools/torch_private.py",
+    "fuseplug_verify/torch_private.py",
     "fuseplug_host_npu/torch_private.py",
+    "fuseplug_linear_cross_entropy/torch_private.py",
 )
-"""The modules that may name what is private in torch: one a distribution, and core's of Inductor."""
+"""The modules that may name what is private in torch: one room of each distribution."""
 
 # Lowest first; names on one line do not import each other.
 LAYERS = (
     {
-        "activations",
         "errors",
         "by_identity",
-        "safe_access",
         "tables",
         "lazy",
         "plain_text",
         "torch_private",
         "ownership",
-        "process_lock",
         "ranks",
     },
-    {"configuration", "unchanged"},
+    {"configuration", "fallback", "process_lock"},
     {"kept"},
-    {"contract", "lazy_tensor"},
+    {"contract"},
     {"answer_faults"},
-    {"hookspecs", "differentiating"},
-    {"functional"},
-    {"inductor", "npu", "triton", "porting"},
+    {"hookspecs"},
+    {"porting"},
     {"kernel_faults", "importing"},
     {"discovery"},
-    {"gc_paused", "devices", "fsdp1", "report", "rebind", "by_class_name"},
+    {"gc_paused", "devices", "fsdp1", "report", "by_class_name"},
     {"reading"},
-    {"watch", "gains"},
+    {"gains", "candidates"},
     {"accepts"},
-    {"verification"},
     {"patching"},
     {"proposing", "strict", "walking", "measurer"},
     {"planning"},
@@ -74,12 +74,10 @@ LAYERS = (
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 VENDORS = {"transformers", "triton", "torch_npu"}
-FOR_PROGRAMS = "triton/activations.py"
-"""What the programs of kernels import, and nothing of core."""
-OF_VENDORS = {FOR_PROGRAMS}
-"""Modules that import what they are for, and that nothing else of core imports."""
-OF_THE_SAME_RELEASE = ("fuseplug.torch_private", "fuseplug.triton.activations")
-"""What is private, and the kernel packages here use: they are released together with core."""
+OF_VENDORS = {"triton/activations.py"}
+"""Modules that import what they are for, and that nothing else of their distribution imports."""
+OF_THE_SAME_RELEASE = ("fuseplug_backends.torch_private", "fuseplug_backends.triton.activations")
+"""What is private, and the kernel packages here use: they are released together with it."""
 
 
 class Imports(ast.NodeVisitor):
@@ -156,7 +154,7 @@ def circle(source: Path) -> list[str]:
 def vendors(core: Path) -> Iterator[str]:
     for path in sorted(core.rglob("*.py")):
         for module, _, late in imports(path, core.parent):
-            if module == "fuseplug.triton.activations":
+            if module.endswith(".triton.activations"):
                 yield f"{path.name} imports {module}"
             vendor = module.partition(".")[0] in VENDORS and not late
             if vendor and path.relative_to(core).as_posix() not in OF_VENDORS:
@@ -176,7 +174,10 @@ def trespasses(packages: Path) -> Iterator[str]:
                 if first.startswith("fuseplug_") and first not in own:
                     yield f"{path.name} imports {module}"
             for each in private_names(path.read_text()):
-                if each.module.partition(".")[0] == "fuseplug" and each.module not in OF_THE_SAME_RELEASE:
+                if (
+                    each.module.partition(".")[0] in {"fuseplug", "fuseplug_backends"} - own
+                    and each.module not in OF_THE_SAME_RELEASE
+                ):
                     yield f"{path.name}: {each}"
 
 
@@ -254,8 +255,9 @@ def test_a_circle_is_found(tmp_path, late):
     assert set(circle(tmp_path)) == {"fuseplug_one.below", "fuseplug_one.beside", "fuseplug_one.last"}
 
 
-def test_core_imports_vendors_late_or_never():
-    assert list(vendors(CORE)) == []
+@pytest.mark.parametrize("source", [CORE, BACKENDS], ids=lambda source: source.name)
+def test_core_and_backends_import_vendors_late_or_never(source):
+    assert list(vendors(source)) == []
 
 
 def test_kernel_packages_keep_to_public_names():
@@ -283,9 +285,9 @@ def test_the_modules_of_private_names_have_them(name):
         ("contract.py", "def late():\n    from .cli import main", "contract.py imports cli"),
         ("contract.py", "from . import manager", "contract.py imports __init__"),
         ("devices.py", "from .report import Report", "devices.py imports report"),
-        ("verification/twin.py", "from ..patching import put_on", "verification/twin.py imports patching"),
+        ("patching/guard.py", "from ..planning import Plan", "patching/guard.py imports planning"),
         ("contract.py", "if TYPE_CHECKING:\n    from .planning import Plan", "contract.py imports planning"),
-        ("verification/twin.py", "from .verifier import Verifier\nfrom ..errors import PlanError", None),
+        ("patching/guard.py", "from .mark import Mark\nfrom ..errors import PlanError", None),
     ],
 )
 def test_upward_finds_a_planted_breach(tmp_path, path, text, breach):
@@ -314,10 +316,8 @@ def test_vendors_finds_a_planted_breach(tmp_path, text):
         ("from fuseplug.contract import Site", 1),
         ("import fuseplug.patching", 1),
         ("from fuseplug_other.reference import op", 1),
-        (
-            "from fuseplug.torch_private import x\nfrom fuseplug import Site\nfrom fuseplug_one.sites import match",
-            0,
-        ),
+        ("from fuseplug_backends.inductor import plain", 1),
+        ("from fuseplug import Site\nfrom fuseplug_one.sites import match", 0),
     ],
 )
 def test_trespasses_finds_a_planted_breach(tmp_path, text, count):
@@ -357,7 +357,7 @@ def test_private_finds_a_planted_breach(tmp_path, text, name):
         "import torch\ntorch.compiler.is_compiling()\nself._dynamo\nx.storage()._cdata",
         "from torch import Tensor\nTensor.__add__",
         "'Why torch._dynamo is not imported here.'",
-        "from fuseplug.torch_private import get_tracing_state",
+        "from fuseplug_backends.torch_private import get_tracing_state",
     ],
 )
 def test_private_passes_what_is_not(tmp_path, text):
@@ -412,10 +412,13 @@ def test_importing_leaves_the_environment_alone(fresh_python):
     assert fresh_python(f"{code}os.environ['X'] = '1'; assert os.environ == before").returncode == 1
 
 
-def test_the_npu_in_host_memory_needs_nothing_of_ours():
-    source = ROOT / "tests" / "host-npu" / "src"
-    found = {module.partition(".")[0] for path in source.rglob("*.py") for module, _, _ in imports(path, source)}
-    assert {name for name in found if name.startswith("fuseplug")} == {"fuseplug_host_npu"}
+@pytest.mark.parametrize("source", [ROOT / "tests" / "host-npu" / "src", VERIFY.parent], ids=["host-npu", "verify"])
+def test_what_is_of_use_by_itself_needs_nothing_of_ours(source):
+    (own,) = (path.name for path in source.iterdir())
+    found = {
+        module.partition(".")[0] for path in source.rglob("*.py") for module, _, _ in imports(path, source, types=True)
+    }
+    assert {name for name in found if name.startswith("fuseplug")} == {own}
 
 
 @pytest.mark.parametrize("old", ["fuseplug.testing", "fuseplug.testing.npu", "fuseplug.testing.triton"])

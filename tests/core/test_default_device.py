@@ -20,9 +20,7 @@ FACTORIES = {
 }
 # Modules of the conformance kit are made where their caller wants them; other tensors are of the check before a plan.
 ELSEWHERE = {"specimens.py"}
-SOURCES = [path for path in sorted(ROOT.glob("kernel-packages/*/src/**/*.py")) if path.name not in ELSEWHERE] + sorted(
-    ROOT.glob("core/src/fuseplug/inductor/*.py")
-)
+SOURCES = [path for path in sorted(ROOT.glob("kernel-packages/*/src/**/*.py")) if path.name not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -8,7 +8,8 @@ from support.kernels import NormKernel, norm_reference, quiet_norm, variant_of
 from support.managers import manager_of
 from support.models import Norm
 
-from fuseplug.functional import by_reference, computed_by, this_thread
+from fuseplug.fallback import by_reference, this_thread
+from fuseplug_backends.functional import computed_by
 
 
 def twice(x, *, compute=lambda x: 2 * x):

@@ -16,12 +16,12 @@ from support.models import Norm
 
 from fuseplug import kept, planning
 from fuseplug.cli import main
-from fuseplug.inductor.kernel import cpp_compiler
 from fuseplug.kept import Kept, folder
-from fuseplug.verification import evidence
-from fuseplug.verification.evidence import UnstableError, stable
+from fuseplug_backends.inductor.kernel import cpp_compiler
 from fuseplug_rmsnorm.recognise.structure import NormAdapter
 from fuseplug_tools.measuring import timing
+from fuseplug_verify.verification import evidence
+from fuseplug_verify.verification.evidence import UnstableError, stable
 
 PACKAGE = """
 from typing import ClassVar
@@ -114,7 +114,7 @@ class TestWhatIsKept:
     def test_where_compilers_run_side_by_side_it_is_not_run_for_them_either(self, checked, written, monkeypatch):
         monkeypatch.setattr(planning, "inductor_threads", lambda: 2)
         compiling = PACKAGE.replace("class Counting(", "class Counting(InductorKernel, ")
-        written("__init__.py", "from fuseplug.inductor import InductorKernel\n" + compiling)
+        written("__init__.py", "from fuseplug_backends.inductor import InductorKernel\n" + compiling)
         said, calls = checked()
         assert said == "passed"
         assert calls > 5
@@ -364,7 +364,7 @@ class TestTimes:
 class TestDescriptions:
     def test_they_are_the_same_in_every_process(self):
         script = (
-            "from fuseplug.verification.evidence import Evidence, stable\n"
+            "from fuseplug_verify.verification.evidence import Evidence, stable\n"
             "from fuseplug_linear_cross_entropy.recognise.structure import HeadAdapter, Mix\n"
             "import torch\n"
             "def f(x):\n    return {'a', 'b'} if x in {'c', 'd', 'e'} else [y for y in x]\n"

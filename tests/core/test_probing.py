@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from fuseplug import PlanError
-from fuseplug.verification import Signatures, kernel_check, verifier
+from fuseplug_verify.verification import Signatures, kernel_check, verifier
 
 
 @contextmanager

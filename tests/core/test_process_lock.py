@@ -10,10 +10,10 @@ from support.kernels import NormKernel
 from support.managers import manager_of
 from support.models import Toy
 
-from fuseplug import rebind
 from fuseplug.patching.replacement import _making
-from fuseplug.process_lock import ProcessLock
-from fuseplug.verification import plain_torch
+from fuseplug_verify import rebind
+from fuseplug_verify.process_lock import ProcessLock
+from fuseplug_verify.verification import plain_torch
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 PATIENCE = 60

@@ -147,8 +147,8 @@ def test_children_of_examples_are_copied(manager):
             self.inner.calls["forward"] += 1
             return self.inner(x)
 
-    from fuseplug.contract import Example
-    from fuseplug.verification import Subject, run
+    from fuseplug_verify.data import Example
+    from fuseplug_verify.verification import Subject, run
 
     subject = Subject(Calling.forward, Calling())
     run(subject, Calling.forward, Example([torch.ones(2, 16)], children={"inner": child}))
@@ -157,8 +157,8 @@ def test_children_of_examples_are_copied(manager):
 
 def test_planning_what_draws_nothing_leaves_the_generators_to_others():
     """`run` is told whether a forward may draw; where it may not, the process's generators are not touched."""
-    from fuseplug.contract import Example
-    from fuseplug.verification import Subject, run
+    from fuseplug_verify.data import Example
+    from fuseplug_verify.verification import Subject, run
 
     def drawing(module, x):
         torch.rand(3)  # stands for another thread

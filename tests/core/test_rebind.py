@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from fuseplug import rebind
-from fuseplug.errors import PatchError
-from fuseplug.rebind import called_functions, calls, lookup, rebound
+from fuseplug_verify import rebind
+from fuseplug_verify.rebind import RebindError, called_functions, calls, lookup, rebound
 
 TOY = '''
 def turn(x):
@@ -216,19 +215,19 @@ class TestCallsAndLookup:
 
     def test_lookup_of_a_name_not_looked_up_says_which_are(self, toy):
         with pytest.raises(
-            PatchError, match=r"replace 'rope' in rebind_toy\.Layer\.both: .*these are: scale, turn\. Name"
+            RebindError, match=r"replace 'rope' in rebind_toy\.Layer\.both: .*these are: scale, turn\. Name"
         ):
             lookup(toy.Layer.both, "rope")
 
     @pytest.mark.parametrize("name", ["nowhere", "len"])
     def test_lookup_of_what_the_module_does_not_have(self, toy, name):
         with pytest.raises(
-            PatchError, match=rf"'{name}' in .*undefined: .*rebind_toy has no global .*\. Import or define"
+            RebindError, match=rf"'{name}' in .*undefined: .*rebind_toy has no global .*\. Import or define"
         ):
             lookup(toy.Layer.undefined, name)
 
     def test_lookup_in_what_has_no_code(self):
-        with pytest.raises(PatchError, match=r"it is a partial, in which nothing can be seen"):
+        with pytest.raises(RebindError, match=r"it is a partial, in which nothing can be seen"):
             lookup(functools.partial(minus), "turn")
 
 
@@ -461,7 +460,7 @@ class TestDecorators:
         method = toy.Layer.forward
         monkeypatch.setitem(globals(), "turn", minus)
         with pytest.raises(
-            PatchError, match=r"'turn' in .*wrapper: it means <function minus .* and <function turn .* in rebind_toy\."
+            RebindError, match=r"'turn' in .*wrapper: it means <function minus .* and <function turn .* in rebind_toy\."
         ):
             rebound(wrapper, {"turn": square})
 
@@ -528,7 +527,7 @@ class TestRefusals:
             rf"cannot replace 'turn' in rebind_toy\.Layer\.{method}: {method} \(.*rebind_toy\.py:\d+\) "
             rf"also uses that name otherwise \({opcode}\).* Replace the whole method instead\."
         )
-        with pytest.raises(PatchError, match=expected) as caught:
+        with pytest.raises(RebindError, match=expected) as caught:
             rebound(getattr(toy.Layer, method), {"turn": minus})
         assert caught.value.method is getattr(toy.Layer, method)
         assert caught.value.name == "turn"
@@ -543,18 +542,18 @@ class TestRefusals:
         ],
     )
     def test_a_method_that_changes_the_global(self, toy, method, where, opcode):
-        with pytest.raises(PatchError, match=rf"Layer\.{method}: {where} \(.*changes that global itself \({opcode}\)"):
+        with pytest.raises(RebindError, match=rf"Layer\.{method}: {where} \(.*changes that global itself \({opcode}\)"):
             rebound(getattr(toy.Layer, method), {"turn": minus})
 
     @pytest.mark.parametrize("method", ["as_attribute_only", "as_local", "as_text"])
     def test_a_name_that_is_not_looked_up(self, toy, method):
         with pytest.raises(
-            PatchError, match=rf"'turn' in .*{method}: that name is not looked up as a global; these are: none"
+            RebindError, match=rf"'turn' in .*{method}: that name is not looked up as a global; these are: none"
         ):
             rebound(getattr(toy.Layer, method), {"turn": minus})
 
     def test_one_bad_name_among_good_ones_leaves_nothing_behind(self, toy):
-        with pytest.raises(PatchError, match="'rope'"):
+        with pytest.raises(RebindError, match="'rope'"):
             rebound(toy.Layer.both, {"turn": minus, "rope": minus})
         assert not aliases(toy)
 
@@ -569,14 +568,14 @@ class TestRefusals:
         ],
     )
     def test_what_is_no_python_function(self, method, kind):
-        with pytest.raises(PatchError, match=rf"it is a {kind}, not a Python function\. Give the plain function"):
+        with pytest.raises(RebindError, match=rf"it is a {kind}, not a Python function\. Give the plain function"):
             rebound(method, {"turn": minus})
 
     @pytest.mark.parametrize("decorate", [lambda f: f, passing])
     def test_a_copy_of_a_copy(self, toy, decorate):
         copy = decorate(rebound(toy.Layer.both, {"turn": minus}))
         with pytest.raises(
-            PatchError, match=r"'scale' in .*both: both \(.*belongs to a copy .*all its replacements at once"
+            RebindError, match=r"'scale' in .*both: both \(.*belongs to a copy .*all its replacements at once"
         ):
             rebound(copy, {"scale": minus})
 
@@ -750,7 +749,7 @@ def run_python(code):
 
 
 def test_importing_it_does_not_import_torch():
-    assert run_python("import fuseplug.rebind; print('torch' in sys.modules)") == "False"
+    assert run_python("import fuseplug_verify.rebind; print('torch' in sys.modules)") == "False"
 
 
 def test_a_patched_object_still_works_while_the_process_exits():
@@ -759,7 +758,7 @@ import atexit
 turn = lambda x: x + 1
 method = lambda x: turn(x)
 atexit.register(lambda: print(copy(5)))
-from fuseplug.rebind import rebound
+from fuseplug_verify.rebind import rebound
 copy = rebound(method, {"turn": lambda x: x - 1})
 """
     assert run_python(code) == "4"

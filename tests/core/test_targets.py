@@ -276,7 +276,7 @@ def test_a_trial_says_what_was_made_real(model):
     [
         ({"function": "support.heads:wrong_sum"}, "its numbers are wrong"),
         ({"lazy": heads.OtherScores, "declared": heads.OtherScores}, "its lazy result becomes something else"),
-        ({"declared": None}, "it returns a Scores, which is lazy, and the proposal does not declare it"),
+        ({"declared": None}, "it returns a Scores, which is lazy, and it was not declared"),
     ],
     ids=["the wrong sum", "the wrong scores", "undeclared"],
 )

@@ -1,4 +1,4 @@
-"""What `fuseplug.torch_private` says of torch's private names, asked of the torch that is installed."""
+"""What each `torch_private` says of torch's private names, asked of the torch that is installed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,9 +20,13 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 from torch.utils.dlpack import to_dlpack
 
-from fuseplug import torch_private as private
-from fuseplug.torch_private import inductor
+from fuseplug import torch_private as of_core
+from fuseplug_backends import torch_private as of_backends
+from fuseplug_backends.torch_private import inductor
+from fuseplug_linear_cross_entropy import torch_private as of_lazy_tensors
 
+HOMES = (of_core, of_backends, of_lazy_tensors)
+private = SimpleNamespace(**{name: getattr(home, name) for home in HOMES for name in home.__all__})
 X = torch.arange(1.0, 7.0).view(2, 3)
 TRANSFORMS = {
     "vmap": lambda f: torch.func.vmap(f)(X),
@@ -117,7 +122,7 @@ def test_a_function_is_compiled_without_its_gradient_by_one_release_alone():
 
 
 def test_every_member_is_tested():
-    assert {*private.__all__, *inductor.__all__} == TESTED
+    assert {*vars(private), *inductor.__all__} == TESTED
 
 
 @of("get_tracing_state")
@@ -461,7 +466,7 @@ def test_the_shared_header_is_that_of_the_programs(fresh_python, tmp_path):
     code = """
 import torch
 from torch._inductor import codecache
-from fuseplug.torch_private import inductor
+from fuseplug_backends.torch_private import inductor
 made, headers = codecache._precompile_header, []
 codecache._precompile_header = lambda *args, **how: headers.append(args) or made(*args, **how)
 cache = codecache.CppPythonBindingsCodeCache
@@ -510,6 +515,7 @@ def test_what_is_written_to_and_what_shares_memory_is_seen_and_right(function, f
 def test_what_is_imported_and_when(fresh_python):
     code = """
 import importlib, sys
+import fuseplug_backends.torch_private, fuseplug_linear_cross_entropy.torch_private
 from fuseplug import torch_private as private
 assert not {"torch._dynamo", "torch._inductor"} & sys.modules.keys()
 private.import_dynamo()
@@ -575,7 +581,7 @@ def test_a_tensor_without_memory_is_like_its_layout():
 def test_vector_instructions_are_taken_on_trust_and_then_checked(fresh_python):
     code = """
 from torch._inductor import cpu_vec_isa
-from fuseplug.torch_private import inductor
+from fuseplug_backends.torch_private import inductor
 built = []
 cpu_vec_isa.VecISA.check_build = own = lambda self, code: built.append(code) is not None
 assert inductor.trust_vectors() and not inductor.trust_vectors()
@@ -597,7 +603,7 @@ def test_as_many_compilers_as_inductor_would_run(fresh_python, monkeypatch, said
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
     code = """
 import sys
-from fuseplug.torch_private.inductor import inductor_threads
+from fuseplug_backends.torch_private.inductor import inductor_threads
 guessed = inductor_threads()
 assert "torch._inductor" not in sys.modules
 from torch._inductor import async_compile, config
@@ -646,7 +652,7 @@ def test_dynamo_traces_through_what_is_asked_at_each_call(name):
     assert len(shapes) == 1
 
 
-ALIASES = sorted(name for name in private.__all__ if type(getattr(private, name)) is type(len))
+ALIASES = sorted(name for name in vars(private) if type(getattr(private, name)) is type(len))
 
 
 @pytest.mark.parametrize("name", ALIASES)

@@ -5,7 +5,7 @@ import torch
 from support.thorough import thorough
 from torch import Tensor
 
-from fuseplug import lazy_tensor, unchanged
+from fuseplug_linear_cross_entropy import lazy_tensor, unchanged
 from fuseplug_linear_cross_entropy.recognise import lazy_rows
 
 from .programs import differences

@@ -9,8 +9,8 @@ from support.models import tiny_llama, tiny_moe
 from support.thorough import first_quick, thorough
 
 from fuseplug import KernelManager
-from fuseplug.inductor import compiled
-from fuseplug.verification.nested import mapped
+from fuseplug_backends.inductor import compiled
+from fuseplug_verify.verification.nested import mapped
 
 MODELS = {
     "rmsnorm": tiny_llama,

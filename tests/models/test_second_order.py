@@ -12,7 +12,7 @@ from support.tiny import build
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug import KernelManager
-from fuseplug.inductor import Program
+from fuseplug_backends.inductor import Program
 from fuseplug_linear_cross_entropy import reference as loss_reference
 from fuseplug_linear_cross_entropy.backends import inductor as loss
 from fuseplug_moe import reference as moe_reference

@@ -14,6 +14,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _what_cann_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Know it, or the call that finds it out is counted in the test that comes first."""
-    from fuseplug.npu import here
+    from fuseplug_backends.npu import here
 
     monkeypatch.setitem(here._KNOWN, "npu_clipped_swiglu", True)

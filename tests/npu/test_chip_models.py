@@ -9,7 +9,7 @@ from support.thorough import first_quick
 from support.tiny import BASE, EXPERTS, HEAD, exists, step
 
 from fuseplug import KernelManager
-from fuseplug.npu import here
+from fuseplug_backends.npu import here
 from fuseplug_host_npu import ContractError, HostNPU
 from fuseplug_rope.backends.npu import layouts
 

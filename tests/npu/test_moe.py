@@ -8,7 +8,7 @@ from support.mixtures import EVERY_WAY, FEW, HALF, arguments, assert_close, asse
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fuseplug.npu import here
+from fuseplug_backends.npu import here
 from fuseplug_host_npu import ContractError, HostNPU
 from fuseplug_moe import reference
 from fuseplug_moe.backends.counts_on_host import HostCounts

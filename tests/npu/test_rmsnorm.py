@@ -11,12 +11,12 @@ from support.judging import assert_right, outcome
 from support.thorough import covering
 
 from fuseplug import KernelManager
-from fuseplug.verification import Tolerance
 from fuseplug_rmsnorm import reference
 from fuseplug_rmsnorm.backends import npu
 from fuseplug_rmsnorm.kernels import NpuRMSNormKernel
 from fuseplug_rmsnorm.reference import VARIANTS
 from fuseplug_rmsnorm.specimens import Llama
+from fuseplug_verify.verification import Tolerance
 
 WIDTH = 48
 TOLERANCE = Tolerance(roundings=4.0, working_roundings=20.0)

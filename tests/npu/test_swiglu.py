@@ -13,15 +13,15 @@ from support.thorough import covering
 from torch import nn
 
 from fuseplug import KernelManager
-from fuseplug.activations import ACTIVATIONS
-from fuseplug.npu import here
-from fuseplug.verification import Tolerance
+from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.npu import here
 from fuseplug_host_npu import HostNPU
 from fuseplug_swiglu import reference
 from fuseplug_swiglu.backends import npu
 from fuseplug_swiglu.kernels import NpuSwiGluKernel
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.specimens import GELUErf, InOne, Offset, ReLU2, Separate, Sparse
+from fuseplug_verify.verification import Tolerance
 
 INNER = 20
 TOLERANCE = Tolerance(roundings=6.0, working_roundings=24.0)

@@ -10,7 +10,7 @@ from support.thorough import first_quick, thorough
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug.inductor import compiled
+from fuseplug_backends.inductor import compiled
 from fuseplug_rmsnorm import functional
 from fuseplug_rmsnorm.backends import inductor
 from fuseplug_rmsnorm.kernels import InductorRMSNormKernel

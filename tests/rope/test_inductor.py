@@ -11,7 +11,7 @@ from support.thorough import covering, first_quick, quick_if, thorough
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug.inductor import program
+from fuseplug_backends.inductor import program
 from fuseplug_rope.backends import inductor
 from fuseplug_rope.kernels import InductorRoPEKernel
 from fuseplug_rope.reference import VARIANTS

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from fuseplug import Adapter, BaseKernel, Example, Proposal, Target
-from fuseplug.rebind import calls
+from fuseplug_verify.rebind import calls
 
 from .kernels import ran
 

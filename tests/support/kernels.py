@@ -167,7 +167,7 @@ class FunctionKernel(BaseKernel):
     check_sizes = (512, 4096)
 
     def match(self, site):
-        from fuseplug.rebind import calls
+        from fuseplug_verify.rebind import calls
 
         forward = type(site.module).forward
         return [self.proposal(name) for name in self.names if calls(forward, name)]

@@ -58,7 +58,7 @@ def outcome(function, leaves, see):
 
 
 def assert_right(rope, device, leaves, see=as_attention, variant=HALF, roundings=4.0, share_of_theirs=2.0):
-    """The tolerance is that of `fuseplug.verification`: by the error of the original, or by counted roundings."""
+    """The tolerance is that of `fuseplug_verify`: by the error of the original, or by counted roundings."""
     ours = outcome(functools.partial(rope, variant=variant), on(device, leaves), see)
     original = functools.partial(reference, variant=variant)
     theirs, truth = (outcome(original, on("cpu", leaves, dtype), see) for dtype in (None, torch.float64))

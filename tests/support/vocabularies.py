@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.verification import Tolerance
 from fuseplug_linear_cross_entropy import reference
 from fuseplug_linear_cross_entropy.reference import FLOAT, Step, scaled, softcapped
+from fuseplug_verify.verification import Tolerance
 
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 DTYPES = (BF16, HALF, SINGLE)

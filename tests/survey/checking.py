@@ -45,11 +45,17 @@ FEWEST_DRAWS, MOST_DRAWS = 3, 16
 
 
 def check(
-    manager: KernelManager, census: Census, model_type: str, device: str = "cpu", others: Sequence[str] = ELSEWHERE
+    manager: KernelManager,
+    census: Census,
+    model_type: str,
+    device: str = "cpu",
+    others: Sequence[str] = ELSEWHERE,
+    plan_only: bool = False,
 ) -> dict[str, Any]:
     """The record of *model_type*, fused and compared on *device*, and planned for *others*: plain data.
 
-    Its status is ``"checked"``; ``"mismatch"``; ``"not compared"``, where a step raised, in bfloat16 a fused one;
+    With *plan_only* no kernel is run, and the status of what would have been is ``"planned"``. Its status is otherwise
+    ``"checked"``; ``"mismatch"``; ``"not compared"``, where a step raised, in bfloat16 a fused one;
     ``"not run"``, where none was found; ``"nothing fused"``; ``"nothing to fuse"``; ``"not built"``; or ``"no model"``.
     """
     record: dict[str, Any] = {"model_type": model_type}
@@ -62,6 +68,10 @@ def check(
         concerned = census.concerns(CONFIG_MAPPING[model_type])
         return record | {"status": "not built", "why": said(error), "concerned": concerned}
     record |= {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
+    if plan_only:
+        report = manager.plan(model, verify=False, allow=ALLOW).report
+        silent = census.unanswered(model, report)
+        return record | {"status": "planned", "sites": sites(model, report), "unanswered": silent}
     # Another for the device, for some keep tensors when they are called that do not move with them.
     there = model if device == "cpu" else build(model_type).to(device)
     record |= _planned_and_compared(manager, census, model, there, others)
@@ -87,9 +97,9 @@ def _planned_and_compared(
     return found | {"calls": [str(call) for call in calls]} | compared(manager, there, calls)
 
 
-def planned(manager: KernelManager, model: nn.Module) -> dict[str, Any]:
-    """What would be fused in *model*."""
-    report = manager.plan(model, allow=ALLOW).report
+def planned(manager: KernelManager, model: nn.Module, verify: bool = True) -> dict[str, Any]:
+    """What would be fused in *model*; without *verify* no kernel is run."""
+    report = manager.plan(model, verify=verify, allow=ALLOW).report
     return {"planning": report.seconds, "sites": sites(model, report)}
 
 
@@ -180,7 +190,7 @@ def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) 
     with manager.apply_all(model, allow=ALLOW, every_size=True) as applied:
         fused = step(model, calls)
         modules = [_replaced(model, entry) for entry in applied.report.fused]
-        in_use = {} if unfused is None else {"autocast": unfused or under_autocast(applied, model, calls)}
+        in_use = {} if unfused is None else {"autocast": under_autocast(applied, model, calls, unfused)}
     after = step(model, calls)
     moved: list[dict[str, Tensor]] = []
     shares: dict[str, float] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,32 +13,44 @@ from fuseplug.patching.counting import tried
 
 from .feeding import Call, step
 
-DTYPE = torch.bfloat16
-"""What it casts to."""
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What it casts to, by the names in records."""
+
+
+def under_autocast(
+    applied: Applied, model: nn.Module, calls: Sequence[Call], unfused: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Whose the calls of a step of *model*, which *applied* fused, are under autocast to each dtype.
+
+    By name of the dtype and op: how many the kernel computed, how many the original, and why. Where *model* raises
+    *unfused*, that error instead.
+
+    Raises:
+        Exception: Whatever the step raises where the unfused model raises nothing.
+    """
+    return {
+        name: {"unfused": unfused[name]} if name in unfused else _by_op(applied, model, calls, dtype)
+        for name, dtype in DTYPES.items()
+    }
 
 
 def raised_under_autocast(model: nn.Module, calls: Sequence[Call]) -> dict[str, str]:
-    """What a step of *model*, unfused, raises under autocast; empty if it runs."""
-    try:
-        step(model, calls, autocast=DTYPE)
-    except Exception as error:
-        return {"unfused": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-    return {}
+    """What a step of *model*, unfused, raises under autocast, by name of the dtype, where it raises."""
+    raised = {}
+    for name, dtype in DTYPES.items():
+        try:
+            step(model, calls, autocast=dtype)
+        except Exception as error:
+            raised[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return raised
 
 
-def under_autocast(applied: Applied, model: nn.Module, calls: Sequence[Call]) -> dict[str, dict[str, Any]]:
-    """The calls of a step of *model*, which *applied* fused, under autocast: by op, how many were whose.
-
-    Raises:
-        Exception: Whatever the step raises.
-    """
-    ops = {(entry.paths, str(entry.target)): entry.op for entry in applied.report.fused}
-    of_path = {(path, target): op for (paths, target), op in ops.items() for path in paths}
-    found: dict[str, dict[str, Any]] = {}
-    for each in tried(applied.patches, lambda: step(model, calls, autocast=DTYPE)):
-        op = of_path[each.paths[0], str(each.target)]
-        row = found.setdefault(op, {"kernel": 0, "original": 0, "why": []})
-        row["kernel"] += each.fused
-        row["original"] += each.original
-        row["why"] += [why for why in each.reasons if why not in row["why"]]
-    return found
+def _by_op(applied: Applied, model: nn.Module, calls: Sequence[Call], dtype: torch.dtype) -> dict[str, Any]:
+    ops = {entry.kernel_id: entry.op for entry in applied.report.fused}
+    rows: dict[str, Any] = {}
+    for counted in tried(applied.patches, lambda: step(model, calls, autocast=dtype)):
+        row = rows.setdefault(ops[counted.kernel_id], {"kernel": 0, "original": 0, "why": []})
+        row["kernel"] += counted.fused
+        row["original"] += counted.original
+        row["why"] += [why for why in counted.reasons if why not in row["why"]]
+    return rows

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .census import LOSS, OPS
 from .checking import DTYPES
 from .collect import is_concerned
+from .in_use import DTYPES as AUTOCASTS
 from .kernel_kinds import KERNEL_KINDS
 
 _NAMES = {
@@ -40,8 +42,8 @@ are in [coverage.json](coverage.json).
 * The **tolerance** for a tensor is {roundings} of its size, plus {times} times the change that results
   from moving every fused result by one rounding. The columns *float32* and *bfloat16* show the largest share of the
   tolerance that any tensor of the model needed. More than 1 would be a mismatch.
-* **In use under autocast** shows how many calls the kernels computed in a forward and backward under
-  `torch.autocast` to bfloat16, with weights in float32, as mixed precision trains; *not run* where that was not tried.
+* **Under autocast** shows how many calls the kernels computed in a forward and backward under `torch.autocast` to
+  bfloat16 and to float16, with weights in float32, as mixed precision trains; *not run* where that was not tried.
 * **Planned for** shows what `plan` decides for the same models on an Ascend NPU (`npu`) or a GPU (`cuda`). Variants are
   found by running the modules on the CPU.
 * **Run without their devices** is the same comparison for the other kernels, without a chip and without a GPU. Those
@@ -90,7 +92,7 @@ def to_markdown(
         if any(map(_autocast, content["records"])):
             parts += ["", f"## The original's under autocast on transformers {release}", ""]
             parts += _originals_under_autocast(content["records"])
-        parts += ["", f"## Model types of transformers {release}", "", *_models(content)]
+        parts += ["", f"## Model types of transformers {release}", "", _recorded(content["records"]), *_models(content)]
     return "\n".join(parts) + "\n"
 
 
@@ -219,27 +221,42 @@ def _models(content: Mapping[str, Any]) -> Iterator[str]:
         elif record.get("sites"):
             ops = [_of_op(record, op) for op in known]
             shares = [_share(record.get(dtype, {})) for dtype in DTYPES]
-            in_use = _in_use(record)
-            rows.append((record["model_type"], *ops, record["status"], *shares, in_use, f"{record['planning']:.2f} s"))
+            in_use = (_in_use(_autocast(record).get(dtype, {})) for dtype in AUTOCASTS)
+            planning = f"{record['planning']:.2f} s"
+            rows.append((record["model_type"], *ops, record["status"], *shares, *in_use, planning))
     ops = (_NAMES[op] for op in known)
-    columns = ("model type", *ops, "status", "float32", "bfloat16", "in use under autocast", "planning")
+    columns = (
+        "model type",
+        *ops,
+        "status",
+        "float32",
+        "bfloat16",
+        *(f"under {dtype} autocast" for dtype in AUTOCASTS),
+        "planning",
+    )
     yield from _table(columns, rows)
     yield from ("", f"None of the {_NUMBERS[len(known)]} ops in {len(rest)} others: {', '.join(rest)}.")
 
 
+def _recorded(records: Sequence[Mapping[str, Any]]) -> str:
+    """When *records* were made, which is not all in one run."""
+    days = Counter(record.get("recorded", "") for record in records)
+    parts = [f"{count} on {day}" for day, count in sorted(days.items(), reverse=True) if day]
+    return f"Of {len(records)} records, {', '.join(parts)}; the others earlier.\n" if parts else ""
+
+
 def _autocast(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Whose the calls of *record* are under autocast, by op; empty where that was not asked."""
+    """Whose the calls of *record* are under autocast, by dtype and op; empty where that was not asked."""
     found: Mapping[str, Any] = record.get(DTYPES[0], {}).get("autocast", {})
     return found
 
 
-def _in_use(record: Mapping[str, Any]) -> str:
-    found = _autocast(record)
-    if not found:
+def _in_use(by_op: Mapping[str, Any]) -> str:
+    if not by_op:
         return "not run"
-    if "unfused" in found:
+    if "unfused" in by_op:
         return "does not run unfused"
-    calls = {op: (row["kernel"], row["kernel"] + row["original"]) for op, row in found.items()}
+    calls = {op: (row["kernel"], row["kernel"] + row["original"]) for op, row in by_op.items()}
     less = [f"{_NAMES[op]}: {kernel} of {every}" for op, (kernel, every) in calls.items() if kernel < every]
     return ", ".join(less) or f"all {sum(every for _, every in calls.values())} calls"
 
@@ -247,13 +264,21 @@ def _in_use(record: Mapping[str, Any]) -> str:
 def _originals_under_autocast(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The calls that originals compute under autocast, and why."""
     rows = [
-        (record["model_type"], _NAMES[op], f"{row['original']} of {row['kernel'] + row['original']}", _short(why))
+        (
+            record["model_type"],
+            dtype,
+            _NAMES[op],
+            f"{row['original']} of {row['kernel'] + row['original']}",
+            _short(why),
+        )
         for record in records
-        if "model_type" in record and "unfused" not in _autocast(record)
-        for op, row in _autocast(record).items()
+        if "model_type" in record
+        for dtype, by_op in _autocast(record).items()
+        if "unfused" not in by_op
+        for op, row in by_op.items()
         if (why := "; ".join(row["why"])) or row["original"]
     ]
-    yield from _table(("model type", "op", "calls", "why"), rows)
+    yield from _table(("model type", "to", "op", "calls", "why"), rows)
 
 
 def _share(compared: Mapping[str, Any]) -> str:

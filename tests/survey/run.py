@@ -1,8 +1,12 @@
 """Every model type of the installed transformers: what is fused in it, and whether it computes what it did.
 
-    python -m survey.run [model types] [--kernels npu] [--jobs 2] [--fresh] [--keep]
+    python -m survey.run [model types] [--kernels npu] [--publish] [--plan-only] [--jobs 2] [--fresh] [--keep]
 
-Inductor's kernels are asked about everything there is; others run what was compared with these on.
+Inductor's kernels are asked about everything there is; others run what was compared with these on. Model types that are
+named are recorded, and with ``--publish`` their records take the place of the published ones.
+
+With ``--plan-only`` no kernel is run and nothing is published: every answer that differs from the published one is
+printed, and the status is 1 if something that was fused is not any more.
 
 A record is kept for each model type as soon as it is there, so that a run which was stopped goes on where it was. What
 was recorded with other code is done again, unless ``--keep`` is given.
@@ -16,11 +20,13 @@ from . import stand_in  # noqa: F401
 
 import argparse
 import dataclasses
+import datetime
 import functools
 import hashlib
 import json
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,8 +41,9 @@ from fuseplug_tools.bench import machine
 
 from . import pool, single_class
 from .census import Census
+from .changes import changes, fused_of_each_op
 from .checking import DTYPES, ELSEWHERE, ROUNDINGS, TIMES, check, said
-from .collect import answers, summary
+from .collect import Answer, answers, summary
 from .compiled import import_every_model
 from .kernel_kinds import COMPILED, KERNEL_KINDS
 from .page import to_json, to_markdown
@@ -58,20 +65,47 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--fresh", action="store_true", help="forget what was recorded")
     parser.add_argument("--keep", action="store_true", help="keep what was recorded with other code")
-    given = parser.parse_args()
+    parser.add_argument("--publish", action="store_true", help="the records of the model types that are named")
+    parser.add_argument("--plan-only", action="store_true", help="run no kernel, and print which answers are others")
+    options = parser.parse_args()
     release = transformers.__version__
-    kept = Kept(KEPT / release / given.kernels, any_code=given.keep)
-    if given.fresh:
+    kept = Kept(KEPT / release / ("plans" if options.plan_only else options.kernels), any_code=options.keep)
+    if options.fresh:
         shutil.rmtree(kept.folder, ignore_errors=True)
-    do = functools.partial(survey, kept=kept, kernels=given.kernels, jobs=given.jobs)
-    if given.model_types:
-        do(given.model_types)
-    elif given.kernels == COMPILED:
+    worker = functools.partial(works, options.kernels, options.plan_only)
+    do = functools.partial(survey, kept=kept, worker=worker, jobs=options.jobs)
+    if options.plan_only:
+        sys.exit(judged(release, do))
+    if options.model_types:
+        records = do(options.model_types)
+        if options.publish:
+            publish(release, among_the_published(release, options.kernels, records))
+    elif options.kernels == COMPILED:
         records = do(model_types())
         records += do([CLASS + "/".join(each) for each in left(Census.of(), records)])
         publish(release, contents(release, records))
     else:
-        publish(release, {f"by {given.kernels}": in_short(do(model_types_compared(release)))})
+        publish(release, {f"by {options.kernels}": in_short(do(model_types_compared(release)))})
+
+
+def judged(release: str, do: Callable[[Sequence[str]], list[dict[str, Any]]]) -> bool:
+    """Print what is planned otherwise than is published; whether something that was fused is not any more."""
+    census = Census.of()
+    records = do(model_types())
+    fused = {dataclasses.astuple(answer)[:3] for answer in answers(census, records) if answer.how == "fused"}
+    classes = [task for task in single_class.classes(census) if task.op == "rope" or tuple(task) not in fused]
+    now = answers(census, records + do([CLASS + "/".join(task) for task in classes]))
+    others = [*changes((Answer(**answer) for answer in published()[release]["answers"]), now)]
+    print(*fused_of_each_op(now), *others, sep="\n")
+    return any(change.lost for change in others)
+
+
+def among_the_published(release: str, kernels: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is published of *release*, with *records* in the place of those of the same model types."""
+    by = "records" if kernels == COMPILED else f"by {kernels}"
+    fresh = {r["model_type"]: r for r in (records if kernels == COMPILED else in_short(records))}
+    merged = [fresh.get(r.get("model_type"), r) for r in published()[release][by]]
+    return contents(release, merged) if kernels == COMPILED else {by: merged}
 
 
 def model_types() -> list[str]:
@@ -120,21 +154,23 @@ class Kept:
         return self.folder / f"{task.replace('/', ' ')}.json"
 
 
-def survey(wanted: Sequence[str], kept: Kept, kernels: str, jobs: int) -> list[dict[str, Any]]:
+def survey(wanted: Sequence[str], kept: Kept, worker: Callable[[], pool.Work], jobs: int) -> list[dict[str, Any]]:
     """The records of *wanted*, made where there are none yet."""
     tasks = [task for task in wanted if kept.get(task) is None]
     columns = (*rich.progress.Progress.get_default_columns(), rich.progress.TextColumn("{task.fields[now]}"))
     with rich.progress.Progress(*columns) as progress:
-        bar = progress.add_task(f"transformers {transformers.__version__}, {kernels}", total=len(tasks), now="")
+        bar = progress.add_task(
+            f"transformers {transformers.__version__}, {kept.folder.name}", total=len(tasks), now=""
+        )
 
         def done(task: str, record: dict[str, Any]) -> None:
             record = record if task.startswith(CLASS) else {"model_type": task} | record
-            kept.put(task, record)
+            kept.put(task, record | {"recorded": datetime.date.today().isoformat()})
             progress.update(bar, advance=1, now=f"{task}: {record['status']}")
             if not progress.console.is_terminal:
                 print(f"{task}: {record['status']}", flush=True)
 
-        pool.run(tasks, functools.partial(worker, kernels), done, jobs, LIMIT)
+        pool.run(tasks, worker, done, jobs, LIMIT)
     return [record for task in wanted if (record := kept.get(task)) is not None]
 
 
@@ -173,23 +209,24 @@ def in_short(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def worker(kernels: str) -> Callable[[str], dict[str, Any]]:
+def works(kernels: str, plan_only: bool) -> pool.Work:
     """What checks a model type, or a class, in a process of its own."""
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     kind = KERNEL_KINDS[kernels]
     manager = kind.manager()
-    kind.ready(manager).__enter__()  # until the process ends
+    until_the_process_ends = kind.ready(manager)  # a generator that is collected ends what it began
+    until_the_process_ends.__enter__()
     import_every_model()
     census = Census.of()
     others = ELSEWHERE if kernels == COMPILED else ()
 
-    def work(task: str) -> dict[str, Any]:
+    def work(task: str, _: object = until_the_process_ends) -> dict[str, Any]:
         try:
             if task.startswith(CLASS):
-                return single_class.check(manager, single_class.Class(*task.removeprefix(CLASS).split("/")))
-            return check(manager, census, task, kind.device, others)
+                return single_class.check(manager, single_class.Class(*task.removeprefix(CLASS).split("/")), plan_only)
+            return check(manager, census, task, kind.device, others, plan_only)
         except Exception as error:  # what is compiled in this process is worth more than one record
             return {"status": "died", "why": said(error)}
 

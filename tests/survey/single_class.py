@@ -69,15 +69,15 @@ def classes(census: Census) -> list[Class]:
     return sorted([*computing, *(Class("rope", *where) for where in census.calls)])
 
 
-def check(manager: KernelManager, each: Class) -> dict[str, Any]:
+def check(manager: KernelManager, each: Class, plan_only: bool = False) -> dict[str, Any]:
     """The record of one class: plain data, like that of a model; ``"planned"`` where it is not called.
 
-    What is fused only in a class around it is recorded with that.
+    What is fused only in a class around it is recorded with that. With *plan_only* no kernel is run.
     """
-    record = _checked(manager, each)
+    record = _checked(manager, each, plan_only)
     if each.op != "rope" and not _is_fused(record, each):
         for holder in _holders(each):
-            around = _checked(manager, each._replace(name=holder))
+            around = _checked(manager, each._replace(name=holder), plan_only)
             if _is_fused(around, each):
                 return around | {"class": each.name}
     itself = {"op": each.op, "folder": each.folder, "class": each.name, "target": ""}
@@ -93,17 +93,17 @@ def _is_fused(record: Mapping[str, Any], each: Class) -> bool:
     return any(site["fused"] for site in _sites(record, each))
 
 
-def _checked(manager: KernelManager, each: Class) -> dict[str, Any]:
+def _checked(manager: KernelManager, each: Class, plan_only: bool) -> dict[str, Any]:
     record: dict[str, Any] = dict(zip(("op", "folder", "class"), each, strict=True))
     if each.op == LOSS:
-        return record | _trained(manager, each)
+        return record | _trained(manager, each, plan_only)
     try:
         module = instance(each)
     except Exception as error:
         return record | {"status": "not built", "why": said(error)}
     called = Called(module)
-    if each.op == "rope":
-        return record | planned(manager, called) | {"status": "planned"}
+    if each.op == "rope" or plan_only:
+        return record | planned(manager, called, verify=not plan_only) | {"status": "planned"}
     try:
         called.give_inputs()
     except RuntimeError as error:
@@ -111,12 +111,14 @@ def _checked(manager: KernelManager, each: Class) -> dict[str, Any]:
     return record | compared(manager, called, [CALL])
 
 
-def _trained(manager: KernelManager, each: Class) -> dict[str, Any]:
+def _trained(manager: KernelManager, each: Class, plan_only: bool) -> dict[str, Any]:
     """What a model of its own is when it is called with labels."""
     try:
         model = of_class(_find(each))
     except Exception as error:
         return {"status": "not built", "why": said(error)}
+    if plan_only:
+        return planned(manager, model, verify=False) | {"status": "planned"}
     try:
         inputs = with_labels(model)
     except RuntimeError as error:

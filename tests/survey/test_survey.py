@@ -17,11 +17,13 @@ from support.thorough import thorough
 from torch import nn
 
 from fuseplug import KernelManager
-from fuseplug.verification.kernel_check import KernelCheck
+from fuseplug_verify.verification.kernel_check import KernelCheck
 
 from . import pool
 from .census import LOSS, OPS, Census
+from .changes import changes
 from .checking import ROUNDINGS, TIMES, check, comparison, elsewhere, sites
+from .collect import Answer
 from .feeding import Call
 from .kernel_kinds import KERNEL_KINDS
 from .page import to_markdown, without_devices
@@ -219,6 +221,29 @@ def test_a_site_is_counted_as_called_only_if_it_is():
     report = manager_with(kernels.fused_norm).plan(model).report
     (found,) = sites(model, report, called={("toynorm", "norm"), ("toynorm", "layers.0.norm1")})
     assert (found["count"], found["called"]) == (5, 2)
+
+
+def test_calls_under_autocast_are_counted():
+    _, found = comparison(manager_with(kernels.fused_norm), Toy(), [Call("", {"x": inputs()})])
+    for dtype in ("bfloat16", "float16"):
+        (row,) = found["autocast"][dtype].values()
+        assert row["kernel"] + row["original"] == 5
+
+
+def test_what_is_not_fused_any_more_is_lost_and_what_is_another_variant_is_said():
+    before = [Answer("rmsnorm", "llama", name, "fused", ("llama",)) for name in ("A", "B", "C")]
+    now = [
+        Answer("rmsnorm", "llama", "A", "left alone", ("unread",)),
+        Answer("rmsnorm", "llama", "B", "fused", ("gemma",)),
+        Answer("rmsnorm", "llama", "C", "fused", ("llama",), compared=True),
+        Answer("rmsnorm", "llama", "D", "left alone", ("new",)),
+    ]
+    assert [(change.now.name, change.lost) for change in changes(before, now)] == [
+        ("A", True),
+        ("B", False),
+        ("D", False),
+    ]
+    assert str(next(changes(before, now))) == "LOST rmsnorm llama.A: was fused (llama), is left alone (unread)"
 
 
 # --- the work

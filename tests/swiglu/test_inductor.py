@@ -13,8 +13,8 @@ from support.thorough import covering, first_quick, thorough
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug.activations import ACTIVATIONS
-from fuseplug.inductor import compiled
+from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.inductor import compiled
 from fuseplug_swiglu import functional, specimens
 from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel

@@ -9,7 +9,7 @@ import torch
 from torch.distributions import Normal
 from torch.nn import functional
 
-from fuseplug.activations import ACTIVATIONS
+from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS, sparsify, swiglu
 
 LIMIT, SCALE, SPARSITY = 0.7, 0.4, 0.8

@@ -16,8 +16,8 @@ from support.thorough import covering
 from torch import nn
 from torch.nn import functional
 
-from fuseplug.activations import ACTIVATIONS
 from fuseplug.contract import Rejection, Site
+from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_swiglu import reference, specimens
 from fuseplug_swiglu.kernels import SwiGLUKernel
 from fuseplug_swiglu.recognise.adapters import Call, CastTo, Drop, Multiply

@@ -13,8 +13,8 @@ import torch
 
 from fuseplug import BaseKernel
 from fuseplug.discovery import KernelRecord
-from fuseplug.inductor import InductorKernel
-from fuseplug.npu import NpuKernel
+from fuseplug_backends.inductor import InductorKernel
+from fuseplug_backends.npu import NpuKernel
 from fuseplug_tools import doctor
 from fuseplug_tools.doctor import Machine, examine
 

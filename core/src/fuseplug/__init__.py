@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import kept  # noqa: F401 - first, for it remembers when this process began to import
-from .contract import Adapter, Compute, Consent, Example, Proposal, Rejection, Scope, Site, Target, Use
+import fuseplug_verify  # noqa: F401 - first: it notes when this process began to import
+from fuseplug_verify.data import Adapter, Compute, Example
+from fuseplug_verify.rebind import called_functions
+
+from .contract import Consent, Proposal, Rejection, Scope, Site, Target, Use
 from .errors import (
     DiscoveryError,
     FuseplugError,
@@ -24,7 +27,6 @@ from .errors import (
 )
 from .hookspecs import BaseKernel, hookimpl
 from .lazy import lazy
-from .rebind import called_functions
 
 if TYPE_CHECKING:
     from .discovery import KernelRecord

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from .contract import Adapter, Consent, Proposal, Rejection, Scope, Target
+from fuseplug_verify.data import Adapter
+
+from .contract import Consent, Proposal, Rejection, Scope, Target
 
 
 def faults_of_answer(answer: Any) -> list[str]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from fuseplug_verify.data import Adapter, Example
 
 if TYPE_CHECKING:
     import torch
 
 Mode = Literal["training", "inference"]
-
-Compute = Callable[..., Any]
-"""A function that computes an op. It is the reference, or a kernel with the reference's signature."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class Site:
 
     Attributes:
         path: Where the module is, as in ``model.named_modules()``; ``""`` is the model itself. A kernel is asked once
-            about all modules that are alike, and this is the path of the first; see `BaseKernel.depends_on_path`.
+            about all modules that are alike, and this is the path of the first.
         module: A stand-in for the module: its class, its attributes and its children, with parameters and buffers that
             have shape and dtype but no values (they are on ``meta``). Nothing done to it reaches the model.
         device_type: Where the module runs or will run: ``"cpu"``, ``"cuda"``, ``"npu"``, …
@@ -90,80 +88,6 @@ class Consent:
     gives_up: str
 
 
-class Adapter(abc.ABC):
-    """Calls a kernel for one variant of an op in the way in which a module calls its own code.
-
-    Subclass it as a **frozen dataclass**: adapters are compared by value, so that modules which need the same adapter
-    share one function (and ``torch.compile`` compiles it once).
-    """
-
-    variant: str
-    """The name of the exact semantics, such as ``"llama"`` or ``"gemma"``."""
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """What the bound function reads from the module at each call, by names with dots (``"config.dropout"``).
-
-        ``"*"`` is each item of a list of modules: ``"experts.*.up_proj.weight"``.
-        Name parameters, buffers, numbers and flags. Do not name the children that it calls: Fuseplug finds them.
-        What is named here may change after the kernel was applied, because the kernel sees the change. Everything else
-        that the original reads is compared at each call with its former value, and the original runs if it differs. So
-        an adapter that names too little is right, but a little slower.
-        """
-        return ()
-
-    @abc.abstractmethod
-    def bind(self, compute: Compute) -> Callable[..., Any]:
-        """Return a drop-in replacement for the target that lets *compute* do the work.
-
-        For a method it is a plain function whose first parameter is the module. Read parameters and attributes from the
-        module at each call, never from the site, so that later changes of the module are seen. For a function target it
-        is a function with the signature of the function that it replaces.
-
-        Fuseplug calls the result as the examples were called. If the caller wrote the call in another way, Fuseplug
-        puts the arguments in place first. It calls the original instead whenever something differs from what was
-        verified: device type, dtype, arguments, or anything that the original depends on and `reads` does not name.
-        Return ``NotImplemented`` for any other call that the original is to compute. A `ValueError` of the function or
-        of the kernel means that too, as when a weight has got another shape: outside programs that are compiled.
-        """
-
-    def standing_for(self, original: Callable[..., Any], compute: Compute) -> Callable[..., Any]:
-        """The function that `bind` returns, with *original* called when that returns ``NotImplemented``."""
-        bound = self.bind(compute)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = bound(*args, **kwargs)
-            return original(*args, **kwargs) if result is NotImplemented else result
-
-        return call
-
-
-@dataclass(frozen=True)
-class Example:
-    """Small inputs on the CPU that distinguish the variants that a site may have.
-
-    Attributes:
-        args: Positional arguments of the target, without the module. The first tensor is the main input. Tensors should
-            lie in memory as in a model, because a kernel may be compiled for a layout.
-        parameters: For a method target: fresh values for the module's own parameters and buffers, by name.
-        children: For a method target: modules that replace the module's own children, by name.
-        attributes: For a method target: other values for the module's attributes. Sizes, so that a large module can be
-            tried small; numbers, so that a number which happens to be 1 or infinite is seen to be used.
-        kwargs: The arguments that the bound function of the adapter takes by keyword. Callers may write the call in any
-            way.
-        after: What the model goes on to do with the result: ``after(result)``. What that returns is compared instead of
-            the result, with its gradients. So a small module stands for a large model. It must work for results of any
-            length, dtype and device, and give the same each time.
-    """
-
-    args: Sequence[Any]
-    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    children: Mapping[str, torch.nn.Module] = field(default_factory=dict)
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    after: Callable[[Any], Any] | None = None
-
-
 @dataclass(frozen=True)
 class Proposal:
     """A kernel's offer for one target of a site, and for the targets that must be replaced together with it.
@@ -195,8 +119,9 @@ class Proposal:
             *mixes*, and the first of the module's own tensors whose dtype differs between mixes.
         beside: Proposals for further targets. Each is verified on its own. All are applied, or none.
         scope: The calls during which the targets are replaced; ``None``: always.
-        lazy: The subclass of `fuseplug.lazy_tensor.LazyTensor` that stands for the result. Fuseplug also checks that
-            it becomes the original's result bit for bit.
+        lazy: The class that stands for the result until something needs its values, a subclass of tensor: its method
+            ``computed()`` gives the result, which Fuseplug checks to be the original's bit for bit. If it has
+            ``counted_by(told)``, it calls ``told.real(why)`` when something needed the values, for the report.
         consent: What the user must agree to first.
         work: On how many elements the op works for each of the main input: for a gated MLP its inner width over its
             outer one. `BaseKernel.gains_from` counts these.

@@ -76,7 +76,6 @@ class KernelRecord:
             "op": kernel.op if kernel else None,
             "device_types": list(kernel.device_types) if kernel else None,
             "differentiable": kernel.differentiable if kernel else None,
-            "compilable": kernel.compilable if kernel else None,
             "priority": kernel.priority if kernel else None,
             "traceback": self.traceback,
             "effects": [effect._asdict() for effect in self.effects],

@@ -10,7 +10,9 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from .contract import Adapter, Use
+from fuseplug_verify.data import Adapter
+
+from .contract import Use
 from .hookspecs import BaseKernel
 
 T = TypeVar("T")

@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Literal, final
 
 import pluggy
 
+from fuseplug_verify.data import Adapter, Compute
+
 from .answer_faults import faults_of_answer
-from .contract import Adapter, Answer, Compute, Proposal, Rejection, Site, Use
+from .contract import Answer, Proposal, Rejection, Site, Use
 
 PROJECT = "fuseplug"
 ENTRY_POINT_GROUP = "fuseplug.kernels"
@@ -41,11 +43,9 @@ class BaseKernel(abc.ABC):
             property ``dummy_inputs``: the arguments of a call within it, by name. Optional, and inherited.
         device_types: Where it runs; empty for every device.
         differentiable: Whether gradients flow through it. If not, it is used only for ``mode="inference"``.
-        compilable: Whether ``torch.compile`` can trace through it.
         when_traced: What computes a call that ``torch.compile``, ``torch.export`` or ``torch.jit.trace`` traces: the
-            ``"kernel"``, or the ``"original"``, if the compiler fuses that as well.
-        depends_on_path: Whether the answer of `match` depends on where a module is: "only the last layer". It is then
-            asked about each module by itself, which takes longer. Otherwise it is asked once about all that are alike.
+            ``"kernel"``, or the ``"original"``, if the compiler fuses that as well, or cannot trace the kernel in one
+            graph.
         priority: Among kernels equally specific to a device the higher one is preferred.
         check_sizes: Numbers of elements at which the kernel is checked on its device. Name more than one where it takes
             different paths for small and large inputs.
@@ -59,9 +59,7 @@ class BaseKernel(abc.ABC):
     specimens: ClassVar[str] = ""
     device_types: ClassVar[tuple[str, ...]] = ()
     differentiable: ClassVar[bool] = True
-    compilable: ClassVar[bool] = True
     when_traced: ClassVar[Literal["kernel", "original"]] = "kernel"
-    depends_on_path: ClassVar[bool] = False
     priority: ClassVar[int] = 0
     check_sizes: ClassVar[tuple[int, ...]] = (512, 1 << 17)
 

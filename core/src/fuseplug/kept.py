@@ -10,16 +10,12 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 VARIABLE = "FUSEPLUG_CACHE"
 """The environment variable that names the directory; ``off`` keeps nothing."""
-
-LOADED = time.time()
-"""When this process began to import Fuseplug. Of a file that is newer, it may have imported what was there before."""
 
 
 def folder(environ: Mapping[str, str] | None = None) -> Path | None:
@@ -29,7 +25,7 @@ def folder(environ: Mapping[str, str] | None = None) -> Path | None:
         SettingsError: If *environ* is not given, and the user's file is not right.
     """
     if environ is None:
-        from .configuration import environment  # not before `LOADED`
+        from .configuration import environment
 
         environ = environment()
     named = environ.get(VARIABLE, "").strip()

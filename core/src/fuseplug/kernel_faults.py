@@ -31,11 +31,7 @@ def faults(kernel: Any) -> list[str]:
     ]
     if not isinstance(kernel.device_types, (tuple, list)) or not all(isinstance(d, str) for d in kernel.device_types):
         found.append(f"device_types must be a tuple of strings, not {kernel.device_types!r}")
-    found += [
-        f"{name} must be True or False, not {getattr(kernel, name)!r}"
-        for name in ("differentiable", "compilable", "depends_on_path")
-        if not isinstance(getattr(kernel, name), bool)
-    ]
+    found += _not_a_bool("differentiable", kernel.differentiable)
     if kernel.when_traced not in ("kernel", "original"):
         found.append(f'when_traced must be "kernel" or "original", not {kernel.when_traced!r}')
     if isinstance(kernel.priority, bool) or not isinstance(kernel.priority, int):
@@ -59,3 +55,7 @@ def _wrong_api(api: Any) -> str:
             "pip install --upgrade fuseplug, or install an older release of its distribution"
         )
     return ""
+
+
+def _not_a_bool(name: str, value: Any) -> list[str]:
+    return [] if isinstance(value, bool) else [f"{name} must be True or False, not {value!r}"]

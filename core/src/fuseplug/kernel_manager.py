@@ -186,11 +186,12 @@ class KernelManager:
             RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if the reason is that
                 a kernel's numbers are wrong.
         """
+        from fuseplug_verify.verification import plain_torch
+
         from .measurer import measurer_of
         from .planning import Rules, make_plan
         from .proposing import Questioner
         from .strict import refuse_left_alone
-        from .verification import plain_torch
         from .walking import walk
 
         _must_be_module(model)
@@ -467,9 +468,10 @@ def _all_patches(calls: Iterable[_Call], more: Iterable[Patch] = ()) -> list[Pat
 
 def _report_of(model: nn.Module, patches: Sequence[Patch]) -> Report:
     """The report on a model whose plan is not known, such as a copy of a fused model."""
+    from fuseplug_verify.safe_access import class_name
+
     from .patching import mark_of
     from .report import Entry, Report
-    from .safe_access import class_name
 
     entries = [
         Entry(

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 import importlib_metadata
 from torch import nn
 
+from fuseplug_verify.safe_access import said_by
+
 from .contract import Rejection
 from .errors import PlanError
 from .gains import Gains
 from .patching import Patch
 from .report import Measurement
-from .safe_access import said_by
 
 GROUP = "fuseplug.measurers"
 """The entry-point group. An entry names a function that takes what `measurer_of` takes, and gives a `Measurer`."""

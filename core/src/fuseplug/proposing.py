@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import pluggy
 
+from fuseplug_verify.verification import Snapshot, neutral, random_state_kept
+
 from .contract import Answer, Rejection, Site
 from .discovery import KernelRecord
 from .gc_paused import collection_paused
-from .verification import Snapshot, neutral, random_state_kept
 
 IMPURE = Rejection("it changed the module it was asked about; match() may only look", kind="error")
 

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fuseplug_verify.safe_access import attributes_of, children_of, said_by
+from fuseplug_verify.verification import Signatures, StandIns, UncopyableError
+
 from .contract import Rejection
 from .devices import Destination
 from .errors import PlanError
 from .fsdp1 import WHY as FLATTENED
 from .fsdp1 import flattened
 from .gc_paused import collection_paused
-from .safe_access import attributes_of, children_of, said_by
-from .verification import Signatures, StandIns, UncopyableError
 
 _MOST_PATHS = 256
 """How many paths of one module are listed. Modules that share children at each level have exponentially many."""

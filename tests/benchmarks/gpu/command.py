@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from benchmarks.record import RESULTS, Table, gpu, save, show
 
-from fuseplug.triton.kernel import interpreted
+from fuseplug_backends.triton.kernel import interpreted
 from fuseplug_tools.bench import machine
 from fuseplug_tools.bench.this_machine import VERSIONS
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fuseplug import Adapter, Consent, Example, Proposal, Scope, Target
-from fuseplug.lazy_tensor import LazyTensor
+from fuseplug_linear_cross_entropy.lazy_tensor import LazyTensor
 
 from .sites import FLOATS, match_norm
 

@@ -143,7 +143,7 @@ class HasNoGradient(Norm):
 class CannotBeTraced(Norm):
     """Right, and says what it lacks."""
 
-    compilable = False
+    when_traced = "original"
     function = "conformance.zoo.wrong:breaks_the_graph"
 
 

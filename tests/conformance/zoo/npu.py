@@ -1,6 +1,6 @@
 """A kernel on NPUs. Nothing here imports torch."""
 
-from fuseplug.npu import NpuKernel
+from fuseplug_backends.npu import NpuKernel
 
 from .kernels import Gated
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fuseplug.reading import Reading, read
+from fuseplug_verify.reading import Reading, read
 
 LOSSES: list[object] = []
 SETTINGS = {"limit": 64, "scale": 1.0}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fuseplug.reading import MISSING, Reading, read
+from fuseplug_verify.reading import MISSING, Reading, read
 
 SCALE = 2.0
 FUNCTIONS = {"double": lambda x: 2 * x, "keep": lambda x: KEPT.append(x)}

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug.reading import MISSING, attribute, constants, names, read
-from fuseplug.reading.source import tree_of
+from fuseplug_verify.reading import MISSING, attribute, constants, names, read
+from fuseplug_verify.reading.source import tree_of
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from support.thorough import quick_if, thorough
 from survey.census import Census
 from survey.single_class import Class, classes, instance
 
-from fuseplug.reading import Reading, read
+from fuseplug_verify.reading import Reading, read
 
 CENSUS = Census.of(transformers.__version__)
 OPS = ("rmsnorm", "swiglu", "moe")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fuseplug.triton.kernel import interpreted
+from fuseplug_backends.triton.kernel import interpreted
 from fuseplug_testing.triton import rounding_to_nearest
 
 

@@ -7,7 +7,7 @@ import importlib
 import pytest
 import torch
 
-from fuseplug import functional
+from fuseplug_backends import functional
 
 PACKAGES = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
 

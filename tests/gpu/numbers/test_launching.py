@@ -1,4 +1,4 @@
-"""What `fuseplug.triton` makes of a launch: an operation that compilers, exporters and fake tensors know."""
+"""What `fuseplug_backends.triton` makes of a launch: an operation that compilers, exporters and fake tensors know."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch._subclasses import FakeTensorMode
 
-from fuseplug.triton import Operation, TritonKernel, offsets_fit, operation, transparent
+from fuseplug_backends.triton import Operation, TritonKernel, offsets_fit, operation, transparent
 
 launched = []
 

@@ -16,7 +16,7 @@ from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
 from fuseplug import KernelManager
-from fuseplug.triton import interpreted
+from fuseplug_backends.triton import interpreted
 from fuseplug_liger import KERNELS, declines
 from fuseplug_linear_cross_entropy.reference import FLOAT, scaled, softcapped
 from fuseplug_linear_cross_entropy.reference import linear_cross_entropy as reference_loss

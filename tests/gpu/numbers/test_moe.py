@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuseplug import KernelManager
-from fuseplug.triton import FORMULAS, Operation
+from fuseplug_backends.triton import FORMULAS, Operation
 from fuseplug_moe import reference, specimens
 from fuseplug_moe.backends.triton import combine, gate_backward, gated, moe, project, routing, tiles, weight_gradient
 from fuseplug_moe.kernels import TritonMoEKernel

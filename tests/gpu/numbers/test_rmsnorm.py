@@ -14,13 +14,13 @@ from torch._subclasses import FakeTensorMode
 
 import fuseplug_rmsnorm
 from fuseplug import KernelManager
-from fuseplug.verification import Tolerance, excess
 from fuseplug_rmsnorm import functional, reference
 from fuseplug_rmsnorm.backends import inductor
 from fuseplug_rmsnorm.backends import triton as kernel
 from fuseplug_rmsnorm.backends.triton import launches
 from fuseplug_rmsnorm.reference import VARIANTS
 from fuseplug_rmsnorm.specimens import CastLast, GatedSilu, GateFirst, Llama
+from fuseplug_verify.verification import Tolerance, excess
 
 WIDTH = 48
 TOLERANCE = Tolerance(roundings=4.0, working_roundings=20.0)
@@ -602,7 +602,7 @@ class TestTheFunctionalDoor:
         assert launched == Counter(forward=2)
 
     def test_is_the_addition_and_the_norm_where_nothing_fuses_them(self, monkeypatch):
-        monkeypatch.setattr("fuseplug.functional.module_for", lambda *_: inductor)
+        monkeypatch.setattr("fuseplug_backends.functional.module_for", lambda *_: inductor)
         given = summands()
         found, expected = (f(**given, variant="gemma") for f in (functional.add_rms_norm, reference.add_rms_norm))
         assert all(map(torch.equal, found, expected))

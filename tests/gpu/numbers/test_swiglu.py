@@ -16,14 +16,14 @@ from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug import KernelManager
-from fuseplug.activations import ACTIVATIONS
-from fuseplug.triton import FORMULAS
-from fuseplug.triton.activations import activate
-from fuseplug.verification import Tolerance, excess
+from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.triton import FORMULAS
+from fuseplug_backends.triton.activations import activate
 from fuseplug_swiglu import reference
 from fuseplug_swiglu.backends.triton import launches, swiglu
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.specimens import HIDDEN, Clamped, InOne, Multiplied, Offset, ReLU2, Separate, Sparse, Wide
+from fuseplug_verify.verification import Tolerance, excess
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # in exp, by the interpreter, on the way to 0
 
@@ -37,7 +37,7 @@ BOTH = ["forward", "backward"]
 INNER = 13
 LIMIT = NUMBERS["limit"]
 SERVED = [name for name, row in ACTIVATIONS.items() if row.formula in FORMULAS]
-"""Others are declined: tests/core/test_one_row.py."""
+"""Others are declined: tests/backends/test_one_row.py."""
 
 
 def options(activation="silu", variant="plain", layout=None, **others):

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from fuseplug.activations import ACTIVATIONS
-from fuseplug.triton import FORMULAS
+from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.triton import FORMULAS
 from fuseplug_swiglu.backends.triton import launches, swiglu
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_testing.triton import compile_only

@@ -15,13 +15,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fuseplug_verify.reading import MISSING
+from fuseplug_verify.safe_access import said_by
+from fuseplug_verify.watch import ById, Call, Frozen, Route, Watch
+
 from ..accepts import Accepts
 from ..contract import Target
 from ..gains import Gains, by_dtype
-from ..reading import MISSING
-from ..safe_access import said_by
 from ..torch_private import GLOBAL_HOOKS, get_tracing_state
-from ..watch import ById, Call, Frozen, Route, Watch
 from .hooked import HOOKS, hooked_by, is_own, replaced_by
 from .scoping import entered
 

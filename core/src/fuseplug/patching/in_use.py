@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fuseplug_verify.process_lock import ProcessLock
+
 from ..contract import Target
-from ..process_lock import ProcessLock
 from ..ranks import rank
 from .counting import Calls, Counted, as_it_is, counted
 from .hooked import describe

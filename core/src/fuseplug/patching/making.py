@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from torch import nn
 
-from ..contract import Compute, Rejection, Scope, Target
+from fuseplug_verify.data import Compute, Conditions, Semantics
+from fuseplug_verify.verification import Subject
+
+from ..accepts import Accepts
+from ..contract import Rejection, Scope, Target
 from ..gains import EVERY_SIZE, Gains
-from ..verification import Ran, Semantics, Subject
 from .journal import Patch
 from .mark import Mark
 from .replacement import replacement, replacement_of
@@ -24,7 +27,7 @@ def patch_of(
     mark: Mark,
     compute: Compute,
     semantics: Semantics,
-    ran: Ran,
+    ran: Conditions,
     subject: Subject,
     *,
     gradients: bool,
@@ -63,7 +66,9 @@ def patch_of(
     )
     calls = tuple(call.limited(found.main, ran.ranks) for call in found.calls)
     key = None if scope is None else key_of(mark.kernel_id, scope)
-    accepts = replace(found, calls=calls, dtypes=ran.dtypes, watch=watch, space=subject.space, scope=key, gains=gains)
+    verified = {each.name: getattr(found, each.name) for each in fields(found)}
+    limited = {"calls": calls, "dtypes": ran.dtypes, "watch": watch}
+    accepts = Accepts(**{**verified, **limited}, space=subject.space, scope=key, gains=gains)
     try:
         function = replacement(subject.original, semantics.adapter, compute, mark, accepts)
     except KeyboardInterrupt:

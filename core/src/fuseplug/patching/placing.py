@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..watch import Call, Extra
+from fuseplug_verify.watch import Call, Extra
 
 
 class Placed(NamedTuple):

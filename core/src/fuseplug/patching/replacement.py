@@ -11,13 +11,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fuseplug_verify.data import Adapter, Compute
+from fuseplug_verify.process_lock import ProcessLock
+from fuseplug_verify.rebind import rebound
+from fuseplug_verify.safe_access import said_by
+
 from ..accepts import Accepts
-from ..contract import Adapter, Compute, Target
-from ..functional import this_thread
-from ..lazy_tensor import LazyTensor
-from ..process_lock import ProcessLock
-from ..rebind import rebound
-from ..safe_access import said_by
+from ..contract import Target
+from ..fallback import this_thread
 from ..torch_private import get_tracing_state, traced_away
 from .guard import OUTSIDE, Guard, module_of
 from .mark import Mark
@@ -266,7 +267,7 @@ def _counting_uses(fused: Callable[..., Any], about: Replacement) -> Callable[..
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         result = fused(*args, **kwargs)
-        if isinstance(result, LazyTensor):
+        if hasattr(type(result), "counted_by"):
             result.counted_by(about.tally.of(args[0] if bound else running.module))
         return result
 

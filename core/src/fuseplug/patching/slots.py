@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from fuseplug_verify.safe_access import attributes_of
+
 from ..contract import Target
-from ..safe_access import attributes_of
 from .hooked import describe, is_own, name_of
 from .mark import Mark
 from .replacement import mark_of, replacements_in

@@ -7,12 +7,12 @@ import types
 import torch
 from torch import nn
 
+from fuseplug_verify.rebind import RebindError, calls, lookup, space_of
+from fuseplug_verify.safe_access import all_below, class_name
+from fuseplug_verify.verification import Subject, dense, own_tensors
+from fuseplug_verify.watch import ById
+
 from ..contract import Rejection, Target
-from ..errors import PatchError
-from ..rebind import calls, lookup, space_of
-from ..safe_access import all_below, class_name
-from ..verification import Subject, dense, own_tensors
-from ..watch import ById
 from .hooked import describe
 from .slots import class_method, is_original, our_replacements
 
@@ -34,7 +34,7 @@ def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejec
         if not calls(method, target.function):
             return Rejection(f"{method.__qualname__} does not call {target.function}")
         return Subject(lookup(method, target.function), None, space=ById(space_of(method, target.function)))
-    except PatchError as error:
+    except RebindError as error:
         return Rejection(str(error))
 
 

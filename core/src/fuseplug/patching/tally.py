@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..functional import this_thread
+from ..fallback import this_thread
 
 DECLINED = "the kernel's function leaves it to its reference"
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from fuseplug_backends.inductor.rehearsal import building, rehearsal
+from fuseplug_backends.torch_private.inductor import inductor_threads
+from fuseplug_verify.safe_access import attributes_of, class_name
+
 from ..discovery import KernelRecord, elsewhere
-from ..inductor.rehearsal import building, rehearsal
 from ..measurer import Measurer
 from ..patching import Patch, computes_past
 from ..report import Report
-from ..safe_access import attributes_of, class_name
-from ..torch_private.inductor import inductor_threads
 from ..walking import Place
 from .deciding import Ask, Decider, Decision
 from .explaining import explain

@@ -12,17 +12,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
+from fuseplug_backends.inductor import InductorKernel
+from fuseplug_verify.data import Compute, Conditions, Refusal, Semantics
+from fuseplug_verify.safe_access import class_name, said_by
+from fuseplug_verify.verification import Subject, Verifier
+
+from ..candidates import candidate_of, rejection_of
+from ..contract import Answer, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
+from ..fallback import declining_small
 from ..gains import EVERY_SIZE, TIMED, Gains, gains_of
 from ..hookspecs import BaseKernel, resolve
-from ..inductor import InductorKernel
-from ..kept import NOWHERE, Kept, folder
+from ..kept import Kept, folder
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
 from ..proposing import Question
 from ..report import CheckStatus, Entry, Measurement
-from ..safe_access import class_name, said_by
-from ..verification import Ran, Semantics, Subject, Verifier
 from ..walking import Place, upwards
 from .rules import Rules, kernel_of
 
@@ -65,8 +69,13 @@ class Decider:
         self._rules = rules
         self._ask = ask
         self._by_id = {record.kernel_id: record for record in rules.records}
-        kept = NOWHERE if rules.check == "always" else Kept("checks", folder())
-        self._verifier = Verifier(kept, gradients=rules.gradients, exact=rules.exact, every_size=rules.every_size)
+        kept = Kept("checks", folder())
+        self._verifier = Verifier(
+            kept if kept and rules.check != "always" else None,
+            gradients=rules.gradients,
+            exact=rules.exact,
+            around=functools.partial(declining_small, not rules.every_size),
+        )
         self._rehearsing = False
         self._places: dict[str, Place] = {}
         self._taken: dict[tuple[int, str], str] = {}
@@ -75,7 +84,6 @@ class Decider:
         self._consents: set[str] = set()
         self._unavailable: dict[tuple[str, str], str | None] = {}
         self._offered: dict[tuple[int, str], _Offered] = {}
-        self._offered_at: dict[str, _Offered] = {}
         self._raised: dict[str, dict[str, Rejection]] = {}
 
     def again(self) -> None:
@@ -122,7 +130,7 @@ class Decider:
             else:
                 yield Decision(replace(_blank(place), rejections=(("fuseplug", place.fault),)))
             return
-        offered = self._offered_at.get(place.paths[0]) or self._offered[_likeness(place)]
+        offered = self._offered[_likeness(place)]
         if offered.proposals:
             blank = replace(_blank(place), rejections=offered.rejections)
             yield from self._decide_targets(place, blank, offered.proposals)
@@ -134,31 +142,21 @@ class Decider:
                 yield Decision(replace(blank, rejections=offered.rejections))
 
     def ask(self, places: Sequence[Place]) -> None:
-        """Ask about *places*, once for all places that are alike, and about each where the path matters."""
+        """Ask about *places*, once for all places that are alike."""
         self._places = {path: place for place in places for path in place.paths}
         alike: dict[tuple[int, str], list[Place]] = defaultdict(list)
         for place in places:
             if place.fault is None and not _scripted(place.module):
                 alike[_likeness(place)].append(place)
-        answers = self._ask([self._question(these, depends_on_path=False) for these in alike.values()])
-        said = dict(zip(alike, answers, strict=True))
-        self._offered = {key: self._sorted_out(said[key], these) for key, these in alike.items()}
-        minding = {kind for _, kind in alike if any(map(_depends_on_path, self._rules.taking_part(kind)))}
-        apart = [place for (_, kind), these in alike.items() if kind in minding for place in these]
-        answers = self._ask([self._question([place], depends_on_path=True) for place in apart]) if apart else ()
-        for place, more in zip(apart, answers, strict=True):
-            both = sorted([*said[_likeness(place)], *more], key=lambda answer: answer.kernel_id)
-            self._offered_at[place.paths[0]] = self._sorted_out(both, [place])
+        answers = self._ask([self._question(places_alike) for places_alike in alike.values()])
+        self._offered = {key: self._sorted_out(answer, alike[key]) for key, answer in zip(alike, answers, strict=True)}
 
-    def _question(self, places: Sequence[Place], *, depends_on_path: bool) -> Question:
-        """What is asked about *places*, which are alike, of the kernels to which their paths matter, or of the rest."""
+    def _question(self, places: Sequence[Place]) -> Question:
+        """What every kernel is asked about *places*, which are alike."""
         first = places[0]
         paths = tuple(path for place in places for path in place.paths)
-        asked = self._rules.taking_part(first.device_type)
-        return Question(
-            Site(first.paths[0], first.stand_in, first.device_type, self._rules.mode, paths),
-            [record for record in asked if _depends_on_path(record) == depends_on_path],
-        )
+        site = Site(first.paths[0], first.stand_in, first.device_type, self._rules.mode, paths)
+        return Question(site, self._rules.taking_part(first.device_type))
 
     def _sorted_out(self, answers: Iterable[Answer], places: Sequence[Place]) -> _Offered:
         """The *answers* about *places*, which are alike."""
@@ -313,8 +311,8 @@ class Decider:
             timed = patched(gains=TIMED)
             if isinstance(timed, Rejection):
                 return timed
-            question = (kernel, proposal, semantics, subject, place.device)
-            kind = self._rules.measurer.of(timed, place.module, functools.partial(self._verifier.key, *question))
+            key = functools.partial(self._verifier.key, semantics, place.device)
+            kind = self._rules.measurer.of(timed, place.module, key)
             gains, figures = kind.gains(gains), kind.figures
             if isinstance(gains, Rejection):
                 return gains
@@ -361,13 +359,16 @@ class Decider:
 
     def _verify(
         self, place: Place, record: KernelRecord, proposal: Proposal, subject: Subject
-    ) -> tuple[Semantics, Ran, CheckStatus] | Rejection:
+    ) -> tuple[Semantics, Conditions, CheckStatus] | Rejection:
         kernel = kernel_of(record)
         if place.device is not None and (why := self._lacks(record, place.device_type)):
             return Rejection(why, kind="unavailable")
-        semantics = self._verifier.semantics(kernel, proposal, subject)
-        if isinstance(semantics, Rejection):
-            return semantics
+        candidate = candidate_of(kernel, proposal, every_size=self._rules.every_size)
+        if isinstance(candidate, Rejection):
+            return candidate
+        semantics = self._verifier.examine(subject, candidate)
+        if isinstance(semantics, Refusal):
+            return rejection_of(semantics)
         if why := kernel.refuses(semantics.adapter):
             return Rejection(f"it computes {semantics.adapter.variant}: {why}")
         if not _runs_elsewhere(record) and (why := _load_failure(kernel)):
@@ -379,23 +380,26 @@ class Decider:
                 kind="unavailable",
             )
         if place.device is None:
-            return semantics, Ran(semantics.accepts.dtypes), "pending"
-        checked = self._checked(record, proposal, semantics, subject, place.device)
+            return semantics, Conditions(semantics.accepts.dtypes), "pending"
+        checked = self._checked(record, semantics, subject, place.device)
         return checked if isinstance(checked, Rejection) else (semantics, *checked)
 
     def _checked(
-        self, record: KernelRecord, proposal: Proposal, semantics: Semantics, subject: Subject, device: torch.device
-    ) -> tuple[Ran, CheckStatus] | Rejection:
+        self, record: KernelRecord, semantics: Semantics, subject: Subject, device: torch.device
+    ) -> tuple[Conditions, CheckStatus] | Rejection:
         """What the kernel of *record* was found to compute on *device*, as far as that is asked."""
-        question = (kernel_of(record), proposal, semantics, subject, device)
+        kernel = kernel_of(record)
         if not self._rules.check:
-            return Ran(semantics.accepts.dtypes), "skipped"
+            return Conditions(semantics.accepts.dtypes), "skipped"
+        if why := _load_failure(kernel):
+            return Rejection(why, kind="error")
+        question = (semantics, subject, kernel.load(), device)
         if self._rehearsing:
-            if _compiles(kernel_of(record), device.type):
+            if _compiles(kernel, device.type):
                 self._verifier.rehearse(*question)
-            return Ran(semantics.accepts.dtypes), "pending"
-        ran = self._verifier.kernel_check(*question)
-        return ran if isinstance(ran, Rejection) else (ran, "passed before" if ran.before else "passed")
+            return Conditions(semantics.accepts.dtypes), "pending"
+        ran = self._verifier.check(*question)
+        return rejection_of(ran) if isinstance(ran, Refusal) else (ran, "passed before" if ran.before else "passed")
 
     @property
     def compile_seconds(self) -> float:
@@ -427,10 +431,6 @@ class Decider:
 def _compiles(kernel: BaseKernel, device_type: str) -> bool:
     """Whether a C++ compiler builds what *kernel* runs there."""
     return isinstance(kernel, InductorKernel) and device_type == "cpu"
-
-
-def _depends_on_path(record: KernelRecord) -> bool:
-    return record.kernel is not None and record.kernel.depends_on_path
 
 
 def _likeness(place: Place) -> tuple[int, str]:

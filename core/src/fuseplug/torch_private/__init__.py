@@ -1,4 +1,4 @@
-"""The private names of torch that Fuseplug and its kernels need: nothing else of theirs has one.
+"""The private names of torch that Fuseplug needs.
 
 Each is here because torch documents nothing that says or does the same. All are in torch 2.7, the oldest that the
 metadata admit; `tests/core/test_torch_private.py` asks each whether it does what is said here, and ``nox -s
@@ -16,16 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
-from torch._compile import _disable_dynamo
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses import FakeTensor
 from torch._tensor_str import get_printoptions
-from torch.autograd import forward_ad
 from torch.nn.modules import module as _nn_module
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -36,99 +29,42 @@ __all__ = [
     "INDUCTOR_SETTINGS",
     "JIT_INTERNALS",
     "MISCOMPILES_FUNCTIONS",
-    "DisableTorchFunctionSubclass",
-    "FakeTensor",
     "OpOverload",
     "OpOverloadPacket",
-    "are_functorch_transforms_active",
     "disable_current_modes",
-    "disable_dynamo",
     "function_modes_off",
     "get_printoptions",
     "get_tracing_state",
-    "get_unwrapped",
-    "has_foreign_function_mode",
-    "has_onednn_linear",
     "import_dynamo",
-    "in_forward_mode",
-    "is_batchedtensor",
     "is_functorch_wrapped_tensor",
-    "is_fwd_grad_enabled",
-    "is_legacy_batchedtensor",
-    "len_torch_dispatch_stack",
     "len_torch_function_stack",
-    "onednn_linear",
-    "peek_interpreter_stack",
-    "reinterpret_tensor",
-    "saves_are_hooked",
     "schemas_of",
     "set_default_device",
-    "storage_id",
-    "swap_values",
-    "temporarily_clear_interpreter_stack",
     "traced_away",
     "tree_flatten",
     "tree_leaves",
     "tree_map",
     "tree_unflatten",
-    "without_memory",
 ]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Imported above, because nothing public names them: the types of operations (torch.ops has only instances); FakeTensor,
-# to tell a tensor that has no values but is a plain one in all else; torch.get_printoptions, beside
-# torch.set_printoptions; pytree, with which torch itself walks through arguments and results; the modes that see each
-# function, with the one that ``with torch.device("meta"):`` enters; and what takes the transforms of `torch.func` off
-# for a while, so that what is computed inside is no tensor of theirs.
+# Imported above, because nothing public names them: the types of operations (torch.ops has only instances);
+# torch.get_printoptions, beside torch.set_printoptions; and pytree, with which torch itself walks through arguments and
+# results.
 
 get_tracing_state = torch._C._get_tracing_state
 """The state of `torch.jit.trace`; ``None`` outside of one. `torch.jit.is_tracing` takes almost twice as long."""
 
-peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
-"""The innermost transform of `torch.func` that is at work here; ``None`` if there is none."""
-
-are_functorch_transforms_active = torch._C._are_functorch_transforms_active
-"""Whether a transform of `torch.func` is at work here. Unlike `peek_interpreter_stack` it makes no object."""
-
 is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor is one that a transform of `torch.func` made around another; its type is Tensor all the same."""
-
-is_batchedtensor = torch._C._functorch.is_batchedtensor
-"""Whether a tensor is one that `torch.func.vmap` made around another."""
-
-get_unwrapped = torch._C._functorch.get_unwrapped
-"""The tensor inside one that `is_functorch_wrapped_tensor`. `torch.func.debug_unwrap` is for debugging alone."""
-
-is_legacy_batchedtensor = torch._C._functorch.is_legacy_batchedtensor
-"""Whether a tensor is a batch of gradients, which ``torch.autograd.grad(is_grads_batched=True)`` makes."""
-
-len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
-"""How many modes see each operation: a FakeTensorMode, a tracer's."""
 
 len_torch_function_stack = torch._C._len_torch_function_stack
 """How many modes see each function: ``with torch.device("meta"):`` enters one."""
 
-DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
-"""While it is entered, ``__torch_function__`` of subclasses is not called, so a subclass can ask what it is itself."""
-
-is_fwd_grad_enabled = torch._C._is_fwd_grad_enabled
-"""Whether forward-mode differentiation may be entered. It may not in the forward of an `autograd.Function`, and hardly
-anywhere else, so this tells such a forward from ``torch.no_grad()``."""
-
 disable_current_modes = _disable_current_modes
 """Takes the modes that see each operation off inside; the public context managers only enter one."""
-
-disable_dynamo = _disable_dynamo
-"""As `torch.compiler.disable`, which imports Dynamo where it decorates; this imports it at the first call."""
-
-reinterpret_tensor: Callable[[Tensor, tuple[int, ...], tuple[int, ...]], Tensor]
-reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
-"""``reinterpret_tensor(tensor, size, stride)``: a tensor on the same memory, from the same place on. Size and stride
-are plain tuples: torch 2.15 takes neither a list nor a `torch.Size`. Autograd knows nothing of it: it is no view of
-*tensor*, and requires no gradient. Inductor makes its own views so. It is no operation, so between two matmuls it takes
-6 to 10 µs, where ``as_strided`` takes 20 and ``view`` up to 40 (on an Intel Xeon)."""
 
 DYNAMO_SETTINGS, INDUCTOR_SETTINGS = "torch._dynamo.config", "torch._inductor.config"
 """The modules with the settings of torch's compilers, to be looked up where somebody has imported them.
@@ -170,56 +106,11 @@ def function_modes_off() -> Iterator[None]:
             torch._C._push_on_torch_function_stack(mode)
 
 
-def has_foreign_function_mode() -> bool:
-    """Whether a mode sees functions that does more than to choose a default device."""
-    return bool(len_torch_function_stack()) and not all(
-        type(mode) is DeviceContext
-        for mode in _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    )
-
-
-def saves_are_hooked() -> bool:
-    """Whether somebody, `torch.utils.checkpoint` for one, sees here what is saved for a backward."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def in_forward_mode() -> bool:
-    """Whether forward-mode differentiation is entered; `torch.autograd.forward_ad` enters and leaves it only."""
-    return forward_ad._current_level >= 0
-
-
 def schemas_of(op: OpOverload | OpOverloadPacket) -> list[torch._C.FunctionSchema]:
     """The schemas of *op*, one for each overload. They say which arguments it writes to, and nothing public does."""
     if isinstance(op, OpOverload):
         return [op._schema]
     return list(torch._C._jit_get_schemas_for_operator(op._qualified_op_name))
-
-
-def without_memory(cls: type[Tensor], layout: Tensor) -> Tensor:
-    """A tensor of the subclass *cls* with shape, strides and dtype of *layout* that has no memory.
-
-    ``cls.__torch_dispatch__`` answers `torch.ops.prim.device`. For torch's own checks the tensor is on meta, so it
-    cannot become the ``data`` of a tensor elsewhere; and to ask for its address is an error. Reading from none would
-    end the process.
-    """
-    size, strides, dtype, meta = layout.size(), layout.stride(), layout.dtype, torch.device("meta")
-    new = Tensor._make_wrapper_subclass(cls, size, strides=strides, dtype=dtype, device=meta, dispatch_device=True)
-    torch._C._set_throw_on_mutable_data_ptr(new)
-    return new
-
-
-def storage_id(tensor: Tensor) -> int:
-    """A number that tensors on one storage share, on meta too, where ``data_ptr()`` of each is 0."""
-    number: int = tensor.untyped_storage()._cdata
-    return number
-
-
-def swap_values(one: Tensor, other: Tensor) -> None:
-    """Have the tensor objects *one* and *other* exchange all that torch knows of them, not their attributes.
-
-    As `torch.utils.swap_tensors`, which refuses tensors that somebody refers to weakly, or that a graph has saved.
-    """
-    torch._C._swap_tensor_impl(one, other)
 
 
 def set_default_device(device: str) -> None:
@@ -232,25 +123,6 @@ def set_default_device(device: str) -> None:
     if device == "cpu":
         with contextlib.suppress(AttributeError):
             del torch._GLOBAL_DEVICE_CONTEXT.device_context
-
-
-def has_onednn_linear() -> bool:
-    """Whether this build of torch has `onednn_linear`."""
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def onednn_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.t()`` by oneDNN, where `torch.nn.functional.linear` takes MKL for float32.
-
-    Args:
-        x: ``(rows, in)``, float32 on the CPU.
-        weight: ``(out, in)``, likewise.
-
-    Returns:
-        ``(rows, out)``, float32.
-    """
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return result
 
 
 def import_dynamo() -> None:

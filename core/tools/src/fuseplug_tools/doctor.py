@@ -19,12 +19,12 @@ from fuseplug.configuration import SETTINGS, environment, named
 from fuseplug.discovery import KernelRecord, discover
 from fuseplug.hookspecs import BaseKernel
 from fuseplug.importing.fresh_python import ask, ends_all
-from fuseplug.inductor.kernel import INSTALL_COMPILER, cpp_compiler
 from fuseplug.kernel_manager import KernelManager
-from fuseplug.npu.kernel import how_to_install, version_of
 from fuseplug.options import AsJson
 from fuseplug.plain_text import one_line, some_lines
 from fuseplug.tables import console, empty_table, print_json, print_table, state_text
+from fuseplug_backends.inductor.kernel import INSTALL_COMPILER, cpp_compiler
+from fuseplug_backends.npu.kernel import how_to_install, version_of
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CANN_VARIABLE = "ASCEND_HOME_PATH"

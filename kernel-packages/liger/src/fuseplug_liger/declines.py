@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fuseplug import Adapter
-from fuseplug.activations import ACTIVATIONS
+from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_rmsnorm import reference as rmsnorm
 from fuseplug_rmsnorm.recognise.structure import NormAdapter
 from fuseplug_rope import reference as rope

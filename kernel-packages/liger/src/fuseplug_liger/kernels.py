@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from fuseplug import Adapter, Proposal, Rejection, Site
-from fuseplug.triton import TritonKernel, interpreted
+from fuseplug_backends.triton import TritonKernel, interpreted
 from fuseplug_linear_cross_entropy.kernels import LinearCrossEntropyKernel
 from fuseplug_rmsnorm.kernels import RMSNormKernel
 from fuseplug_rope.kernels import RoPEKernel

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.torch_private import FakeTensor
-from fuseplug.triton import interpreted, transparent
+from fuseplug_backends.torch_private import FakeTensor
+from fuseplug_backends.triton import interpreted, transparent
 
 WIDEST = 1 << 16
 """Elements of a row, beyond which Liger raises."""

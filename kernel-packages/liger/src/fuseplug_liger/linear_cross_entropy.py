@@ -10,8 +10,9 @@ import torch
 from liger_kernel.ops.fused_linear_cross_entropy import fused_linear_cross_entropy_forward
 from torch import Tensor
 
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.triton import differentiated_again, transparent, vjp
+from fuseplug.fallback import by_reference
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.triton import differentiated_again, transparent, vjp
 from fuseplug_linear_cross_entropy import reference
 from fuseplug_linear_cross_entropy.backends.folded import folded
 from fuseplug_linear_cross_entropy.reference import Loss

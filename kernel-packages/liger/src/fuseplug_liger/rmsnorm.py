@@ -8,8 +8,9 @@ import torch
 from liger_kernel.ops.rms_norm import rms_norm_backward, rms_norm_forward
 from torch import Tensor
 
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.triton import differentiated_again, recording, transparent, vjp
+from fuseplug.fallback import by_reference
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.triton import differentiated_again, recording, transparent, vjp
 from fuseplug_rmsnorm import reference
 from fuseplug_rmsnorm.reference import Norming, Variant
 

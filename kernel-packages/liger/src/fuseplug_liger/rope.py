@@ -10,8 +10,9 @@ from liger_kernel.ops.rope import rope_backward, rope_forward
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.triton import differentiated_again, recording, transparent, vjp
+from fuseplug.fallback import by_reference
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.triton import differentiated_again, recording, transparent, vjp
 from fuseplug_rope import reference
 from fuseplug_rope.reference import Variant
 

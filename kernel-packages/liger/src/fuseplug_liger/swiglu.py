@@ -14,9 +14,10 @@ from liger_kernel.ops.swiglu import (
 )
 from torch import Tensor
 
-from fuseplug.activations import ACTIVATIONS
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.triton import differentiated_again, recording, transparent, vjp
+from fuseplug.fallback import by_reference
+from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.triton import differentiated_again, recording, transparent, vjp
 from fuseplug_swiglu import reference
 from fuseplug_swiglu.reference import Gating
 

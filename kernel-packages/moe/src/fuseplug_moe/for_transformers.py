@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuseplug.torch_private import GLOBAL_HOOKS
+from fuseplug_backends.torch_private import GLOBAL_HOOKS
 
 from .functional import KERNELS, moe
 from .kernels import STACKED_GAINS_FROM, InductorMoEKernel, MoEKernel

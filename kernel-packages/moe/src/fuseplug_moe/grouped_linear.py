@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.torch_private import (
+from fuseplug_backends.torch_private import (
     get_tracing_state,
     get_unwrapped,
     is_batchedtensor,

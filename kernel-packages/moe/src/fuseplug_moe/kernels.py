@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from fuseplug import Adapter, BaseKernel, Proposal, Rejection, Site, Use
-from fuseplug.inductor import InductorKernel
-from fuseplug.npu import NpuKernel
-from fuseplug.triton import FORMULAS, TritonKernel
+from fuseplug_backends.inductor import InductorKernel
+from fuseplug_backends.npu import NpuKernel
+from fuseplug_backends.triton import FORMULAS, TritonKernel
 
 __all__ = ["MoEKernel"]
 

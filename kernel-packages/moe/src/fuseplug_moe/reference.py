@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fuseplug.activations import ACTIVATIONS, Activation
+from fuseplug_backends.activations import ACTIVATIONS, Activation
 
 from . import grouped_linear
 
@@ -29,7 +29,7 @@ class Gate:
     """How an expert goes from its first projection to its second.
 
     Attributes:
-        activation: A key of `fuseplug.activations.ACTIVATIONS`: of the gate, or of the only projection there is.
+        activation: A key of `fuseplug_backends.activations.ACTIVATIONS`: of the gate, or of the only projection.
         clamp: What is kept below ``limit``, and up between ``±limit``: the gate ``"before"`` its activation, or the
             activation ``"after"`` it.
         offset: Added to up before the product.

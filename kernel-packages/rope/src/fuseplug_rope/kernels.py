@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from fuseplug import BaseKernel, Proposal, Rejection, Site, Use
-from fuseplug.inductor import InductorKernel
-from fuseplug.npu import NpuKernel
-from fuseplug.triton import TritonKernel
+from fuseplug_backends.inductor import InductorKernel
+from fuseplug_backends.npu import NpuKernel
+from fuseplug_backends.triton import TritonKernel
 
 __all__ = ["RoPEKernel"]
 

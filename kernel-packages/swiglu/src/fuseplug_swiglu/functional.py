@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuseplug.functional import by_device
+from fuseplug_backends.functional import by_device
 
 from . import reference
 from .kernels import InductorSwiGLUKernel, NpuSwiGluKernel, TritonSwiGLUKernel

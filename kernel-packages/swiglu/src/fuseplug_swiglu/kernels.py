@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from fuseplug import Adapter, BaseKernel, Proposal, Rejection, Site, Use
-from fuseplug.inductor import InductorKernel
-from fuseplug.npu import NpuKernel
-from fuseplug.triton import FORMULAS, TritonKernel
+from fuseplug_backends.inductor import InductorKernel
+from fuseplug_backends.npu import NpuKernel
+from fuseplug_backends.triton import FORMULAS, TritonKernel
 
 __all__ = ["SwiGLUKernel"]
 
@@ -86,7 +86,7 @@ class TritonSwiGLUKernel(TritonKernel, SwiGLUKernel):
 
     def unsupported(self, adapter: Adapter) -> str | None:
         """Not every activation's formula is written in Triton."""
-        from fuseplug.activations import ACTIVATIONS
+        from fuseplug_backends.activations import ACTIVATIONS
 
         from .recognise.adapters import GatedAdapter
 
@@ -126,7 +126,7 @@ class InductorSwiGLUKernel(InductorKernel, SwiGLUKernel):
 
 def _two_operations(use: Use) -> bool:
     """Whether the original is an activation of torch's own and a product, and nothing else."""
-    from fuseplug.activations import ACTIVATIONS
+    from fuseplug_backends.activations import ACTIVATIONS
 
     from .recognise.adapters import GatedAdapter
     from .reference import VARIANTS

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fuseplug.activations import ACTIVATIONS
+from fuseplug_backends.activations import ACTIVATIONS
 
 __all__ = ["Gating", "compute", "separated", "swiglu"]
 
@@ -194,7 +194,7 @@ def swiglu(
         gate: ``(..., intermediate)``, floating. Without *up*: ``(..., 2 * intermediate)``, gate and up in one, as one
             projection gives them; so they are read where they are, and their gradient is one tensor.
         up: ``(..., intermediate)`` like *gate*, or ``None``.
-        activation: A key of `fuseplug.activations.ACTIVATIONS`.
+        activation: A key of `fuseplug_backends.activations.ACTIVATIONS`.
         variant: A key of `VARIANTS`.
         layout: Where in *gate* the gate is if it holds both: one of `LAYOUTS`.
         limit: For the clamped variants; may be infinite.

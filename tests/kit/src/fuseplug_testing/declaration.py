@@ -11,11 +11,12 @@ import importlib_metadata
 import torch
 from torch import Tensor, nn
 
-from fuseplug.contract import Answer, Consent, Example, Site
+from fuseplug.contract import Answer, Consent, Site
 from fuseplug.hookspecs import ENTRY_POINT_GROUP, resolve
 from fuseplug.importing.fresh_python import ask
 from fuseplug.importing.process_state import ProcessState
-from fuseplug.verification import SEMANTICS_SIZE, Snapshot
+from fuseplug_verify.data import Example
+from fuseplug_verify.verification import SEMANTICS_SIZE, Snapshot
 
 from .attempts import raised
 from .edges import arguments

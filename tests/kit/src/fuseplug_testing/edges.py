@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.contract import Example
 from fuseplug.torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from fuseplug_verify.data import Example
 
 Rearrangement = Callable[[Tensor], Tensor]
 

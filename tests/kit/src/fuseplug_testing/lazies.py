@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.lazy_tensor import LazyTensor
-from fuseplug.verification import difference
+from fuseplug_linear_cross_entropy.lazy_tensor import LazyTensor
+from fuseplug_verify.verification import difference
 
 from .attempts import Raised, attempt, foreign
 from .results import Finding

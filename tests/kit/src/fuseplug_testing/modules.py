@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug import torch_private
-from fuseplug.contract import Example
 from fuseplug.importing.process_state import ProcessState
 from fuseplug.patching import our_marks
 from fuseplug.torch_private import tree_map
-from fuseplug.verification import difference, random_state_kept
+from fuseplug_verify.data import Example
+from fuseplug_verify.verification import difference, random_state_kept
 
 from .attempts import Raised, attempt, foreign, raised
 from .edges import with_each
@@ -116,16 +116,15 @@ def _used(case: Case, module: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def compiled(case: Case) -> Iterator[Finding]:
-    """Inside ``torch.compile`` it is right, and where the kernel says so it breaks no graph.
+    """Inside ``torch.compile`` it is right, and breaks no graph.
 
     With the backend ``aot_eager``, which traces forward and backward and generates no code: that is Inductor's part.
     """
     if case.gradients and torch_private.MISCOMPILES_FUNCTIONS:
         yield Finding("", skipped=f"torch {torch.__version__} loses gradients, so compiled calls are the original's")
         return
-    whole = case.examined.sound.compilable
-    function = foreign(torch.compile(of_its_own(case.guarded_in_scope), fullgraph=whole, backend="aot_eager"))
-    where = "torch.compile(fullgraph=True)" if whole else "torch.compile"
+    function = foreign(torch.compile(of_its_own(case.guarded_in_scope), fullgraph=True, backend="aot_eager"))
+    where = "torch.compile(fullgraph=True)"
     example = case.example()
     finding = case.compare(where, example, function=function)
     if not finding.fault and not finding.skipped:
@@ -133,7 +132,7 @@ def compiled(case: Case) -> Iterator[Finding]:
         with given_back() as reasons:
             case.kernel_on(example, case.guarded_in_scope)
         finding = finding._replace(skipped=by_the_original(reasons))
-    if finding.fault and whole and not _compiles(case.original, case, example):
+    if finding.fault and not _compiles(case.original, case, example):
         finding = Finding(where, skipped="the original cannot be compiled as one graph")
     yield finding
 

@@ -18,7 +18,7 @@ from fuseplug.contract import Scope
 from fuseplug.patching import class_method
 from fuseplug.patching.counting import Calls
 from fuseplug.patching.placing import binding
-from fuseplug.verification import Tolerance, excess
+from fuseplug_verify.verification import Tolerance, excess
 
 from .attempts import Raised, attempt, foreign, raised
 from .modules import of_its_own, spoilt
@@ -94,7 +94,7 @@ def _situations(specimen: Specimen, whole: Whole) -> Iterator[tuple[str, dict[st
 
 
 def _ways(specimen: Specimen, whole: Whole) -> dict[str, Prepare]:
-    kind, compilable = specimen.examined.device_type, specimen.examined.sound.compilable
+    kind = specimen.examined.device_type
 
     def under_autocast(module: nn.Module) -> Callable[..., Any]:
         def call(**inputs: Any) -> Any:
@@ -116,7 +116,7 @@ def _ways(specimen: Specimen, whole: Whole) -> dict[str, Prepare]:
         return lambda **inputs: checkpoint(whole.method_of(module), use_reentrant=False, **inputs)
 
     def compiled(module: nn.Module) -> Callable[..., Any]:
-        return foreign(torch.compile(of_its_own(whole.method_of(module)), fullgraph=compilable, backend="aot_eager"))
+        return foreign(torch.compile(of_its_own(whole.method_of(module)), fullgraph=True, backend="aot_eager"))
 
     return {
         "under autocast": under_autocast,
@@ -150,7 +150,7 @@ def _coarsest(module: nn.Module) -> torch.dtype:
 
 def _tolerance(specimen: Specimen, coarsest: torch.dtype) -> Tolerance:
     """What is allowed to the least exact of its targets, for errors of all of them meet in one result."""
-    stated = [Tolerance.of(case.proposal) for case in specimen.cases]
+    stated = [Tolerance.of(case.semantics.candidate) for case in specimen.cases]
     return Tolerance(
         max(each.roundings for each in stated), max(each.working_roundings for each in stated), False, coarsest
     )

@@ -15,21 +15,21 @@ from typing import NamedTuple
 
 MODULES = (
     "fuseplug",
-    "fuseplug.activations",
-    "fuseplug.functional",
-    "fuseplug.inductor",
-    "fuseplug_tools.integrations.kernelize",
-    "fuseplug_tools.integrations.transformers",
+    "fuseplug.fallback",
     "fuseplug.interface",
     "fuseplug.lazy",
-    "fuseplug.lazy_tensor",
-    "fuseplug.npu",
+    "fuseplug.process_lock",
     "fuseplug.reading",
-    "fuseplug.triton",
+    "fuseplug_backends.activations",
+    "fuseplug_backends.functional",
+    "fuseplug_backends.inductor",
+    "fuseplug_backends.npu",
+    "fuseplug_backends.triton",
     "fuseplug_host_npu",
     "fuseplug_liger",
     "fuseplug_linear_cross_entropy",
     "fuseplug_linear_cross_entropy.kernels",
+    "fuseplug_linear_cross_entropy.lazy_tensor",
     "fuseplug_linear_cross_entropy.reference",
     "fuseplug_linear_cross_entropy.specimens",
     "fuseplug_moe",
@@ -51,6 +51,8 @@ MODULES = (
     "fuseplug_swiglu.specimens",
     "fuseplug_testing",
     "fuseplug_testing.triton",
+    "fuseplug_tools.integrations.kernelize",
+    "fuseplug_tools.integrations.transformers",
 )
 """The modules that have public names. What begins otherwise is not Fuseplug's, or is private."""
 

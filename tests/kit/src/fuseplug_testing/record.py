@@ -15,7 +15,7 @@ import importlib_metadata
 import torch
 
 from fuseplug.devices import processor
-from fuseplug.triton.kernel import TritonKernel, interpreted
+from fuseplug_backends.triton.kernel import TritonKernel, interpreted
 
 from .kit import Step, steps
 from .naming import Named

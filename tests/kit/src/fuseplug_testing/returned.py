@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.contract import Example
 from fuseplug.torch_private import tree_leaves
-from fuseplug.verification import Handing, Outcome
+from fuseplug_verify.data import Example
+from fuseplug_verify.verification import Handing, Outcome
 
 from .attempts import Raised, attempt
 from .edges import MEMORY_LAYOUTS, arguments

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fuseplug.contract import Answer, Example, Mode, Proposal, Rejection, Scope, Site
+from fuseplug.candidates import candidate_of, rejection_of
+from fuseplug.contract import Answer, Mode, Proposal, Rejection, Scope, Site
 from fuseplug.devices import KNOWN, Destination, destination, present
 from fuseplug.errors import PlanError
 from fuseplug.hookspecs import BaseKernel, resolve
@@ -23,11 +24,11 @@ from fuseplug.kernel_faults import faults
 from fuseplug.patching import Mark, Patch, patch_of, put_on, subject_of
 from fuseplug.patching.tally import listening
 from fuseplug.torch_private import tree_map as mapped
-from fuseplug.verification import (
+from fuseplug.walking import Place, walk
+from fuseplug_verify.data import Conditions, Example, Refusal, Semantics
+from fuseplug_verify.verification import (
     SEMANTICS_SIZE,
     Outcome,
-    Ran,
-    Semantics,
     Subject,
     Tolerance,
     Verifier,
@@ -37,7 +38,6 @@ from fuseplug.verification import (
     run,
     twin,
 )
-from fuseplug.walking import Place, walk
 
 from .attempts import Raised, attempt, foreign, raised
 from .results import Finding
@@ -191,9 +191,12 @@ class Specimen:
         subject = subject_of(place.module, place.alike, proposal.target)
         if isinstance(subject, Rejection):
             return subject
-        semantics = verifier.semantics(self.examined.sound, proposal, subject)
-        if isinstance(semantics, Rejection):
-            return semantics
+        candidate = candidate_of(self.examined.sound, proposal)
+        if isinstance(candidate, Rejection):
+            return candidate
+        semantics = verifier.examine(subject, candidate)
+        if isinstance(semantics, Refusal):
+            return rejection_of(semantics)
         subject = replace(subject, draws=semantics.draws, lazy=proposal.lazy)
         return Case(self.examined, place, proposal, subject, semantics, scope)
 
@@ -350,7 +353,7 @@ class Case:
 
     def _patch(self, scope: Scope | None) -> Patch:
         kernel = self.examined.sound
-        ran, place = Ran(self.semantics.accepts.dtypes), self.place
+        ran, place = Conditions(self.semantics.accepts.dtypes), self.place
         mark = Mark(kernel.kernel_id, self.semantics.adapter.variant, self.proposal.target, place.device_type)
         patch = patch_of(
             *(place.module, place.paths[0], mark, kernel.load(), self.semantics, ran, self.subject),
@@ -364,7 +367,7 @@ class Case:
 
     def example(self, mix: Any = None, size: int = SEMANTICS_SIZE, number: int = 0) -> Example:
         """Example *number* of a mix, the first one if ``None``."""
-        example = example_of(self.proposal, self.proposal.mixes[0] if mix is None else mix, size, number)
+        example = example_of(self.semantics.candidate, self.proposal.mixes[0] if mix is None else mix, size, number)
         return example if example.after is None else replace(example, after=foreign(example.after))
 
     def values_only(self, example: Example) -> tuple[Example, bool]:
@@ -433,9 +436,9 @@ class Case:
             around: Put around both of them, and around what the example does with their results.
             around_original: Whether *around* concerns the original at all.
             surroundings: A context for the kernel's run alone.
-            coarsest: As in `fuseplug.verification.Tolerance`.
-            usual: As in `fuseplug.verification.excess`.
-            **how: As in `fuseplug.verification.run`.
+            coarsest: As in `fuseplug_verify.verification.Tolerance`.
+            usual: As in `fuseplug_verify.verification.excess`.
+            **how: As in `fuseplug_verify.verification.run`.
         """
         how = self._how(how)
         usual_way = around if around_original else None
@@ -467,13 +470,13 @@ class Case:
             found: What the kernel gave.
             expected: What the original gave.
             truth: What the reference gives in float64.
-            coarsest: As in `fuseplug.verification.Tolerance`.
+            coarsest: As in `fuseplug_verify.verification.Tolerance`.
             times: How many times larger the example is than any that the proposal's tolerance was stated for. What is
                 summed over all rows, the gradient of a weight, then has as many times more terms. Each partial sum is
                 rounded, and these errors add up like a random walk, with the root of their number.
-            usual: As in `fuseplug.verification.excess`.
+            usual: As in `fuseplug_verify.verification.excess`.
         """
-        stated = Tolerance.of(self.proposal)
+        stated = Tolerance.of(self.semantics.candidate)
         working = stated.working_roundings * math.sqrt(times)
         tolerance = replace(stated, working_roundings=working, coarsest=coarsest)
         return excess(found, expected, truth, tolerance, usual)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fuseplug.triton.kernel import interpreted
+from fuseplug_backends.triton.kernel import interpreted
 
 __all__ = ["Program", "compile_only"]
 

@@ -17,8 +17,8 @@ from fuseplug.gains import Gains
 from fuseplug.kept import NOWHERE, Kept, folder
 from fuseplug.patching import replacement_of
 from fuseplug.planning.progress import showing
-from fuseplug.safe_access import class_name, said_by
-from fuseplug.verification import random_state_kept
+from fuseplug_verify.safe_access import class_name, said_by
+from fuseplug_verify.verification import random_state_kept
 
 from .batches import GIVE, Batch, Runs, refuse_absent, runs_of
 from .calls import Call, recorded

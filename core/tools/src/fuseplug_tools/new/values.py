@@ -16,7 +16,7 @@ class _Backend(NamedTuple):
     """What depends on the backend.
 
     Attributes:
-        base: The class of ``fuseplug.<backend>`` in front of the kernel's.
+        base: The class of ``fuseplug_backends.<backend>`` in front of the kernel's.
         extra: The extra of the entry point.
         requirement: What the extra installs.
         testing: What the tests need besides.
@@ -84,7 +84,12 @@ def values_of(request: Asked) -> dict[str, str]:
     api = f">={version.major}.{version.minor},<2"  # API 1 is kept to the end of 1.x
     backend, known = _BACKENDS[request.backend], request.known
     title = "".join(part.capitalize() for part in request.stem.split("_"))
-    needed = [f"fuseplug{api}", *([f"{known.distribution}{series}"] if known else []), "torch>=2.7"]
+    needed = [
+        f"fuseplug{api}",
+        f"fuseplug-backends{api}",
+        *([f"{known.distribution}{series}"] if known else []),
+        "torch>=2.7",
+    ]
     testing = [f"fuseplug-testing{api}", "pytest>=8", *backend.testing]
     if request.backend == "npu":
         testing.append(f"fuseplug-host-npu{api}")

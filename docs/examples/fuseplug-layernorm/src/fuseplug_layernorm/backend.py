@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fuseplug.functional import by_reference
-from fuseplug.inductor import Compiled, worth_compiling
+from fuseplug.fallback import by_reference
+from fuseplug_backends.inductor import Compiled, worth_compiling
 
 from . import reference
 

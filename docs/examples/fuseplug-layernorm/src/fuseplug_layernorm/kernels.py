@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from fuseplug import BaseKernel, Proposal, Rejection, Site, Use
-from fuseplug.inductor import InductorKernel
+from fuseplug_backends.inductor import InductorKernel
 
 
 class LayernormKernel(BaseKernel):

@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fuseplug.functional import computed_by
-from fuseplug.inductor import plain
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.inductor import plain
 
 from .. import reference
 from ..reference import LogProbs, Loss

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fuseplug.functional import by_reference
-from fuseplug.triton import differentiated_again, recording, vjp
+from fuseplug.fallback import by_reference
+from fuseplug_backends.triton import differentiated_again, recording, vjp
 
 from .. import reference
 from ..reference import LogProbs, Loss

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fuseplug import Compute
-from fuseplug.lazy_tensor import LazyTensor
+from fuseplug_linear_cross_entropy.lazy_tensor import LazyTensor
 
 from ..reference import FLOAT, Reduction, Step
 from .lazy_logprobs import LOG_SOFTMAX, LazyLogProbs

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuseplug import Compute
-from fuseplug.lazy_tensor import LazyTensor
+from fuseplug_linear_cross_entropy.lazy_tensor import LazyTensor
 
 from ..reference import FLOAT, Reduction, Step
 

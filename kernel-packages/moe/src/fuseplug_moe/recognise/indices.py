@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fuseplug.inductor import plain
+from fuseplug_backends.inductor import plain
 
 PARALLEL = "_is_expert_parallel"
 """The flag of experts of which other ranks have more: the number after the last stands for those."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
-from fuseplug.torch_private import get_tracing_state
+from fuseplug_backends.torch_private import get_tracing_state
 
 from ..reference import GateUpLayout
 from . import example_rows, gates

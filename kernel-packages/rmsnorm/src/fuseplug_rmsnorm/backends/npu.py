@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.npu import first_order
+from fuseplug.fallback import by_reference
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.npu import first_order
 
 from .. import reference
 from ..reference import Norming, Variant

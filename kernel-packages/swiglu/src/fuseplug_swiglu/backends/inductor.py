@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.activations import ACTIVATIONS
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.inductor import Compiled, worth_compiling
+from fuseplug.fallback import by_reference
+from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.inductor import Compiled, worth_compiling
 
 from .. import reference
 from ..reference import Gating

@@ -32,9 +32,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fuseplug.activations import ACTIVATIONS
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.npu import cann_has, first_order, recomputed
+from fuseplug.fallback import by_reference
+from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.npu import cann_has, first_order, recomputed
 
 from .. import reference
 from ..reference import Gating

@@ -94,7 +94,7 @@ class GatedAdapter(Adapter):
     """Calls the projections of a module, and the op between them, with what the module holds at the time of the call.
 
     Attributes:
-        activation: A key of `fuseplug.activations.ACTIVATIONS`.
+        activation: A key of `fuseplug_backends.activations.ACTIVATIONS`.
         gate: Name of the projection that gives the gate, or gate and up in one.
         up: Name of the projection that gives up; ``None`` if *gate* gives both.
         down: Name of the projection that follows; ``None`` if the module has none.

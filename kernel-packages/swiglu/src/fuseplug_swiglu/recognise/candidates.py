@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from fuseplug.activations import ACTIVATIONS
+from fuseplug_backends.activations import ACTIVATIONS
 
 from ..reference import LAYOUTS
 from .adapters import Call, CastTo, Drop, GatedAdapter, Multiply, Step

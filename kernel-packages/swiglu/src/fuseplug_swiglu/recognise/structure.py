@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from fuseplug import Proposal, Rejection, Site, Target
-from fuseplug.activations import ACTIVATIONS
 from fuseplug.reading import names
+from fuseplug_backends.activations import ACTIVATIONS
 
 from .candidates import Found, Projections, adapters_for
 from .code_names import names_in, parameter_names, required

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from fuseplug import Adapter, BaseKernel, Proposal, Rejection, Site, Use
-from fuseplug.inductor import InductorKernel
-from fuseplug.npu import NpuKernel
+from fuseplug_backends.inductor import InductorKernel
+from fuseplug_backends.npu import NpuKernel
 
 
 class ReLU2Kernel(BaseKernel):

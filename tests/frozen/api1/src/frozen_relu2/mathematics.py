@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from fuseplug.inductor import Compiled, worth_compiling
+from fuseplug_backends.inductor import Compiled, worth_compiling
 
 ran = []
 """The kernels that computed something."""

@@ -10,8 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.inductor import worth_compiling
+from fuseplug.fallback import by_reference
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.inductor import worth_compiling
 
 from ... import reference
 from ...reference import LogProbs, Loss

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fuseplug.inductor import standard_state
+from fuseplug_backends.inductor import standard_state
 
 from ...reference import Step
 from .programs import Coefficients, Values, factors_of, into_gradient, statistics

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fuseplug.inductor import differentiated_again, plain, recording, vjp
-from fuseplug.torch_private import is_legacy_batchedtensor
+from fuseplug_backends.inductor import differentiated_again, plain, recording, vjp
+from fuseplug_backends.torch_private import is_legacy_batchedtensor
 
 from ...reference import logits_of
 from .chunks import Head, Needs, differentiated, values_of

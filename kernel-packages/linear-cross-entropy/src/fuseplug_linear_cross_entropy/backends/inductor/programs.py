@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fuseplug.inductor import Program
+from fuseplug_backends.inductor import Program
 
 from ...reference import Step
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fuseplug.functional import computed_by
-from fuseplug.triton import transparent
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.triton import transparent
 
 from ... import reference
 from ...reference import LogProbs, Loss

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fuseplug.triton import operation
+from fuseplug_backends.triton import operation
 
 from ..chunks import Gradients, chunks, rows_of_chunk
 from . import programs

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.inductor import Compiled, plain, recording, worth_compiling
+from fuseplug.fallback import by_reference
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.inductor import Compiled, plain, recording, worth_compiling
 
 from ... import reference
 from ...reference import Experts, Projection

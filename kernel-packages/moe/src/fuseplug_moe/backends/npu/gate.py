@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fuseplug.npu import cann_has, recomputed
+from fuseplug_backends.npu import cann_has, recomputed
 
 from ... import reference
 from ...reference import GATES

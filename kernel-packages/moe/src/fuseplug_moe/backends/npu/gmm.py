@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fuseplug.npu import is_950
+from fuseplug_backends.npu import is_950
 
 from ...reference import Projection, first
 from ..counts_on_host import HostCounts

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fuseplug.functional import by_reference, computed_by
+from fuseplug.fallback import by_reference
+from fuseplug_backends.functional import computed_by
 
 from ... import reference
 from ...reference import Experts, Projection, first

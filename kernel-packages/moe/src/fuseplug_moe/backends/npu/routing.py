@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fuseplug.npu import first_order
+from fuseplug_backends.npu import first_order
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _TOP_K = 512

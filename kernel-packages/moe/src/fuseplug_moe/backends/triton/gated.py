@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fuseplug.triton import operation
-from fuseplug.triton.activations import clamped_up, gate_factor
+from fuseplug_backends.triton import operation
+from fuseplug_backends.triton.activations import clamped_up, gate_factor
 
 from ...reference import GATES
 from . import tiles

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.triton import FORMULAS, differentiated_again, offsets_fit, recording, transparent, vjp
+from fuseplug.fallback import by_reference
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.triton import FORMULAS, differentiated_again, offsets_fit, recording, transparent, vjp
 
 from ... import reference
 from ...reference import GATES, Experts, GateUpLayout, Projection

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fuseplug.triton import operation
+from fuseplug_backends.triton import operation
 
 from . import tiles
 from .operands import matrices, matrix, product

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fuseplug.triton import differentiated_again, recording, vjp
+from fuseplug_backends.triton import differentiated_again, recording, vjp
 
 from ... import grouped_linear, reference
 from ...reference import Experts, Projection

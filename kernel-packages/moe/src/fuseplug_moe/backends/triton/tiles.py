@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import torch
 
-from fuseplug.triton import shared_memory
+from fuseplug_backends.triton import shared_memory
 
 _HEIGHTS = {16: 8, 32: 16, 64: 64}
 """The most rows that an expert may have on average for tiles of a height. A second tile reads its matrix once more.

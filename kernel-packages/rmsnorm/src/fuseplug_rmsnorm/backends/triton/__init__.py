@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.triton import differentiated_again, recording, transparent, vjp
+from fuseplug.fallback import by_reference
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.triton import differentiated_again, recording, transparent, vjp
 
 from ... import reference
 from ...reference import Norming

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fuseplug.triton import operation, shared_memory
+from fuseplug_backends.triton import operation, shared_memory
 
 from ... import reference
 from . import programs

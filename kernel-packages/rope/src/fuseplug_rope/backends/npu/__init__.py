@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.torch_private import are_functorch_transforms_active
+from fuseplug.fallback import by_reference
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.torch_private import are_functorch_transforms_active
 
 from ... import reference
 from .layouts import OperandLayout, find_layout

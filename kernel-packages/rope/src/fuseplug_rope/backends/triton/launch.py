@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fuseplug.triton import operation
+from fuseplug_backends.triton import operation
 
 from ...reference import VARIANTS
 from .cutting import cut

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fuseplug.functional import by_reference, computed_by
-from fuseplug.triton import differentiated_again, offsets_fit, recording, transparent, vjp
+from fuseplug.fallback import by_reference
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.triton import differentiated_again, offsets_fit, recording, transparent, vjp
 
 from ... import reference
 from .cutting import shared_dims

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.activations import ACTIVATIONS
-from fuseplug.triton import operation
+from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.triton import operation
 
 from ...reference import VARIANTS
 from . import programs

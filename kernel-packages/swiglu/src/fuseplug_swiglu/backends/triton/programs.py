@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fuseplug.triton.activations import clamped_up, gate_factor
+from fuseplug_backends.triton.activations import clamped_up, gate_factor
 
 
 @triton.jit

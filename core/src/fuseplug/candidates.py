@@ -1,0 +1,50 @@
+"""A proposal in the words of verification, and a refusal of verification in those of the report."""
+
+from __future__ import annotations
+
+from fuseplug_verify.data import Candidate, Refusal
+
+from .contract import Proposal, Rejection
+from .hookspecs import BaseKernel
+
+
+def candidate_of(kernel: BaseKernel, proposal: Proposal, *, every_size: bool = False) -> Candidate | Rejection:
+    """What is verified of *proposal*, which is *kernel*'s; or a rejection, if its reference cannot be loaded.
+
+    Args:
+        kernel: Whose reference defines what is right.
+        proposal: For one target.
+        every_size: Whether the kernel's compiled programs are run for small examples too.
+    """
+    try:
+        reference = kernel.load_reference()
+    except Exception as error:  # noqa: BLE001 - a third party's module may raise anything
+        return Rejection(f"{type(error).__name__} while loading {kernel.reference}: {error}", kind="error")
+    cls = type(kernel)
+    named = (kernel.function, kernel.reference, *(each.__module__ for each in cls.__mro__ if each is not object))
+    return Candidate(
+        example=proposal.example,
+        mixes=proposal.mixes,
+        adapters=proposal.adapters,
+        reference=reference,
+        likely=proposal.likely,
+        roundings=proposal.roundings,
+        working_roundings=proposal.working_roundings,
+        exact=proposal.exact,
+        dtypes_of=proposal.dtypes_of,
+        impossible=proposal.impossible,
+        lazy=proposal.lazy,
+        check_sizes=kernel.check_sizes,
+        identity=(
+            f"{cls.__module__}.{cls.__qualname__}",
+            *(kernel.kernel_id, kernel.function, kernel.reference),
+            str(proposal.target),
+            every_size,
+        ),
+        packages=[name.partition(":")[0] for name in named],
+    )
+
+
+def rejection_of(refusal: Refusal) -> Rejection:
+    """What a kernel's entry in the report says of *refusal*."""
+    return Rejection(refusal.reason, kind=refusal.kind)

@@ -1,0 +1,269 @@
+"""Compares the results of two runs: bit for bit, or within a derived tolerance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data import Candidate
+from .leaning import leaning
+from .outcome import Outcome
+
+_Judge = Callable[[str, Tensor, Tensor], str]
+
+_FEW = 1 << 12
+"""Up to so many numbers may be too few to tell a small bias from roundings."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far from the truth a right implementation may be, as a share of the largest true magnitude in a row.
+
+    Attributes:
+        roundings: Number of roundings to the dtype of the result.
+        working_roundings: Number of roundings to float32 before that.
+        by_row: Whether each row is judged by its own magnitude, or all by that of the tensor: where results are sums
+            of parts, the parts of a row may all but cancel, and what is left does not say how exactly they can be
+            added.
+        coarsest: Takes the place of the result's dtype if what is computed on the way is coarser, as under autocast.
+    """
+
+    roundings: float
+    working_roundings: float
+    by_row: bool = True
+    coarsest: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> Tolerance:
+        """The tolerance that *candidate* states."""
+        return cls(candidate.roundings, candidate.working_roundings, by_row=candidate.exact)
+
+    @property
+    def share_of_float32(self) -> float:
+        """The share of a magnitude by which roundings to float32 may make a result wrong."""
+        return self.working_roundings * torch.finfo(torch.float32).eps
+
+    def share(self, dtype: torch.dtype) -> float:
+        """The share of a magnitude by which a result of *dtype* may be wrong."""
+        return self.roundings * torch.finfo(self.coarsest or dtype).eps + self.share_of_float32
+
+    def coarsest_of(self, outcome: Outcome) -> torch.dtype:
+        """The dtype with the largest roundings that takes part in *outcome*."""
+        dtypes = {value.dtype for value in outcome.values.values() if value is not None and value.is_floating_point()}
+        known = dtypes | ({self.coarsest} if self.coarsest else set())
+        return max(known, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+
+
+def difference(ours: Outcome, theirs: Outcome) -> str:
+    """The first thing in which two outcomes are not equal bit for bit; ``""`` if they are."""
+
+    def bits(name: str, found: Tensor, expected: Tensor) -> str:
+        if _same(found, expected):
+            return ""
+        gap = (found.double() - expected.double()).abs().nan_to_num(nan=float("inf")).max()
+        return f"{name} differs by up to {gap:.3g}"
+
+    return _first(ours, theirs, bits)
+
+
+def excess(
+    ours: Outcome,
+    theirs: Outcome,
+    truth: Outcome,
+    tolerance: Tolerance,
+    usual: Outcome | None = None,
+    *,
+    repeated: bool = False,
+) -> str:
+    """Where *ours* is further from the *truth* than the tolerance allows, or biased; ``""`` if nowhere.
+
+    Twice the error of *theirs* is allowed in any case. A right implementation that rounds differently passes; a wrong
+    one is off by far more, or by less and always to the same side.
+
+    Args:
+        ours: What is judged.
+        theirs: What the original gave.
+        truth: What the reference gives in float64.
+        tolerance: How far from it is right.
+        usual: The truth of another run of the same sizes, whose magnitudes count as well: where the terms of a true
+            gradient cancel, as all do of a layer norm under a constant, what is left does not say how large they were.
+        repeated: Whether rows of the example are copies of each other, so that their roundings are, too. Nothing can be
+            said of a bias then.
+    """
+    true = truth.on_cpu()
+    other = {} if usual is None else usual.on_cpu()
+    coarsest = tolerance.coarsest_of(ours)
+
+    def error(name: str, found: Tensor, expected: Tensor) -> str:
+        share, size, exact = tolerance.share(found.dtype), other.get(name), true[name]
+        why = _worst(name, found, expected, exact, share, by_row=tolerance.by_row, usual=size)
+        if why or exact is None or repeated or coarsest.itemsize > 2:
+            return why
+        how = (coarsest, tolerance.share_of_float32, tolerance.by_row)
+        why = leaning((found, expected, exact), size, *how)
+        return why and f"{name} {why}"
+
+    return _first(ours, theirs, _judging_results(error))
+
+
+@dataclass(frozen=True)
+class Few:
+    """What has few numbers in one run: the gradient of a norm's weight, however large the input was.
+
+    Attributes:
+        tensors: By name: what is judged, what the original gave, and the truth.
+        coarsest: The dtype with the largest roundings that takes part.
+    """
+
+    tensors: dict[str, tuple[Tensor, Tensor, Tensor]]
+    coarsest: torch.dtype
+
+    @classmethod
+    def of(cls, ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance) -> Few:
+        """What there is of it in outcomes that `excess` has compared."""
+        small = {
+            name: tuple(outcome.values[name].cpu().double() for outcome in (ours, theirs, truth))  # type: ignore[union-attr]
+            for name, value in ours.values.items()
+            if value is not None and value.is_floating_point() and 0 < value.numel() <= _FEW
+            if not name.endswith("afterwards")
+        }
+        return cls(small, tolerance.coarsest_of(ours))  # type: ignore[arg-type]
+
+
+def excess_together(runs: Sequence[Few], tolerance: Tolerance) -> str:
+    """Where *runs* are biased in what each has few numbers of, all together; ``""`` if nowhere."""
+    coarsest = max((run.coarsest for run in runs), key=lambda dtype: torch.finfo(dtype).eps)
+    if coarsest.itemsize > 2:
+        return ""
+    parts: dict[tuple[str, tuple[int, ...]], list[Sequence[Tensor]]] = {}
+    for run in runs:
+        for name, compared in run.tensors.items():
+            true = compared[-1]
+            level = torch.linalg.vector_norm(true) / math.sqrt(true.numel())  # each run counts alike
+            row = true.shape[-1:] if true.dim() > 1 else ()
+            parts.setdefault((name, row), []).append([(value / level).reshape(-1, *row) for value in compared])
+    for (name, _), each in parts.items():
+        found, expected, true = (torch.cat(values) for values in zip(*each, strict=True))
+        if why := leaning((found, expected, true), None, coarsest, tolerance.share_of_float32, tolerance.by_row):
+            return f"{name} {why}, in {len(each)} examples"
+    return ""
+
+
+def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Tolerance) -> str:
+    """Where the original, *theirs*, is further from the *truth* than the tolerance allows; ``""`` if nowhere.
+
+    For an original that nobody can equal bit for bit: here it is the original itself that is judged. The tolerance is
+    that of the coarsest dtype that takes part, in which a float32 result of a mixture was computed. *ours*, the
+    reference in the original's dtypes, must be alike in kind: shapes, dtypes, which gradients there are, which numbers
+    are finite, what is left in the inputs.
+    """
+    true = truth.on_cpu()
+    floating = [value.dtype for value in theirs.values.values() if value is not None and value.is_floating_point()]
+    share = max(map(tolerance.share, floating), default=0.0)
+
+    def error(name: str, found: Tensor, expected: Tensor) -> str:
+        if not torch.equal(found.isfinite(), expected.isfinite()):
+            return f"{name} is finite elsewhere than the original's"
+        return _worst(name, expected, None, true[name], share, by_row=tolerance.by_row)
+
+    return _first(ours, theirs, _judging_results(error))
+
+
+def distance(ours: Outcome, theirs: Outcome) -> float:
+    """The largest difference in a tensor, as a share of its largest number; infinite for outcomes not alike in kind."""
+    if ours.values.keys() != theirs.values.keys() or ours.structure != theirs.structure:
+        return math.inf
+    values = ours.on_cpu()
+    return max((_apart(values[name], expected) for name, expected in theirs.on_cpu().items()), default=0.0)
+
+
+def _apart(found: Tensor | None, expected: Tensor | None) -> float:
+    if found is None or expected is None:
+        return 0.0 if found is expected else math.inf
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return math.inf
+    if _same(found, expected):
+        return 0.0
+    gap = (found.double() - expected.double()).abs().max() / expected.double().abs().max()
+    return gap.nan_to_num(nan=math.inf).item()
+
+
+def _first(ours: Outcome, theirs: Outcome, judge: _Judge) -> str:
+    """The first difference in kind, or in what *judge* finds in two tensors alike in kind; ``""`` if there is none."""
+    if missing := [name for name in theirs.values if name not in ours.values]:
+        return f"gives no {', '.join(missing)}"
+    if added := [name for name in ours.values if name not in theirs.values]:
+        return f"gives {', '.join(added)}, which the original does not"
+    if ours.structure != theirs.structure:
+        return f"returns {ours.structure:.200} instead of {theirs.structure:.200}"
+    values = ours.on_cpu()
+    for name, expected in theirs.on_cpu().items():
+        found = values[name]
+        if found is None or expected is None:
+            # No gradient, and one without elements, are the same to whoever adds it up.
+            if found is not expected and (found if expected is None else expected).numel():  # type: ignore[union-attr]
+                return f"{name} is {_shape(found)} instead of {_shape(expected)}"
+        elif (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            return f"{name} is {_shape(found)} instead of {_shape(expected)}"
+        elif why := judge(name, found, expected):
+            return why
+    return ""
+
+
+def _judging_results(error: _Judge) -> _Judge:
+    """*error* where there is room for one; inputs afterwards, and integers, must be the same."""
+
+    def judge(name: str, found: Tensor, expected: Tensor) -> str:
+        if not name.endswith("afterwards") and found.is_floating_point():
+            return error(name, found, expected)
+        return "" if _same(found, expected) else f"{name} is not what the original leaves there: it is written into"
+
+    return judge
+
+
+def _same(found: Tensor, expected: Tensor) -> bool:
+    return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
+
+
+def _worst(
+    name: str,
+    found: Tensor,
+    excuse: Tensor | None,
+    true: Tensor | None,
+    share: float,
+    *,
+    by_row: bool,
+    usual: Tensor | None = None,
+) -> str:
+    if true is None:
+        return f"{name} has no true value"
+    if not found.numel():
+        return ""
+    width = found.shape[-1] if found.dim() and by_row else found.numel()
+    result, true = (t.double().reshape(-1, width) for t in (found, true))
+    judged = true.isfinite()
+    allowed = zero = torch.zeros((), dtype=torch.float64)
+    if excuse is not None:
+        expected = excuse.double().reshape(-1, width)
+        # Where the original itself overflows its dtype there is nothing to hold a kernel to.
+        judged = judged & expected.isfinite()
+        allowed = 2 * torch.where(judged, (expected - true).abs(), zero).amax(-1, keepdim=True)
+    size = true.abs() if usual is None else torch.maximum(true.abs(), usual.double().reshape(-1, width).abs())
+    scale = torch.where(judged, size, zero).amax(-1, keepdim=True)
+    allowed = torch.maximum(allowed, share * scale)
+    error = torch.where(judged, (result - true).abs(), zero).nan_to_num(nan=float("inf"))
+    over = error - allowed
+    at = int(over.argmax())
+    if over.flatten()[at] <= 0:
+        return ""
+    row = at // width
+    magnitude = f"row of magnitude {scale[row, 0]:.3g}"
+    return f"{name} is off by {error.flatten()[at]:.3g} where {allowed[row, 0]:.3g} is allowed ({magnitude})"
+
+
+def _shape(value: Tensor | None) -> str:
+    return "None" if value is None else f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -1,0 +1,239 @@
+"""Hashes of everything that the check of a kernel depends on, so that its result can be kept between runs.
+
+There are three kinds. *Evidence* is what the original computed on small examples just now, bit for bit, and the code
+that it ran: it stands for the module. *Surroundings* are the machine and what is installed. The rest is the question:
+kernel, adapter, dtypes and tolerances. Whatever cannot be told in a stable way makes the whole not worth keeping.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data import Adapter, Candidate, Semantics
+from ..loaded import LOADED
+from .examples import example_of, mixes_run
+from .memory import dense
+from .nested import tensors
+from .outcome import Outcome
+
+_VARIABLES = ("TORCH", "INDUCTOR", "TRITON", "CXX", "CC", "OMP_", "MKL_", "KMP_", "ASCEND", "CUDA", "NVIDIA")
+"""Beginnings of the names of environment variables that change what is computed."""
+
+_VERSION_FILES = {
+    "npu": ("/usr/local/Ascend/driver/version.info", "$ASCEND_HOME_PATH/version.cfg"),
+    "cuda": ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"),
+    "xpu": ("/sys/module/xe/srcversion", "/sys/module/i915/srcversion"),
+}
+"""Files in which the driver of a device, or the libraries below torch, say which version they are."""
+
+
+class UnstableError(Exception):
+    """Something has no description that is the same in another process."""
+
+
+class Evidence:
+    """What the original did, as a hash."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._whole = True
+
+    def ran(self, outcome: Outcome) -> None:
+        """Take in the results of a run."""
+        for name, value in outcome.values.items():
+            if value is None:
+                self._hash.update(f"{name}: none;".encode())
+            elif not dense(value) or value.is_meta:
+                self._whole = False
+            else:
+                self._hash.update(f"{name}: {value.dtype} {tuple(value.shape)};".encode())
+                self._hash.update(_bytes(value))
+
+    def code(self, codes: Iterable[types.CodeType]) -> None:
+        """Take in the code that it may run."""
+        for each in sorted(map(_code, codes)):
+            self._hash.update(each)
+
+    def digest(self) -> str:
+        """The hash; ``""`` if something could not be taken in."""
+        return self._hash.hexdigest() if self._whole else ""
+
+
+def key_of(semantics: Semantics, device: torch.device, how: tuple[bool, ...]) -> str:
+    """The hash of all that the check of a kernel depends on, *how* it is done included; ``""`` if it has none."""
+    candidate, adapter = semantics.candidate, semantics.adapter
+    if not semantics.evidence or not candidate.identity:
+        return ""
+    sizes = tuple(candidate.check_sizes)
+    try:
+        parts = (
+            semantics.evidence,
+            _surroundings(device),
+            *map(_code_of, _packages(candidate, adapter)),
+            stable((candidate.identity, sizes)),
+            stable(adapter),
+            stable((candidate.mixes, candidate.likely, candidate.exact)),
+            stable((candidate.roundings, candidate.working_roundings, how)),
+            *(_shapes(candidate, mix, size) for mix in mixes_run(candidate) for size in sizes),
+        )
+    except Exception:  # noqa: BLE001 - a third party's example or adapter may raise anything: then nothing is kept
+        return ""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def stable(value: Any) -> str:
+    """A description of *value* that is the same in each process, and another for another value.
+
+    Raises:
+        UnstableError: If it has none: it is none of plain data, dataclasses, dtypes, devices, classes and functions.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, complex, str, bytes):
+        return f"{kind.__name__} {value!r}"
+    if kind in (torch.dtype, torch.device, torch.Size):
+        return str(value)
+    if isinstance(value, type | types.FunctionType):
+        if "<" in value.__qualname__:
+            raise UnstableError(value.__qualname__)
+        return f"{value.__module__}.{value.__qualname__}"
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if dataclasses.is_dataclass(value):
+        parts = [f"{each.name}={stable(getattr(value, each.name))}" for each in dataclasses.fields(value)]
+    elif isinstance(value, tuple | list):
+        parts = [stable(each) for each in value]
+    elif isinstance(value, set | frozenset):
+        parts = sorted(stable(each) for each in value)
+    elif isinstance(value, dict):
+        parts = [f"{stable(key)}: {stable(each)}" for key, each in value.items()]
+    else:
+        raise UnstableError(name)
+    return f"{name}({', '.join(parts)})"
+
+
+def _shapes(candidate: Candidate, mix: Any, size: int) -> str:
+    """The shapes and dtypes of what the kernel is checked on."""
+    example = example_of(candidate, mix, size)
+    given = [*tensors(tuple(example.args)), *tensors(tuple(example.kwargs.values())), *example.parameters.values()]
+    return stable([(each.dtype, tuple(each.shape)) for each in given])
+
+
+def _surroundings(device: torch.device) -> str:
+    backend = getattr(torch, device.type, None)
+    named = [getattr(backend, name, None) for name in ("get_device_name", "get_device_capability")]
+    return stable(
+        (
+            sys.version,
+            platform.machine(),
+            torch.backends.cpu.get_cpu_capability(),
+            torch.get_num_threads(),
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+            device.type,
+            [str(each(device)) for each in named if each is not None and device.type != "cpu"],
+            _below_torch(device.type),
+            torch.version.git_version,
+            _installed(),
+            sorted((name, value) for name, value in os.environ.items() if name.startswith(_VARIABLES)),
+        )
+    )
+
+
+def _below_torch(device_type: str) -> list[tuple[str, str]]:
+    """The versions of the driver and of what torch calls, by who tells them; that nobody does is an answer, too."""
+    files, asked = _VERSION_FILES.get(device_type, ()), ("CANN", "DRIVER") if device_type == "npu" else ()
+    told = [(path, _told(lambda path: Path(os.path.expandvars(path)).read_text(), path)) for path in files]
+    return told + [(part, _told(_version_of_cann, part)) for part in asked]
+
+
+def _told(tell: Callable[[str], Any], who: str) -> str:
+    try:
+        return str(tell(who))
+    except Exception:  # noqa: BLE001 - torch_npu asks libraries of CANN, which may lack the function
+        return "unknown"
+
+
+def _version_of_cann(part: str) -> Any:
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    return npu.utils.get_cann_version(part)
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """Every distribution that can be imported from, with its version: a kernel may call what others wrote."""
+    folders = [Path(each) for each in sys.path if each]
+    return tuple(
+        sorted(
+            path.name
+            for folder in folders
+            if folder.is_dir()
+            for path in folder.iterdir()
+            if path.suffix in (".dist-info", ".egg-info")
+        )
+    )
+
+
+def _packages(candidate: Candidate, adapter: Adapter) -> Sequence[str]:
+    """The top packages whose code takes part."""
+    named = [each.__module__ for each in type(adapter).__mro__ if each is not object]
+    found = {name.partition(".")[0] for name in (*candidate.packages, *named, __name__)}
+    return sorted(found - set(sys.stdlib_module_names))
+
+
+@functools.cache
+def _code_of(package: str) -> str:
+    """A hash of the files of *package*, as they were when this process began to import them.
+
+    Raises:
+        UnstableError: If there are none, or one has changed since.
+    """
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # of what was made by hand, and of a program that is run as a file
+        spec = None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        raise UnstableError(package)
+    if package == "torch":
+        return package  # told by its version; it has thousands of files
+    origin = Path(spec.origin)
+    files = sorted(origin.parent.rglob("*")) if spec.submodule_search_locations else [origin]
+    found = hashlib.sha256()
+    for path in files:
+        if path.is_file() and "__pycache__" not in path.parts:
+            if path.stat().st_mtime > LOADED:
+                raise UnstableError(str(path))
+            found.update(path.relative_to(origin.parent).as_posix().encode() + b"\0" + path.read_bytes())
+    return f"{package} {found.hexdigest()}"
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    # By a list, which needs no numpy: torch is installed without it.
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().view(-1)
+    return bytes(flat.view(torch.uint8).tolist())
+
+
+def _code(code: types.CodeType) -> bytes:
+    """What *code* does, without where it is written."""
+    constants = b",".join(map(_constant, code.co_consts))
+    names = repr((code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags))
+    return b"|".join((names.encode(), code.co_code, constants, getattr(code, "co_exceptiontable", b"")))
+
+
+def _constant(value: Any) -> bytes:
+    if isinstance(value, types.CodeType):
+        return _code(value)
+    if isinstance(value, frozenset):
+        return repr(sorted(map(repr, value))).encode()
+    return f"{type(value).__name__} {value!r}".encode()

@@ -1,0 +1,399 @@
+"""Examines a module beyond the examples: reads its code, varies the calls, and finds what must be watched."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from ..calls import Dtypes, VerifiedCalls
+from ..data import Adapter, Candidate, Example, Refusal, Semantics
+from ..reading import Finding, Path, Reading, attribute, read
+from ..watch import Call, Extra, Route, Watch, kind_of
+from .branches import Branches
+from .changing import Change, another_number, other_values
+from .comparing import Tolerance, departure, difference
+from .outcome import Outcome, Subject, run
+from .varying import Variation, main_argument, variations
+from .watching import Dependence, dependence, route_to
+
+Bound = tuple[Adapter, Callable[..., Any]]
+"""A variant that the original may be, and its adapter bound to the reference."""
+
+Likeness = Literal["same", "differs", "unanswered"]
+
+_TRIED = frozenset({"shape", "value", "param", "grad", "memory", "random"})
+"""What a condition may depend on that only examples can test. Everything else is watched, or varied by mixes."""
+
+_FEW = 8
+"""Whole numbers up to here in the code are mostly no lengths."""
+
+_AN_EXTRA_KEYWORD = {"num_items_in_batch": 3}
+"""One that trainers hand to models."""
+
+
+def read_original(subject: Subject, examples: Sequence[Example]) -> Reading | Refusal:
+    """Read the code of *subject* before any of it is run; or say why no kernel can replace it.
+
+    It is read first because running code with side effects would cause them. Of the arguments only strings make a
+    difference: the guard lets through those of *examples*.
+    """
+    function: Any = subject.original
+    owner = subject.module
+    if isinstance(function, nn.Module):
+        function, owner = type(function).forward, function
+    if not isinstance(function, types.FunctionType):
+        return Refusal(f"it is a {type(function).__name__}, whose code cannot be read", kind="unlike")
+    return read(function, owner, [(each.args, each.kwargs) for each in examples])
+
+
+def forbidden(reading: Reading, replaced: Sequence[str]) -> Refusal | None:
+    """Refuse what *reading* found that fused code cannot do.
+
+    Args:
+        reading: Of the original.
+        replaced: The children that the examples replace, whose own code is not run.
+    """
+
+    def own(findings: Sequence[Finding]) -> list[str]:
+        return [finding.text for finding in findings if not (finding.inside and finding.inside[0] in replaced)]
+
+    others = [context for context in reading.contexts if "other" in context.kinds]
+    for findings, why in (
+        (reading.side_effects, "it does more than compute, and a fused one would not"),
+        (reading.unknown, "what it depends on cannot be read"),
+        (others, "it computes in a context whose effect is not known"),
+    ):
+        if found := own(findings):
+            more = f" (and {len(found) - 2} more)" if len(found) > 2 else ""
+            return Refusal(f"{why}: {'; '.join(found[:2])}{more}", kind="unlike")
+    return None
+
+
+@dataclass
+class Examination:
+    """One original, compared with the variants that it may be.
+
+    Attributes:
+        candidate: What it may be.
+        subject: The original.
+        reading: Of its code.
+        variants: Those that have agreed with it in every run so far.
+        answered: The examples on which it ran.
+        branches: The branches that its code took.
+        why: The difference that ruled out the last variant.
+    """
+
+    candidate: Candidate
+    subject: Subject
+    reading: Reading
+    variants: Sequence[Bound]
+    answered: Sequence[Example]
+    branches: Branches
+    why: str = field(default="", init=False)
+
+    def semantics(self) -> Semantics | Refusal:
+        """Vary calls and state; say which variant the original is and what to watch, or why it is left alone."""
+        tried = self._calls_varied()
+        if isinstance(tried, Refusal):
+            return tried
+        adapter = None
+        while adapter is not self.variants[0][0]:
+            # Again, if what was varied told this one from the original.
+            adapter = self.variants[0][0]
+            depends = dependence(self.reading, self.subject.module, adapter.reads, self._called())
+            if (why := self._state_varied(depends)) is not None:
+                return why
+        if (why := self._untaken()) is not None:
+            return why
+        traced = any("traced" in condition.kinds for condition in self.reading.conditions)
+        watch = replace(depends.watch, nonempty=tried.nonempty, no_autocast=tried.no_autocast, untraced=traced)
+        return self._described(adapter, watch, tried)
+
+    def _calls_varied(self) -> _Tried | Refusal:
+        tried = _Tried({each.args[main_argument(each)].dim() for each in self.answered})
+        numbers = self.reading.numbers
+        # Any whole number in the code may be a length, whether or not it is compared with one.
+        sizes = self.reading.sizes | {int(number) for number in numbers if _FEW < number == int(number)}
+        clamps = bool(self.reading.clamps or any(_TRIED & each.kinds for each in self.reading.conditions))
+        for variation in variations(self.answered[0], sizes=sizes, numbers=numbers, clamps=clamps):
+            answer = self._try(variation)
+            if answer == "differs" and variation.kind in ("length", "magnitude", "layout"):
+                return self._differs(f"called with an input {variation.label}")
+            tried.note(variation, answer)
+        return tried
+
+    def _try(self, variation: Variation) -> Likeness:
+        """Run the original and every variant on *variation*; drop those that differ, unless all do."""
+        gradients = self.candidate.exact or variation.kind != "magnitude"
+        how: dict[str, Any] = {
+            "gradients": gradients,
+            "handing": variation.handing,
+            "autocast": variation.autocast,
+            "change": variation.change,
+        }
+        example = variation.example
+        try:
+            expected = run(self.subject, self.subject.original, example, **how, watching=self.branches)
+        except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
+            self.why = f"{type(error).__name__}: {error}"
+            return "unanswered"
+        same = []
+        for adapter, function in self.variants:
+            try:
+                found = run(self.subject, function, example, **how)
+                why = self._compared(found, expected, variation, function, how)
+            except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
+                why = f"its reference raises {type(error).__name__}: {error}"
+            if why:
+                self.why = f"{adapter.variant}: {why}"
+            else:
+                same.append((adapter, function))
+        self.variants = same or self.variants
+        if same:
+            self.branches.keep()
+        return "same" if same else "differs"
+
+    def _compared(
+        self, found: Outcome, expected: Outcome, variation: Variation, function: Callable[..., Any], how: dict[str, Any]
+    ) -> str:
+        why = difference(found, expected)
+        # Matrix products of other sizes are summed in other orders, which need not be the same for all.
+        exact = self.candidate.exact and variation.kind not in ("rank", "length", "magnitude", "layout")
+        if exact or not why:
+            return why
+        truth = run(self.subject, function, variation.example, **{**how, "autocast": False}, dtype=torch.float64)
+        coarsest = torch.get_autocast_dtype("cpu") if how["autocast"] else None
+        return departure(expected, found, truth, replace(Tolerance.of(self.candidate), coarsest=coarsest))
+
+    def _state_varied(self, depends: Dependence) -> Refusal | None:
+        """Refuse what the original reads, the fused code does not, and the guard cannot watch."""
+        if depends.unseen:
+            return Refusal(f"it depends on what cannot be watched: {'; '.join(depends.unseen[:3])}", kind="unlike")
+        if (why := self._untried_class(depends)) is not None:
+            return why
+        for path in depends.numbers:
+            if self._with("number", path, another_number(path)) == "differs":
+                return self._differs(f"when its {'.'.join(path)} is another number")
+        for path in depends.tensors:
+            if self._with("tensor", path, other_values(path)) != "same":
+                return Refusal(f"it also reads {'.'.join(path)}, a tensor that the kernel does not", kind="unlike")
+        return None
+
+    def _untried_class(self, depends: Dependence) -> Refusal | None:
+        """Refuse a child that the fused code replaces if its class occurs in no example at that place."""
+        tried: dict[Path, set[type]] = {}
+        for example in self.answered:
+            for name, child in example.children.items():
+                for path, module in ((), child), *_below(child):
+                    tried.setdefault((name, *path), set()).add(type(module))
+        for route, cls in depends.watch.bare:
+            path = tuple("*" if step.name.isdigit() else step.name for step in route)
+            if path[0] in self.answered[0].children and cls not in tried.get(path, ()):
+                where = ".".join(step.name for step in route)
+                return Refusal(f"its {where} is a {cls.__name__}, unlike the others that it is with", kind="unlike")
+        return None
+
+    def _with(self, kind: Literal["number", "tensor"], path: Path, change: Change) -> Likeness:
+        # In the sharpest dtype: with another number a router may choose by a rounding, where examples see to a margin.
+        sharpest = min(self.answered, key=lambda each: _eps(each.args[main_argument(each)].dtype))
+        return self._try(Variation(kind, ".".join(path), sharpest, change=change))
+
+    def _untaken(self) -> Refusal | None:
+        if not self.reading.conditions:
+            return None
+        called = self._called()
+        for condition in self.reading.conditions:
+            if condition.code is None or condition.span is None or not _TRIED & condition.kinds:
+                continue
+            if any(condition.inside[:count] in called for count in range(1, len(condition.inside) + 1)):
+                continue
+            if condition.source in self.candidate.impossible:
+                continue
+            if self.branches.one_sided(condition.code.co_filename, condition.span):
+                return Refusal(
+                    f"it has a branch that no example takes both ways, so what it does there is not known: "
+                    f"{condition.text}",
+                    kind="unlike",
+                )
+        return None
+
+    def _differs(self, when: str) -> Refusal:
+        return Refusal(f"it computes none of the known variants {when}: {self.why}", kind="unlike")
+
+    def _called(self) -> frozenset[Path]:
+        """The paths of the children that the fused code calls."""
+        if self.subject.module is None:
+            return frozenset()
+        found: list[set[Path]] = []
+        function = self.variants[0][1]
+
+        def listening(twin: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            called: dict[int, None] = {}
+            # A hook of everybody's, for an adapter may look whether a child has any of its own.
+            hook = register_module_forward_pre_hook(lambda module, _: called.setdefault(id(module)))
+            try:
+                return function(twin, *args, **kwargs)
+            finally:
+                hook.remove()
+                below = [*_below(twin)]
+                # Of a list, only what is called of every item.
+                missed = {path for path, module in below if id(module) not in called}
+                found.append({path for path, _ in below if path not in missed})
+
+        for example in self.answered:
+            with contextlib.suppress(Exception):
+                run(self.subject, listening, example, gradients=False)
+        # Those that it calls every time.
+        return frozenset(set.intersection(*found)) if found else frozenset()
+
+    def _described(self, adapter: Adapter, watch: Watch, tried: _Tried) -> Semantics:
+        bound = self.subject.module is not None
+        main = bound + main_argument(self.answered[0])
+        named = tuple(self._found(name) for name in self.candidate.dtypes_of)
+        typed = named or (*self._typed(bound, main), *self._typed_parameter())
+        rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
+        calls = tuple(_calls(self.answered, bound, tried))
+        accepts = VerifiedCalls(calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra())
+        return Semantics(self.candidate, adapter, accepts, self.subject.draws)
+
+    def _typed(self, bound: bool, main: int) -> tuple[int, ...]:
+        """The main input, and every argument whose dtype differs from the main input's in some example."""
+
+        def differs(at: int) -> bool:
+            pairs = ((row[at - bound], row[main - bound].dtype) for row in map(_given, self.answered))
+            return any(
+                isinstance(value, Tensor)
+                and value.is_floating_point() | value.is_complex()
+                and value.dtype is not dtype
+                for value, dtype in pairs
+            )
+
+        return (main, *(at for at in self._places(bound).values() if differs(at)))
+
+    def _places(self, bound: bool) -> dict[int | str, int]:
+        """Where every example passes the same argument: by position, the module counted, or by name."""
+        ways = ([*range(bound, bound + len(each.args)), *each.kwargs] for each in self.answered)
+        columns = enumerate(zip(*ways, strict=False), start=bound)
+        return {column[0]: at for at, column in columns if len({*column}) == 1}
+
+    def _typed_parameter(self) -> tuple[Route, ...]:
+        """One of the module's own tensors, if they have other dtypes in some mixes than in others."""
+        module = self.subject.module
+        for name in self.answered[0].parameters if module is not None else ():
+            dtypes = {each.parameters[name].dtype for each in self.answered if name in each.parameters}
+            if len(dtypes) > 1 and module is not None and (route := route_to(module, (name,))) is not None:
+                return (route,)
+        return ()
+
+    def _found(self, name: str) -> int | Route:
+        bound = self.subject.module is not None
+        names = list(inspect.signature(self.subject.original).parameters)
+        by_position = names[: bound + len(self.answered[0].args)]
+        place = self._places(bound).get(by_position.index(name) if name in by_position else name)
+        if place is not None:
+            return place
+        route = None if self.subject.module is None else route_to(self.subject.module, tuple(name.split(".")))
+        if route is None:
+            raise TypeError(f"dtypes_of names {name!r}, which is neither an argument nor anything of the module")
+        return route
+
+    def _extra(self) -> Extra:
+        parameters = inspect.signature(self.subject.original).parameters.values()
+        further = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
+        if further is None:
+            return "original"
+        if further in self.reading.ignored:
+            return "drop"
+        example = self.answered[0]
+        more = replace(example, kwargs={**example.kwargs, **_AN_EXTRA_KEYWORD})
+        return "pass" if self._try(Variation("keyword", "with one more keyword", more)) == "same" else "original"
+
+
+@dataclass
+class _Tried:
+    """The results of varied calls.
+
+    Attributes:
+        ranks: The numbers of dimensions with which original and reference agree.
+        varied: Those that were tried.
+        nonempty: Whether they agree only on inputs with elements.
+        no_autocast: Whether they agree only without autocast.
+    """
+
+    ranks: set[int]
+    varied: set[int] = field(default_factory=set)
+    nonempty: bool = False
+    no_autocast: bool = False
+
+    def note(self, variation: Variation, answer: Likeness) -> None:
+        """Keep the *answer* to a *variation*."""
+        if variation.kind == "rank":
+            self.varied.add(variation.rank)
+            self.ranks |= {variation.rank} if answer == "same" else set()
+        self.nonempty |= variation.kind == "empty" and answer != "same"
+        self.no_autocast |= variation.kind == "autocast" and answer != "same"
+
+    def accepted(self, seen: frozenset[int]) -> frozenset[int]:
+        """The numbers of dimensions allowed for a tensor that had *seen* in the examples; empty if all are."""
+        if not self.varied:
+            return seen
+        return frozenset() if self.varied <= self.ranks else seen | self.ranks
+
+
+def _calls(examples: Sequence[Example], bound: bool, tried: _Tried) -> Iterator[Call]:
+    """The ways in which *examples* are called, each once."""
+    ways: dict[tuple[int, tuple[str, ...]], list[list[Any]]] = {}
+    for example in examples:
+        way = (bound + len(example.args), tuple(example.kwargs))
+        ways.setdefault(way, []).append(_given(example))
+    for (count, names), given in ways.items():
+        columns = list(zip(*given, strict=True))
+        kinds = [frozenset(map(kind_of, column)) for column in columns]
+        ranks = [frozenset(value.dim() for value in column if isinstance(value, Tensor)) for column in columns]
+        none: list[frozenset[Any]] = [frozenset()] * bound
+        # Ranks are varied where all arguments have the same one.
+        every = [tried.accepted(seen) if seen else seen for seen in ranks]
+        yield Call(count, names, (*none, *kinds), (*none, *every))
+
+
+def _given(example: Example) -> list[Any]:
+    return [*example.args, *example.kwargs.values()]
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def dtypes_in(typed: Sequence[int | Route], example: Example, subject: Subject) -> Dtypes:
+    """The dtypes of the tensors *typed*, as in `VerifiedCalls`, in *example*; ``None`` for one that is not given."""
+    given = [*([None] if subject.module is not None else []), *_given(example)]
+    held = [given[each] if isinstance(each, int) else _held(each, example, subject) for each in typed]
+    return tuple(getattr(each, "dtype", None) for each in held)
+
+
+def _held(route: Route, example: Example, subject: Subject) -> Any:
+    names = [step.name for step in route]
+    if names[0] in example.parameters:
+        return example.parameters[names[0]]
+    found: Any = example.children.get(names[0], None)
+    rest = names[1:] if found is not None else names
+    for name in rest:
+        found = attribute(subject.module if found is None else found, name)
+    return found
+
+
+def _below(module: nn.Module, above: Path = ()) -> Iterator[tuple[Path, nn.Module]]:
+    items = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential)
+    for name, child in module._modules.items():
+        if child is not None:
+            path = (*above, "*" if items else name)
+            yield path, child
+            yield from _below(child, path)

@@ -1,0 +1,301 @@
+"""Checks that a kernel computes on its device what the original computes there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..calls import Dtypes
+from ..data import Compute, Conditions, Example, Refusal, Semantics
+from .comparing import Few, Tolerance, departure, difference, excess, excess_together
+from .examining import dtypes_in
+from .examples import example_of, mixes_run, raised
+from .nested import mapped, tensors
+from .outcome import AS_USUAL, Handing, Outcome, Subject, run
+from .varying import main_argument, transposed, variations
+
+Around = Callable[[], contextlib.AbstractContextManager[Any]]
+"""Makes a context in which something is run."""
+
+
+class KernelCheck:
+    """One kernel for one original on one device.
+
+    Args:
+        semantics: What the original was found to compute.
+        subject: The original.
+        compute: The kernel, with the signature of the reference.
+        device: Where both are run.
+        gradients: Whether the kernel is run with gradients as well, or only without.
+        exact: Whether it must be the original bit for bit, at more sizes.
+        around: Makes what is entered around each run of the kernel or the original.
+
+    Attributes:
+        compile_seconds: By how much the kernel's first run was slower than its second.
+    """
+
+    def __init__(
+        self,
+        semantics: Semantics,
+        subject: Subject,
+        compute: Compute,
+        device: torch.device,
+        *,
+        gradients: bool = True,
+        exact: bool = False,
+        around: Around = contextlib.nullcontext,
+    ) -> None:
+        self._compute = compute
+        self._candidate = semantics.candidate
+        self._semantics = semantics
+        self._subject = replace(subject, draws=semantics.draws)
+        self._device = device
+        self._gradients = gradients
+        self._exact = exact
+        self._around = around
+        self._tolerance = Tolerance.of(semantics.candidate)
+        self._runs: list[Few] = []
+        self.compile_seconds = 0.0
+
+    def rehearse(self) -> None:
+        """Call the kernel as `ran` will, as far as its programs depend on that, whatever comes of it."""
+        with contextlib.suppress(Exception):
+            fused = self._semantics.adapter.standing_for(self._subject.original, self._compute)
+            calls = [(mix, False) for mix in mixes_run(self._candidate)]
+            for mix, autocast in (*calls, (self._candidate.mixes[0], True)):
+                for size in self._candidate.check_sizes:
+                    with contextlib.suppress(Exception):
+                        self._run(fused, example_of(self._candidate, mix, size), autocast=autocast)
+
+    def ran(self) -> Conditions | Refusal:
+        """The conditions in which the kernel is right; or why it is refused."""
+        try:
+            adapter, original = self._semantics.adapter, self._subject.original
+            self._fused = adapter.standing_for(original, self._compute)
+            self._reference = adapter.standing_for(original, self._candidate.reference or original)
+            mix, *others = mixes_run(self._candidate)
+            if (wrong := self._wrong_in(mix, first=True) or self._wrong_when_real(mix)) is not None:
+                return wrong
+            rows = self._right_in(mix, others)
+            if isinstance(rows, Refusal):
+                return rows
+            ranks = self._ranks(mix)
+            if isinstance(ranks, Refusal):
+                return ranks
+            contiguous = self._needs_order(mix)
+            if isinstance(contiguous, Refusal):
+                return contiguous
+            return Conditions(rows, contiguous, self._fails_under_autocast(mix), ranks)
+        except Exception as error:  # noqa: BLE001 - a kernel may raise anything
+            return raised(f"running on {self._device}", error)
+
+    def _right_in(self, first: Any, others: Sequence[Any]) -> tuple[Dtypes, ...] | Refusal:
+        """The dtypes of the mixes in which the kernel is right, as it is in the *first*.
+
+        The guard tells mixes by their dtypes, so it is refused for what is wrong in another mix of the first's.
+        """
+        now = self._dtypes(first)
+        right: list[Dtypes] = [now]
+        wrong: list[Dtypes] = []
+        for mix in others:
+            dtypes = self._dtypes(mix)
+            try:
+                why = self._wrong_in(mix, first=False)
+            except Exception as error:  # noqa: BLE001 - it or the original may raise anything
+                why = self._raises(example_of(self._candidate, mix, min(self._candidate.check_sizes)), error)
+                if why is None:
+                    continue
+            if why is not None and dtypes == now:
+                return why
+            (right if why is None else wrong).append(dtypes)
+        return tuple(dtypes for dtypes in dict.fromkeys(right) if dtypes not in wrong)
+
+    def _dtypes(self, mix: Any) -> Dtypes:
+        return dtypes_in(self._semantics.accepts.typed, example_of(self._candidate, mix, 1), self._subject)
+
+    def _wrong_in(self, mix: Any, *, first: bool) -> Refusal | None:
+        """What is wrong with the kernel in *mix*, at its check sizes; in the *first* mix also at a larger size."""
+        sizes, self._runs = self._candidate.check_sizes, []
+        for size in sizes:
+            # Two of a shape, judged when both are done: what is kept from one call must not show in another.
+            examples = [example_of(self._candidate, mix, size, number) for number in range(2 if first else 1)]
+            found, took = [], []
+            for example in examples:
+                start = time.perf_counter()
+                found.append(self._run(self._fused, example))
+                took.append(time.perf_counter() - start)
+            self.compile_seconds += max(0.0, took[0] - took[1]) if first else 0.0
+            for example, outcome in zip(examples, found, strict=True):
+                if why := self._judged(example, outcome):
+                    return why
+        for size in self._larger_sizes() if first else ():
+            example = example_of(self._candidate, mix, size)
+            if why := self._judged(example, self._run(self._fused, example)):
+                return why
+        runs, self._runs = self._runs, []
+        if bias := excess_together(runs, self._tolerance):
+            return Refusal(f"its numbers are wrong for {describe(example)} on {self._device}: {bias}", kind="failed")
+        return None
+
+    def _larger_sizes(self) -> tuple[int, ...]:
+        """What the first mix is tried with beside the kernel's own sizes: how it rounds may depend on the size."""
+        largest = max(self._candidate.check_sizes)
+        return (3 * largest // 2,) if not self._exact else (largest // 3, 3 * largest // 2, 7 * largest // 3)
+
+    def _wrong_when_real(self, mix: Any) -> Refusal | None:
+        """What is wrong with the tensors that lazy results become: they must be the original's bit for bit."""
+        if self._subject.lazy is None:
+            return None
+        example = replace(example_of(self._candidate, mix, min(self._candidate.check_sizes)), after=None)
+        for autocast in (False, True):
+            found = self._run(self._fused, example, autocast=autocast)
+            if why := difference(found, self._run(self._subject.original, example, autocast=autocast)):
+                under = " under autocast" if autocast else ""
+                return Refusal(
+                    f"its lazy result becomes something else than the original's on {self._device}{under}: {why}",
+                    kind="failed",
+                )
+        return None
+
+    def _ranks(self, mix: Any) -> frozenset[int] | Refusal:
+        """The numbers of dimensions for which the kernel is right; or why it is wrong at some length."""
+        example = example_of(self._candidate, mix, min(self._candidate.check_sizes))
+        right, wrong = {example.args[main_argument(example)].dim()}, False
+        for variation in variations(example, sizes=(), numbers=(), clamps=False):
+            if variation.kind not in ("rank", "length"):
+                continue
+            try:
+                why = self._judged(variation.example, self._run(self._fused, variation.example), repeated=True)
+            except Exception as error:  # noqa: BLE001 - it may raise anything, and so may the original
+                why = self._raises(variation.example, error)
+            if variation.kind == "rank":
+                right |= set() if why else {variation.rank}
+                wrong |= why is not None
+            elif why is not None:
+                return why
+        return frozenset(right) if wrong else frozenset()
+
+    def _raises(self, example: Example, error: Exception) -> Refusal | None:
+        """What the kernel raised, unless the original raises too."""
+        try:
+            self._run(self._subject.original, example)
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        return raised(f"running {describe(example)} on {self._device}", error)
+
+    def _judged(self, example: Example, outcome: Outcome, *, repeated: bool = False) -> Refusal | None:
+        """What is wrong with *outcome*; *repeated* as `excess` takes it."""
+        expected = self._run(self._subject.original, example)
+        truth = self._truth(example)
+        on = f"{describe(example)} on {self._device}"
+        # The kernel may be twice as far from the truth as the original. So that must be near it.
+        if departure(expected, expected, truth, self._tolerance):
+            own = self._run(self._reference, example)
+            if why := excess(expected, own, truth, self._tolerance, repeated=True):
+                return Refusal(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
+        if wrong := self._wrong(example, outcome, expected, truth, on, repeated=repeated):
+            return wrong
+        self._runs.append(Few.of(outcome, expected, truth, self._tolerance))
+        if self._exact and (why := self._rounds_otherwise(outcome, expected)):
+            return Refusal(f"its rounding is not the original's for {on}: {why}", kind="rounding")
+        if not self._gradients:
+            return None
+        # Not before the other was judged: it may write where that lies.
+        quiet = self._run(self._fused, example, gradients=False)
+        on = f"{on} without gradients"
+        values = expected.without_gradients(), truth.without_gradients()
+        if wrong := self._wrong(example, quiet, *values, on, repeated=repeated):
+            return wrong
+        if not self._exact:
+            return None
+        why = difference(quiet, self._run(self._subject.original, example, gradients=False))
+        return Refusal(f"its rounding is not the original's for {on}: {why}", kind="rounding") if why else None
+
+    def _wrong(
+        self, example: Example, found: Outcome, expected: Outcome, truth: Outcome, on: str, *, repeated: bool
+    ) -> Refusal | None:
+        if why := excess(found, expected, truth, self._tolerance, repeated=repeated):
+            return Refusal(f"its numbers are wrong for {on}: {why}", kind="failed")
+        if _is_contiguous(example) and (why := found.lies_otherwise(expected)):
+            return Refusal(f"for {on} its {why}", kind="failed")
+        return None
+
+    def _rounds_otherwise(self, found: Outcome, expected: Outcome) -> str:
+        """The first thing that must be the original's bit for bit, and is not; ``""`` if there is none."""
+        return difference(found, expected) if self._exact else ""
+
+    def _needs_order(self, mix: Any) -> bool | Refusal:
+        """Whether the kernel is right only for contiguous inputs; or what is wrong with it for those."""
+        example = example_of(self._candidate, mix, min(self._candidate.check_sizes))
+        if not _is_contiguous(example):
+            contiguous = replace(example, args=mapped(_contiguous, tuple(example.args)))
+            return self._judged(contiguous, self._run(self._fused, contiguous)) or False
+        handing = Handing(arguments=transposed)
+        try:
+            found = self._run(self._fused, example, handing=handing)
+            expected = self._run(self._subject.original, example, handing=handing)
+        except Exception:  # noqa: BLE001 - as above
+            return True
+        return bool(
+            self._rounds_otherwise(found, expected) or excess(found, expected, self._truth(example), self._tolerance)
+        )
+
+    def _fails_under_autocast(self, mix: Any) -> bool:
+        if self._semantics.accepts.watch.no_autocast:
+            return True
+        coarse = torch.get_autocast_dtype(self._device.type)
+        tolerance = replace(self._tolerance, coarsest=coarse)
+        for size in self._candidate.check_sizes:
+            example = example_of(self._candidate, mix, size)
+            try:
+                found = self._run(self._fused, example, autocast=True)
+                expected = self._run(self._subject.original, example, autocast=True)
+            except Exception:  # noqa: BLE001 - either may raise anything; such calls are the original's then
+                return True
+            if self._rounds_otherwise(found, expected) or excess(found, expected, self._truth(example), tolerance):
+                return True
+        return False
+
+    def _run(
+        self,
+        function: Callable[..., Any],
+        example: Example,
+        *,
+        handing: Handing = AS_USUAL,
+        autocast: bool = False,
+        gradients: bool = True,
+    ) -> Outcome:
+        how: dict[str, Any] = {"handing": handing, "autocast": autocast, "gradients": gradients and self._gradients}
+        with self._around():
+            return run(self._subject, function, example, device=self._device, **how)
+
+    def _truth(self, example: Example) -> Outcome:
+        how: dict[str, Any] = {"dtype": torch.float64, "gradients": self._gradients}
+        if self._device.type in _WITH_FLOAT64:
+            # Beside a model there may be room for the kernel alone, and an operation may lack float64 there.
+            with contextlib.suppress(RuntimeError):
+                return run(self._subject, self._reference, example, device=self._device, **how)
+        return run(self._subject, self._reference, example, **how)
+
+
+_WITH_FLOAT64 = ("cuda",)
+"""Device types that compute in float64, and there faster than the CPU: of `apply_all` on a GPU that took most time."""
+
+
+def _is_contiguous(example: Example) -> bool:
+    return all(each.is_contiguous() for each in tensors(tuple(example.args)))
+
+
+def _contiguous(value: Any) -> Any:
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
+
+
+def describe(example: Example) -> str:
+    """The dtype and shape of the main input of *example*."""
+    main = example.args[main_argument(example)]
+    return f"{str(main.dtype).removeprefix('torch.')}{list(main.shape)}"

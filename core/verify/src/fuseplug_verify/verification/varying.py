@@ -1,0 +1,199 @@
+"""Varies the examples of a candidate: other calls, and other values in the module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..data import Example
+from .nested import mapped, tensors
+from .outcome import AS_USUAL, Handing
+
+Kind = Literal["rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number", "tensor"]
+
+_LONG = 130
+"""Longer than the examples, and not a round number."""
+
+_LONGEST = 4096
+"""Lengths in the code are tried up to here."""
+
+_LARGEST = 1e30
+_SMALL = 1e-8
+"""A number in the code below this separates small values from zero; above, it is an eps or a factor."""
+
+_MOST_NUMBERS = 6
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One more example.
+
+    Attributes:
+        kind: What is varied.
+        label: How, for a person.
+        example: The example.
+        handing: The memory layout of its tensors.
+        autocast: Whether it is run under autocast.
+        rank: The number of dimensions of its arguments, if that is varied.
+        change: Changes the twin before it is called.
+    """
+
+    kind: Kind
+    label: str
+    example: Example
+    handing: Handing = AS_USUAL
+    autocast: bool = False
+    rank: int = 0
+    change: Callable[[nn.Module], None] | None = None
+
+
+def variations(
+    example: Example, *, sizes: Iterable[int], numbers: Iterable[float], clamps: bool
+) -> Iterator[Variation]:
+    """Yield variations of *example*.
+
+    Args:
+        example: The example to vary.
+        sizes: Lengths that the code mentions.
+        numbers: Numbers that are written in the code.
+        clamps: Whether the code treats some magnitudes differently from others, as far as can be read.
+    """
+    yield from _ranks(example)
+    yield from _lengths(example, sizes)
+    yield from _magnitudes(example, numbers, clamps)
+    yield Variation("layout", "transposed in memory", example, Handing(arguments=transposed))
+    yield Variation("layout", "at an odd place in memory", example, Handing(arguments=unaligned))
+    yield Variation("layout", "and weights of which no gradient is wanted", example, Handing(wants=_is_argument))
+    yield Variation("autocast", "under autocast", example, autocast=True)
+
+
+def main_argument(example: Example) -> int:
+    """Which positional argument is the main input: the first tensor of floating-point numbers, or else the first."""
+    tensors = [i for i, value in enumerate(example.args) if isinstance(value, Tensor)]
+    floating = [i for i in tensors if example.args[i].is_floating_point() or example.args[i].is_complex()]
+    return next(iter(floating or tensors))
+
+
+def transposed(value: Tensor) -> Tensor:
+    """The same numbers, with two leading dimensions (of a matrix, both dimensions) exchanged in memory.
+
+    What lies in memory so already is made contiguous.
+    """
+    if value.dim() < 2:
+        return value.clone()
+    first = value.dim() - 3 if value.dim() > 2 else 0
+    exchanged = value.transpose(first, first + 1)
+    if exchanged.is_contiguous() and not value.is_contiguous():
+        return value.clone(memory_format=torch.contiguous_format)
+    return exchanged.clone(memory_format=torch.contiguous_format).transpose(first, first + 1)
+
+
+def unaligned(value: Tensor) -> Tensor:
+    """The same numbers, stored one element after the beginning of their memory."""
+    room = torch.cat((value.flatten()[:1], value.flatten()))
+    return room[1:].view(value.shape) if value.numel() else value.clone()
+
+
+def _is_argument(name: str) -> bool:
+    return name.startswith("args")
+
+
+def _ranks(example: Example) -> Iterator[Variation]:
+    """One to five dimensions, if all arguments have the same shape or there is only one."""
+    tensors = _tensors(example)
+    if len({each.shape for each in tensors}) > 1 or tensors[0].dim() < 2:
+        return
+    for lead in ((), (3,), (2, 3), (2, 2, 3), (2, 1, 2, 3)):
+        rows = torch.Size(lead).numel()
+
+        def shaped(value: Tensor, lead: tuple[int, ...] = lead, rows: int = rows) -> Tensor:
+            flat = value.reshape(-1, value.shape[-1])
+            return flat.repeat(-(-rows // len(flat)), 1)[:rows].reshape(*lead, value.shape[-1])
+
+        rank = len(lead) + 1
+        yield Variation("rank", f"{rank} dimensions", _changed(example, shaped), rank=rank)
+
+
+def _lengths(example: Example, sizes: Iterable[int]) -> Iterator[Variation]:
+    """Each leading dimension of the main input with one, many and no elements, and with lengths from the code."""
+    main = example.args[main_argument(example)]
+    named = sorted({size + d for size in sorted(sizes)[:_MOST_NUMBERS] for d in (0, 1) if 0 < size + d <= _LONGEST})
+    leading = main.shape[:-1]
+    for dim in range(len(leading)):
+        for length in dict.fromkeys((1, _LONG, *named, 0)):
+            resized = _resizing(leading, dim, length)
+            kind: Kind = "length" if length else "empty"
+            yield Variation(kind, f"{length} in dimension {dim}", _changed(example, resized))
+
+
+def _resizing(leading: torch.Size, dim: int, length: int) -> Callable[[Tensor], Tensor]:
+    """Gives dimension *dim* of the main input, with these *leading* ones, another length; repeats what is there.
+
+    What shares its leading dimensions follows, or this one of as many. So does what has a row for each of its rows, all
+    in one dimension; and else whatever has a dimension of the same extent.
+    """
+    rows = leading.numel()
+    rows_then = rows // max(1, leading[dim]) * length
+
+    def resized(value: Tensor) -> Tensor:
+        shape = value.shape[: max(1, value.dim() - 1)]
+        if value.dim() > len(leading) and shape == leading:
+            return _repeated(value, dim, length)
+        if len(shape) == len(leading) and shape[dim] == leading[dim]:
+            return _repeated(value, dim, length)
+        wanted, then = (rows, rows_then) if rows in shape else (leading[dim], length)
+        for each, extent in enumerate(shape):
+            if extent == wanted:
+                value = _repeated(value, each, then)
+        return value
+
+    return resized
+
+
+def _repeated(value: Tensor, dim: int, length: int) -> Tensor:
+    times = [1] * value.dim()
+    times[dim] = -(-length // max(1, value.shape[dim]))
+    return value.repeat(*times).narrow(dim, 0, length)
+
+
+def _magnitudes(example: Example, numbers: Iterable[float], clamps: bool) -> Iterator[Variation]:
+    main = example.args[main_argument(example)]
+    if not main.is_floating_point():
+        return
+    named = {abs(number) for number in numbers}
+    large = sorted((each for each in named if 1 < each < _LARGEST), reverse=True)[:_MOST_NUMBERS]
+    small = sorted(each for each in named if 1 / _LARGEST < each < _SMALL)[:_MOST_NUMBERS]
+    for factor in dict.fromkeys((1e4, 1e-4, *(4 * each for each in large), *small)):
+        yield Variation("magnitude", f"of magnitude {factor:.3g}", _scaled(example, factor))
+    # As padding has, and what a ReLU leaves.
+    yield Variation("magnitude", "with zeros in it", _with(example, 0.0))
+    yield Variation("magnitude", "of zeros", _scaled(example, 0.0))
+    for special in (torch.inf, -torch.inf, torch.nan) if clamps else ():
+        yield Variation("magnitude", f"with {special} in it", _with(example, special))
+
+
+def _scaled(example: Example, factor: float) -> Example:
+    at = main_argument(example)
+    return replace(example, args=[value * factor if i == at else value for i, value in enumerate(example.args)])
+
+
+def _with(example: Example, special: float) -> Example:
+    at = main_argument(example)
+    main = example.args[at].clone()
+    main[(0,) * main.dim()] = special
+    return replace(example, args=[main if i == at else value for i, value in enumerate(example.args)])
+
+
+def _tensors(example: Example) -> list[Tensor]:
+    return tensors((tuple(example.args), dict(example.kwargs)))
+
+
+def _changed(example: Example, change: Callable[[Tensor], Tensor]) -> Example:
+    def changed(value: Any) -> Any:
+        return change(value) if isinstance(value, Tensor) else value
+
+    return replace(example, args=mapped(changed, list(example.args)), kwargs=mapped(changed, dict(example.kwargs)))

@@ -1,0 +1,269 @@
+"""Verifies candidates: first what the module computes, then whether the kernel computes the same here."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ..data import Candidate, Compute, Conditions, Example, Refusal, Semantics
+from ..watch import ById
+from .branches import Branches
+from .comparing import Tolerance, departure, difference, distance
+from .evidence import Evidence, key_of
+from .examining import Bound, Examination, forbidden, read_original
+from .examples import SEMANTICS_SIZE, example_of, raised
+from .kernel_check import Around, KernelCheck
+from .nested import tensors
+from .neutral import neutral
+from .outcome import Outcome, Subject, run
+
+
+class Kept(Protocol):
+    """Where plain data are kept for other processes, each under a hash."""
+
+    def get(self, key: str) -> Any:
+        """What was kept under *key*; ``None`` if nothing was."""
+
+    def put(self, key: str, answer: Any) -> None:
+        """Keep *answer*."""
+
+
+class Verifier:
+    """Answers each distinct question once. Its answers hold as long as the modules are not changed.
+
+    Args:
+        kept: Where results of checks are looked up, and kept for other processes; ``None``: nowhere.
+        gradients: Whether kernels are run with gradients as well, or only without.
+        exact: Whether a kernel must be the original bit for bit, at more sizes.
+        around: Makes what is entered around each run of a kernel or an original on its device.
+
+    Attributes:
+        compile_seconds: What rehearsals took, and by how much the first runs of kernels were slower than their second.
+    """
+
+    def __init__(
+        self,
+        kept: Kept | None = None,
+        *,
+        gradients: bool = True,
+        exact: bool = False,
+        around: Around = contextlib.nullcontext,
+    ) -> None:
+        self._kept = kept
+        self._how = {"gradients": gradients, "exact": exact}
+        self._around = around
+        self._semantics: dict[Hashable, Semantics | Refusal] = {}
+        self._checks: dict[Hashable, Conditions | Refusal] = {}
+        self._rehearsed: set[Hashable] = set()
+        self.compile_seconds = 0.0
+
+    def examine(self, subject: Subject, candidate: Candidate) -> Semantics | Refusal:
+        """Find the variant whose reference equals the original, gradients included, in every kind of call.
+
+        They must be equal bit for bit, or within the tolerance if the candidate says ``exact=False``.
+        """
+        subject = replace(subject, lazy=candidate.lazy)
+        key = _question(candidate, subject)
+        if key not in self._semantics:
+            with neutral():
+                self._semantics[key] = _find_semantics(candidate, subject)
+        semantics = self._semantics[key]
+        return semantics if isinstance(semantics, Refusal) else replace(semantics, candidate=candidate)
+
+    def rehearse(self, semantics: Semantics, subject: Subject, compute: Compute, device: torch.device) -> None:
+        """Call *compute* as `check` will, unless the result is known."""
+        key = _check_question(semantics, subject, compute, device)
+        if key not in self._checks and key not in self._rehearsed:
+            self._rehearsed.add(key)
+            with neutral(device.type):
+                _, before = self._before(semantics, device)
+                if before is not None:
+                    self._checks[key] = before
+                else:
+                    start = time.perf_counter()
+                    self._check(semantics, subject, compute, device).rehearse()
+                    self.compile_seconds += time.perf_counter() - start
+
+    def check(
+        self, semantics: Semantics, subject: Subject, compute: Compute, device: torch.device
+    ) -> Conditions | Refusal:
+        """Run *compute* on *device* against the original there and the reference in float64; say what is wrong."""
+        key = _check_question(semantics, subject, compute, device)
+        if key not in self._checks:
+            with neutral(device.type):
+                self._checks[key] = self._checked(semantics, subject, compute, device)
+        return self._checks[key]
+
+    def key(self, semantics: Semantics, device: torch.device) -> str:
+        """The hash of all that the kernel's calls depend on, however it was checked; ``""`` if it has none."""
+        with neutral(device.type):
+            return key_of(semantics, device, ())
+
+    def _check(self, semantics: Semantics, subject: Subject, compute: Compute, device: torch.device) -> KernelCheck:
+        subject = replace(subject, lazy=semantics.candidate.lazy)
+        return KernelCheck(semantics, subject, compute, device, **self._how, around=self._around)
+
+    def _before(self, semantics: Semantics, device: torch.device) -> tuple[str, Conditions | None]:
+        """What the result is kept under, if it can be, and what was kept."""
+        if self._kept is None:
+            return "", None
+        key = key_of(semantics, device, tuple(self._how.values()))
+        return key, Conditions.kept(self._kept.get(key)) if key else None
+
+    def _checked(
+        self, semantics: Semantics, subject: Subject, compute: Compute, device: torch.device
+    ) -> Conditions | Refusal:
+        key, before = self._before(semantics, device)
+        if before is not None:
+            return before
+        check = self._check(semantics, subject, compute, device)
+        found = check.ran()
+        self.compile_seconds += check.compile_seconds
+        if self._kept is not None and key and isinstance(found, Conditions):
+            self._kept.put(key, found.to_dict())
+        return found
+
+
+def _question(candidate: Candidate, subject: Subject) -> tuple[Hashable, ...]:
+    offered = tuple(
+        tuple(value) if isinstance(value := getattr(candidate, each.name), Sequence) else value
+        for each in fields(candidate)
+        if each.name not in ("example", "check_sizes", "identity", "packages")
+    )
+    return (*offered, subject.original, subject.alike if subject.alike is not None else ById(subject.module))
+
+
+def _check_question(
+    semantics: Semantics, subject: Subject, compute: Compute, device: torch.device
+) -> tuple[Hashable, ...]:
+    candidate = semantics.candidate
+    who = (ById(compute), candidate.identity, tuple(candidate.check_sizes))
+    return (*who, device, semantics.adapter, *_question(candidate, replace(subject, lazy=candidate.lazy)))
+
+
+def _find_semantics(candidate: Candidate, subject: Subject) -> Semantics | Refusal:
+    try:
+        reference = candidate.reference or subject.original
+        variants = [(adapter, adapter.standing_for(subject.original, reference)) for adapter in candidate.adapters]
+        examples = [example_of(candidate, mix, SEMANTICS_SIZE) for mix in candidate.mixes]
+    except Exception as error:  # noqa: BLE001 - third-party code may raise anything
+        return raised("preparing its examples", error)
+    reading = read_original(subject, examples)
+    if isinstance(reading, Refusal):
+        return reading
+    if (why := forbidden(reading, [*examples[0].children])) is not None:
+        return why
+    # The children that examples bring may draw, to show in which order they are called.
+    subject = replace(subject, draws=bool(reading.random or examples[0].children))
+    branches, evidence = Branches(reading.codes), Evidence()
+    found = _surviving(candidate, subject, variants, examples, branches, evidence)
+    if isinstance(found, Refusal):
+        return found
+    try:
+        semantics = Examination(candidate, subject, reading, *found, branches).semantics()
+        if isinstance(semantics, Refusal):
+            return semantics
+        evidence.code(reading.codes)
+        return replace(semantics, evidence=evidence.digest())
+    except Exception as error:  # noqa: BLE001 - a third party's example may not bear to be varied
+        return raised("varying its examples", error)
+
+
+def _surviving(
+    candidate: Candidate,
+    subject: Subject,
+    variants: Sequence[Bound],
+    examples: Sequence[Example],
+    branches: Branches,
+    evidence: Evidence,
+) -> tuple[Sequence[Bound], Sequence[Example]] | Refusal:
+    """The *variants* that equal the original on every example, and those on which it could be run."""
+    unanswered = ""
+    answered: list[Example] = []
+    # The first mix is tried with the other training flag too, and without gradients: a module may be planned in one
+    # way and run in another.
+    flags: list[bool | None] = [None]
+    if subject.module is not None:
+        flags.append(not examples[0].attributes.get("training", subject.module.training))
+    ways = [(training, gradients) for gradients in (True, False) for training in flags]
+    for number, example in enumerate(examples):
+        for training, gradients in ways if number == 0 else ways[:1]:
+            how: dict[str, Any] = {"training": training, "gradients": gradients}
+            try:
+                expected = run(subject, subject.original, example, **how, watching=branches)
+            except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
+                unanswered = f"{type(error).__name__}: {error}"
+                continue
+            branches.keep()
+            evidence.ran(expected)
+            if not any(example is each for each in answered):
+                answered.append(example)
+            misses = [
+                _miss(subject, candidate, adapter.variant, function, example, expected, training, gradients)
+                for adapter, function in variants
+            ]
+            if all(misses):
+                # Those that came this far are the closest.
+                nearest = min(filter(None, misses), key=lambda miss: miss.distance(expected))
+                return Refusal(
+                    f"computes none of the known variants; of {len(candidate.adapters)} tried, {nearest.variant} is "
+                    f"nearest: {nearest.why} ({_circumstances(subject, example, training, gradients)})",
+                    kind="unlike",
+                )
+            variants = [variant for variant, miss in zip(variants, misses, strict=True) if miss is None]
+    if not answered:
+        return Refusal(f"its own forward cannot be run on examples: {unanswered}", kind="unlike")
+    return variants, answered
+
+
+def _circumstances(subject: Subject, example: Example, training: bool | None, gradients: bool) -> str:
+    """The dtypes, the training flag and the grad mode of a run, for people."""
+    dtypes = dict.fromkeys(
+        str(t.dtype).removeprefix("torch.") for t in tensors(tuple(example.args)) if t.is_floating_point()
+    )
+    said = [f"for {' and '.join(dtypes)}"] if dtypes else []
+    if subject.module is not None:
+        flag = training
+        if flag is None:
+            flag = bool(example.attributes.get("training", subject.module.training))
+        said.append("in training" if flag else "in eval")
+    return ", ".join([*said, "with gradients" if gradients else "without gradients"])
+
+
+class _Miss(NamedTuple):
+    """How a variant differs from the original, and its results, if it did not raise."""
+
+    variant: str
+    why: str
+    found: Outcome | None = None
+
+    def distance(self, expected: Outcome) -> float:
+        return math.inf if self.found is None else distance(self.found, expected)
+
+
+def _miss(
+    subject: Subject,
+    candidate: Candidate,
+    variant: str,
+    function: Callable[..., Any],
+    example: Example,
+    expected: Outcome,
+    training: bool | None,
+    gradients: bool,
+) -> _Miss | None:
+    try:
+        found = run(subject, function, example, training=training, gradients=gradients)
+        if candidate.exact:
+            why = difference(found, expected)
+        else:
+            truth = run(subject, function, example, dtype=torch.float64, training=training, gradients=gradients)
+            why = departure(expected, found, truth, Tolerance.of(candidate))
+    except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
+        return _Miss(variant, f"its reference raises {type(error).__name__}: {error}")
+    return _Miss(variant, why, found) if why else None

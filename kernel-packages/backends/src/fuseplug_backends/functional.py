@@ -1,0 +1,100 @@
+"""The public function of a package: checked by its reference, computed by a backend, or by the reference after all."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from fuseplug import BaseKernel
+from fuseplug.fallback import declining_small
+
+from .torch_private import traced_away
+
+__all__ = ["by_device", "computed_by"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def computed_by(compute: Callable[..., R], reference: Callable[P, R]) -> Callable[P, R]:
+    """Make the function of a kernel.
+
+    Args:
+        compute: What the backend does with arguments that were checked. Its docstring becomes the function's.
+        reference: The reference of the op. It checks its arguments, and takes what is to compute as ``compute=``.
+
+    Returns:
+        *reference* with *compute* in the place of its own computation.
+
+    Raises:
+        TypeError: If *reference* takes no ``compute``.
+    """
+    if "compute" not in inspect.signature(reference).parameters:
+        raise TypeError(
+            f"{reference.__module__}.{reference.__qualname__} takes no compute: give it a keyword parameter of that "
+            "name, a function that it calls with the arguments once they are checked; by default its own computation"
+        )
+    function: Any = functools.partial(reference, compute=compute)  # type: ignore[arg-type]
+    functools.update_wrapper(function, reference)
+    function.__doc__ = compute.__doc__
+    fused: Callable[P, R] = function
+    return fused
+
+
+def by_device(reference: Callable[P, R], kernels: tuple[type[BaseKernel], ...]) -> Callable[P, R]:
+    """Make the public function of a package.
+
+    Args:
+        reference: The reference of the op, or of one beside it. Its first argument is a tensor.
+        kernels: Those of the package, the preferred ones first. The module of each one's function has a function of
+            the name of *reference*.
+
+    Returns:
+        *reference*, computed by the first of *kernels* that this machine can run on the device of the first argument;
+        by *reference* itself if there is none. ``torch.compile`` takes the choice for a constant.
+    """
+    name, first = reference.__name__, next(iter(inspect.signature(reference).parameters))
+
+    @functools.wraps(reference)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        x = args[0] if args else kwargs.get(first)
+        if x is None:
+            return reference(*args, **kwargs)  # which raises the TypeError
+        fused = getattr(module_for(x.device.type, kernels), name)
+        if torch.compiler.is_compiling():
+            return fused(*args, **kwargs)
+        with declining_small():
+            return fused(*args, **kwargs)
+
+    return function
+
+
+def module_for(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> ModuleType:
+    """The module of the function of the first of *kernels* that this machine can run on *device_type*.
+
+    If there is none, that of their reference.
+    """
+    return sys.modules[_name(device_type, kernels)]
+
+
+@traced_away
+def _name(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> str:
+    return _choose(device_type, kernels)
+
+
+@functools.lru_cache(maxsize=256)
+def _choose(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> str:
+    """The name of the module, which is imported."""
+    able = (kernel.function for kernel in kernels if _can_run(kernel(), device_type))
+    return importlib.import_module(next(able, kernels[0].reference).partition(":")[0]).__name__
+
+
+def _can_run(kernel: BaseKernel, device_type: str) -> bool:
+    return kernel.runs_on(device_type) and kernel.lacks(device_type) is None

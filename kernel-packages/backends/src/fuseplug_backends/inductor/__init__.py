@@ -1,0 +1,42 @@
+"""What kernels that Inductor compiles have in common. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fuseplug.lazy import lazy
+
+from .kernel import InductorKernel
+
+if TYPE_CHECKING:
+    from ..differentiating import differentiated_again, recording, vjp
+    from .compiled import Compiled, plain, standard_state, worth_compiling
+    from .layout import keeping_order
+    from .linear import CompiledLinear
+    from .program import Program, named
+
+__all__ = [
+    "Compiled",
+    "CompiledLinear",
+    "InductorKernel",
+    "Program",
+    "differentiated_again",
+    "keeping_order",
+    "named",
+    "plain",
+    "recording",
+    "standard_state",
+    "vjp",
+    "worth_compiling",
+]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        **dict.fromkeys(("Compiled", "plain", "standard_state", "worth_compiling"), ".compiled"),
+        **dict.fromkeys(("differentiated_again", "recording", "vjp"), "..differentiating"),
+        "CompiledLinear": ".linear",
+        **dict.fromkeys(("Program", "named"), ".program"),
+        "keeping_order": ".layout",
+    },
+)

@@ -1,0 +1,154 @@
+"""Launches of Triton kernels as operations of torch, which compilers, exporters and fake tensors know by their results.
+
+Eager calls do not go through the dispatcher, which costs as much host time as a launch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplug.process_lock import ProcessLock
+
+from ..torch_private import (
+    FakeTensor,
+    OpOverload,
+    get_tracing_state,
+    in_forward_mode,
+    is_legacy_batchedtensor,
+    len_torch_dispatch_stack,
+    peek_interpreter_stack,
+)
+from .kernel import interpreted
+
+Results = Callable[..., Any]
+Launch = Callable[..., None]
+
+
+def operation(schema: str, results: Results) -> Callable[[Launch], Operation]:
+    """Make an `Operation` of the function below.
+
+    It is a decorator::
+
+        @operation("fuseplug_example::double(Tensor x) -> Tensor", torch.empty_like)
+        def double(y, x):
+            _double[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
+
+    Args:
+        schema: ``"namespace::name(arguments) -> results"``, as `torch.library.Library.define` has it. No result may be
+            a view of an argument, and none is written to.
+        results: Takes the arguments and gives the results, not yet filled: a tensor or a tuple of them. It is the meta
+            function too, so it looks at shapes, strides and dtypes alone.
+    """
+
+    def make(launch: Launch) -> Operation:
+        return Operation(schema, results, launch)
+
+    return make
+
+
+class Operation:
+    """One operation of torch: results are made by one function, and filled by another.
+
+    Args:
+        schema: As for `operation`.
+        results: As for `operation`.
+        launch: Takes the results and the arguments, and starts the kernels that fill the results. The current device
+            is that of the first argument, which is a tensor.
+    """
+
+    def __init__(self, schema: str, results: Results, launch: Launch) -> None:
+        self.results = results
+        self.launch = _in_turn(launch) if interpreted() else launch
+        namespace, _, rest = schema.partition("::")
+        name = rest.partition("(")[0]
+        self._library = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+        self._library.define(rest, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        self._library.impl(name, self._run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        self._library.impl(name, results, "Meta")  # type: ignore[no-untyped-call]
+        self.op: OpOverload = getattr(getattr(torch.ops, namespace), name).default
+        self.__doc__ = launch.__doc__
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Compute the results of *arguments*, all positional. Nothing is recorded for a backward."""
+        if torch.compiler.is_compiling() or len_torch_dispatch_stack():
+            return self.op(*arguments)
+        return self._run(*arguments)
+
+    def _run(self, *arguments: Any) -> Any:
+        index = arguments[0].device.index
+        if index is None or index == torch.accelerator.current_device_index():
+            results = self.results(*arguments)
+            self.launch(results, *arguments)
+            return results
+        with torch.accelerator.device_index(index):
+            results = self.results(*arguments)
+            self.launch(results, *arguments)
+            return results
+
+
+@functools.lru_cache(maxsize=64)
+def shared_memory(device: torch.device) -> int:
+    """The bytes of shared memory that a program may have: 227 KB on an H100, 99 on an L40S, 64 on an MI300.
+
+    Where there is no such GPU, in the interpreter for example, those of an H100.
+    """
+    if device.type != "cuda":
+        return 227 << 10
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 64 << 10)
+
+
+def offsets_fit(tensor: Tensor, dims: int) -> bool:
+    """Whether 32 bits, in which Triton multiplies an index by a stride, count to the last element of *tensor*.
+
+    A permuted or strided view reaches further than its elements are many.
+
+    Args:
+        tensor: Of any layout.
+        dims: How many of its last dimensions are counted in 32 bits.
+    """
+    along = zip(tensor.shape[-dims:], tensor.stride()[-dims:], strict=True)
+    return sum([(size - 1) * max(abs(stride), 1) for size, stride in along]) < 1 << 31  # a copy of it steps by one
+
+
+_interpreting = ProcessLock()
+
+
+def _in_turn(launch: Launch) -> Launch:
+    """*launch* in one thread at a time: the interpreter keeps in globals which program it runs."""
+
+    @functools.wraps(launch)
+    def locked(*arguments: Any) -> None:
+        with _interpreting:
+            launch(*arguments)
+
+    return locked
+
+
+def transparent(*tensors: Tensor | None) -> bool:
+    """Whether an `Operation` may be put between *tensors* and their gradients, here and now.
+
+    Kernels read the memory of plain tensors of one device. ``torch.jit.trace``, functorch transforms and forward-mode
+    differentiation want to see what is computed; subclasses such as DTensor bring operations of their own. For those a
+    caller takes its reference. So it does for a batch of gradients, as ``is_grads_batched=True`` makes it.
+    """
+    tracing = torch.compiler.is_compiling()
+    device = None
+    for tensor in tensors:  # without a generator, which takes the host longer than the rest
+        if tensor is None:
+            continue
+        if not (tracing or (type(tensor) in _READABLE and not is_legacy_batchedtensor(tensor))):
+            return False
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
+            return False
+    return tracing or (get_tracing_state() is None and peek_interpreter_stack() is None and not in_forward_mode())
+
+
+_READABLE = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+"""A fake tensor is one that an operation never reads."""

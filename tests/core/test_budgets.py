@@ -1,0 +1,128 @@
+"""How large each distribution may be, and which arrows still run the wrong way: numbers that may only fall.
+
+A number that has become too high is lowered in the change that made it so: the test asks for it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.house import absolute_imports, is_private, lines_of_code
+
+from .test_architecture import SOURCES, Private
+
+ROOT = Path(__file__).parents[2]
+SLACK = 0.02
+"""By how much a budget may lie above what is measured, so that a line less does not fail."""
+
+LINES = {
+    "core/src": 15000,
+    "core/verify/src": 10,
+    "core/tools/src": 10,
+    "kernel-packages/backends/src": 10,
+    "kernel-packages/liger/src": 590,
+    "kernel-packages/linear-cross-entropy/src": 1960,
+    "kernel-packages/moe/src": 3960,
+    "kernel-packages/rmsnorm/src": 1210,
+    "kernel-packages/rope/src": 1990,
+    "kernel-packages/swiglu/src": 1370,
+}
+"""Lines of code of each distribution. The aims: 3,800 of core, 3,500 of verify, 2,900 of tools, 1,500 of backends."""
+
+PRIVATE_NAMES_OF_TORCH = 60
+"""The aim: 25."""
+
+WRONG_WAY = 0
+"""The aim: none."""
+
+MAY_IMPORT = {
+    "fuseplug_verify": (),
+    "fuseplug": ("fuseplug_verify",),
+    "fuseplug_tools": ("fuseplug", "fuseplug_verify", "fuseplug_testing"),
+    "fuseplug_backends": ("fuseplug",),
+    "fuseplug_testing": ("fuseplug", "fuseplug_verify", "fuseplug_backends"),
+    "fuseplug_liger": ("fuseplug", "fuseplug_backends", "fuseplug_linear_cross_entropy"),
+}
+"""Whom a distribution may import; one that is not here is a kernel package."""
+OF_KERNELS = ("fuseplug", "fuseplug_backends")
+FRONT_DOORS = ("fuseplug_verify",)
+"""Of which nothing is imported but what the package itself offers."""
+
+
+def within(measured: int, budget: int, what: str) -> None:
+    assert measured <= budget, f"{what}: {measured}, which is more than its budget of {budget}: make it smaller"
+    assert measured >= budget * (1 - SLACK) - 5, f"{what} is down to {measured}: lower its budget of {budget} to that"
+
+
+def wrong_way(source: Path) -> Iterator[str]:
+    """The imports of *source* that run against the arrows."""
+    for path in sorted(source.rglob("*.py")):
+        package = path.relative_to(source).parts[0]
+        for name in absolute_imports(path):
+            first, *below = name.split(".")
+            if first == package or not first.startswith("fuseplug"):
+                continue
+            deep = first in FRONT_DOORS and len(below) > 1
+            if first not in MAY_IMPORT.get(package, OF_KERNELS) or deep or is_private(name) or "torch_private" in name:
+                yield f"{path.relative_to(source)} imports {name}"
+
+
+@pytest.mark.parametrize("source", LINES)
+def test_no_distribution_grows(source):
+    within(lines_of_code(ROOT / source), LINES[source], f"lines of code of {source}")
+
+
+def test_every_distribution_has_a_budget():
+    assert {str(source.relative_to(ROOT)) for source in SOURCES if "tests" not in source.parts} == set(LINES)
+
+
+def test_private_names_of_torch_become_fewer():
+    names = {
+        name
+        for source in SOURCES
+        if "tests" not in source.parts
+        for path in source.rglob("*.py")
+        for name in Private(ast.parse(path.read_text())).found
+    }
+    within(len(names), PRIVATE_NAMES_OF_TORCH, "private names of torch")
+
+
+def test_arrows_run_one_way():
+    found = [breach for source in SOURCES for breach in wrong_way(source)]
+    assert len(found) == WRONG_WAY, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("package", "text", "count"),
+    [
+        ("fuseplug_verify", "from fuseplug import Site", 1),
+        ("fuseplug", "from fuseplug_backends import functional", 1),
+        ("fuseplug", "from fuseplug_verify import examine", 0),
+        ("fuseplug", "from fuseplug_verify.reading import names", 1),
+        ("fuseplug_new", "from fuseplug_verify import examine", 1),
+        ("fuseplug_new", "from fuseplug_backends.triton import operation", 0),
+        ("fuseplug_new", "from fuseplug_backends.torch_private import FakeTensor", 1),
+        ("fuseplug_new", "def late():\n    from fuseplug._hidden import x", 1),
+    ],
+)
+def test_wrong_way_finds_a_planted_breach(tmp_path, package, text, count):
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "planted.py").write_text(text)
+    assert len([*wrong_way(tmp_path)]) == count
+
+
+@pytest.mark.parametrize("measured", [101, 80])
+def test_a_budget_holds_both_ways(measured):
+    with pytest.raises(AssertionError):
+        within(measured, 100, "lines")
+
+
+def test_comments_and_documentation_cost_nothing(tmp_path):
+    path = tmp_path / "one.py"
+    path.write_text(
+        '"""Doc\nof two lines."""\n\n# why\nx = (\n    1,\n)  # so\n\n\ndef f():\n    "doc"\n    return 1\n'
+    )
+    assert lines_of_code(path) == 5
