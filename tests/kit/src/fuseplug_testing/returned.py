@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.torch_private import tree_leaves
 from fuseplug_verify.data import Example
 from fuseplug_verify.verification import Handing, Outcome
 
@@ -17,6 +16,7 @@ from .attempts import Raised, attempt
 from .edges import MEMORY_LAYOUTS, arguments
 from .results import Finding
 from .subjects import Case
+from .torch_private import tree_leaves
 from .wrappers import followed_by, within
 
 _CONTIGUOUS = "contiguous"

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fuseplug.importing.process_state import ProcessState
 from fuseplug_verify.data import Example
 from fuseplug_verify.verification import Outcome, difference, random_state_kept
 
 from .attempts import Raised, attempt
+from .importing.process_state import ProcessState
 from .results import Finding
 from .subjects import Case
 
