@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal, final
 
 import pluggy
 
-from fuseplug_verify.data import Adapter, Compute
+from fuseplug_verify import Adapter
 
 from .answer_faults import faults_of_answer
-from .contract import Answer, Proposal, Rejection, Site, Use
+from .contract import Answer, Compute, Proposal, Rejection, Site, Use
 
 PROJECT = "fuseplug"
 ENTRY_POINT_GROUP = "fuseplug.kernels"

@@ -13,7 +13,7 @@ from torch import nn
 from fuseplug_backends.inductor.rehearsal import building, rehearsal
 from fuseplug_backends.torch_private.inductor import inductor_threads
 from fuseplug_tools.measuring import Kinds
-from fuseplug_verify.safe_access import attributes_of, class_name
+from fuseplug_verify import attributes_of, class_name
 
 from ..discovery import KernelRecord, elsewhere
 from ..kept import NOWHERE, Kept, folder

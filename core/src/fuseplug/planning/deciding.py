@@ -14,12 +14,10 @@ from torch import nn
 
 from fuseplug_backends.inductor import InductorKernel
 from fuseplug_tools.measuring import Kind, Kinds
-from fuseplug_verify.data import Compute, Conditions, Refusal, Semantics
-from fuseplug_verify.safe_access import class_name, said_by
-from fuseplug_verify.verification import Subject, Verifier
+from fuseplug_verify import Conditions, Refusal, Semantics, Subject, Verifier, class_name, said_by
 
 from ..candidates import candidate_of, rejection_of
-from ..contract import Answer, Proposal, Rejection, Scope, Site, Target
+from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
 from ..fallback import declining_small
 from ..gains import EVERY_SIZE, TIMED, Gains, gains_of, measured

@@ -16,8 +16,7 @@ from fuseplug.errors import PlanError
 from fuseplug.kept import Kept
 from fuseplug.patching import replacement_of
 from fuseplug.report import Figure
-from fuseplug_verify.safe_access import class_name, said_by
-from fuseplug_verify.verification import random_state_kept
+from fuseplug_verify import class_name, random_state_kept, said_by
 
 from .batches import GIVE, Batch, Runs
 from .calls import Call, recorded
