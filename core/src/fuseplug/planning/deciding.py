@@ -13,19 +13,18 @@ import torch
 from torch import nn
 
 from fuseplug_backends.inductor import InductorKernel
-from fuseplug_tools.measuring import Kind, Kinds
 from fuseplug_verify import Conditions, Refusal, Semantics, Subject, Verifier, class_name, said_by
 
 from ..candidates import candidate_of, rejection_of
 from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
 from ..fallback import declining_small
-from ..gains import EVERY_SIZE, TIMED, Gains, gains_of, measured
+from ..gains import EVERY_SIZE, TIMED, Gains, gains_of
 from ..hookspecs import BaseKernel, resolve
 from ..kept import Kept, folder
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
 from ..proposing import Question
-from ..report import CheckStatus, Entry, Figure
+from ..report import CheckStatus, Entry, Measurement
 from ..walking import Place, upwards
 from .rules import Rules, kernel_of
 
@@ -62,13 +61,11 @@ class Decider:
     Args:
         rules: How winners are decided.
         ask: Puts questions to kernels.
-        kinds: What is measured; ``None``: nothing.
     """
 
-    def __init__(self, rules: Rules, ask: Ask, kinds: Kinds | None = None) -> None:
+    def __init__(self, rules: Rules, ask: Ask) -> None:
         self._rules = rules
         self._ask = ask
-        self._kinds = kinds
         self._by_id = {record.kernel_id: record for record in rules.records}
         kept = Kept("checks", folder())
         self._verifier = Verifier(
@@ -306,15 +303,15 @@ class Decider:
             scope=scope,
             lazy=proposal.lazy is not None,
         )
-        figures: Sequence[Figure] = ()
+        figures: Sequence[Measurement] = ()
         # Within a scope a target is called as it is nowhere else, and is nothing by itself.
-        if self._kinds is not None and scope is None and place.device is not None:
+        if self._rules.measurer is not None and scope is None and place.device is not None:
             timed = patched(gains=TIMED)
             if isinstance(timed, Rejection):
                 return timed
             key = functools.partial(self._verifier.key, semantics, place.device)
-            kind = self._kinds.of(timed, place.module, key)
-            gains, figures = _measured(kind, gains), kind.figures
+            kind = self._rules.measurer.of(timed, place.module, key)
+            gains, figures = kind.gains(gains), kind.figures
             if isinstance(gains, Rejection):
                 return gains
         patch = patched(gains=gains)
@@ -432,16 +429,6 @@ class Decider:
 def _compiles(kernel: BaseKernel, device_type: str) -> bool:
     """Whether a C++ compiler builds what *kernel* runs there."""
     return isinstance(kernel, InductorKernel) and device_type == "cpu"
-
-
-def _measured(kind: Kind, declared: Gains) -> Gains | Rejection:
-    """From which size on the kernel of *kind* is used; as *declared* where it was not measured, or not yet."""
-    if kind.fault is not None:
-        return kind.fault
-    if (found := measured(declared, kind.figures)) is not None:
-        return found
-    figures = "; ".join(map(str, kind.figures))
-    return Rejection(f"it was measured, and gains in no call that the model made: {figures}", kind="slower")
 
 
 def _likeness(place: Place) -> tuple[int, str]:

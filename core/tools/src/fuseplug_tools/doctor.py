@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,12 +11,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import importlib_metadata
+import typer
 from packaging.version import Version
 
+from fuseplug.commands import kernels_of
 from fuseplug.configuration import SETTINGS, environment, named
-from fuseplug.discovery import KernelRecord
+from fuseplug.discovery import KernelRecord, discover
 from fuseplug.hookspecs import BaseKernel
 from fuseplug.importing.fresh_python import ask, ends_all
+from fuseplug.kernel_manager import KernelManager
+from fuseplug.options import AsJson
+from fuseplug.plain_text import one_line, some_lines
+from fuseplug.tables import console, empty_table, print_json, print_table, state_text
 from fuseplug_backends.inductor.kernel import INSTALL_COMPILER, cpp_compiler
 from fuseplug_backends.npu.kernel import how_to_install, version_of
 
@@ -63,6 +70,34 @@ class Machine:
 
 
 MachineCheck = Callable[[Machine], Row]
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check this machine and every installed kernel; exit with 1 if something installed cannot work."""
+    elsewhere = Elsewhere()
+    with console(stderr=True).status("importing each kernel's module in a Python of its own"):
+        # Before torch is imported, to see who imports it.
+        records = kernels_of(KernelManager(find=functools.partial(discover, unfit=elsewhere.unfit)))
+    with console(stderr=True).status("importing torch and looking at the devices"):
+        machine = look()
+    rows = examine(machine, records, elsewhere)
+    if as_json:
+        print_json([row._asdict() for row in rows])
+    else:
+        _print_rows(rows)
+    if any(row.state == "fail" for row in rows):
+        raise typer.Exit(1)
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    out, table = console(), empty_table("", "what")
+    table.add_column("found", ratio=1, overflow="fold")
+    for row in rows:
+        remedy = [f"→ {row.remedy}"] if row.remedy else []
+        table.add_row(state_text(row.state), one_line(row.name), some_lines("\n".join([row.found, *remedy])))
+    print_table(out, table, "found")
+    counts = [f"{sum(row.state == state for row in rows)} {state}" for state in ("ok", "warn", "fail")]
+    out.print(", ".join(counts))
 
 
 def look(environ: Mapping[str, str] | None = None) -> Machine:
