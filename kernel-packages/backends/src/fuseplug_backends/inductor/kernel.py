@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from fuseplug import BaseKernel
@@ -23,6 +24,9 @@ class InductorKernel(BaseKernel):
     """
 
     when_traced: ClassVar[Literal["kernel", "original"]] = "original"
+    rehearsal: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"cpu": "fuseplug_backends.inductor.rehearsal:side_by_side"}
+    )
 
     def unavailable(self, device_type: str) -> str | None:
         """Inductor compiles C++ for the CPU, so there it needs a compiler; for an NPU, Ascend's own Triton."""
