@@ -28,7 +28,7 @@ SOURCES = [
     *sorted((ROOT / "tests").glob("*/src")),
 ]
 TORCH_PRIVATE = (
-    "fuseplug/torch_private/__init__.py",
+    "fuseplug/torch_private.py",
     "fuseplug_backends/torch_private/__init__.py",
     "fuseplug_backends/torch_private/inductor.py",
     "fuseplug_tools/torch_private.py",
@@ -77,7 +77,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 VENDORS = {"transformers", "triton", "torch_npu"}
 OF_VENDORS = {"triton/activations.py"}
 """Modules that import what they are for, and that nothing else of their distribution imports."""
-OF_THE_SAME_RELEASE = ("fuseplug_backends.torch_private", "fuseplug_backends.triton.activations")
+OF_THE_SAME_RELEASE = ("fuseplug_backends.triton.activations",)
 """What is private, and the kernel packages here use: they are released together with it."""
 
 

@@ -21,7 +21,7 @@ from fuseplug_swiglu.backends import npu
 from fuseplug_swiglu.kernels import NpuSwiGluKernel
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.specimens import GELUErf, InOne, Offset, ReLU2, Separate, Sparse
-from fuseplug_verify.verification import Tolerance
+from fuseplug_verify import Tolerance
 
 INNER = 20
 TOLERANCE = Tolerance(roundings=6.0, working_roundings=24.0)

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from fuseplug_verify.data import Adapter
+from fuseplug_verify import Adapter
 
 from .contract import Use
 from .hookspecs import BaseKernel

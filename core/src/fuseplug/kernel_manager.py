@@ -186,7 +186,7 @@ class KernelManager:
             RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if the reason is that
                 a kernel's numbers are wrong.
         """
-        from fuseplug_verify.verification import plain_torch
+        from fuseplug_verify import neutral
 
         from .measurer import measurer_of
         from .planning import Rules, make_plan
@@ -216,7 +216,7 @@ class KernelManager:
             exact=exact,
             excluded=excluded,
         )
-        with plain_torch():
+        with neutral(dtype=None):
             places = walk(model, only=_names(only), skip=_names(skip), device=there)
             plan = make_plan(model, places, rules, Questioner(plugins).ask)
         if strict:
@@ -468,7 +468,7 @@ def _all_patches(calls: Iterable[_Call], more: Iterable[Patch] = ()) -> list[Pat
 
 def _report_of(model: nn.Module, patches: Sequence[Patch]) -> Report:
     """The report on a model whose plan is not known, such as a copy of a fused model."""
-    from fuseplug_verify.safe_access import class_name
+    from fuseplug_verify import class_name
 
     from .patching import mark_of
     from .report import Entry, Report

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import importlib_metadata
 from torch import nn
 
-from fuseplug_verify.safe_access import said_by
+from fuseplug_verify import said_by
 
 from .contract import Rejection
 from .errors import PlanError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -10,11 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fuseplug_backends.inductor.rehearsal import building, rehearsal
-from fuseplug_backends.torch_private.inductor import inductor_threads
-from fuseplug_verify.safe_access import attributes_of, class_name
+from fuseplug_verify import attributes_of, class_name
 
 from ..discovery import KernelRecord, elsewhere
+from ..hookspecs import resolve
 from ..measurer import Measurer
 from ..patching import Patch, computes_past
 from ..report import Report
@@ -98,12 +98,17 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
 
 def _side_by_side(decider: Decider, places: Sequence[Place]) -> list[Decision]:
     """What was decided, where compilers may have run side by side for it."""
-    threads = inductor_threads()
-    if threads == 1 or not decider.compiles:
-        return _decided(decider, places)
-    with building(threads) as builders:
-        with showing(places, "compiling kernels", _named) as each, rehearsal(builders):
-            decider.rehearse(each)
+    with contextlib.ExitStack() as building:
+        rehearsals = {}
+        for path in sorted(decider.rehearsals):
+            with contextlib.suppress(Exception):  # a kernel's own way to save time: without it the plan is the same
+                rehearsals[path] = building.enter_context(resolve(path)())
+        rehearsals = {path: rehearsal for path, rehearsal in rehearsals.items() if rehearsal is not None}
+        if rehearsals:
+            with contextlib.ExitStack() as rehearsing, showing(places, "compiling kernels", _named) as shown:
+                for rehearsal in rehearsals.values():
+                    rehearsing.enter_context(rehearsal())
+                decider.rehearse(shown, rehearsals.keys())
         return _decided(decider, places)
 
 

@@ -21,8 +21,6 @@ from fuseplug.kernel_manager import KernelManager
 from fuseplug.options import AsJson
 from fuseplug.plain_text import one_line, some_lines
 from fuseplug.tables import console, empty_table, print_json, print_table, state_text
-from fuseplug_backends.inductor.kernel import INSTALL_COMPILER, cpp_compiler
-from fuseplug_backends.npu.kernel import how_to_install, version_of
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CANN_VARIABLE = "ASCEND_HOME_PATH"
@@ -118,6 +116,14 @@ def examine(machine: Machine, records: Sequence[KernelRecord]) -> list[Row]:
     return [check(machine) for check in CHECKS] + list(_kernels(machine, records))
 
 
+def version_of(distribution: str) -> str | None:
+    """The version of *distribution* that is installed."""
+    try:
+        return importlib_metadata.version(distribution)
+    except importlib_metadata.PackageNotFoundError:
+        return None
+
+
 def python(machine: Machine) -> Row:
     """The interpreter."""
     del machine
@@ -154,14 +160,17 @@ def devices(machine: Machine) -> Row:
 def torch_npu(machine: Machine) -> Row:
     """Ascend's extension of PyTorch, which needs the CANN toolkit."""
     version, torch_version = version_of("torch_npu"), version_of("torch")
+    remedy = "pip install torch torch_npu"
+    if torch_version:
+        remedy = f'pip install --upgrade "torch_npu=={".".join(torch_version.split(".")[:2])}.*"'
     if version is None:
         if machine.npus or machine.environ.get(CANN_VARIABLE):
             seen = f"{machine.npus} Ascend NPUs" if machine.npus else f"CANN ({CANN_VARIABLE})"
-            return Row("torch_npu", "warn", f"not installed, though {seen} are here", how_to_install(torch_version))
+            return Row("torch_npu", "warn", f"not installed, though {seen} are here", remedy)
         return Row("torch_npu", "ok", "not installed (only Ascend NPUs need it)")
     if torch_version and Version(version).release[:2] != Version(torch_version).release[:2]:
         found = f"{version}, which is not made for torch {torch_version}"
-        return Row("torch_npu", "fail", found, how_to_install(torch_version))
+        return Row("torch_npu", "fail", found, remedy)
     if machine.torch is None:
         return Row("torch_npu", "warn", f"{version}; see torch")
     if "npu" in machine.devices:
@@ -172,13 +181,6 @@ def torch_npu(machine: Machine) -> Row:
         found = f"{version}, without CANN ({CANN_VARIABLE} is not set)"
         return Row("torch_npu", "fail", found, f"source {CANN_SCRIPT}")
     return Row("torch_npu", "warn", f"{version}, but no NPU is available", "npu-smi info says what the driver sees")
-
-
-def compiler(machine: Machine) -> Row:
-    """The C++ compiler, which Inductor needs on the CPU."""
-    if path := cpp_compiler(machine.environ):
-        return Row("C++ compiler", "ok", path)
-    return Row("C++ compiler", "warn", "none on PATH: Inductor cannot compile for the CPU", INSTALL_COMPILER)
 
 
 def transformers(machine: Machine) -> Row:
@@ -216,7 +218,6 @@ CHECKS: Sequence[MachineCheck] = (
     torch,
     devices,
     torch_npu,
-    compiler,
     transformers,
     accelerate,
     kernels_variable,

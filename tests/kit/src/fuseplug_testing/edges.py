@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug_verify.data import Example
+from fuseplug_verify import Example
 
 from .torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug.patching import our_marks
-from fuseplug_verify.data import Example
-from fuseplug_verify.verification import difference, random_state_kept
+from fuseplug_verify import Example, difference, random_state_kept
 
 from . import torch_private
 from .attempts import Raised, attempt, foreign, raised

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fuseplug_verify.data import Example
-from fuseplug_verify.verification import Outcome, difference, random_state_kept
+from fuseplug_verify import Example, Outcome, difference, random_state_kept
 
 from .attempts import Raised, attempt
 from .importing.process_state import ProcessState

@@ -17,8 +17,7 @@ from fuseplug.gains import Gains
 from fuseplug.kept import NOWHERE, Kept, folder
 from fuseplug.patching import replacement_of
 from fuseplug.planning.progress import showing
-from fuseplug_verify.safe_access import class_name, said_by
-from fuseplug_verify.verification import random_state_kept
+from fuseplug_verify import class_name, random_state_kept, said_by
 
 from .batches import GIVE, Batch, Runs, refuse_absent, runs_of
 from .calls import Call, recorded

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fuseplug.devices import processor
 from fuseplug.kept import Kept
-from fuseplug_verify.verification.evidence import stable
+from fuseplug_verify import stable
 
 from .calls import Call, leaves_of, make, original_of
 from .figures import Figure, Timing
