@@ -24,8 +24,9 @@ from fuseplug import torch_private as of_core
 from fuseplug_backends import torch_private as of_backends
 from fuseplug_backends.torch_private import inductor
 from fuseplug_linear_cross_entropy import torch_private as of_lazy_tensors
+from fuseplug_verify import torch_private as of_verify
 
-HOMES = (of_core, of_backends, of_lazy_tensors)
+HOMES = (of_core, of_backends, of_lazy_tensors, of_verify)
 private = SimpleNamespace(**{name: getattr(home, name) for home in HOMES for name in home.__all__})
 X = torch.arange(1.0, 7.0).view(2, 3)
 TRANSFORMS = {
