@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fuseplug.patching.guard import OUTSIDE
+
 from .census import LOSS, OPS
 from .checking import DTYPES
 from .collect import is_concerned
@@ -256,7 +258,7 @@ def _in_use(by_op: Mapping[str, Any]) -> str:
         return "not run"
     if "unfused" in by_op:
         return "does not run unfused"
-    calls = {op: (row["kernel"], row["kernel"] + row["original"]) for op, row in by_op.items()}
+    calls = {op: (row["kernel"], row["kernel"] + _originals(row)) for op, row in by_op.items()}
     less = [f"{_NAMES[op]}: {kernel} of {every}" for op, (kernel, every) in calls.items() if kernel < every]
     return ", ".join(less) or f"all {sum(every for _, every in calls.values())} calls"
 
@@ -264,21 +266,20 @@ def _in_use(by_op: Mapping[str, Any]) -> str:
 def _originals_under_autocast(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """The calls that originals compute under autocast, and why."""
     rows = [
-        (
-            record["model_type"],
-            dtype,
-            _NAMES[op],
-            f"{row['original']} of {row['kernel'] + row['original']}",
-            _short(why),
-        )
+        (record["model_type"], dtype, _NAMES[op], f"{originals} of {row['kernel'] + originals}", _short("; ".join(why)))
         for record in records
         if "model_type" in record
         for dtype, by_op in _autocast(record).items()
         if "unfused" not in by_op
         for op, row in by_op.items()
-        if (why := "; ".join(row["why"])) or row["original"]
+        if (originals := _originals(row)) and (why := [reason for reason in row["why"] if reason != OUTSIDE])
     ]
     yield from _table(("model type", "to", "op", "calls", "why"), rows)
+
+
+def _originals(row: Mapping[str, Any]) -> int:
+    """The calls that could have been the kernel's: a head whose loss is fused computes the logits of other calls."""
+    return 0 if row["why"] == [OUTSIDE] else row["original"]
 
 
 def _share(compared: Mapping[str, Any]) -> str:

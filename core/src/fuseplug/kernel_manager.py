@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
-    from fuseplug_tools.measuring import Runs
-
     from .devices import Destination
     from .patching import Applied, Change, InUse, Patch
     from .planning import Plan
@@ -181,8 +179,8 @@ class KernelManager:
 
         Raises:
             PlanError: If *model* is not a module, a glob matches nothing, *device*, *mode* or *rounding* is unknown,
-                *rounding* is ``"exact"`` without *verify*, or *measure* is no batch of the model, or asked of a model
-                that cannot be run here.
+                *rounding* is ``"exact"`` without *verify*, or *measure* is no batch of the model, asked of a model
+                that cannot be run here, or asked without fuseplug-tools.
             DiscoveryError: If a kernel asked for by name is not installed or not ready.
             SettingsError: If the user's file with settings is not right.
             RejectedError: With ``strict``, if something had to be left alone; `VerificationError` if the reason is that
@@ -190,6 +188,7 @@ class KernelManager:
         """
         from fuseplug_verify import neutral
 
+        from .measurer import measurer_of
         from .planning import Rules, make_plan
         from .proposing import Questioner
         from .strict import refuse_left_alone
@@ -201,10 +200,19 @@ class KernelManager:
         excluded = [each.name for word in _names(exclude) for each in _named(records, word, must_be_ready=False)]
         taking_part = _select(records, include, excluded, purpose)
         every = every_size or environment().get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
+        measurer = None
+        if measure is not False:
+            _refuse_every_size(every)
+            measurer = measurer_of(
+                *(model, measure),
+                device_type=None if there is None else there.type,
+                gradients=purpose == "training",
+                anew=verify == "always",
+            )
         rules = Rules(
             *(taking_part, _names(include or ()), purpose, verify, records, _names(allow)),
             every_size=every,
-            runs=None if measure is False else _runs(model, measure, there, every_size=every),
+            measurer=measurer,
             exact=exact,
             excluded=excluded,
         )
@@ -355,17 +363,12 @@ class KernelManager:
         return there, *_plugged_in(possible)
 
 
-def _runs(model: nn.Module, measure: Measure, there: Destination | None, *, every_size: bool) -> Runs:
-    """How *model* is to be run to measure it."""
-    from fuseplug_tools.measuring import refuse_absent, runs_of
-
+def _refuse_every_size(every_size: bool) -> None:
     if every_size:
         raise PlanError(
             "measure= finds the size from which on a kernel is used, and every_size=True, or "
             f"{named(environment(), EVERY_SIZE_VARIABLE)}, uses it at every size: drop one of them"
         )
-    refuse_absent(model, None if there is None else there.type)
-    return runs_of(model, measure)
 
 
 def _plugged_in(records: Iterable[KernelRecord]) -> tuple[list[KernelRecord], pluggy.PluginManager]:
