@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import shutil
 import threading
 import weakref
@@ -24,8 +25,10 @@ from fuseplug import torch_private as of_core
 from fuseplug_backends import torch_private as of_backends
 from fuseplug_backends.torch_private import inductor
 from fuseplug_linear_cross_entropy import torch_private as of_lazy_tensors
+from fuseplug_testing import torch_private as of_the_kit
+from fuseplug_verify import torch_private as of_verify
 
-HOMES = (of_core, of_backends, of_lazy_tensors)
+HOMES = (of_core, of_verify, of_backends, of_lazy_tensors, of_the_kit)
 private = SimpleNamespace(**{name: getattr(home, name) for home in HOMES for name in home.__all__})
 X = torch.arange(1.0, 7.0).view(2, 3)
 TRANSFORMS = {
@@ -123,6 +126,13 @@ def test_a_function_is_compiled_without_its_gradient_by_one_release_alone():
 
 def test_every_member_is_tested():
     assert {*vars(private), *inductor.__all__} == TESTED
+
+
+def test_what_several_have_is_the_same():
+    for name in vars(private):
+        members = [getattr(home, name) for home in HOMES if hasattr(home, name)]
+        texts = {inspect.getsource(member) if inspect.isfunction(member) else repr(member) for member in members}
+        assert len(texts) == 1, name
 
 
 @of("get_tracing_state")
