@@ -13,8 +13,8 @@ from support.managers import manager_of
 from support.models import Norm, tiny_llama
 from support.promises import Promised
 
-from fuseplug import planning
 from fuseplug_backends.inductor import Compiled, InductorKernel, Program
+from fuseplug_backends.inductor import rehearsal as rehearsals
 from fuseplug_backends.inductor.rehearsal import building, rehearsal
 
 pytestmark = [
@@ -174,8 +174,8 @@ def side_by_side(monkeypatch):
             asked.append(number)
             return building(number)
 
-        monkeypatch.setattr(planning, "inductor_threads", lambda: threads)
-        monkeypatch.setattr(planning, "building", counted)
+        monkeypatch.setattr(rehearsals, "inductor_threads", lambda: threads)
+        monkeypatch.setattr(rehearsals, "building", counted)
         return asked
 
     return let

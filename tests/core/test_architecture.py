@@ -63,10 +63,11 @@ LAYERS = (
     {"gains", "candidates"},
     {"accepts"},
     {"patching"},
-    {"proposing", "strict", "walking"},
-    {"planning"},
+    {"proposing", "strict", "walking", "measurer"},
+    {"planning", "plugins", "selecting"},
+    {"applications"},
     {"kernel_manager"},
-    {"from_config", "options"},
+    {"from_config", "options", "commands"},
     {"cli"},
     {"__init__", "__main__"},
     {"interface"},
@@ -76,7 +77,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 VENDORS = {"transformers", "triton", "torch_npu"}
 OF_VENDORS = {"triton/activations.py"}
 """Modules that import what they are for, and that nothing else of their distribution imports."""
-OF_THE_SAME_RELEASE = ("fuseplug_backends.torch_private", "fuseplug_backends.triton.activations")
+OF_THE_SAME_RELEASE = ("fuseplug_backends.triton.activations",)
 """What is private, and the kernel packages here use: they are released together with it."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.fixtures import ACTIVATION
 
 from fuseplug import cli, kernel_manager
 from fuseplug.cli import main
@@ -19,50 +20,6 @@ LLAMA = {
     "num_attention_heads": 4,
     "vocab_size": 100,
 }
-
-# Claims every SiLU, as itself.
-ACTIVATION = """
-from fuseplug import Adapter, BaseKernel, Example, Proposal, Rejection, Target
-from dataclasses import dataclass
-
-@dataclass(frozen=True)
-class Plain(Adapter):
-    variant: str = "plain"
-
-    def bind(self, compute):
-        return lambda module, x: compute(x)
-
-class Kernel(BaseKernel):
-    kernel_id = "silu"
-    op = "silu"
-    function = reference = "torch.nn.functional:silu"
-
-    def match(self, site):
-        if "RMSNorm" in type(site.module).__name__:
-            return Rejection("norms are [not] for us")
-        if type(site.module).__name__ not in ("SiLU", "SiLUActivation"):
-            return None
-        import torch
-        def example(mix, size, generator):
-            return Example((torch.randn(2, size // 2 + 1, dtype=mix, generator=generator),))
-        return [Proposal(Target(), [Plain()], example, (torch.float32,))]
-"""
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    """Run the command line in this process; gives (exit code, stdout, stderr)."""
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def run(*args: str) -> tuple[int, str, str]:
-        code = 0
-        try:
-            main(args)
-        except SystemExit as leave:
-            code = int(leave.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture
@@ -166,20 +123,6 @@ class TestList:
         done = fresh_python(code)
         assert (done.returncode, done.stderr.strip()) == (0, imported)
         assert "good" in done.stdout
-
-
-class TestCheck:
-    def test_of_two_kernels_with_one_id_the_distribution_says_which(self, run, package):
-        package("x-one", "silu", source=ACTIVATION)
-        package("x-two", "silu", source=ACTIVATION)
-        code, out, err = run("check", "silu")
-        assert (code, out) == (2, "")
-        assert "silu is conflict: claimed by x-one:silu and x-two:silu" in err
-        code, out, _ = run("check", "x-two:silu", "--checks", "declaration", "--json")
-        (found,) = json.loads(out)
-        assert found["kernel"]["distribution"] == "x-two"
-        assert code == 1
-        assert "it names no specimens" in found["checks"][0]["faults"][0]["what"]
 
 
 class TestPlan:

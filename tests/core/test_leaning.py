@@ -6,7 +6,7 @@ from support.kernels import NormKernel, quiet_norm, variant_of
 from support.managers import manager_of
 from support.models import Norm
 
-from fuseplug_verify.verification import Outcome, Tolerance, excess
+from fuseplug_verify import Outcome, Tolerance, excess
 
 HALVES = (torch.bfloat16, torch.float16)
 SHAPES = {"vector": (2048,), "matrix": (192, 256), "heads": (2, 8, 64, 32), "experts": (8, 48, 32)}

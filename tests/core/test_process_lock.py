@@ -11,9 +11,7 @@ from support.managers import manager_of
 from support.models import Toy
 
 from fuseplug.patching.replacement import _making
-from fuseplug_verify import rebind
-from fuseplug_verify.process_lock import ProcessLock
-from fuseplug_verify.verification import plain_torch
+from fuseplug_verify import ProcessLock, neutral, rebind
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 PATIENCE = 60
@@ -64,7 +62,7 @@ def held():
 
 @pytest.mark.parametrize(
     "context",
-    [plain_torch, lambda: _making, lambda: rebind._lock],
+    [neutral, lambda: _making, lambda: rebind._lock],
     ids=["planning", "making", "copying"],
 )
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -147,8 +147,7 @@ def test_children_of_examples_are_copied(manager):
             self.inner.calls["forward"] += 1
             return self.inner(x)
 
-    from fuseplug_verify.data import Example
-    from fuseplug_verify.verification import Subject, run
+    from fuseplug_verify import Example, Subject, run
 
     subject = Subject(Calling.forward, Calling())
     run(subject, Calling.forward, Example([torch.ones(2, 16)], children={"inner": child}))
@@ -157,8 +156,7 @@ def test_children_of_examples_are_copied(manager):
 
 def test_planning_what_draws_nothing_leaves_the_generators_to_others():
     """`run` is told whether a forward may draw; where it may not, the process's generators are not touched."""
-    from fuseplug_verify.data import Example
-    from fuseplug_verify.verification import Subject, run
+    from fuseplug_verify import Example, Subject, run
 
     def drawing(module, x):
         torch.rand(3)  # stands for another thread

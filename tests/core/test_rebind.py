@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from fuseplug_verify import rebind
-from fuseplug_verify.rebind import RebindError, called_functions, calls, lookup, rebound
+from fuseplug_verify import called_functions, rebind, rebound
+from fuseplug_verify.rebind import RebindError, calls, lookup
 
 TOY = '''
 def turn(x):

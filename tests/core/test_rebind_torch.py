@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 
 from torch._dynamo.testing import CompileCounter  # noqa: E402
 
-from fuseplug_verify.rebind import rebound  # noqa: E402
+from fuseplug_verify import rebound  # noqa: E402
 
 TOY = """
 import torch

@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from fuseplug import Entry, KernelRecord, Rejection, Report, Target
-from fuseplug.report import Figure, Timing
 from fuseplug.tables import UNLIMITED
 
 PATH = "model.layers.{}.self_attn"
@@ -75,10 +74,14 @@ def test_where_nothing_is_wrapped_a_reason_is_one_line(report):
     assert max(map(len, printed(report, UNLIMITED).splitlines())) < 200
 
 
+class Measured(str):
+    """What a measurer gives a report."""
+
+
 class TestEncodings:
     @pytest.fixture
     def figured(self, report):
-        figure = Figure((2, 3), "float32", Timing(2.0, 1.0, 2.0))
+        figure = Measured("2 × 3, float32: × 2.00 forward")
         entries = [replace(report.entries[0], figures=(figure,), class_name="Norm×é中"), *report.entries[1:]]
         return replace(report, entries=entries)
 

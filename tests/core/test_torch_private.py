@@ -143,15 +143,6 @@ def test_transforms_are_seen():
     }
 
 
-@of("are_functorch_transforms_active")
-def test_transforms_are_active():
-    look = lambda x: private.are_functorch_transforms_active()  # noqa: E731
-    assert {name: seen(look, within) for name, within in (SELDOM_TOO | ALONE).items()} == {
-        **dict.fromkeys(SELDOM_TOO, True),
-        "alone": False,
-    }
-
-
 @of("is_functorch_wrapped_tensor", "get_unwrapped")
 @pytest.mark.parametrize("within", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_transforms_wrap_tensors(within):
@@ -274,7 +265,7 @@ def test_what_is_computed_with_the_transforms_taken_off_is_no_tensor_of_theirs(t
     def inside(_):
         with private.temporarily_clear_interpreter_stack():
             made = X * 2
-        return private.is_functorch_wrapped_tensor(made), private.are_functorch_transforms_active()
+        return private.is_functorch_wrapped_tensor(made), private.peek_interpreter_stack() is not None
 
     assert seen(inside, TRANSFORMS[transform]) == (False, True)
 
@@ -635,7 +626,7 @@ def test_what_a_fake_mode_does_first_is_done_by_the_thread_that_asks(monkeypatch
     assert asked == ([] if gpu else [threading.get_ident()])
 
 
-PER_CALL = ("get_tracing_state", "are_functorch_transforms_active", "len_torch_function_stack")
+PER_CALL = ("get_tracing_state", "len_torch_function_stack")
 
 
 @pytest.mark.parametrize("name", PER_CALL)

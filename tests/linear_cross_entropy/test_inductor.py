@@ -17,7 +17,7 @@ from fuseplug_linear_cross_entropy import FLOAT, Step, functional, reference, sc
 from fuseplug_linear_cross_entropy.backends import inductor
 from fuseplug_linear_cross_entropy.backends.inductor import chunks, programs
 from fuseplug_linear_cross_entropy.kernels import InductorLinearCrossEntropyKernel
-from fuseplug_verify.verification import Tolerance, excess
+from fuseplug_verify import Tolerance, excess
 
 pytestmark = pytest.mark.skipif(
     InductorLinearCrossEntropyKernel().unavailable("cpu") is not None, reason="Inductor needs a C++ compiler"

@@ -7,10 +7,10 @@ import torch
 from support import bad
 from support.models import tiny_llama, tiny_moe
 from support.thorough import first_quick, thorough
+from torch.utils._pytree import tree_map as mapped
 
 from fuseplug import KernelManager
 from fuseplug_backends.inductor import compiled
-from fuseplug_verify.verification.nested import mapped
 
 MODELS = {
     "rmsnorm": tiny_llama,

@@ -14,7 +14,7 @@ from support.tiny import BASE, HEAD
 from transformers import AutoConfig
 
 from fuseplug import KernelManager
-from fuseplug_verify.verification import Outcome, Tolerance, excess
+from fuseplug_verify import Outcome, Tolerance, excess
 
 WIDTH = BASE["hidden_size"]
 GEMMA3N = BASE | HEAD | {"intermediate_size": [64, 64], "activation_sparsity_pattern": [0.9, 0.0]}

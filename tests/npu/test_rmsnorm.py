@@ -16,7 +16,7 @@ from fuseplug_rmsnorm.backends import npu
 from fuseplug_rmsnorm.kernels import NpuRMSNormKernel
 from fuseplug_rmsnorm.reference import VARIANTS
 from fuseplug_rmsnorm.specimens import Llama
-from fuseplug_verify.verification import Tolerance
+from fuseplug_verify import Tolerance
 
 WIDTH = 48
 TOLERANCE = Tolerance(roundings=4.0, working_roundings=20.0)

@@ -22,7 +22,7 @@ from fuseplug_swiglu.kernels import NpuSwiGluKernel
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.specimens.activations import GELUErf, ReLU2
 from fuseplug_swiglu.specimens.mlps import InOne, Offset, Separate, Sparse
-from fuseplug_verify.verification import Tolerance
+from fuseplug_verify import Tolerance
 
 INNER = 20
 TOLERANCE = Tolerance(roundings=6.0, working_roundings=24.0)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fuseplug import torch_private
+from fuseplug.cli import main
 from support import kernels
 from support.managers import manager_of
 from support.models import Toy
@@ -26,6 +27,35 @@ class Kernel(BaseKernel):
 
     def match(self, site):
         return None
+"""
+
+
+# Claims every SiLU, as itself.
+ACTIVATION = """
+from fuseplug import Adapter, BaseKernel, Example, Proposal, Rejection, Target
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Plain(Adapter):
+    variant: str = "plain"
+
+    def bind(self, compute):
+        return lambda module, x: compute(x)
+
+class Kernel(BaseKernel):
+    kernel_id = "silu"
+    op = "silu"
+    function = reference = "torch.nn.functional:silu"
+
+    def match(self, site):
+        if "RMSNorm" in type(site.module).__name__:
+            return Rejection("norms are [not] for us")
+        if type(site.module).__name__ not in ("SiLU", "SiLUActivation"):
+            return None
+        import torch
+        def example(mix, size, generator):
+            return Example((torch.randn(2, size // 2 + 1, dtype=mix, generator=generator),))
+        return [Proposal(Target(), [Plain()], example, (torch.float32,))]
 """
 
 
@@ -131,3 +161,19 @@ def as_it_was():
     yield
     torch.set_rng_state(state)
     assert torch.get_default_dtype() is torch.float32, "a test left another default dtype behind"
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run the command line in this process; gives (exit code, stdout, stderr)."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*args: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(args)
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        return code, *capsys.readouterr()
+
+    return run

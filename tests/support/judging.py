@@ -1,4 +1,4 @@
-"""Hold a function on tensors to another one by the rule that `fuseplug_verify.verification` holds modules to."""
+"""Hold a function on tensors to another one by the rule that `fuseplug_verify` holds modules to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug_verify.verification import Outcome, Tolerance, excess
+from fuseplug_verify import Outcome, Tolerance, excess
 
 
 def outcome(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fuseplug_linear_cross_entropy import reference
 from fuseplug_linear_cross_entropy.reference import FLOAT, Step, scaled, softcapped
-from fuseplug_verify.verification import Tolerance
+from fuseplug_verify import Tolerance
 
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 DTYPES = (BF16, HALF, SINGLE)

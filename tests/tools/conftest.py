@@ -12,6 +12,7 @@ from support.fixtures import (  # noqa: F401 - pytest finds them here
     manager,
     model,
     package,
+    run,
     site,
 )
 

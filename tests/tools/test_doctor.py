@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import types
 from dataclasses import replace
@@ -13,7 +12,6 @@ import torch
 
 from fuseplug import BaseKernel
 from fuseplug.discovery import KernelRecord
-from fuseplug_backends.inductor import InductorKernel
 from fuseplug_backends.npu import NpuKernel
 from fuseplug_tools import doctor
 from fuseplug_tools.doctor import Machine, examine
@@ -227,29 +225,6 @@ def test_a_kernels_own_caveat(caveat, found):
     assert (said.state, found in said.found) == ("warn", True)
     type(record.kernel).caveat = BaseKernel.caveat
     assert row(examine(machine(("cpu", "xpu")), [record]), "k").state == "ok"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the default compiler is another one")
-@pytest.mark.parametrize(("name", "environ"), [("g++", {}), ("icpx", {"CXX": "icpx"})])
-def test_compiler(tmp_path, monkeypatch, name, environ):
-    environ = {"PATH": str(tmp_path), **environ}
-    monkeypatch.setattr(os, "environ", environ)
-
-    class Kernel(InductorKernel):
-        def match(self, site): ...
-
-    said = row(examine(machine(**environ), []), "C++ compiler")
-    assert said.state == "warn"
-    assert said.remedy in Kernel().unavailable("cpu")
-    assert Kernel().unavailable("cuda") is None
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install triton-ascend" in Kernel().unavailable("npu")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    assert Kernel().unavailable("npu") is None
-    (tmp_path / name).write_text("")
-    (tmp_path / name).chmod(0o755)
-    assert row(examine(machine(**environ), []), "C++ compiler").found == str(tmp_path / name)
-    assert Kernel().unavailable("cpu") is None
 
 
 @pytest.mark.parametrize(("version", "state"), [(None, "ok"), ("4.40.1", "warn"), ("4.57.6", "ok"), ("5.23.0", "ok")])

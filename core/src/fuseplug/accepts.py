@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from fuseplug_verify.calls import VerifiedCalls
-from fuseplug_verify.watch import ById
+from fuseplug_verify import ById, VerifiedCalls
 
 from .gains import EVERY_SIZE, Gains
 

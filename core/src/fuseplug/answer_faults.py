@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fuseplug_verify.data import Adapter
+from fuseplug_verify import Adapter
 
 from .contract import Consent, Proposal, Rejection, Scope, Target
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuseplug_verify.data import Candidate, Refusal
+from fuseplug_verify import Candidate, Refusal
 
 from .contract import Proposal, Rejection
 from .hookspecs import BaseKernel

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fuseplug_verify.data import Adapter, Example
+from fuseplug_verify import Adapter, Example
 
 if TYPE_CHECKING:
     import torch
 
 Mode = Literal["training", "inference"]
+
+Compute = Callable[..., Any]
+"""A function that computes an op. It is the reference, or a kernel with the reference's signature."""
 
 
 @dataclass(frozen=True)

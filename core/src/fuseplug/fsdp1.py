@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 
 from torch import nn
 
-from fuseplug_verify.safe_access import all_below, attributes_of
+from fuseplug_verify import all_below, attributes_of
 
 WHY = (
     "its parameters are FSDP's flat ones, of which each rank has a part: apply before wrapping in FSDP (what was fused "

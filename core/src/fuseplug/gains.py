@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,11 +10,10 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from fuseplug_verify.data import Adapter
+from fuseplug_verify import Adapter
 
 from .contract import Use
 from .hookspecs import BaseKernel
-from .report import Figure
 
 T = TypeVar("T")
 
@@ -25,10 +23,6 @@ NEVER = sys.maxsize
 """More elements than a tensor has: no call is large enough."""
 
 TOO_SMALL, AT_NO_SIZE = "it is too small to gain", "the kernel is faster at no size"
-
-MARGIN = 1.02
-"""How many times as fast as the original a kernel must be to be used, where it is measured. The same code timed against
-itself is at times a percent ahead."""
 
 
 class Ends(NamedTuple):
@@ -127,48 +121,6 @@ def gains_of(kernel: BaseKernel, adapter: Adapter, device_type: str, work: float
         return tuple([Ends(math.ceil(said("gains_from", use)), round(said("gains_until", use))) for use in uses])
 
     return Gains(asked(gradients=True), asked(gradients=False))
-
-
-def measured(declared: Gains, figures: Sequence[Figure]) -> Gains | None:
-    """From which size on a kernel gains.
-
-    Args:
-        declared: What the kernel says. It stands for dtypes and kinds of calls that were not measured.
-        figures: What was measured.
-
-    Returns:
-        For each kind of call that was measured, the smallest size from which on all gain by `MARGIN`: *declared* if
-        that is smaller and the smallest gains too, `NEVER` if the largest does not gain. Up to which size the kernel
-        is used as well is as *declared*, if all gain that were measured there. ``None`` if no kind gains.
-    """
-    training = [(each.dtype, each.elements, each.both.gain) for each in figures if each.both is not None]
-    inference = [(each.dtype, each.elements, each.forward.gain) for each in figures]
-    shown = _shown(declared.training, training), _shown(declared.inference, inference)
-    if any(shown) and all(ends == _NEVER for each in shown for ends in each.values()):
-        return None
-    kinds = zip((declared.training, declared.inference), shown, strict=True)
-    return Gains(*(tuple((by_dtype(said) | found).values()) for said, found in kinds))
-
-
-def _shown(declared: Sequence[Ends], figures: Sequence[tuple[str, int, float]]) -> dict[torch.dtype, Ends]:
-    """What *figures*, of dtype, elements and gain, show for each dtype of which there are some."""
-    found: dict[torch.dtype, Ends] = {}
-    for dtype, said in by_dtype(declared).items():
-        gains: dict[int, float] = {}
-        for name, elements, gain in figures:
-            if f"torch.{name}" == str(dtype):
-                gains[elements] = min(gain, gains.get(elements, gain))
-        if not gains:
-            continue
-        gaining = {elements for elements, gain in gains.items() if gain >= MARGIN}
-        until = said.until if gaining.issuperset(elements for elements in gains if elements <= said.until) else 0
-        beyond = sorted((elements for elements in gains if elements > until), reverse=True)
-        large = [*itertools.takewhile(gaining.__contains__, beyond)]
-        least = large[-1] if large else NEVER
-        if large == beyond:  # or nothing was measured there
-            least = min(said.least, least)
-        found[dtype] = Ends(least, until)
-    return found
 
 
 def _said(kernel: BaseKernel, question: str, use: Use) -> int:

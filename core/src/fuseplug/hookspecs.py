@@ -5,15 +5,16 @@ from __future__ import annotations
 import abc
 import importlib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, final
 
 import pluggy
 
-from fuseplug_verify.data import Adapter, Compute
+from fuseplug_verify import Adapter
 
 from .answer_faults import faults_of_answer
-from .contract import Answer, Proposal, Rejection, Site, Use
+from .contract import Answer, Compute, Proposal, Rejection, Site, Use
 
 PROJECT = "fuseplug"
 ENTRY_POINT_GROUP = "fuseplug.kernels"
@@ -47,6 +48,11 @@ class BaseKernel(abc.ABC):
             ``"kernel"``, or the ``"original"``, if the compiler fuses that as well, or cannot trace the kernel in one
             graph.
         priority: Among kernels equally specific to a device the higher one is preferred.
+        rehearsal: For each device type where the first call compiles programs that can be built side by side:
+            ``"package.module:function"``. The function takes nothing and returns a context manager, within which a plan
+            is made. That gives ``None`` if nothing is to be gained here, or a function that returns another context
+            manager. Inside that one the kernel is called first: a program that is not there yet begins to be built, and
+            the call does not wait for it. What the call returns is not used.
         check_sizes: Numbers of elements at which the kernel is checked on its device. Name more than one where it takes
             different paths for small and large inputs.
     """
@@ -61,6 +67,7 @@ class BaseKernel(abc.ABC):
     differentiable: ClassVar[bool] = True
     when_traced: ClassVar[Literal["kernel", "original"]] = "kernel"
     priority: ClassVar[int] = 0
+    rehearsal: ClassVar[Mapping[str, str]] = MappingProxyType({})
     check_sizes: ClassVar[tuple[int, ...]] = (512, 1 << 17)
 
     @abc.abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from .hookspecs import NEWEST_API, BaseKernel
@@ -39,11 +40,18 @@ def faults(kernel: Any) -> list[str]:
     sizes = kernel.check_sizes
     if not isinstance(sizes, (tuple, list)) or not sizes or not all(type(size) is int and size > 0 for size in sizes):
         found.append(f"check_sizes must be positive numbers, at least one, not {sizes!r}")
+    found += _wrong_rehearsal(kernel.rehearsal)
     if kernel.propose is not BaseKernel.propose:
         found.append("propose() is final: write match() instead")
     if abstract := getattr(kernel, "__abstractmethods__", None):
         found.append(f"abstract: {', '.join(sorted(abstract))} not implemented")
     return found
+
+
+def _wrong_rehearsal(said: Any) -> list[str]:
+    if isinstance(said, Mapping) and all(isinstance(path, str) and path.count(":") == 1 for path in said.values()):
+        return []
+    return [f'rehearsal must be a mapping from device types to "package.module:function", not {said!r}']
 
 
 def _wrong_api(api: Any) -> str:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fuseplug_verify.process_lock import ProcessLock
+from fuseplug_verify import ProcessLock
 
 __all__ = ["ProcessLock"]

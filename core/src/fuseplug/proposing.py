@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pluggy
 
-from fuseplug_verify.verification import Snapshot, neutral, random_state_kept
+from fuseplug_verify import Snapshot, neutral, random_state_kept
 
 from .contract import Answer, Rejection, Site
 from .discovery import KernelRecord

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .contract import Mode, Rejection, Target
 from .discovery import KernelRecord
@@ -21,54 +20,14 @@ if TYPE_CHECKING:
 CheckStatus = Literal["passed", "passed before", "pending", "skipped", ""]
 
 
-class Timing(NamedTuple):
-    """A kernel against its original in one call.
-
-    Attributes:
-        original: Microseconds of the original, the median.
-        kernel: Those of the kernel.
-        gain: How many times as fast the kernel is: the median of the ratios, turn by turn.
-    """
-
-    original: float
-    kernel: float
-    gain: float
-
-
-@dataclass(frozen=True)
-class Figure:
-    """What was measured in one call that the model made.
-
-    Attributes:
-        shape: That of the main input.
-        dtype: Its dtype, ``"bfloat16"``.
-        forward: The forward, without gradients.
-        both: Forward and backward; ``None`` if only the forward was timed.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    forward: Timing
-    both: Timing | None = None
-
-    @property
-    def elements(self) -> int:
-        """How many elements the main input has."""
-        return math.prod(self.shape)
+class Measurement(Protocol):
+    """What was measured of a kernel in one call, as whoever measured it writes it."""
 
     def __str__(self) -> str:
-        both = "" if self.both is None else f", × {self.both.gain:.2f} forward and backward"
-        shape = " × ".join(map(str, self.shape)) or "1"
-        return f"{shape}, {self.dtype}: × {self.forward.gain:.2f} forward{both}"
+        """In a line, for people."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
-        return {
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "forward, µs": self.forward._asdict(),
-            "forward and backward, µs": None if self.both is None else self.both._asdict(),
-        }
 
 
 @dataclass(frozen=True)
@@ -112,7 +71,7 @@ class Entry:
     covered_by: str = ""
     gives_up: str = ""
     gains_from: Mapping[str, int | None] = field(default_factory=dict)
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[Measurement, ...] = ()
     gains_until: Mapping[str, int] = field(default_factory=dict)
 
     @property

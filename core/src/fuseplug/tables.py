@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+_STYLES = {"ready": "green", "ok": "green", "broken": "red", "conflict": "red", "fail": "red"}
 
 UNLIMITED = 1 << 14
 """How wide what is no terminal is: no line is wrapped there."""
@@ -39,3 +45,31 @@ def with_whole_words(table: Table, width: int, folded: Collection[str] = ()) -> 
             column.min_width = longest
             width -= longest + 2
     return table
+
+
+def empty_table(*columns: str) -> Table:
+    """A table without rows, as all commands print them."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def print_table(out: Console, table: Table, *folded: str) -> None:
+    """Print *table*; the words in the columns *folded* may be broken."""
+    out.print(with_whole_words(table, out.width, folded))
+
+
+def state_text(state: str) -> Text:
+    """*state* of a kernel or of a check, in its colour."""
+    from rich.text import Text
+
+    return Text(state, _STYLES.get(state, "yellow"))
+
+
+def print_json(data: Any) -> None:
+    """Print *data* as JSON."""
+    typer.echo(json.dumps(data, indent=2, default=str))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from fuseplug_verify.safe_access import attributes_of, children_of, said_by
-from fuseplug_verify.verification import Signatures, StandIns, UncopyableError
+from fuseplug_verify import Refusal, StandIns, attributes_of, children_of, said_by
 
+from .candidates import rejection_of
 from .contract import Rejection
 from .devices import Destination
 from .errors import PlanError
@@ -67,8 +67,7 @@ def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: 
     everything = [path for each in found.values() for path in each.paths]
     wanted = _below(everything, only, "only") if only else set(everything)
     unwanted = _below(everything, skip, "skip")
-    devices, signatures = _Devices(found), Signatures()
-    stand_ins = StandIns(signatures)
+    devices, stand_ins = _Devices(found), StandIns()
     units = _flat_units(found)
     unreadable = {above for holders in units.values() for path in holders for above in upwards(path)}
     places = []
@@ -83,9 +82,9 @@ def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: 
             continue
         now = devices.of(each.paths[0])
         kind, usable = _planned_type(device, now), _usable(device, now)
-        alike, stand_in = signatures.of(each.module), stand_ins.of(each.module)
-        error = each.error or signatures.faults.get(number) or stand_ins.faults.get(number)
-        fault = None if error is None else _fault(each.paths[0], error)
+        alike, stand_in = stand_ins.likeness(each.module), stand_ins.of(each.module)
+        why_not = stand_ins.fault(each.module) if each.error is None else Refusal(said_by(each.error), kind="error")
+        fault = None if why_not is None else _fault(each.paths[0], why_not)
         places.append(Place(each.module, tuple(each.paths), alike, stand_in, kind, usable, fault))
     return places
 
@@ -138,12 +137,12 @@ def everywhere(model: nn.Module) -> dict[int, Found]:
     return found
 
 
-def _fault(path: str, error: Exception) -> Rejection:
+def _fault(path: str, refusal: Refusal) -> Rejection:
     where = f"skip={path!r}" if path else "skip="
-    if isinstance(error, UncopyableError):
-        return Rejection(str(error))
+    if refusal.kind != "error":
+        return rejection_of(refusal)
     return Rejection(
-        f"it cannot be looked at: {said_by(error)}. Expected a module whose registries and attributes can be read; "
+        f"it cannot be looked at: {refusal.reason}. Expected a module whose registries and attributes can be read; "
         f"mend its class, or leave it out with {where}",
         kind="error",
     )

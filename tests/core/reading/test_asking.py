@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fuseplug_verify.reading import hazard, remembered
+from fuseplug_verify import hazard, remembered
 
 SEEN = []
 

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug_verify.reading import MISSING, attribute, constants, names, read
+from fuseplug_verify import constants, names
+from fuseplug_verify.reading import MISSING, attribute, read
 from fuseplug_verify.reading.source import tree_of
 
 

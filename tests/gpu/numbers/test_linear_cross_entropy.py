@@ -35,7 +35,7 @@ from fuseplug_linear_cross_entropy.backends import triton
 from fuseplug_linear_cross_entropy.backends.triton import launches, linear_cross_entropy, linear_logprob
 from fuseplug_linear_cross_entropy.reference import FLOAT, Step, softcapped
 from fuseplug_linear_cross_entropy.specimens import VOCABULARY, Softcapped
-from fuseplug_verify.verification import excess
+from fuseplug_verify import excess
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),

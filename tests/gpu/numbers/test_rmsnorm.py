@@ -20,7 +20,7 @@ from fuseplug_rmsnorm.backends import triton as kernel
 from fuseplug_rmsnorm.backends.triton import launches
 from fuseplug_rmsnorm.reference import VARIANTS
 from fuseplug_rmsnorm.specimens import CastLast, GatedSilu, GateFirst, Llama
-from fuseplug_verify.verification import Tolerance, excess
+from fuseplug_verify import Tolerance, excess
 
 WIDTH = 48
 TOLERANCE = Tolerance(roundings=4.0, working_roundings=20.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fuseplug_verify.watch import Route
+from fuseplug_verify import Route
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fuseplug_verify.process_lock import ProcessLock
+from fuseplug_verify import ProcessLock
 
 from ..contract import Target
 from ..ranks import rank

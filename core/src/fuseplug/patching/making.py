@@ -7,11 +7,10 @@ from dataclasses import fields, replace
 
 from torch import nn
 
-from fuseplug_verify.data import Compute, Conditions, Semantics
-from fuseplug_verify.verification import Subject
+from fuseplug_verify import Conditions, Semantics, Subject
 
 from ..accepts import Accepts
-from ..contract import Rejection, Scope, Target
+from ..contract import Compute, Rejection, Scope, Target
 from ..gains import EVERY_SIZE, Gains
 from .journal import Patch
 from .mark import Mark

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fuseplug_verify.watch import Call, Extra
+from fuseplug_verify import Call
 
 
 class Placed(NamedTuple):
@@ -32,7 +32,7 @@ class Placing:
         extra: What becomes of further keyword arguments.
     """
 
-    def __init__(self, original: Callable[..., Any], calls: Sequence[Call], extra: Extra) -> None:
+    def __init__(self, original: Callable[..., Any], calls: Sequence[Call], extra: str) -> None:
         parameters = [*inspect.signature(original).parameters.values()]
         self._bind = binding(original)
         self._calls = calls

@@ -11,13 +11,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fuseplug_verify.data import Adapter, Compute
-from fuseplug_verify.process_lock import ProcessLock
-from fuseplug_verify.rebind import rebound
-from fuseplug_verify.safe_access import said_by
+from fuseplug_verify import Adapter, ProcessLock, rebound, said_by
 
 from ..accepts import Accepts
-from ..contract import Target
+from ..contract import Compute, Target
 from ..fallback import this_thread
 from ..torch_private import get_tracing_state, traced_away
 from .guard import OUTSIDE, Guard, module_of

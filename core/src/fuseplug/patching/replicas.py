@@ -6,7 +6,7 @@ import types
 
 from torch import nn
 
-from fuseplug_verify.safe_access import attributes_of
+from fuseplug_verify import attributes_of
 
 NAME = "_replicate_for_data_parallel"
 

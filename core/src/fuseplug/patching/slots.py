@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fuseplug_verify.safe_access import attributes_of
+from fuseplug_verify import attributes_of
 
 from ..contract import Target
 from .hooked import describe, is_own, name_of

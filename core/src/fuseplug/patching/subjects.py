@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import types
 
-import torch
 from torch import nn
 
-from fuseplug_verify.rebind import RebindError, calls, lookup, space_of
-from fuseplug_verify.safe_access import all_below, class_name
-from fuseplug_verify.verification import Subject, dense, own_tensors
-from fuseplug_verify.watch import ById
+from fuseplug_verify import Refusal, Subject, called_function, class_name, odd_tensor
 
+from ..candidates import rejection_of
 from ..contract import Rejection, Target
 from .hooked import describe
 from .slots import class_method, is_original, our_replacements
@@ -29,13 +26,10 @@ def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejec
     if isinstance(method, Rejection):
         return method
     if target.function is None:
-        return _odd_tensor(module) or Subject(method, module, alike)
-    try:
-        if not calls(method, target.function):
-            return Rejection(f"{method.__qualname__} does not call {target.function}")
-        return Subject(lookup(method, target.function), None, space=ById(space_of(method, target.function)))
-    except RebindError as error:
-        return Rejection(str(error))
+        odd = odd_tensor(module)
+        return Subject(method, module, alike) if odd is None else rejection_of(odd)
+    called = called_function(method, target.function)
+    return rejection_of(called) if isinstance(called, Refusal) else called
 
 
 def own_method(module: nn.Module, name: str) -> types.FunctionType | Rejection:
@@ -50,24 +44,3 @@ def own_method(module: nn.Module, name: str) -> types.FunctionType | Rejection:
         "it off first",
         kind="foreign",
     )
-
-
-def _odd_tensor(module: nn.Module) -> Rejection | None:
-    """Why no kernel can read *module*, if one of its tensors, or one below it, is not dense."""
-    for each in all_below(module):
-        for name, tensor in own_tensors(each).items():
-            if not dense(tensor):
-                holder = "its" if each is module else f"the {class_name(each)} below it: its"
-                return Rejection(
-                    f"{holder} {name} is {_layout(tensor)}, and kernels read dense tensors: make it dense, or leave "
-                    "the module as it is"
-                )
-    return None
-
-
-def _layout(tensor: torch.Tensor) -> str:
-    if tensor.is_nested:
-        return "a nested tensor"
-    if tensor.layout is not torch.strided:
-        return f"of layout {tensor.layout}"
-    return f"quantised to {tensor.dtype}" if tensor.is_quantized else "wrapped by torch.func"

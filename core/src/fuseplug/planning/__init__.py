@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -10,13 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fuseplug_backends.inductor.rehearsal import building, rehearsal
-from fuseplug_backends.torch_private.inductor import inductor_threads
-from fuseplug_tools.measuring import Kinds
-from fuseplug_verify.safe_access import attributes_of, class_name
+from fuseplug_verify import attributes_of, class_name
 
 from ..discovery import KernelRecord, elsewhere
-from ..kept import NOWHERE, Kept, folder
+from ..hookspecs import resolve
+from ..measurer import Measurer
 from ..patching import Patch, computes_past
 from ..report import Report
 from ..walking import Place
@@ -61,14 +60,14 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
         PlanError: If the model is to be measured, and cannot be run.
     """
     start, measuring = time.perf_counter(), 0.0
-    kinds = _kinds(model, rules)
-    decider = Decider(rules, ask, kinds)
+    measurer = rules.measurer
+    decider = Decider(rules, ask)
     decider.ask(places)
     decisions = _side_by_side(decider, places)
-    if kinds is not None:
+    if measurer is not None:
         begun = time.perf_counter()
         # Where a kernel turned out to be slower, the next may come, which then has to be measured in its turn.
-        while _measured(kinds):
+        while measurer.measure():
             decider.again()
             decisions = _decided(decider, places)
         measuring = time.perf_counter() - begun
@@ -84,7 +83,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
         notes=[
             *_notes(model, decisions, rules.installed),
             *_passed_by(decisions),
-            *_unmeasured(kinds, decisions),
+            *_unmeasured(measurer, decisions),
             *_cost_of_rounding(rules, decisions),
             *_untraced(rules, decisions),
             *_unasked(rules.allow, decider.consents),
@@ -99,12 +98,17 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
 
 def _side_by_side(decider: Decider, places: Sequence[Place]) -> list[Decision]:
     """What was decided, where compilers may have run side by side for it."""
-    threads = inductor_threads()
-    if threads == 1 or not decider.compiles:
-        return _decided(decider, places)
-    with building(threads) as builders:
-        with showing(places, "compiling kernels", _named) as each, rehearsal(builders):
-            decider.rehearse(each)
+    with contextlib.ExitStack() as building:
+        rehearsals = {}
+        for path in sorted(decider.rehearsals):
+            with contextlib.suppress(Exception):  # a kernel's own way to save time: without it the plan is the same
+                rehearsals[path] = building.enter_context(resolve(path)())
+        rehearsals = {path: rehearsal for path, rehearsal in rehearsals.items() if rehearsal is not None}
+        if rehearsals:
+            with contextlib.ExitStack() as rehearsing, showing(places, "compiling kernels", _named) as shown:
+                for rehearsal in rehearsals.values():
+                    rehearsing.enter_context(rehearsal())
+                decider.rehearse(shown, rehearsals.keys())
         return _decided(decider, places)
 
 
@@ -117,34 +121,14 @@ def _named(place: Place) -> str:
     return place.paths[0] or "the model"
 
 
-def _kinds(model: nn.Module, rules: Rules) -> Kinds | None:
-    """Where it is to be measured from which size on kernels gain, what does that."""
-    if rules.runs is None:
-        return None
-    kept = NOWHERE if rules.check == "always" else Kept("timings", folder())
-    return Kinds(model, rules.runs, gradients=rules.gradients, kept=kept)
-
-
-def _measured(kinds: Kinds) -> bool:
-    """Whether there was anything that was not measured yet; now it is."""
-    tasks = kinds.record()
-    if tasks is None:
-        return False
-    doing = f"timing {len(tasks)} calls, about {max(1, round(kinds.seconds(tasks)))} s at most, compilers aside:"
-    with showing(tasks, doing, lambda task: str(task.kind)) as each:
-        for task in each:
-            kinds.time(task)
-    return True
-
-
-def _unmeasured(kinds: Kinds | None, decisions: Sequence[Decision]) -> list[str]:
+def _unmeasured(measurer: Measurer | None, decisions: Sequence[Decision]) -> list[str]:
     """A note on each kernel that had to be used as it declares, though its user wanted it measured."""
-    if kinds is None:
+    if measurer is None:
         return []
     patches = [patch for decision in decisions for patch in decision.patches if patch.target.around]
     around = dict.fromkeys(patch.kernel_id for patch in patches)
     return [
-        *kinds.notes(),
+        *measurer.notes(),
         *(
             f"not measured: {kernel_id}, because it serves some calls of the whole model only, and is nothing by "
             "itself; it is used from the size that it declares"

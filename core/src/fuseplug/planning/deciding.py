@@ -12,22 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fuseplug_backends.inductor import InductorKernel
-from fuseplug_tools.measuring import Kind, Kinds
-from fuseplug_verify.data import Compute, Conditions, Refusal, Semantics
-from fuseplug_verify.safe_access import class_name, said_by
-from fuseplug_verify.verification import Subject, Verifier
+from fuseplug_verify import Conditions, Refusal, Semantics, Subject, Verifier, class_name, said_by
 
 from ..candidates import candidate_of, rejection_of
-from ..contract import Answer, Proposal, Rejection, Scope, Site, Target
+from ..contract import Answer, Compute, Proposal, Rejection, Scope, Site, Target
 from ..discovery import KernelRecord
 from ..fallback import declining_small
-from ..gains import EVERY_SIZE, TIMED, Gains, gains_of, measured
+from ..gains import EVERY_SIZE, TIMED, Gains, gains_of
 from ..hookspecs import BaseKernel, resolve
 from ..kept import Kept, folder
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
 from ..proposing import Question
-from ..report import CheckStatus, Entry, Figure
+from ..report import CheckStatus, Entry, Measurement
 from ..walking import Place, upwards
 from .rules import Rules, kernel_of
 
@@ -64,13 +60,11 @@ class Decider:
     Args:
         rules: How winners are decided.
         ask: Puts questions to kernels.
-        kinds: What is measured; ``None``: nothing.
     """
 
-    def __init__(self, rules: Rules, ask: Ask, kinds: Kinds | None = None) -> None:
+    def __init__(self, rules: Rules, ask: Ask) -> None:
         self._rules = rules
         self._ask = ask
-        self._kinds = kinds
         self._by_id = {record.kernel_id: record for record in rules.records}
         kept = Kept("checks", folder())
         self._verifier = Verifier(
@@ -79,7 +73,7 @@ class Decider:
             exact=rules.exact,
             around=functools.partial(declining_small, not rules.every_size),
         )
-        self._rehearsing = False
+        self._rehearsing: AbstractSet[str] = frozenset()
         self._places: dict[str, Place] = {}
         self._taken: dict[tuple[int, str], str] = {}
         self._covered: dict[str, str] = {}
@@ -94,23 +88,22 @@ class Decider:
         self._taken.clear()
         self._covered.clear()
 
-    def rehearse(self, places: Iterable[Place]) -> None:
-        """Decide *places* as if every kernel were right, and call those that compile in place of checking them."""
-        self._rehearsing = True
+    def rehearse(self, places: Iterable[Place], rehearsals: AbstractSet[str]) -> None:
+        """Decide *places* as if every kernel were right, and call those with one of *rehearsals* instead of a check."""
+        self._rehearsing = rehearsals
         try:
             for place in places:
                 self.decide(place)
         finally:
-            self._rehearsing = False
+            self._rehearsing = frozenset()
             self.again()
 
     @property
-    def compiles(self) -> bool:
-        """Whether a C++ compiler builds what one of the kernels runs when it is checked."""
-        device_types = {place.device_type for place in self._places.values()}
-        return bool(self._rules.check) and any(
-            _compiles(kernel_of(record), each) for each in device_types for record in self._rules.taking_part(each)
-        )
+    def rehearsals(self) -> AbstractSet[str]:
+        """The `BaseKernel.rehearsal` of all kernels that may be checked."""
+        device_types = {place.device_type for place in self._places.values()} if self._rules.check else set()
+        kernels = [(kernel_of(record), kind) for kind in device_types for record in self._rules.taking_part(kind)]
+        return {kernel.rehearsal[kind] for kernel, kind in kernels if kind in kernel.rehearsal}
 
     def decide(self, place: Place) -> list[Decision]:
         """The answers for *place*. An error while deciding is an answer, too; then nothing of the place is replaced."""
@@ -308,15 +301,15 @@ class Decider:
             scope=scope,
             lazy=proposal.lazy is not None,
         )
-        figures: Sequence[Figure] = ()
+        figures: Sequence[Measurement] = ()
         # Within a scope a target is called as it is nowhere else, and is nothing by itself.
-        if self._kinds is not None and scope is None and place.device is not None:
+        if self._rules.measurer is not None and scope is None and place.device is not None:
             timed = patched(gains=TIMED)
             if isinstance(timed, Rejection):
                 return timed
             key = functools.partial(self._verifier.key, semantics, place.device)
-            kind = self._kinds.of(timed, place.module, key)
-            gains, figures = _measured(kind, gains), kind.figures
+            kind = self._rules.measurer.of(timed, place.module, key)
+            gains, figures = kind.gains(gains), kind.figures
             if isinstance(gains, Rejection):
                 return gains
         patch = patched(gains=gains)
@@ -398,7 +391,7 @@ class Decider:
             return Rejection(why, kind="error")
         question = (semantics, subject, kernel.load(), device)
         if self._rehearsing:
-            if _compiles(kernel, device.type):
+            if kernel.rehearsal.get(device.type) in self._rehearsing:
                 self._verifier.rehearse(*question)
             return Conditions(semantics.accepts.dtypes), "pending"
         ran = self._verifier.check(*question)
@@ -429,21 +422,6 @@ class Decider:
         if key not in self._unavailable:
             self._unavailable[key] = kernel_of(record).lacks(device_type)
         return self._unavailable[key]
-
-
-def _compiles(kernel: BaseKernel, device_type: str) -> bool:
-    """Whether a C++ compiler builds what *kernel* runs there."""
-    return isinstance(kernel, InductorKernel) and device_type == "cpu"
-
-
-def _measured(kind: Kind, declared: Gains) -> Gains | Rejection:
-    """From which size on the kernel of *kind* is used; as *declared* where it was not measured, or not yet."""
-    if kind.fault is not None:
-        return kind.fault
-    if (found := measured(declared, kind.figures)) is not None:
-        return found
-    figures = "; ".join(map(str, kind.figures))
-    return Rejection(f"it was measured, and gains in no call that the model made: {figures}", kind="slower")
 
 
 def _likeness(place: Place) -> tuple[int, str]:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fuseplug_tools.measuring import Runs
-
 from .. import torch_private
 from ..contract import Mode
 from ..discovery import KernelRecord
 from ..errors import DiscoveryError
 from ..hookspecs import BaseKernel
+from ..measurer import Measurer
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Rules:
         installed: Every kernel there is, for the report.
         allow: What the caller has agreed to give up, as `Consent.word`.
         every_size: Whether kernels compute calls of every size, those too small to gain included.
-        runs: How the model is run to measure from which size on kernels gain; ``None``: they are not measured.
+        measurer: Measures from which size on kernels gain; ``None``: they are not measured.
         exact: Whether kernels must be the originals bit for bit.
         excluded: The names of the records that the caller left out.
     """
@@ -40,7 +39,7 @@ class Rules:
     installed: Sequence[KernelRecord]
     allow: Sequence[str] = ()
     every_size: bool = False
-    runs: Runs | None = None
+    measurer: Measurer | None = None
     exact: bool = False
     excluded: Sequence[str] = ()
 

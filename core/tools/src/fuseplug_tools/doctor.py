@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,14 +11,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import importlib_metadata
+import typer
 from packaging.version import Version
 
+from fuseplug.commands import kernels_of
 from fuseplug.configuration import SETTINGS, environment, named
-from fuseplug.discovery import KernelRecord
+from fuseplug.discovery import KernelRecord, discover
 from fuseplug.hookspecs import BaseKernel
 from fuseplug.importing.fresh_python import ask, ends_all
-from fuseplug_backends.inductor.kernel import INSTALL_COMPILER, cpp_compiler
-from fuseplug_backends.npu.kernel import how_to_install, version_of
+from fuseplug.kernel_manager import KernelManager
+from fuseplug.options import AsJson
+from fuseplug.plain_text import one_line, some_lines
+from fuseplug.tables import console, empty_table, print_json, print_table, state_text
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CANN_VARIABLE = "ASCEND_HOME_PATH"
@@ -65,6 +70,34 @@ class Machine:
 MachineCheck = Callable[[Machine], Row]
 
 
+def doctor(as_json: AsJson = False) -> None:
+    """Check this machine and every installed kernel; exit with 1 if something installed cannot work."""
+    elsewhere = Elsewhere()
+    with console(stderr=True).status("importing each kernel's module in a Python of its own"):
+        # Before torch is imported, to see who imports it.
+        records = kernels_of(KernelManager(find=functools.partial(discover, unfit=elsewhere.unfit)))
+    with console(stderr=True).status("importing torch and looking at the devices"):
+        machine = look()
+    rows = examine(machine, records, elsewhere)
+    if as_json:
+        print_json([row._asdict() for row in rows])
+    else:
+        _print_rows(rows)
+    if any(row.state == "fail" for row in rows):
+        raise typer.Exit(1)
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    out, table = console(), empty_table("", "what")
+    table.add_column("found", ratio=1, overflow="fold")
+    for row in rows:
+        remedy = [f"→ {row.remedy}"] if row.remedy else []
+        table.add_row(state_text(row.state), one_line(row.name), some_lines("\n".join([row.found, *remedy])))
+    print_table(out, table, "found")
+    counts = [f"{sum(row.state == state for row in rows)} {state}" for state in ("ok", "warn", "fail")]
+    out.print(", ".join(counts))
+
+
 def look(environ: Mapping[str, str] | None = None) -> Machine:
     """Import torch and list the devices. If that fails, the error is kept for the checks to explain.
 
@@ -108,6 +141,14 @@ def examine(machine: Machine, records: Sequence[KernelRecord], elsewhere: Elsewh
     return [check(machine) for check in CHECKS] + list(_kernels(machine, records, elsewhere or Elsewhere()))
 
 
+def version_of(distribution: str) -> str | None:
+    """The version of *distribution* that is installed."""
+    try:
+        return importlib_metadata.version(distribution)
+    except importlib_metadata.PackageNotFoundError:
+        return None
+
+
 def python(machine: Machine) -> Row:
     """The interpreter."""
     del machine
@@ -144,14 +185,17 @@ def devices(machine: Machine) -> Row:
 def torch_npu(machine: Machine) -> Row:
     """Ascend's extension of PyTorch, which needs the CANN toolkit."""
     version, torch_version = version_of("torch_npu"), version_of("torch")
+    remedy = "pip install torch torch_npu"
+    if torch_version:
+        remedy = f'pip install --upgrade "torch_npu=={".".join(torch_version.split(".")[:2])}.*"'
     if version is None:
         if machine.npus or machine.environ.get(CANN_VARIABLE):
             seen = f"{machine.npus} Ascend NPUs" if machine.npus else f"CANN ({CANN_VARIABLE})"
-            return Row("torch_npu", "warn", f"not installed, though {seen} are here", how_to_install(torch_version))
+            return Row("torch_npu", "warn", f"not installed, though {seen} are here", remedy)
         return Row("torch_npu", "ok", "not installed (only Ascend NPUs need it)")
     if torch_version and Version(version).release[:2] != Version(torch_version).release[:2]:
         found = f"{version}, which is not made for torch {torch_version}"
-        return Row("torch_npu", "fail", found, how_to_install(torch_version))
+        return Row("torch_npu", "fail", found, remedy)
     if machine.torch is None:
         return Row("torch_npu", "warn", f"{version}; see torch")
     if "npu" in machine.devices:
@@ -162,13 +206,6 @@ def torch_npu(machine: Machine) -> Row:
         found = f"{version}, without CANN ({CANN_VARIABLE} is not set)"
         return Row("torch_npu", "fail", found, f"source {CANN_SCRIPT}")
     return Row("torch_npu", "warn", f"{version}, but no NPU is available", "npu-smi info says what the driver sees")
-
-
-def compiler(machine: Machine) -> Row:
-    """The C++ compiler, which Inductor needs on the CPU."""
-    if path := cpp_compiler(machine.environ):
-        return Row("C++ compiler", "ok", path)
-    return Row("C++ compiler", "warn", "none on PATH: Inductor cannot compile for the CPU", INSTALL_COMPILER)
 
 
 def transformers(machine: Machine) -> Row:
@@ -206,7 +243,6 @@ CHECKS: Sequence[MachineCheck] = (
     torch,
     devices,
     torch_npu,
-    compiler,
     transformers,
     accelerate,
     kernels_variable,

@@ -1,11 +1,11 @@
-"""What is exchanged with whoever has something verified. It has no behaviour, and importing it imports no torch."""
+"""What is exchanged with whoever has something verified. Importing it imports no torch."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -139,6 +139,9 @@ class Candidate:
         packages: The top packages whose code takes part, besides those of the adapters.
     """
 
+    SMALL: ClassVar[int] = 64
+    """Elements wanted in the examples that tell variants apart: as few as these can do with."""
+
     example: Callable[[Any, int, torch.Generator], Example]
     mixes: Sequence[Any]
     adapters: Sequence[Adapter] = (AsCalled(),)
@@ -154,6 +157,19 @@ class Candidate:
     identity: tuple[Any, ...] = ()
     packages: Sequence[str] = ()
 
+    def example_of(self, mix: Any, size: int = SMALL, number: int = 0) -> Example:
+        """The example for one mix and size: always the same one, and another for each *number*.
+
+        Raises:
+            TypeError: If what `example` gives is not one.
+        """
+        import torch
+
+        example = self.example(mix, size, torch.Generator().manual_seed(size + number))
+        if not (isinstance(example, Example) and example.args and isinstance(example.args[0], torch.Tensor)):
+            raise TypeError(f"example() must give an Example whose first argument is a tensor; it gave {example!r:.80}")
+        return example
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -163,11 +179,11 @@ class Refusal:
         reason: What differs, where, and by how much, for a person to read.
         kind: ``"unlike"``: the original computes none of the variants, or cannot be read or run. ``"failed"``: the
             kernel's numbers are wrong. ``"rounding"``: they are right, but not the original's bit for bit.
-            ``"error"``: somebody's code raised.
+            ``"error"``: somebody's code raised. ``"unsupported"``: it is of a sort that cannot be looked at.
     """
 
     reason: str
-    kind: Literal["unlike", "failed", "rounding", "error"] = "unlike"
+    kind: Literal["unlike", "failed", "rounding", "error", "unsupported"] = "unlike"
 
 
 @dataclass(frozen=True)

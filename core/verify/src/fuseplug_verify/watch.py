@@ -61,6 +61,11 @@ class ById:
     def __init__(self, held: Any) -> None:
         self.held = held
 
+    @property
+    def absent(self) -> bool:
+        """Whether it stands for a name that means nothing."""
+        return self.held is MISSING
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ById) and other.held is self.held
 
@@ -231,7 +236,7 @@ def _dotted(route: Route) -> str:
 def _meant(name: str, value: ById | Frozen) -> str:
     if isinstance(value, Frozen):
         return f"{name} is {value.value!r:.60}"
-    return f"there is no {name}" if value.held is MISSING else f"{name} is {_shown(value.held)}"
+    return f"there is no {name}" if value.absent else f"{name} is {_shown(value.held)}"
 
 
 def _shown(held: Any) -> str:

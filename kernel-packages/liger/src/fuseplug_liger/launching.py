@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug_backends.torch_private import FakeTensor
+from fuseplug_backends.tracing import is_fake
 from fuseplug_backends.triton import interpreted, transparent
 
 WIDEST = 1 << 16
@@ -26,7 +26,7 @@ def serves(*tensors: Tensor | None) -> bool:
     """Whether Liger can be called with *tensors*: not empty, in a dtype that it has, and not to be traced."""
     return (
         not torch.compiler.is_compiling()
-        and all(t is None or (t.dtype in _DTYPES and t.numel() > 0 and type(t) is not FakeTensor) for t in tensors)
+        and all(t is None or (t.dtype in _DTYPES and t.numel() > 0 and not is_fake(t)) for t in tensors)
         and transparent(*tensors)
     )
 

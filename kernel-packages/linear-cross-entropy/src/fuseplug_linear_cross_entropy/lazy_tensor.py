@@ -15,17 +15,15 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.hooks import RemovableHandle
 
+from fuseplug_backends.tracing import is_watched
+
 from .torch_private import (
     DisableTorchFunctionSubclass,
-    are_functorch_transforms_active,
     disable_current_modes,
     disable_dynamo,
     function_modes_off,
-    get_tracing_state,
     has_foreign_function_mode,
-    in_forward_mode,
     is_fwd_grad_enabled,
-    len_torch_dispatch_stack,
     saves_are_hooked,
     schemas_of,
     swap_values,
@@ -127,7 +125,7 @@ class LazyTensor(Tensor):
             or not all(map(_plain, given))
             or not any(each.requires_grad for each in given)
             or has_foreign_function_mode()
-            or _watched()
+            or is_watched()
         ):
             return cast("Self", NotImplemented)
         with torch.no_grad():
@@ -284,7 +282,7 @@ class LazyTensor(Tensor):
         if record.answered and function in (_GRAD_FN, Tensor.register_hook):
             layout = record.layout
             return _NoNode(layout) if function == _GRAD_FN else _hooked(record.hooks, layout, *args[1:], **kwargs)
-        if _watched() or not self._record.recorded:
+        if is_watched() or not self._record.recorded:
             return NotImplemented
         if not torch.is_grad_enabled():
             passed_on = function in _COPIES and len(args) == 1 and not kwargs and not is_fwd_grad_enabled()
@@ -697,17 +695,6 @@ def _never_computed(what: str, layout: Tensor) -> RuntimeError:
     return RuntimeError(
         f"{what} asks for the gradient of a lazy {_shape(layout)}, from which a result was computed without it: ask "
         "before that, call .detach() on it before that, or undo the kernel"
-    )
-
-
-def _watched() -> bool:
-    """Whether something here sees each operation: a mode, a tracer, a compiler, a transform."""
-    return (
-        torch.compiler.is_compiling()
-        or bool(len_torch_dispatch_stack())
-        or get_tracing_state() is not None
-        or are_functorch_transforms_active()
-        or in_forward_mode()
     )
 
 

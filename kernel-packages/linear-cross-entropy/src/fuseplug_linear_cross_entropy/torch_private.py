@@ -19,7 +19,6 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._ops import OpOverload, OpOverloadPacket
-from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
@@ -27,15 +26,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 __all__ = [
     "DisableTorchFunctionSubclass",
-    "are_functorch_transforms_active",
     "disable_current_modes",
     "disable_dynamo",
     "function_modes_off",
-    "get_tracing_state",
     "has_foreign_function_mode",
-    "in_forward_mode",
     "is_fwd_grad_enabled",
-    "len_torch_dispatch_stack",
     "len_torch_function_stack",
     "saves_are_hooked",
     "schemas_of",
@@ -53,15 +48,6 @@ __all__ = [
 # with which torch itself walks through arguments and results; the modes that see each function, with the one that
 # ``with torch.device("meta"):`` enters; and what takes the transforms of `torch.func` off for a while, so that what is
 # computed inside is no tensor of theirs.
-
-get_tracing_state = torch._C._get_tracing_state
-"""The state of `torch.jit.trace`; ``None`` outside of one. `torch.jit.is_tracing` takes almost twice as long."""
-
-are_functorch_transforms_active = torch._C._are_functorch_transforms_active
-"""Whether a transform of `torch.func` is at work here. Unlike `peek_interpreter_stack` it makes no object."""
-
-len_torch_dispatch_stack = torch._C._len_torch_dispatch_stack
-"""How many modes see each operation: a FakeTensorMode, a tracer's."""
 
 len_torch_function_stack = torch._C._len_torch_function_stack
 """How many modes see each function: ``with torch.device("meta"):`` enters one."""
@@ -108,11 +94,6 @@ def has_foreign_function_mode() -> bool:
 def saves_are_hooked() -> bool:
     """Whether somebody, `torch.utils.checkpoint` for one, sees here what is saved for a backward."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def in_forward_mode() -> bool:
-    """Whether forward-mode differentiation is entered; `torch.autograd.forward_ad` enters and leaves it only."""
-    return forward_ad._current_level >= 0
 
 
 def schemas_of(op: OpOverload | OpOverloadPacket) -> list[torch._C.FunctionSchema]:

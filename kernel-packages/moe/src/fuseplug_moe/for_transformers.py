@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuseplug_backends.torch_private import GLOBAL_HOOKS
+from fuseplug_backends.tracing import are_modules_hooked
 
 from .functional import KERNELS, moe
 from .kernels import STACKED_GAINS_FROM, InductorMoEKernel, MoEKernel
@@ -164,7 +164,7 @@ def _named(activation: Any) -> str | None:
     """The row of `GATES` that *activation* is, for those of torch and transformers."""
     if isinstance(activation, nn.Module):
         own = vars(activation)
-        hooked = any(GLOBAL_HOOKS) or any(own[name] for name in own if name.endswith("hooks"))
+        hooked = are_modules_hooked() or any(own[name] for name in own if name.endswith("hooks"))
         if hooked or "forward" in own or activation._parameters:
             return None
         state = tuple((name, own[name]) for name in own if not name.startswith("_") and name != "training")

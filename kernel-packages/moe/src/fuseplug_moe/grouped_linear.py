@@ -8,12 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug_backends.torch_private import (
-    get_tracing_state,
-    get_unwrapped,
-    is_batchedtensor,
-    is_functorch_wrapped_tensor,
-)
+from fuseplug_backends.tracing import is_mapped, is_traced, is_wrapped
 
 
 def linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -27,11 +22,11 @@ def linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     Returns:
         ``(rows, out)``; zero for rows after the last end.
     """
-    if torch.compiler.is_compiling() or get_tracing_state() is not None:
+    if is_traced():
         # How many rows a group has is data, and no tracer can follow what depends on it: to it this is one operation.
         result: Tensor = _linear(rows, weight, ends)
         return result
-    if _is_batched(rows, weight, ends):
+    if is_mapped(rows, weight, ends):  # how many rows a group has is not one number then
         return _each_by_its_own(rows, weight, ends)
     return walk(rows, weight.unbind(), ends, skip=False)
 
@@ -41,21 +36,11 @@ def walk(rows: Tensor, matrices: Sequence[Tensor], ends: Tensor, *, skip: bool) 
 
     With *skip*, groups without rows are left out, and so have no gradient; else theirs is zero.
     """
-    if _is_batched(rows, ends, *matrices):
+    if is_mapped(rows, ends, *matrices):
         return _each_by_its_own(rows, torch.stack(list(matrices)), ends)
     pieces = [rows[start:end] @ matrices[group] for group, start, end in _groups(ends) if end > start or not skip]
     done = sum(len(piece) for piece in pieces)
     return torch.cat([*pieces, rows.new_zeros(len(rows) - done, matrices[0].shape[-1])])
-
-
-def _is_batched(*tensors: Tensor) -> bool:
-    """Whether ``torch.vmap`` runs over one of *tensors*: how many rows a group has is not one number then."""
-    for tensor in tensors:
-        while is_functorch_wrapped_tensor(tensor):
-            if is_batchedtensor(tensor):
-                return True
-            tensor = get_unwrapped(tensor)
-    return False
 
 
 def _each_by_its_own(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -69,7 +54,7 @@ def _each_by_its_own(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 def _groups(ends: Tensor) -> Iterator[tuple[int, int, int]]:
     start = 0
     # torch.func.grad wraps without making a batch, and torch 2.7 has no tolist() for what is wrapped.
-    numbers = [each.item() for each in ends] if is_functorch_wrapped_tensor(ends) else ends.tolist()
+    numbers = [each.item() for each in ends] if is_wrapped(ends) else ends.tolist()
     for group, end in enumerate(numbers):
         yield group, start, end
         start = end

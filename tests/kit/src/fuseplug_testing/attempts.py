@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fuseplug_verify.verification import run
+from fuseplug_verify import run
 
 from .results import Finding
 

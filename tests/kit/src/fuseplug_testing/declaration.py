@@ -15,8 +15,7 @@ from fuseplug.contract import Answer, Consent, Site
 from fuseplug.hookspecs import ENTRY_POINT_GROUP, resolve
 from fuseplug.importing.fresh_python import ask
 from fuseplug.importing.process_state import ProcessState
-from fuseplug_verify.data import Example
-from fuseplug_verify.verification import SEMANTICS_SIZE, Snapshot
+from fuseplug_verify import Candidate, Example, Snapshot
 
 from .attempts import raised
 from .edges import arguments
@@ -129,7 +128,7 @@ def examples(case: Case) -> Iterator[Finding]:
     for mix in proposal.mixes:
         before = ProcessState()
         one, two, other = (
-            proposal.example(mix, SEMANTICS_SIZE, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4)
+            proposal.example(mix, Candidate.SMALL, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4)
         )
         where = f"{mix}"
         yield Finding(where, fault="; ".join(before.changed()))

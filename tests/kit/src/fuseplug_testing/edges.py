@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuseplug.torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
-from fuseplug_verify.data import Example
+from fuseplug_verify import Example
 
 Rearrangement = Callable[[Tensor], Tensor]
 

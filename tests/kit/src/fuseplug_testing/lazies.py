@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuseplug_linear_cross_entropy.lazy_tensor import LazyTensor
-from fuseplug_verify.verification import difference
+from fuseplug_verify import difference
 
 from .attempts import Raised, attempt, foreign
 from .results import Finding

@@ -21,8 +21,7 @@ from fuseplug import torch_private
 from fuseplug.importing.process_state import ProcessState
 from fuseplug.patching import our_marks
 from fuseplug.torch_private import tree_map
-from fuseplug_verify.data import Example
-from fuseplug_verify.verification import difference, random_state_kept
+from fuseplug_verify import Example, difference, random_state_kept
 
 from .attempts import Raised, attempt, foreign, raised
 from .edges import with_each

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fuseplug_backends.triton.kernel import TritonKernel, interpreted
-from fuseplug_verify.data import Example
-from fuseplug_verify.verification import Handing, Outcome, tensors
+from fuseplug_verify import Example, Handing, Outcome, tensors
 
 from .attempts import Raised, attempt
 from .edges import MEMORY_LAYOUTS, UPSTREAM, arguments, planted, zeroed

@@ -18,7 +18,7 @@ from fuseplug.contract import Scope
 from fuseplug.patching import class_method
 from fuseplug.patching.counting import Calls
 from fuseplug.patching.placing import binding
-from fuseplug_verify.verification import Tolerance, excess
+from fuseplug_verify import Tolerance, excess
 
 from .attempts import Raised, attempt, foreign, raised
 from .modules import of_its_own, spoilt

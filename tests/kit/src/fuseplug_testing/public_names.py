@@ -24,6 +24,7 @@ MODULES = (
     "fuseplug_backends.functional",
     "fuseplug_backends.inductor",
     "fuseplug_backends.npu",
+    "fuseplug_backends.tracing",
     "fuseplug_backends.triton",
     "fuseplug_host_npu",
     "fuseplug_liger",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuseplug_verify.verification import Outcome, difference, run
+from fuseplug_verify import Outcome, difference, run
 
 from .attempts import Raised, attempt
 from .results import Finding

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fuseplug.torch_private import tree_leaves
-from fuseplug_verify.data import Example
-from fuseplug_verify.verification import Handing, Outcome
+from fuseplug_verify import Example, Handing, Outcome
 
 from .attempts import Raised, attempt
 from .edges import MEMORY_LAYOUTS, arguments

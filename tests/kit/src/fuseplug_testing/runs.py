@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fuseplug.importing.process_state import ProcessState
-from fuseplug_verify.data import Example
-from fuseplug_verify.verification import Outcome, difference, random_state_kept
+from fuseplug_verify import Example, Outcome, difference, random_state_kept
 
 from .attempts import Raised, attempt
 from .results import Finding

@@ -25,18 +25,19 @@ from fuseplug.patching import Mark, Patch, patch_of, put_on, subject_of
 from fuseplug.patching.tally import listening
 from fuseplug.torch_private import tree_map as mapped
 from fuseplug.walking import Place, walk
-from fuseplug_verify.data import Conditions, Example, Refusal, Semantics
-from fuseplug_verify.verification import (
-    SEMANTICS_SIZE,
+from fuseplug_verify import (
+    Candidate,
+    Conditions,
+    Example,
     Outcome,
+    Refusal,
+    Semantics,
     Subject,
     Tolerance,
     Verifier,
     difference,
-    example_of,
     excess,
     run,
-    twin,
 )
 
 from .attempts import Raised, attempt, foreign, raised
@@ -304,14 +305,14 @@ class Case:
     @property
     def edge_sizes(self) -> tuple[int, ...]:
         """The sizes at which edges are tried: the large one, which may cost compilations, on the first specimen."""
-        return (SEMANTICS_SIZE,) if self.examined.depth == "quick" else self.repeated_sizes
+        return (Candidate.SMALL,) if self.examined.depth == "quick" else self.repeated_sizes
 
     @property
     def repeated_sizes(self) -> tuple[int, ...]:
         """The sizes at which a usual call is made again: the large one costs no compilation after `sizes`."""
         depth, chief = self.examined.depth, self.examined.chief
         large = depth == "thorough" or (chief is not None and chief.cases[:1] == [self])
-        return (SEMANTICS_SIZE, max(self.examined.sound.check_sizes)) if large else (SEMANTICS_SIZE,)
+        return (Candidate.SMALL, max(self.examined.sound.check_sizes)) if large else (Candidate.SMALL,)
 
     @functools.cached_property
     def compute(self) -> Counted:
@@ -365,9 +366,9 @@ class Case:
             raise TypeError(patch.reason)
         return patch
 
-    def example(self, mix: Any = None, size: int = SEMANTICS_SIZE, number: int = 0) -> Example:
+    def example(self, mix: Any = None, size: int = Candidate.SMALL, number: int = 0) -> Example:
         """Example *number* of a mix, the first one if ``None``."""
-        example = example_of(self.semantics.candidate, self.proposal.mixes[0] if mix is None else mix, size, number)
+        example = self.semantics.candidate.example_of(self.proposal.mixes[0] if mix is None else mix, size, number)
         return example if example.after is None else replace(example, after=foreign(example.after))
 
     def values_only(self, example: Example) -> tuple[Example, bool]:
@@ -388,7 +389,7 @@ class Case:
         example = example or self.example()
         if self.subject.module is None:
             return copy.deepcopy(self.place.module).to(self.device)
-        return twin(self.subject.module, example).to(self.device)
+        return self.subject.twin(example).to(self.device)
 
     def fuse(self, module: nn.Module) -> None:
         """Put the replacement on *module*, which is like the specimen's."""
@@ -436,9 +437,9 @@ class Case:
             around: Put around both of them, and around what the example does with their results.
             around_original: Whether *around* concerns the original at all.
             surroundings: A context for the kernel's run alone.
-            coarsest: As in `fuseplug_verify.verification.Tolerance`.
-            usual: As in `fuseplug_verify.verification.excess`.
-            **how: As in `fuseplug_verify.verification.run`.
+            coarsest: As in `fuseplug_verify.Tolerance`.
+            usual: As in `fuseplug_verify.excess`.
+            **how: As in `fuseplug_verify.run`.
         """
         how = self._how(how)
         usual_way = around if around_original else None
@@ -470,11 +471,11 @@ class Case:
             found: What the kernel gave.
             expected: What the original gave.
             truth: What the reference gives in float64.
-            coarsest: As in `fuseplug_verify.verification.Tolerance`.
+            coarsest: As in `fuseplug_verify.Tolerance`.
             times: How many times larger the example is than any that the proposal's tolerance was stated for. What is
                 summed over all rows, the gradient of a weight, then has as many times more terms. Each partial sum is
                 rounded, and these errors add up like a random walk, with the root of their number.
-            usual: As in `fuseplug_verify.verification.excess`.
+            usual: As in `fuseplug_verify.excess`.
         """
         stated = Tolerance.of(self.semantics.candidate)
         working = stated.working_roundings * math.sqrt(times)

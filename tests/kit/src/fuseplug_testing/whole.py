@@ -19,7 +19,7 @@ from fuseplug.patching import Patch, put_on
 from fuseplug.patching.counting import Calls, tried
 from fuseplug.torch_private import tree_map
 from fuseplug_linear_cross_entropy.lazy_tensor import LazyTensor
-from fuseplug_verify.verification import Outcome, random_state_kept, tensors
+from fuseplug_verify import Outcome, random_state_kept, tensors
 
 from .attempts import foreign
 from .subjects import Examined, Specimen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fuseplug.errors import PlanError
-from fuseplug.from_config import config_of, config_of_type, model_of
+from fuseplug.from_config import config_of, config_of_type, with_random_weights
 
 if TYPE_CHECKING:
     import torch
@@ -74,8 +74,6 @@ def build_random(
     Raises:
         PlanError: If there is no such model, or it has fewer layers.
     """
-    import torch
-
     if name.lower() in SHORT_NAMES:
         config = config_of_type(*SHORT_NAMES[name.lower()])
     else:
@@ -84,10 +82,8 @@ def build_random(
         config.dtype = dtype
     if layers is not None:
         _cut(config, name, layers)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = model_of(config, name, device=device, trust_remote_code=trust_remote_code)
-    return model.to(device=device) if dtype is None else model.to(device=device, dtype=dtype)
+    model = with_random_weights(config, name, device=device, trust_remote_code=trust_remote_code)
+    return model if dtype is None else model.to(dtype=dtype)
 
 
 def layers_of(model: nn.Module) -> int | None:

@@ -14,7 +14,7 @@ from torch import nn
 from fuseplug.errors import PlanError
 from fuseplug.plain_text import one_line
 from fuseplug.ranks import rank
-from fuseplug_verify.process_lock import ProcessLock
+from fuseplug_verify import ProcessLock
 
 from ..run.options import RunOptions
 from .beginning import Beginning

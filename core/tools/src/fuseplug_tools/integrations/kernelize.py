@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fuseplug import manager
 from fuseplug.contract import Target
 from fuseplug.errors import PlanError
-from fuseplug_verify.safe_access import class_name
+from fuseplug_verify import class_name
 
 if TYPE_CHECKING:
     from torch import nn

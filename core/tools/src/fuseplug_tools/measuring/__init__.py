@@ -2,7 +2,7 @@
 
 from .batches import Runs, batches_of, refuse_absent, runs_of
 from .calls import sharing
-from .kinds import Kind, Kinds, Task
+from .kinds import Kind, Kinds, Task, measurer
 from .turns import by_turns, spread
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Task",
     "batches_of",
     "by_turns",
+    "measurer",
     "refuse_absent",
     "runs_of",
     "sharing",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fuseplug.errors import PlanError
-from fuseplug_verify.safe_access import class_name
+from fuseplug_verify import class_name
 
 LENGTHS = (16, 128, 512, 2048)
 """Tokens of the random batches: from a short prompt to a long one. Decoding, one token at a time, is below them all."""

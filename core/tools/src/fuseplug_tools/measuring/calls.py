@@ -14,9 +14,7 @@ from torch import Tensor, nn
 
 from fuseplug.patching import class_method, strip
 from fuseplug.patching.slots import bind
-from fuseplug_verify.rebind import rebound
-from fuseplug_verify.safe_access import all_below
-from fuseplug_verify.verification import tensors
+from fuseplug_verify import all_below, rebound, tensors
 
 from ..torch_private import tree_map
 

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from fuseplug.contract import Rejection
 from fuseplug.errors import PlanError
-from fuseplug.kept import Kept
+from fuseplug.gains import Gains
+from fuseplug.kept import NOWHERE, Kept, folder
 from fuseplug.patching import replacement_of
-from fuseplug.report import Figure
-from fuseplug_verify.safe_access import class_name, said_by
-from fuseplug_verify.verification import random_state_kept
+from fuseplug.planning.progress import showing
+from fuseplug_verify import class_name, random_state_kept, said_by
 
-from .batches import GIVE, Batch, Runs
+from .batches import GIVE, Batch, Runs, refuse_absent, runs_of
 from .calls import Call, recorded
+from .figures import Figure, measured
 from .timing import Keeping, at_most, described, figure, own_tensors_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,15 @@ class Kind:
         """One of the replacements."""
         return next(iter(self.patches.values()))
 
+    def gains(self, declared: Gains) -> Gains | Rejection:
+        """From which size on the kernel is used; as *declared* where it was not measured, or not yet."""
+        if self.fault is not None:
+            return self.fault
+        if (gains := measured(declared, self.figures)) is not None:
+            return gains
+        figures = "; ".join(map(str, self.figures))
+        return Rejection(f"it was measured, and gains in no call that the model made: {figures}", kind="slower")
+
     def __str__(self) -> str:
         more = f" and {len(self.patches) - 1} more" if len(self.patches) > 1 else ""
         return f"{next(iter(self.patches))}{more}"
@@ -71,8 +81,19 @@ class Task(NamedTuple):
     main: Tensor
 
 
+def measurer(model: nn.Module, measure: object, *, device_type: str | None, gradients: bool, anew: bool) -> Kinds:
+    """What `fuseplug.measurer.measurer_of` asks for.
+
+    Raises:
+        PlanError: If *measure* is no batch of the model, or the model cannot be run on *device_type*.
+    """
+    refuse_absent(model, device_type)
+    kept = NOWHERE if anew else Kept("timings", folder())
+    return Kinds(model, runs_of(model, measure), gradients=gradients, kept=kept)
+
+
 class Kinds:
-    """What is measured while one plan is made.
+    """What is measured while one plan is made: a `fuseplug.measurer.Measurer`.
 
     Args:
         model: The model.
@@ -99,6 +120,21 @@ class Kinds:
         kind = self._kinds.setdefault((patch.function, own_tensors_of(module)), Kind(functools.cache(key)))
         kind.patches.setdefault(f"{patch.path or 'the model'}.{patch.target}", patch)
         return kind
+
+    def measure(self) -> bool:
+        """Run the model for the kinds that are new and time them; return whether there were any.
+
+        Raises:
+            PlanError: If the model cannot be copied, or raises.
+        """
+        tasks = self.record()
+        if tasks is None:
+            return False
+        doing = f"timing {len(tasks)} calls, about {max(1, round(self.seconds(tasks)))} s at most, compilers aside:"
+        with showing(tasks, doing, lambda task: str(task.kind)) as shown:
+            for task in shown:
+                self.time(task)
+        return True
 
     def record(self) -> list[Task] | None:
         """Run the model for the kinds that are new; return what is to be timed, or ``None`` if no kind is new.

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fuseplug.devices import processor
 from fuseplug.kept import Kept
-from fuseplug.report import Figure, Timing
-from fuseplug_verify.verification.evidence import stable
+from fuseplug_verify import stable
 
 from .calls import Call, leaves_of, make, original_of
+from .figures import Figure, Timing
 from .turns import by_turns
 
 if TYPE_CHECKING:

@@ -22,6 +22,10 @@ NOT_FOUND = 127
 """What shells return for it."""
 
 
+app = typer.Typer(add_completion=False)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})  # what follows the command is the command's
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="python train.py, torchrun …, and so on.")],
     include: Include = None,

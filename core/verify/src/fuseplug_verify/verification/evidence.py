@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..data import Adapter, Candidate, Semantics
 from ..loaded import LOADED
-from .examples import example_of, mixes_run
+from .examples import mixes_run
 from .memory import dense
 from .nested import tensors
 from .outcome import Outcome
@@ -125,7 +125,7 @@ def stable(value: Any) -> str:
 
 def _shapes(candidate: Candidate, mix: Any, size: int) -> str:
     """The shapes and dtypes of what the kernel is checked on."""
-    example = example_of(candidate, mix, size)
+    example = candidate.example_of(mix, size)
     given = [*tensors(tuple(example.args)), *tensors(tuple(example.kwargs.values())), *example.parameters.values()]
     return stable([(each.dtype, tuple(each.shape)) for each in given])
 

@@ -14,7 +14,7 @@ from ..calls import Dtypes
 from ..data import Compute, Conditions, Example, Refusal, Semantics
 from .comparing import Few, Tolerance, departure, difference, excess, excess_together
 from .examining import dtypes_in
-from .examples import example_of, mixes_run, raised
+from .examples import mixes_run, raised
 from .nested import mapped, tensors
 from .outcome import AS_USUAL, Handing, Outcome, Subject, run
 from .varying import main_argument, transposed, variations
@@ -70,7 +70,7 @@ class KernelCheck:
             for mix, autocast in (*calls, (self._candidate.mixes[0], True)):
                 for size in self._candidate.check_sizes:
                     with contextlib.suppress(Exception):
-                        self._run(fused, example_of(self._candidate, mix, size), autocast=autocast)
+                        self._run(fused, self._candidate.example_of(mix, size), autocast=autocast)
 
     def ran(self) -> Conditions | Refusal:
         """The conditions in which the kernel is right; or why it is refused."""
@@ -107,7 +107,7 @@ class KernelCheck:
             try:
                 why = self._wrong_in(mix, first=False)
             except Exception as error:  # noqa: BLE001 - it or the original may raise anything
-                why = self._raises(example_of(self._candidate, mix, min(self._candidate.check_sizes)), error)
+                why = self._raises(self._candidate.example_of(mix, min(self._candidate.check_sizes)), error)
                 if why is None:
                     continue
             if why is not None and dtypes == now:
@@ -116,14 +116,14 @@ class KernelCheck:
         return tuple(dtypes for dtypes in dict.fromkeys(right) if dtypes not in wrong)
 
     def _dtypes(self, mix: Any) -> Dtypes:
-        return dtypes_in(self._semantics.accepts.typed, example_of(self._candidate, mix, 1), self._subject)
+        return dtypes_in(self._semantics.accepts.typed, self._candidate.example_of(mix, 1), self._subject)
 
     def _wrong_in(self, mix: Any, *, first: bool) -> Refusal | None:
         """What is wrong with the kernel in *mix*, at its check sizes; in the *first* mix also at a larger size."""
         sizes, self._runs = self._candidate.check_sizes, []
         for size in sizes:
             # Two of a shape, judged when both are done: what is kept from one call must not show in another.
-            examples = [example_of(self._candidate, mix, size, number) for number in range(2 if first else 1)]
+            examples = [self._candidate.example_of(mix, size, number) for number in range(2 if first else 1)]
             found, took = [], []
             for example in examples:
                 start = time.perf_counter()
@@ -134,7 +134,7 @@ class KernelCheck:
                 if why := self._judged(example, outcome):
                     return why
         for size in self._larger_sizes() if first else ():
-            example = example_of(self._candidate, mix, size)
+            example = self._candidate.example_of(mix, size)
             if why := self._judged(example, self._run(self._fused, example)):
                 return why
         runs, self._runs = self._runs, []
@@ -151,7 +151,7 @@ class KernelCheck:
         """What is wrong with the tensors that lazy results become: they must be the original's bit for bit."""
         if self._subject.lazy is None:
             return None
-        example = replace(example_of(self._candidate, mix, min(self._candidate.check_sizes)), after=None)
+        example = replace(self._candidate.example_of(mix, min(self._candidate.check_sizes)), after=None)
         for autocast in (False, True):
             found = self._run(self._fused, example, autocast=autocast)
             if why := difference(found, self._run(self._subject.original, example, autocast=autocast)):
@@ -164,7 +164,7 @@ class KernelCheck:
 
     def _ranks(self, mix: Any) -> frozenset[int] | Refusal:
         """The numbers of dimensions for which the kernel is right; or why it is wrong at some length."""
-        example = example_of(self._candidate, mix, min(self._candidate.check_sizes))
+        example = self._candidate.example_of(mix, min(self._candidate.check_sizes))
         right, wrong = {example.args[main_argument(example)].dim()}, False
         for variation in variations(example, sizes=(), numbers=(), clamps=False):
             if variation.kind not in ("rank", "length"):
@@ -231,7 +231,7 @@ class KernelCheck:
 
     def _needs_order(self, mix: Any) -> bool | Refusal:
         """Whether the kernel is right only for contiguous inputs; or what is wrong with it for those."""
-        example = example_of(self._candidate, mix, min(self._candidate.check_sizes))
+        example = self._candidate.example_of(mix, min(self._candidate.check_sizes))
         if not _is_contiguous(example):
             contiguous = replace(example, args=mapped(_contiguous, tuple(example.args)))
             return self._judged(contiguous, self._run(self._fused, contiguous)) or False
@@ -251,7 +251,7 @@ class KernelCheck:
         coarse = torch.get_autocast_dtype(self._device.type)
         tolerance = replace(self._tolerance, coarsest=coarse)
         for size in self._candidate.check_sizes:
-            example = example_of(self._candidate, mix, size)
+            example = self._candidate.example_of(mix, size)
             try:
                 found = self._run(self._fused, example, autocast=True)
                 expected = self._run(self._subject.original, example, autocast=True)

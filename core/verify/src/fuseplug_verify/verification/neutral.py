@@ -20,11 +20,17 @@ _alone = ProcessLock()
 
 
 @contextlib.contextmanager
-def plain_torch(device_type: str = "cpu") -> Iterator[None]:
+def neutral(device_type: str = "cpu", *, dtype: torch.dtype | None = torch.float32) -> Iterator[None]:
     """Plain eager PyTorch inside, whatever the state outside: gradients on, no modes, no autocast.
 
-    All of this is the calling thread's own. One thread at a time, because what `neutral` and `same_random_numbers` set
-    is not.
+    All of this is the calling thread's own. One thread at a time, because *dtype* and what `same_random_numbers` sets
+    are not.
+
+    Args:
+        device_type: For which autocast is turned off, besides the CPU.
+        dtype: The default dtype, for what runs code of models and kernels. It is the whole process's. Where the ambient
+            one is another, other threads see this one meanwhile; PyTorch offers no other way. Where it is that
+            already, nothing is set; nor is it if ``None``.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone)
@@ -34,17 +40,8 @@ def plain_torch(device_type: str = "cpu") -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         for kind in dict.fromkeys(("cpu", device_type)):
             stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
-@contextlib.contextmanager
-def neutral(device_type: str = "cpu") -> Iterator[None]:
-    """The same, with float32 by default: for what runs code of models and kernels.
-
-    The default dtype is the whole process's. Where the ambient one is another, other threads see float32 meanwhile;
-    PyTorch offers no other way. Where it is float32 already, nothing is set.
-    """
-    with plain_torch(device_type), _default_dtype(torch.float32):
+        if dtype is not None:
+            stack.enter_context(_default_dtype(dtype))
         yield
 
 

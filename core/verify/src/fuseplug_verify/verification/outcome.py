@@ -44,6 +44,16 @@ class Subject:
     draws: bool = True
     lazy: type[Any] | None = None
 
+    def twin(self, example: Example) -> nn.Module:
+        """A copy of the module with the values of *example*, on the CPU.
+
+        Raises:
+            TypeError: If the subject is a function.
+        """
+        if self.module is None:
+            raise TypeError("a function has no twin: expected the subject of a method")
+        return twin(self.module, example)
+
 
 def _as_it_is(value: T) -> T:
     return value

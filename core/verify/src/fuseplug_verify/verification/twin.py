@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data import Example
-from ..safe_access import all_below, attributes_of, children_of, class_name
+from ..data import Example, Refusal
+from ..safe_access import all_below, attributes_of, children_of, class_name, said_by
 from .copying import Copying, UncopyableError
 from .memory import readable
 from .signature import HOOKS, INSTANCE_ONLY, Signatures
@@ -24,18 +24,15 @@ _MOST_MODULES = 64
 
 
 class StandIns:
-    """Makes copies whose tensors have a shape and a dtype but no values, one for each module.
+    """Makes copies whose tensors have a shape and a dtype but no values, one for each module, and says which are alike.
 
-    Args:
-        signatures: Says which modules are alike. Their stand-ins share what need not be separate.
-
-    Attributes:
-        faults: By the ``id`` of a module that cannot be copied, why; an empty module stands in for it.
+    Stand-ins of modules that are alike share what need not be separate. It serves as long as the modules live and are
+    not changed.
     """
 
-    def __init__(self, signatures: Signatures) -> None:
-        self.faults: dict[int, Exception] = {}
-        self._signatures = signatures
+    def __init__(self) -> None:
+        self._faults: dict[int, Exception] = {}
+        self._signatures = Signatures()
         self._attributes: dict[int, dict[str, Any]] = {}
         # Also the memo of what hangs on modules, where what refers to a module finds its stand-in.
         self._made: dict[int, Any] = {}
@@ -50,10 +47,23 @@ class StandIns:
             try:
                 self._make(module)
             except Exception as error:  # noqa: BLE001 - a third party's class may raise anything
-                self.faults[id(module)] = error
+                self._faults[id(module)] = error
                 self._made[id(module)] = nn.Module()
         made: nn.Module = self._made[id(module)]
         return made
+
+    def likeness(self, module: nn.Module) -> int:
+        """A number that is equal for two modules only if both compute the same function of inputs and parameters."""
+        return self._signatures.of(module)
+
+    def fault(self, module: nn.Module) -> Refusal | None:
+        """Why *module*, whose stand-in was made, cannot be looked at or copied; an empty module stands in for it."""
+        error = self._signatures.faults.get(id(module)) or self._faults.get(id(module))
+        if error is None:
+            return None
+        if isinstance(error, UncopyableError):
+            return Refusal(str(error), kind="unsupported")
+        return Refusal(said_by(error), kind="error")
 
     def _make(self, module: nn.Module) -> None:
         if issubclass(type(module), torch.jit.ScriptModule):
@@ -166,14 +176,6 @@ def _cloned(tensor: Tensor) -> Tensor:
         return _valueless_parameter(tensor) if isinstance(tensor, nn.Parameter) else _valueless(tensor)
     copy = tensor.detach().cpu().clone()
     return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
-
-
-def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters, buffers and plain tensor attributes (where FSDP keeps its views) of *module* itself, by name."""
-    held = attributes_of(module)
-    attributes = {name: value for name, value in held.items() if issubclass(type(value), Tensor)}
-    registered = {**held["_parameters"], **held["_buffers"]}
-    return {**{name: value for name, value in registered.items() if value is not None}, **attributes}
 
 
 def _fill(copy: nn.Module, attributes: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from .branches import Branches
 from .comparing import Tolerance, departure, difference, distance
 from .evidence import Evidence, key_of
 from .examining import Bound, Examination, forbidden, read_original
-from .examples import SEMANTICS_SIZE, example_of, raised
+from .examples import raised
 from .kernel_check import Around, KernelCheck
 from .nested import tensors
 from .neutral import neutral
@@ -151,7 +151,7 @@ def _find_semantics(candidate: Candidate, subject: Subject) -> Semantics | Refus
     try:
         reference = candidate.reference or subject.original
         variants = [(adapter, adapter.standing_for(subject.original, reference)) for adapter in candidate.adapters]
-        examples = [example_of(candidate, mix, SEMANTICS_SIZE) for mix in candidate.mixes]
+        examples = [candidate.example_of(mix) for mix in candidate.mixes]
     except Exception as error:  # noqa: BLE001 - third-party code may raise anything
         return raised("preparing its examples", error)
     reading = read_original(subject, examples)

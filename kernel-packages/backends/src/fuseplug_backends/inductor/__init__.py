@@ -10,6 +10,7 @@ from .kernel import InductorKernel
 
 if TYPE_CHECKING:
     from ..differentiating import differentiated_again, recording, vjp
+    from ..torch_private import has_onednn_linear, onednn_linear
     from .compiled import Compiled, plain, standard_state, worth_compiling
     from .layout import keeping_order
     from .linear import CompiledLinear
@@ -21,8 +22,10 @@ __all__ = [
     "InductorKernel",
     "Program",
     "differentiated_again",
+    "has_onednn_linear",
     "keeping_order",
     "named",
+    "onednn_linear",
     "plain",
     "recording",
     "standard_state",
@@ -36,6 +39,7 @@ __getattr__, __dir__ = lazy(
         **dict.fromkeys(("Compiled", "plain", "standard_state", "worth_compiling"), ".compiled"),
         **dict.fromkeys(("differentiated_again", "recording", "vjp"), "..differentiating"),
         "CompiledLinear": ".linear",
+        **dict.fromkeys(("has_onednn_linear", "onednn_linear"), "..torch_private"),
         **dict.fromkeys(("Program", "named"), ".program"),
         "keeping_order": ".layout",
     },

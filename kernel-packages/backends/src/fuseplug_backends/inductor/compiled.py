@@ -19,14 +19,8 @@ from torch import Tensor
 from fuseplug.fallback import is_small_declined
 
 from ..differentiating import differentiated_again, recording, vjp
-from ..torch_private import (
-    get_tracing_state,
-    in_forward_mode,
-    len_torch_dispatch_stack,
-    peek_interpreter_stack,
-    reinterpret_tensor,
-    storage_id,
-)
+from ..torch_private import reinterpret_tensor, storage_id
+from ..tracing import is_watched
 from .layout import keeping_order, strides_of
 from .program import Program
 
@@ -196,12 +190,10 @@ def plain(*tensors: Tensor | None) -> bool:
     Tracers, functorch transforms, forward-mode differentiation and dispatch modes want to see the operations;
     subclasses (DTensor, fake tensors) bring operations of their own.
     """
-    if torch.compiler.is_compiling() or get_tracing_state() is not None:
-        return False
     for t in tensors:
         if t is not None and type(t) is not Tensor and type(t) is not torch.nn.Parameter:
             return False
-    return peek_interpreter_stack() is None and not in_forward_mode() and len_torch_dispatch_stack() == 0
+    return not is_watched()
 
 
 def _shaped(rows: Tensor, shape: Sequence[int]) -> Tensor:

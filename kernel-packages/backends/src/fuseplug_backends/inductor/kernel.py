@@ -7,11 +7,10 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from fuseplug import BaseKernel
-
-INSTALL_COMPILER = "install one (for example: apt-get install g++) or set CXX to one"
 
 
 class InductorKernel(BaseKernel):
@@ -23,11 +22,14 @@ class InductorKernel(BaseKernel):
     """
 
     when_traced: ClassVar[Literal["kernel", "original"]] = "original"
+    rehearsal: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"cpu": "fuseplug_backends.inductor.rehearsal:side_by_side"}
+    )
 
     def unavailable(self, device_type: str) -> str | None:
         """Inductor compiles C++ for the CPU, so there it needs a compiler; for an NPU, Ascend's own Triton."""
         if device_type == "cpu" and cpp_compiler(os.environ) is None:
-            return f"no C++ compiler was found; {INSTALL_COMPILER}"
+            return "no C++ compiler was found; install one (for example: apt-get install g++) or set CXX to one"
         if device_type == "npu" and importlib.util.find_spec("triton") is None:
             return "Inductor compiles Triton for an NPU, which is not installed: pip install triton-ascend"
         return None

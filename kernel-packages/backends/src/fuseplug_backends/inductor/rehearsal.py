@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from typing import TypeVar
 
-from ..torch_private.inductor import compile_header
+from ..torch_private.inductor import compile_header, inductor_threads
 from .spinning import Spinning
 
 T = TypeVar("T")
@@ -70,6 +71,17 @@ def rehearsal(builders: Builders) -> Iterator[None]:
         yield
     finally:
         _builders.reset(before)
+
+
+@contextlib.contextmanager
+def side_by_side() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]] | None]:
+    """As `fuseplug.BaseKernel.rehearsal`: programs are built by as many compilers as Inductor would run at once."""
+    threads = inductor_threads()
+    if threads == 1:
+        yield None
+        return
+    with building(threads) as builders:
+        yield functools.partial(rehearsal, builders)
 
 
 def rehearsing() -> Builders | None:

@@ -25,7 +25,6 @@ __all__ = [
     "GLOBAL_HOOKS",
     "FakeTensor",
     "OpOverload",
-    "are_functorch_transforms_active",
     "get_tracing_state",
     "get_unwrapped",
     "has_onednn_linear",
@@ -52,9 +51,6 @@ get_tracing_state = torch._C._get_tracing_state
 
 peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
 """The innermost transform of `torch.func` that is at work here; ``None`` if there is none."""
-
-are_functorch_transforms_active = torch._C._are_functorch_transforms_active
-"""Whether a transform of `torch.func` is at work here. Unlike `peek_interpreter_stack` it makes no object."""
 
 is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor is one that a transform of `torch.func` made around another; its type is Tensor all the same."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
-from fuseplug_backends.torch_private import get_tracing_state
+from fuseplug_backends.tracing import is_traced
 
 from ..reference import GateUpLayout
 from . import example_rows, gates
@@ -250,7 +250,7 @@ def is_the_originals(x: Tensor) -> bool:
     Tracers follow a list of experts with breaks only; and without a token it looks at no weight, and leaves each
     without a gradient.
     """
-    return torch.compiler.is_compiling() or get_tracing_state() is not None or not x.numel()
+    return is_traced() or not x.numel()
 
 
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:

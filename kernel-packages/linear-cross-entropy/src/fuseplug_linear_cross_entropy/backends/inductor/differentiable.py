@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fuseplug_backends.inductor import differentiated_again, plain, recording, vjp
-from fuseplug_backends.torch_private import is_legacy_batchedtensor
+from fuseplug_backends.tracing import is_batch_of_gradients
 
 from ...reference import logits_of
 from .chunks import Head, Needs, differentiated, values_of
@@ -111,7 +111,7 @@ class _WeightedSum(torch.autograd.Function):
 
 def _is_for_formula(grads: Sequence[Tensor]) -> bool:
     """Whether a backward is to be computed by plain PyTorch, with all logits in memory."""
-    return differentiated_again() or not plain(*grads) or any(map(is_legacy_batchedtensor, grads))
+    return differentiated_again() or not plain(*grads) or any(map(is_batch_of_gradients, grads))
 
 
 def _with_labels(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

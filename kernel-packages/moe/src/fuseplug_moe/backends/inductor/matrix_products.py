@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fuseplug_backends.torch_private import has_onednn_linear, onednn_linear
+from fuseplug_backends.inductor import has_onednn_linear, onednn_linear
 
 _ROWS = 16
 _ELEMENTS = 1 << 19

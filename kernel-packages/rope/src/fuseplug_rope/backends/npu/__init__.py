@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.torch_private import are_functorch_transforms_active
+from fuseplug_backends.tracing import is_transformed
 
 from ... import reference
 from .layouts import OperandLayout, find_layout
@@ -35,7 +35,7 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     layouts = []
     for x in xs:
         found = find_layout(x, cos, sin, rotated, _mode(how))
-        if found is None or _is_transformed() or _is_cast(how, x):
+        if found is None or is_transformed() or _is_cast(how, x):
             return by_reference(reference.compute, how, q, k, cos, sin)
         layouts.append(found)
     tables = _tables(how, cos, sin)
@@ -146,11 +146,6 @@ def _split(x: Tensor, rotated: int, how: Variant) -> tuple[Tensor, Tensor | None
 
 def _working_dtype(x: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype))
-
-
-def _is_transformed() -> bool:
-    """Whether vmap, grad or jvp of torch.func is at work, for which the operation is not made."""
-    return not torch.compiler.is_compiling() and are_functorch_transforms_active()
 
 
 def _is_cast(how: Variant, x: Tensor) -> bool:

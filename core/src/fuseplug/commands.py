@@ -1,0 +1,106 @@
+"""Commands of other distributions, found by the entry-point group ``fuseplug.commands``.
+
+The name of an entry is that of the command. It names a function that typer takes, or a `typer.Typer` made with
+``add_completion=False``. ``fuseplug NAME`` imports that one's module. ``fuseplug --help`` imports all of them, for the
+first sentence of each: so such a module imports torch in its functions. ``fuseplug list`` imports none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import importlib_metadata
+import typer
+from typer.core import TyperGroup
+
+from .errors import FuseplugError
+from .plain_text import some_lines
+
+if TYPE_CHECKING:
+    from .discovery import KernelRecord
+    from .kernel_manager import KernelManager
+
+GROUP = "fuseplug.commands"
+TOOLS = "fuseplug-tools"
+
+
+def kernels_of(manager: KernelManager) -> Sequence[KernelRecord]:
+    """The kernels of *manager*. If the user interrupts the import of a plug-in, say whose import it was."""
+    try:
+        return manager.kernels()
+    except KeyboardInterrupt as interrupt:
+        typer.echo(f"fuseplug: {some_lines(interrupt) or 'interrupted'}", err=True)
+        raise typer.Exit(130) from interrupt
+
+
+class Commands(TyperGroup):
+    """The commands of core, and all that are installed besides."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names: core's, then the others in the order of the alphabet."""
+        own = super().list_commands(ctx)
+        return [*own, *sorted({entry.name for entry in _entries()} - {*own})]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name; ``None`` if there is none.
+
+        Raises:
+            FuseplugError: If there is none, and fuseplug-tools is not installed.
+        """
+        return super().get_command(ctx, cmd_name) or _installed(cmd_name)
+
+
+def _entries() -> list[importlib_metadata.EntryPoint]:
+    return [*importlib_metadata.entry_points(group=GROUP)]
+
+
+def _installed(name: str) -> Any:
+    entries = [entry for entry in _entries() if entry.name == name]
+    if not entries:
+        _refuse_without_tools(name)
+        return None
+    if len(entries) > 1:
+        owners = " and ".join(sorted(map(_named, entries)))
+        return _broken(name, f"{owners} have a command of this name: uninstall all but one")
+    try:
+        return _command(name, entries[0].load())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a third party's import may raise anything, or exit
+        return _broken(name, f"{_named(entries[0])} is broken: {type(error).__name__}: {error}")
+
+
+def _command(name: str, target: Any) -> Any:
+    if not isinstance(target, typer.Typer):
+        function, target = target, typer.Typer(add_completion=False)
+        target.command(name)(function)
+    command = typer.main.get_command(target)
+    command.name = name  # a function's own may be another
+    return command
+
+
+def _broken(name: str, reason: str) -> Any:
+    """A command that says what is wrong with it, in the list of commands and when it is called."""
+
+    def fail() -> None:
+        raise FuseplugError(f"`fuseplug {name}`: {reason}")
+
+    broken = typer.Typer(add_completion=False)
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    broken.command(name, help=reason, context_settings=anything)(fail)
+    return typer.main.get_command(broken)
+
+
+def _named(entry: importlib_metadata.EntryPoint) -> str:
+    return f"{entry.dist.name if entry.dist else '(unknown)'} ({entry.value})"
+
+
+def _refuse_without_tools(name: str) -> None:
+    try:
+        importlib_metadata.distribution(TOOLS)
+    except importlib_metadata.PackageNotFoundError:
+        raise FuseplugError(
+            f"there is no command {name!r} here; bench, check, doctor, run and others come with {TOOLS}, which is not "
+            f"installed: pip install {TOOLS}"
+        ) from None

@@ -1,0 +1,86 @@
+"""What ``measure=`` asks: from which size on does each kernel gain here? An entry point answers; core times nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import importlib_metadata
+from torch import nn
+
+from fuseplug_verify import said_by
+
+from .contract import Rejection
+from .errors import PlanError
+from .gains import Gains
+from .patching import Patch
+from .report import Measurement
+
+GROUP = "fuseplug.measurers"
+"""The entry-point group. An entry names a function that takes what `measurer_of` takes, and gives a `Measurer`."""
+
+INSTALL = "pip install fuseplug-tools"
+
+
+class MeasuredKind(Protocol):
+    """Targets that take as long as each other: one replacement, of modules whose parameters have one shape.
+
+    Attributes:
+        figures: What was measured of them; none before `Measurer.measure` was called.
+    """
+
+    figures: Sequence[Measurement]
+
+    def gains(self, declared: Gains) -> Gains | Rejection:
+        """In which sizes the kernel is used, as far as that was measured, and else as *declared*; or why in none."""
+
+
+class Measurer(Protocol):
+    """Measures kernels in one model while one plan is made."""
+
+    def of(self, patch: Patch, module: nn.Module, key: Callable[[], str]) -> MeasuredKind:
+        """The kind of a replacement, to be measured if it is new.
+
+        Args:
+            patch: A replacement that is not in place.
+            module: The module that it is of.
+            key: Gives the hash of all that the kernel's calls depend on; ``""`` if it has none.
+        """
+
+    def measure(self) -> bool:
+        """Measure the kinds that are new; return whether there were any.
+
+        Raises:
+            PlanError: If the model cannot be run.
+        """
+
+    def notes(self) -> Sequence[str]:
+        """What a user should know of kinds that could not be measured."""
+
+
+def measurer_of(model: nn.Module, measure: object, *, device_type: str | None, gradients: bool, anew: bool) -> Measurer:
+    """What measures kernels in *model*. Nothing is run or changed yet.
+
+    Args:
+        model: The model.
+        measure: ``True``, one batch or several, as `KernelManager` says.
+        device_type: Where the model was said to run; ``None``: where it is.
+        gradients: Whether the backward is timed, too.
+        anew: Whether the times that other processes kept are left aside.
+
+    Raises:
+        PlanError: If no measurer is installed, several are, or it cannot be imported; or *measure* is no batch of the
+            model, or the model cannot be run where it is planned for.
+    """
+    entries = [*importlib_metadata.entry_points(group=GROUP)]
+    if not entries:
+        raise PlanError(f"measure= needs fuseplug-tools, which is not installed: {INSTALL}")
+    if len(entries) > 1:
+        names = sorted(entry.dist.name if entry.dist else entry.value for entry in entries)
+        raise PlanError(f"measure= needs one measurer, and {' and '.join(names)} bring one: uninstall all but one")
+    try:
+        factory: Any = entries[0].load()
+    except Exception as error:
+        raise PlanError(f"measure= cannot import {entries[0].value}: {said_by(error)}; {INSTALL}") from error
+    measurer: Measurer = factory(model, measure, device_type=device_type, gradients=gradients, anew=anew)
+    return measurer

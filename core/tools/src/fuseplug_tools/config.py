@@ -1,0 +1,27 @@
+"""``fuseplug config``."""
+
+from __future__ import annotations
+
+from fuseplug.configuration import SETTINGS, environment
+from fuseplug.options import AsJson
+from fuseplug.plain_text import one_line
+from fuseplug.tables import console, empty_table, print_json, print_table
+
+
+def config(as_json: AsJson = False) -> None:
+    """Show every setting that is in force, and where it is from."""
+    environ = environment()
+    rows = [
+        (name, environ.get(setting.variable), str(environ.source(setting.variable) or setting.variable), setting.unset)
+        for name, setting in SETTINGS.items()
+    ]
+    if as_json:
+        print_json(
+            {name: {"value": value, "from": None if value is None else source} for name, value, source, _ in rows}
+        )
+        return
+    table = empty_table("setting", "value", "from")
+    for name, value, source, unset in rows:
+        told = ("not set", unset) if value is None else (repr(value), source)
+        table.add_row(*map(one_line, (name, *told)))
+    print_table(console(), table)

@@ -1,0 +1,109 @@
+"""What was measured, and from which size on a kernel gains by it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from fuseplug.gains import NEVER, Ends, Gains, by_dtype
+
+MARGIN = 1.02
+"""How many times as fast as the original a kernel must be to be used, where it is measured. The same code timed against
+itself is at times a percent ahead."""
+
+
+class Timing(NamedTuple):
+    """A kernel against its original in one call.
+
+    Attributes:
+        original: Microseconds of the original, the median.
+        kernel: Those of the kernel.
+        gain: How many times as fast the kernel is: the median of the ratios, turn by turn.
+    """
+
+    original: float
+    kernel: float
+    gain: float
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What was measured in one call that the model made.
+
+    Attributes:
+        shape: That of the main input.
+        dtype: Its dtype, ``"bfloat16"``.
+        forward: The forward, without gradients.
+        both: Forward and backward; ``None`` if only the forward was timed.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    forward: Timing
+    both: Timing | None = None
+
+    @property
+    def elements(self) -> int:
+        """How many elements the main input has."""
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        both = "" if self.both is None else f", × {self.both.gain:.2f} forward and backward"
+        shape = " × ".join(map(str, self.shape)) or "1"
+        return f"{shape}, {self.dtype}: × {self.forward.gain:.2f} forward{both}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "forward, µs": self.forward._asdict(),
+            "forward and backward, µs": None if self.both is None else self.both._asdict(),
+        }
+
+
+def measured(declared: Gains, figures: Sequence[Figure]) -> Gains | None:
+    """From which size on a kernel gains.
+
+    Args:
+        declared: What the kernel says. It stands for dtypes and kinds of calls that were not measured.
+        figures: What was measured.
+
+    Returns:
+        For each kind of call that was measured, the smallest size from which on all gain by `MARGIN`: *declared* if
+        that is smaller and the smallest gains too, `NEVER` if the largest does not gain. Up to which size the kernel
+        is used as well is as *declared*, if all gain that were measured there. ``None`` if no kind gains.
+    """
+    training = [(each.dtype, each.elements, each.both.gain) for each in figures if each.both is not None]
+    inference = [(each.dtype, each.elements, each.forward.gain) for each in figures]
+    shown = _shown(declared.training, training), _shown(declared.inference, inference)
+    if any(shown) and all(ends == Ends(NEVER) for each in shown for ends in each.values()):
+        return None
+    kinds = zip((declared.training, declared.inference), shown, strict=True)
+    return Gains(*(tuple((by_dtype(said) | found).values()) for said, found in kinds))
+
+
+def _shown(declared: Sequence[Ends], figures: Sequence[tuple[str, int, float]]) -> dict[torch.dtype, Ends]:
+    """What *figures*, of dtype, elements and gain, show for each dtype of which there are some."""
+    found: dict[torch.dtype, Ends] = {}
+    for dtype, said in by_dtype(declared).items():
+        gains: dict[int, float] = {}
+        for name, elements, gain in figures:
+            if f"torch.{name}" == str(dtype):
+                gains[elements] = min(gain, gains.get(elements, gain))
+        if not gains:
+            continue
+        gaining = {elements for elements, gain in gains.items() if gain >= MARGIN}
+        until = said.until if gaining.issuperset(elements for elements in gains if elements <= said.until) else 0
+        beyond = sorted((elements for elements in gains if elements > until), reverse=True)
+        large = [*itertools.takewhile(gaining.__contains__, beyond)]
+        least = large[-1] if large else NEVER
+        if large == beyond:  # or nothing was measured there
+            least = min(said.least, least)
+        found[dtype] = Ends(least, until)
+    return found

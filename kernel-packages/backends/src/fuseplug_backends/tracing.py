@@ -1,0 +1,75 @@
+"""Who looks on while the function of a kernel runs. For tracers, transforms and hooks a kernel takes its reference."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .torch_private import (
+    GLOBAL_HOOKS,
+    FakeTensor,
+    get_tracing_state,
+    get_unwrapped,
+    in_forward_mode,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+    len_torch_dispatch_stack,
+    peek_interpreter_stack,
+)
+
+__all__ = [
+    "are_modules_hooked",
+    "is_batch_of_gradients",
+    "is_fake",
+    "is_mapped",
+    "is_traced",
+    "is_transformed",
+    "is_watched",
+    "is_wrapped",
+]
+
+
+def is_traced() -> bool:
+    """Whether ``torch.compile``, ``torch.export`` or ``torch.jit.trace`` traces the call."""
+    return torch.compiler.is_compiling() or get_tracing_state() is not None
+
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` is at work, outside of ``torch.compile``."""
+    return not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
+
+
+def is_watched() -> bool:
+    """Whether something here sees each operation: a tracer, a transform, forward-mode differentiation, a mode."""
+    return is_traced() or peek_interpreter_stack() is not None or in_forward_mode() or len_torch_dispatch_stack() > 0
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether a transform of `torch.func` has made *tensor* around another; its type is Tensor all the same."""
+    return is_functorch_wrapped_tensor(tensor)
+
+
+def is_mapped(*tensors: Tensor) -> bool:
+    """Whether `torch.func.vmap` runs over one of *tensors*, so that a value in it is not one number."""
+    for tensor in tensors:
+        while is_functorch_wrapped_tensor(tensor):
+            if is_batchedtensor(tensor):
+                return True
+            tensor = get_unwrapped(tensor)
+    return False
+
+
+def is_batch_of_gradients(tensor: Tensor) -> bool:
+    """Whether *tensor* is a batch of gradients, as ``torch.autograd.grad(is_grads_batched=True)`` makes them."""
+    return is_legacy_batchedtensor(tensor)
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Whether *tensor* has no values, and is a plain one in all else."""
+    return type(tensor) is FakeTensor
+
+
+def are_modules_hooked() -> bool:
+    """Whether there are hooks for all modules, as ``torch.nn.modules.module.register_module_…_hook`` adds them."""
+    return any(GLOBAL_HOOKS)
