@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import shutil
 import threading
 import weakref
@@ -126,6 +127,13 @@ def test_a_function_is_compiled_without_its_gradient_by_one_release_alone():
 
 def test_every_member_is_tested():
     assert {*vars(private), *inductor.__all__} == TESTED
+
+
+def test_what_several_have_is_the_same():
+    for name in vars(private):
+        members = [getattr(home, name) for home in HOMES if hasattr(home, name)]
+        texts = {inspect.getsource(member) if inspect.isfunction(member) else repr(member) for member in members}
+        assert len(texts) == 1, name
 
 
 @of("get_tracing_state")
