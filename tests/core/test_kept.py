@@ -20,9 +20,8 @@ from fuseplug.kept import Kept, folder
 from fuseplug_backends.inductor.kernel import cpp_compiler
 from fuseplug_rmsnorm.recognise.structure import NormAdapter
 from fuseplug_tools.measuring import timing
-from fuseplug_verify import stable
 from fuseplug_verify.verification import evidence
-from fuseplug_verify.verification.evidence import UnstableError
+from fuseplug_verify.verification.evidence import UnstableError, stable
 
 PACKAGE = """
 from typing import ClassVar
