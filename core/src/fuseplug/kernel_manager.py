@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import traceback
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import pluggy
 
-from .by_identity import ByIdentity
+from .applications import Applications
 from .configuration import SETTINGS, environment, named
 from .contract import Mode
 from .discovery import KernelRecord, chosen, discover, elsewhere, load_class
 from .errors import DiscoveryError, PlanError
 from .hookspecs import PROJECT, BaseKernel
 from .ownership import REGISTERED
+from .plugins import plugged_in
+from .selecting import named_by, names_in, select
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +24,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from .devices import Destination
-    from .patching import Applied, Change, InUse, Patch
+    from .patching import Applied
     from .planning import Plan
-    from .report import Report
 
 K = TypeVar("K", bound=type[BaseKernel])
 Rounding: TypeAlias = Literal["close", "exact"]
@@ -57,16 +54,6 @@ class AllOptions(Options, total=False):
     """The keyword arguments of `KernelManager.apply_all`."""
 
     include: Sequence[str] | str | None
-
-
-@dataclass
-class _Call:
-    """One call that changed a model: what it planned, what it did, and what watches all that is fused since."""
-
-    report: Report
-    patches: Sequence[Patch]
-    changes: list[Change]
-    in_use: InUse
 
 
 class KernelManager:
@@ -113,7 +100,7 @@ class KernelManager:
         self._records: list[KernelRecord] | None = None
         self._plugins = pluggy.PluginManager(PROJECT)
         self._registered: dict[str, KernelRecord] = {}
-        self._calls: ByIdentity[nn.Module, list[_Call]] = ByIdentity()
+        self._applications = Applications()
 
     def kernels(self) -> list[KernelRecord]:
         """Every kernel that is installed or registered, whatever its state, by distribution and id."""
@@ -127,7 +114,7 @@ class KernelManager:
             importlib.invalidate_caches()
         environ = environment() if self._environ is None else self._environ
         records = (self._find or discover)(environ, self._registered.values())
-        self._records, self._plugins = _plugged_in(records)
+        self._records, self._plugins = plugged_in(records)
 
     def register(self, kernel: K) -> K:
         """Add a kernel class that is not packaged. Usable as a decorator. A second class with an id replaces the first.
@@ -196,28 +183,27 @@ class KernelManager:
 
         _must_be_module(model)
         purpose, exact = _mode(mode), _exact(rounding, verify)
-        there, records, plugins = self._destination(device, _names(include or ()))
-        excluded = [each.name for word in _names(exclude) for each in _named(records, word, must_be_ready=False)]
-        taking_part = _select(records, include, excluded, purpose)
+        destination, records, plugins = self._destination(device, names_in(include or ()))
+        excluded = [
+            record.name for word in names_in(exclude) for record in named_by(records, word, must_be_ready=False)
+        ]
+        taking_part = select(records, include, excluded, purpose)
         every = every_size or environment().get(EVERY_SIZE_VARIABLE, "") not in ("", "0")
         measurer = None
         if measure is not False:
             _refuse_every_size(every)
-            measurer = measurer_of(
-                *(model, measure),
-                device_type=None if there is None else there.type,
-                gradients=purpose == "training",
-                anew=verify == "always",
-            )
+            kind = None if destination is None else destination.type
+            training, anew = purpose == "training", verify == "always"
+            measurer = measurer_of(model, measure, device_type=kind, gradients=training, anew=anew)
         rules = Rules(
-            *(taking_part, _names(include or ()), purpose, verify, records, _names(allow)),
+            *(taking_part, names_in(include or ()), purpose, verify, records, names_in(allow)),
             every_size=every,
             measurer=measurer,
             exact=exact,
             excluded=excluded,
         )
         with neutral(dtype=None):
-            places = walk(model, only=_names(only), skip=_names(skip), device=there)
+            places = walk(model, only=names_in(only), skip=names_in(skip), device=destination)
             plan = make_plan(model, places, rules, Questioner(plugins).ask)
         if strict:
             refuse_left_alone(plan.report)
@@ -239,7 +225,26 @@ class KernelManager:
             PlanError, DiscoveryError, RejectedError: As in `plan`. A faulty installed kernel never raises: the report
                 names it.
         """
-        return self._apply(model, self.plan(model, **options))
+        return self.apply_plan(model, self.plan(model, **options))
+
+    def apply_plan(self, model: nn.Module, plan: Plan) -> Applied:
+        """Do to *model* what *plan* has decided, all or nothing.
+
+        Args:
+            model: The model of which `plan` was asked.
+            plan: What it returned.
+
+        Raises:
+            PlanError: If *plan* is of another model.
+        """
+        _must_be_module(model)
+        from .walking import everywhere
+
+        present = {id(place.module) for place in everywhere(model).values()}
+        for patch in plan.patches:
+            if id(patch.module_ref()) not in present:
+                raise PlanError(f"the plan is not of this model, which has no such {patch.path}.{patch.target}: plan it")
+        return self._applications.apply(model, plan)
 
     def apply(self, kernel_ids: str | Sequence[str], model: nn.Module, **options: Unpack[Options]) -> Applied:
         """Fuse with these kernels, earlier ones preferred. Each must be ready and fit at least one site.
@@ -257,26 +262,15 @@ class KernelManager:
         _must_be_module(model)
         from .strict import refuse_unused
 
-        names = _names(kernel_ids)
+        names = names_in(kernel_ids)
         plan = self.plan(model, include=names, **options)
-        refuse_unused(plan.report, {name: _named(plan.report.records, name) for name in names})
-        return self._apply(model, plan)
+        refuse_unused(plan.report, {name: named_by(plan.report.records, name) for name in names})
+        return self.apply_plan(model, plan)
 
     def applied_to(self, model: nn.Module) -> Applied | None:
         """The handle on what is fused in *model* now, also in a copy of a fused model; ``None`` if nothing is."""
         _must_be_module(model)
-        from .patching import InUse, patches_on
-        from .walking import everywhere
-
-        places = everywhere(model).values()
-        present = [patch for found in places for patch in patches_on(found.module, next(iter(found.paths), ""))]
-        if not present:
-            return None
-        calls = self._calls.get(model)
-        if not calls:
-            watching = InUse(present, weakref.ref(model), anew=False)
-            calls = self._calls[model] = [_Call(_report_of(model, present), present, [], watching)]
-        return self._handle(model, _Call(calls[-1].report, _all_patches(calls), [], calls[-1].in_use))
+        return self._applications.on(model)
 
     def undo(self, model: nn.Module) -> None:
         """Take all our replacements off *model*, whichever call put them on.
@@ -285,64 +279,7 @@ class KernelManager:
             UndoError: If somebody else has replaced a replacement since. All others have been taken off.
         """
         _must_be_module(model)
-        from .patching import complain, strip, take_off
-        from .walking import everywhere
-
-        calls = self._calls.pop(model) or []
-        left = take_off([change for call in calls for change in call.changes])
-        if left:
-            self._calls[model] = [replace(calls[-1], changes=left)]
-        known = {(id(change.module_ref()), change.method) for change in left}
-        for found in everywhere(model).values():
-            stripped = strip(found.module, next(iter(found.paths), ""))
-            left += [change for change in stripped if (id(found.module), change.method) not in known]
-        complain(left)
-
-    def _apply(self, model: nn.Module, plan: Plan) -> Applied:
-        from .patching import InUse, put_on
-
-        changes = put_on(plan.patches)
-        calls = self._calls.get(model)
-        if calls is None:
-            calls = self._calls[model] = []
-        watched = [*_all_patches(calls, plan.patches)]
-        call = _Call(replace(plan.report, applied=True), plan.patches, changes, InUse(watched, weakref.ref(model)))
-        if calls and not call.changes:
-            # Nothing to take back: it stands in for the call before, or the list would grow with every call.
-            calls[-1].report, calls[-1].patches, calls[-1].in_use = call.report, call.patches, call.in_use
-        else:
-            calls.append(call)
-        return self._handle(model, call)
-
-    def _handle(self, model: nn.Module, call: _Call) -> Applied:
-        from .patching import Applied, complain, take_off
-
-        # A weak reference: the handle must not keep the model alive.
-        reference = weakref.ref(model)
-
-        def undo_all() -> None:
-            if (alive := reference()) is not None:
-                self.undo(alive)
-
-        def undo_call() -> None:
-            alive = reference()
-            calls = (self._calls.get(alive) if alive is not None else None) or []
-            if any(known is call for known in calls):
-                calls[:] = [known for known in calls if known is not call]
-                left = take_off(call.changes)
-                if calls:
-                    calls[-1].in_use.watch()
-                complain(left)
-
-        def in_force() -> bool:
-            return (alive := reference()) is not None and bool(self._calls.get(alive))
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if (alive := reference()) is None:
-                raise PlanError("the model that was fused is gone: keep a reference to it while you use its handle")
-            return alive(*args, **kwargs)
-
-        return Applied(call.report, list(call.patches), undo_all, undo_call, run, in_force, call.in_use)
+        self._applications.undo(model)
 
     def _destination(
         self, device: torch.device | str | None, asked_for: Sequence[str]
@@ -350,7 +287,7 @@ class KernelManager:
         """Where the model will run, and the kernels for it: another machine may have what this one lacks."""
         records, plugins = self.kernels(), self._plugins
         if (settled := chosen(records, asked_for)) != records:
-            records, plugins = _plugged_in(settled)
+            records, plugins = plugged_in(settled)
         if device is None:
             return None, records, plugins
         from .devices import KNOWN, destination
@@ -360,7 +297,7 @@ class KernelManager:
         there = destination(device, KNOWN | claimed)
         if there.device is not None or possible == records:
             return there, records, plugins
-        return there, *_plugged_in(possible)
+        return there, *plugged_in(possible)
 
 
 def _refuse_every_size(every_size: bool) -> None:
@@ -369,56 +306,6 @@ def _refuse_every_size(every_size: bool) -> None:
             "measure= finds the size from which on a kernel is used, and every_size=True, or "
             f"{named(environment(), EVERY_SIZE_VARIABLE)}, uses it at every size: drop one of them"
         )
-
-
-def _plugged_in(records: Iterable[KernelRecord]) -> tuple[list[KernelRecord], pluggy.PluginManager]:
-    plugins = pluggy.PluginManager(PROJECT)
-    plugins.add_hookspecs(BaseKernel)
-    return [_registered_with(plugins, record) for record in records], plugins
-
-
-def _select(
-    records: Sequence[KernelRecord], include: Sequence[str] | str | None, unwanted: Sequence[str], mode: Mode
-) -> list[KernelRecord]:
-    ready = [record for record in records if record.state == "ready"]
-    if include is not None:
-        wanted = [record.name for word in _names(include) for record in _named(records, word)]
-        ready = [record for record in ready if record.name in wanted]
-    return [
-        record
-        for record in ready
-        if record.name not in unwanted and (mode == "inference" or (record.kernel and record.kernel.differentiable))
-    ]
-
-
-def _named(records: Sequence[KernelRecord], word: str, *, must_be_ready: bool = True) -> list[KernelRecord]:
-    """The kernels that *word*, an id or an op, stands for."""
-    by_id = [record for record in records if word in (record.kernel_id, record.name)]
-    ready = [record for record in by_id if record.state == "ready"]
-    for record in by_id if must_be_ready and not ready else ():
-        if record.state != "ready":
-            raise DiscoveryError(
-                f"kernel {record.name} was asked for by name, but is {record.state}: {record.reason}", record=record
-            )
-    found = by_id or [record for record in records if record.kernel and record.kernel.op == word]
-    if not found:
-        known = sorted({r.kernel_id for r in records} | {r.kernel.op for r in records if r.kernel})
-        raise DiscoveryError(_unknown(word, known), word=word)
-    return found
-
-
-def _registered_with(plugins: pluggy.PluginManager, record: KernelRecord) -> KernelRecord:
-    """Register the kernel of *record*. If pluggy rejects it, only this record becomes broken."""
-    if record.kernel is None:
-        return record
-    try:
-        plugins.register(record.kernel, name=record.kernel_id)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - pluggy looks at every attribute of a third party's class
-        reason = f"{type(error).__name__} while registering it with pluggy: {error}"
-        return replace(record, state="broken", kernel=None, reason=reason, traceback=traceback.format_exc())
-    return record
 
 
 def _must_be_module(model: object) -> None:
@@ -446,44 +333,3 @@ def _exact(rounding: str, verify: bool | str) -> bool:
             'rounding="exact" is shown by running the kernels, and verify=False runs none: drop one of them'
         )
     return rounding == "exact"
-
-
-def _names(value: str | Sequence[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) and value else tuple(value)
-
-
-def _unknown(word: str, known: Sequence[str]) -> str:
-    if not known:
-        return f"no kernel or op {word!r} is installed, nor any other: pip install fuseplug-rmsnorm, for one"
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.4)
-    named = f"nearest installed: {', '.join(near)}" if near else f"installed: {', '.join(known)}"
-    return f"no kernel or op {word!r} is installed; {named} (see `fuseplug list`)"
-
-
-def _all_patches(calls: Iterable[_Call], more: Iterable[Patch] = ()) -> list[Patch]:
-    """The patches of *calls* and *more*, the last of each target."""
-    every = [*(patch for call in calls for patch in call.patches), *more]
-    return [*{(patch.path, patch.target): patch for patch in every}.values()]
-
-
-def _report_of(model: nn.Module, patches: Sequence[Patch]) -> Report:
-    """The report on a model whose plan is not known, such as a copy of a fused model."""
-    from fuseplug_verify import class_name
-
-    from .patching import mark_of
-    from .report import Entry, Report
-
-    entries = [
-        Entry(
-            (patch.path,),
-            class_name(module),
-            mark_of(patch.function).device_type,
-            "",
-            patch.target,
-            patch.kernel_id,
-            patch.variant,
-        )
-        for patch in patches
-        if (module := patch.module_ref()) is not None
-    ]
-    return Report(class_name(model), "training", entries, notes=["read off the model: its plan is not at hand"])
