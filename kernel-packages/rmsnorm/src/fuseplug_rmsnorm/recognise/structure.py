@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Site, Target
 from fuseplug.reading import constants, names, remembered
+from fuseplug_backends.dtypes import MODEL_DTYPES
 
 from ..reference import VARIANTS, Variant
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MIXED = (
     (torch.bfloat16, torch.float32),
     (torch.float16, torch.float32),
@@ -210,7 +210,7 @@ def _norm_parts(module: nn.Module) -> NormParts | Rejection | None:
         return NormParts(None, eps, _declared_width(vars(module)), gate)
     if len(shape) > 1 or not tensors[weight].is_floating_point():
         return None
-    if tensors[weight].dtype not in _DTYPES:
+    if tensors[weight].dtype not in MODEL_DTYPES:
         return Rejection(f"{weight} is {tensors[weight].dtype}; supported are float32, bfloat16 and float16")
     # FSDP leaves a rank without elements of a weight an empty shard; it is whole again when it is used.
     return NormParts(weight, eps, (shape and shape[0]) or _declared_width(vars(module)), gate, single=not shape)
@@ -345,7 +345,7 @@ def _groupings(attributes: dict[str, Any]) -> list[tuple[str | None, str | None]
 
 
 def _mixes(weight: Tensor | None, parts: NormParts) -> Iterator[NormMix]:
-    pairs = [(dtype, dtype) for dtype in _DTYPES]
+    pairs = [(dtype, dtype) for dtype in MODEL_DTYPES]
     if weight is not None:
         pairs = [*sorted(pairs, key=lambda pair: pair[1] is not weight.dtype), *_MIXED]
     for x, w in pairs:
