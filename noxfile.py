@@ -116,6 +116,7 @@ def tests_torch_releases(session: nox.Session, torch: str) -> None:
     test(
         session,
         *QUICK,
+        "tests/verify",
         "tests/core",
         "tests/tools",
         "tests/backends",

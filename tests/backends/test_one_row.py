@@ -12,7 +12,7 @@ from fuseplug_moe.backends.inductor import moe as fused_moe
 from fuseplug_moe.specimens import StackedExperts
 from fuseplug_swiglu import reference as swiglu
 from fuseplug_swiglu.backends import inductor, npu
-from fuseplug_swiglu.specimens import HIDDEN, Separate
+from fuseplug_swiglu.specimens.mlps import HIDDEN, Separate
 
 
 class Mish(nn.Module):

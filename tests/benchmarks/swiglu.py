@@ -21,7 +21,7 @@ from torch.nn import functional
 from fuseplug import manager
 from fuseplug_swiglu import swiglu
 from fuseplug_swiglu.reference import swiglu as reference
-from fuseplug_swiglu.specimens import Separate
+from fuseplug_swiglu.specimens.mlps import Separate
 from fuseplug_tools.bench import by_turns, spread
 
 HIDDEN = 1024

@@ -18,7 +18,7 @@ from fuseplug import kept, planning
 from fuseplug.cli import main
 from fuseplug.kept import Kept, folder
 from fuseplug_backends.inductor.kernel import cpp_compiler
-from fuseplug_rmsnorm.recognise.structure import NormAdapter
+from fuseplug_rmsnorm.recognise.adapters import NormAdapter
 from fuseplug_tools.measuring import timing
 from fuseplug_verify import stable
 from fuseplug_verify.verification import evidence

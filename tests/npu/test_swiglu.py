@@ -20,7 +20,8 @@ from fuseplug_swiglu import reference
 from fuseplug_swiglu.backends import npu
 from fuseplug_swiglu.kernels import NpuSwiGluKernel
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
-from fuseplug_swiglu.specimens import GELUErf, InOne, Offset, ReLU2, Separate, Sparse
+from fuseplug_swiglu.specimens.activations import GELUErf, ReLU2
+from fuseplug_swiglu.specimens.mlps import InOne, Offset, Separate, Sparse
 from fuseplug_verify import Tolerance
 
 INNER = 20

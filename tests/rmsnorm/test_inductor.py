@@ -14,7 +14,7 @@ from fuseplug_backends.inductor import compiled
 from fuseplug_rmsnorm import functional
 from fuseplug_rmsnorm.backends import inductor
 from fuseplug_rmsnorm.kernels import InductorRMSNormKernel
-from fuseplug_rmsnorm.recognise.structure import NormAdapter
+from fuseplug_rmsnorm.recognise.adapters import NormAdapter
 from fuseplug_rmsnorm.reference import VARIANTS
 from fuseplug_rmsnorm.reference import rms_norm as reference
 

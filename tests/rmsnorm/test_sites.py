@@ -13,7 +13,8 @@ from torch import nn
 from fuseplug.contract import Rejection, Site
 from fuseplug_rmsnorm import reference, specimens
 from fuseplug_rmsnorm.kernels import RMSNormKernel
-from fuseplug_rmsnorm.recognise.structure import NormAdapter, match
+from fuseplug_rmsnorm.recognise.adapters import NormAdapter
+from fuseplug_rmsnorm.recognise.structure import match
 
 WIDTH = 48
 

@@ -19,7 +19,9 @@ from fuseplug.patching.replacement import replacement_of
 from fuseplug_rope import reference, specimens
 from fuseplug_rope.kernels import RoPEKernel
 from fuseplug_rope.recognise.structure import match
-from fuseplug_rope.specimens import Attention, rotate_half
+from fuseplug_rope.specimens import halves, pairs, signatures, tables_of_planes, without_functions
+from fuseplug_rope.specimens.attention import Attention
+from fuseplug_rope.specimens.turns import rotate_half
 
 # directory, class, function, variant
 TRANSFORMERS = [
@@ -172,7 +174,7 @@ class Both(Attention):
         return right(*states), other_right(*states)
 
 
-other_right = specimens.pairs_rotary
+other_right = pairs.pairs_rotary
 
 
 def test_several_functions_in_one_method_are_several_targets(manager):
@@ -211,12 +213,12 @@ def test_a_fifth_place_that_is_position_ids_is_not_taken_for_a_dimension(manager
 
 def if_given(q, k=None, cos=None, sin=None, unsqueeze_dim=1):
     if k is None:
-        return specimens.single_rotary(q, cos, sin, unsqueeze_dim)
+        return signatures.single_rotary(q, cos, sin, unsqueeze_dim)
     return right(q, k, cos, sin, unsqueeze_dim)
 
 
 def nothing_back(q, k, cos, sin, unsqueeze_dim=1):
-    return specimens.single_rotary(q, cos, sin, unsqueeze_dim), None if k is None else right(q, k, cos, sin)[1]
+    return signatures.single_rotary(q, cos, sin, unsqueeze_dim), None if k is None else right(q, k, cos, sin)[1]
 
 
 @pytest.mark.parametrize("function", [if_given, nothing_back])
@@ -434,14 +436,14 @@ def test_what_rotates_nothing_is_none_of_its_business(module):
 
 def test_a_stand_in_on_meta_is_enough():
     with torch.device("meta"):
-        (proposal,) = match(Site("module", specimens.Half(), "cpu"))
+        (proposal,) = match(Site("module", halves.Half(), "cpu"))
     example = proposal.example(proposal.mixes[0], 64, torch.Generator().manual_seed(0))
     assert {tensor.device.type for tensor in example.args} == {"cpu"}
 
 
 def test_the_first_mix_is_how_the_module_stands_and_heads_are_of_its_size():
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        (proposal,) = match(Site("module", specimens.Half(head_dim=24).to(dtype), "cpu"))
+        (proposal,) = match(Site("module", halves.Half(head_dim=24).to(dtype), "cpu"))
         example = proposal.example(proposal.mixes[0], 1 << 14, torch.Generator().manual_seed(0))
         assert {tensor.dtype for tensor in example.args} == {dtype}
         assert example.args[0].shape[-1] == 24
@@ -449,7 +451,7 @@ def test_the_first_mix_is_how_the_module_stands_and_heads_are_of_its_size():
 
 
 def test_adapters_are_values():
-    one, two = (match(Site("module", specimens.Half(), "cpu"))[0].adapters for _ in range(2))
+    one, two = (match(Site("module", halves.Half(), "cpu"))[0].adapters for _ in range(2))
     assert one == two
     assert hash(one[0]) == hash(two[0])
     assert pickle.loads(pickle.dumps(one[0])) == copy.deepcopy(one[0]) == one[0]
@@ -474,7 +476,7 @@ def test_a_function_is_understood_once_however_many_modules_call_it(monkeypatch)
     assert len(calls) == once
 
 
-class Growing(specimens.Halves):
+class Growing(without_functions.Halves):
     """Makes larger tables when it needs them."""
 
     def forward(self, x):
@@ -486,12 +488,12 @@ class Growing(specimens.Halves):
         self.cos = self.sin = torch.zeros(length, 8)
 
 
-class HandingOut(specimens.Halves):
+class HandingOut(without_functions.Halves):
     def forward(self, x):
         return self.cos[: x.shape[1]], self.sin[: x.shape[1]]
 
 
-class Doubling(specimens.Halves):
+class Doubling(without_functions.Halves):
     def forward(self, x):
         return 2 * super().forward(x)
 
@@ -514,7 +516,7 @@ def test_a_module_that_does_more_than_rotate_is_no_variant(manager):
 
 @pytest.mark.parametrize("positions", [None, torch.tensor([[3, 1, 0, 7, 2], [9, 9, 4, 5, 6]])])
 def test_a_rotary_module_is_called_with_positions_or_without_and_reads_its_tables_each_time(manager, positions):
-    module, x = specimens.Pairs(), torch.randn(2, 5, 3, 16)
+    module, x = without_functions.Pairs(), torch.randn(2, 5, 3, 16)
     with manager.apply_all(module, verify=False) as applied:
         assert len(applied.report.fused) == 1
         during = module(x, input_pos=positions)
@@ -525,14 +527,14 @@ def test_a_rotary_module_is_called_with_positions_or_without_and_reads_its_table
 
 
 def test_what_was_not_verified_of_a_rotary_module_is_the_originals(manager):
-    module, x = specimens.Halves(), torch.randn(5, 3, 16)
+    module, x = without_functions.Halves(), torch.randn(5, 3, 16)
     with manager.apply_all(module, verify=False):
         during = module(x)
     assert torch.equal(during, module(x))
 
 
 def test_a_method_of_a_module_that_does_not_say_how_wide_its_heads_are_is_left_alone():
-    module = specimens.PartialMethod()
+    module = without_functions.PartialMethod()
     del module.head_dim
     said = match(Site("attention", module, "cpu"))
     assert isinstance(said, Rejection)
@@ -541,7 +543,7 @@ def test_a_method_of_a_module_that_does_not_say_how_wide_its_heads_are_is_left_a
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_a_scripted_rotary_function_is_left_alone_with_a_reason(monkeypatch):
-    module = calls_as_global(torch.jit.script(specimens.pairs_table_rotary), monkeypatch)
+    module = calls_as_global(torch.jit.script(tables_of_planes.pairs_table_rotary), monkeypatch)
     said = match(Site("attention", module, "cpu"))
     assert isinstance(said, Rejection)
     assert "TorchScript" in said.reason
@@ -550,10 +552,10 @@ def test_a_scripted_rotary_function_is_left_alone_with_a_reason(monkeypatch):
 @pytest.mark.parametrize(
     ("specimen", "dtype", "likely"),
     [
-        (specimens.Half, torch.float32, {torch.bfloat16}),
-        (specimens.Half, torch.bfloat16, set()),  # its q would come out in float32, beside a v in bfloat16
-        (specimens.Promoting, torch.float32, {torch.bfloat16}),
-        (specimens.Promoting, torch.bfloat16, {torch.bfloat16}),
+        (halves.Half, torch.float32, {torch.bfloat16}),
+        (halves.Half, torch.bfloat16, set()),  # its q would come out in float32, beside a v in bfloat16
+        (halves.Promoting, torch.float32, {torch.bfloat16}),
+        (halves.Promoting, torch.bfloat16, {torch.bfloat16}),
     ],
 )
 def test_tables_in_float32_are_likely_where_the_results_can_be_used(specimen, dtype, likely):

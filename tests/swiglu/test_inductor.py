@@ -15,11 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_backends.inductor import compiled
-from fuseplug_swiglu import functional, specimens
+from fuseplug_swiglu import functional
 from fuseplug_swiglu.backends import inductor
 from fuseplug_swiglu.kernels import InductorSwiGLUKernel
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.reference import swiglu as reference
+from fuseplug_swiglu.specimens import mlps
 
 LOW = (torch.bfloat16, torch.float16)
 NUMBERS = {"limit": 0.75, "scale": 0.4, "sparsity": 0.6}
@@ -305,14 +306,14 @@ class TestModules:
     @pytest.mark.parametrize(
         ("make", "dtype"),
         [
-            (lambda: specimens.Separate(nn.SiLU()), torch.float32),
-            pytest.param(lambda: specimens.InOne(nn.SiLU(), "gate-second"), torch.bfloat16, marks=thorough),
-            pytest.param(specimens.WidePath, torch.float32, marks=thorough),
+            (lambda: mlps.Separate(nn.SiLU()), torch.float32),
+            pytest.param(lambda: mlps.InOne(nn.SiLU(), "gate-second"), torch.bfloat16, marks=thorough),
+            pytest.param(mlps.WidePath, torch.float32, marks=thorough),
         ],
         ids=["separate", "in one", "wide path"],
     )
     def test_fused_they_compute_what_they_did(self, fused, outcome, ran, make, dtype):
-        module, x = make().to(dtype), torch.randn(2, 5, specimens.HIDDEN).to(dtype)
+        module, x = make().to(dtype), torch.randn(2, 5, mlps.HIDDEN).to(dtype)
         eager = outcome(module, x)
         with fused(module) as applied:
             assert {entry.check for entry in applied.report.fused} == {"passed"}
@@ -326,7 +327,7 @@ class TestModules:
 
     @thorough
     def test_they_compile_as_one_graph(self, fused, ran):
-        module, x = specimens.InOne(nn.SiLU(), "gate-second"), torch.randn(4, specimens.HIDDEN)
+        module, x = mlps.InOne(nn.SiLU(), "gate-second"), torch.randn(4, mlps.HIDDEN)
         expected = module(x)
         with fused(module):
             compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
@@ -336,7 +337,7 @@ class TestModules:
     @thorough
     @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
     def test_they_export_and_trace(self, fused, ran):
-        module, x = specimens.Separate(nn.SiLU()), torch.randn(4, specimens.HIDDEN)
+        module, x = mlps.Separate(nn.SiLU()), torch.randn(4, mlps.HIDDEN)
         expected = module(x)
         with fused(module):
             torch.testing.assert_close(torch.export.export(module, (x,)).module()(x), expected)
@@ -345,7 +346,7 @@ class TestModules:
 
     @thorough
     def test_they_are_copied_and_pickled(self, fused):
-        module, x = specimens.Separate(nn.SiLU()), torch.randn(4, specimens.HIDDEN)
+        module, x = mlps.Separate(nn.SiLU()), torch.randn(4, mlps.HIDDEN)
         expected = module(x)
         with fused(module):
             torch.testing.assert_close(copy.deepcopy(module)(x), expected)
@@ -353,17 +354,17 @@ class TestModules:
         assert torch.equal(module(x), expected)
 
     def test_what_was_not_verified_goes_to_the_original(self, fused, ran):
-        module = specimens.Separate(nn.SiLU())
+        module = mlps.Separate(nn.SiLU())
         with fused(module):
             with pytest.raises(RuntimeError, match="dtype"):
-                module(torch.ones(2, specimens.HIDDEN, dtype=torch.int64))
+                module(torch.ones(2, mlps.HIDDEN, dtype=torch.int64))
             with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-                module(torch.ones(2, specimens.HIDDEN + 1))
-            module.double()(torch.ones(2, specimens.HIDDEN, dtype=torch.float64))
+                module(torch.ones(2, mlps.HIDDEN + 1))
+            module.double()(torch.ones(2, mlps.HIDDEN, dtype=torch.float64))
         assert not ran
 
     def test_autocast_gives_the_projections_dtype(self, fused, ran):
-        module, x = specimens.Separate(nn.SiLU()), torch.randn(4, 3, specimens.HIDDEN)
+        module, x = mlps.Separate(nn.SiLU()), torch.randn(4, 3, mlps.HIDDEN)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             eager = module(x)
         with fused(module), torch.autocast("cpu", dtype=torch.bfloat16):

@@ -22,7 +22,8 @@ from fuseplug_swiglu import reference, specimens
 from fuseplug_swiglu.kernels import SwiGLUKernel
 from fuseplug_swiglu.recognise.adapters import Call, CastTo, Drop, Multiply
 from fuseplug_swiglu.recognise.structure import match
-from fuseplug_swiglu.specimens import HIDDEN, INNER, Separate
+from fuseplug_swiglu.specimens import activations, mlps
+from fuseplug_swiglu.specimens.mlps import HIDDEN, INNER, Separate
 
 
 def site(module):
@@ -119,20 +120,20 @@ class TestWhatIsDoneWhere:
     @pytest.mark.parametrize(
         ("module", "expected"),
         [
-            (specimens.Multiplied(), {"numbers": (("scale", "gate_multiplier"),), "up_called_first": True}),
-            (specimens.Multiplied(), {"after": (Multiply("down_multiplier"),), "between": ()}),
-            (specimens.LearnedScale(), {"after": (Multiply("global_scale"),)}),
-            (specimens.Sparse(nn.SiLU(), 0.0), {"numbers": (("sparsity", "activation_sparsity"),)}),
-            (specimens.Clamped("after", math.inf), {"numbers": (("limit", "limit"),), "form": "clamp-after"}),
-            (specimens.Offset(), {"numbers": (("limit", "limit"), ("beta", "alpha"))}),
-            (specimens.DropoutAfter(), {"after": (Drop("residual_dropout"),), "between": ()}),
-            (specimens.DropoutBetween(), {"between": (Call("dropout"),), "after": ()}),
-            (specimens.DropoutTwice(), {"between": (Call("dropout"),), "after": (Call("dropout"),)}),
-            (specimens.DropoutTwice(), {"before": (Call("layer_norm"),), "layout": "gate-second"}),
-            (specimens.NormBetween(), {"between": (Call("ffn_sub_norm"),), "before": ()}),
-            (specimens.NormBefore(), {"before": (Call("proj"), Call("post_projection_norm"), Call("act1"))}),
-            (specimens.WidePath(), {"between": (Call("dropout"), CastTo("wo"))}),
-            (specimens.GateOnly(), {"gate": "w_0", "up": "w_1", "down": None}),
+            (mlps.Multiplied(), {"numbers": (("scale", "gate_multiplier"),), "up_called_first": True}),
+            (mlps.Multiplied(), {"after": (Multiply("down_multiplier"),), "between": ()}),
+            (mlps.LearnedScale(), {"after": (Multiply("global_scale"),)}),
+            (mlps.Sparse(nn.SiLU(), 0.0), {"numbers": (("sparsity", "activation_sparsity"),)}),
+            (mlps.Clamped("after", math.inf), {"numbers": (("limit", "limit"),), "form": "clamp-after"}),
+            (mlps.Offset(), {"numbers": (("limit", "limit"), ("beta", "alpha"))}),
+            (mlps.DropoutAfter(), {"after": (Drop("residual_dropout"),), "between": ()}),
+            (mlps.DropoutBetween(), {"between": (Call("dropout"),), "after": ()}),
+            (mlps.DropoutTwice(), {"between": (Call("dropout"),), "after": (Call("dropout"),)}),
+            (mlps.DropoutTwice(), {"before": (Call("layer_norm"),), "layout": "gate-second"}),
+            (mlps.NormBetween(), {"between": (Call("ffn_sub_norm"),), "before": ()}),
+            (mlps.NormBefore(), {"before": (Call("proj"), Call("post_projection_norm"), Call("act1"))}),
+            (mlps.WidePath(), {"between": (Call("dropout"), CastTo("wo"))}),
+            (mlps.GateOnly(), {"gate": "w_0", "up": "w_1", "down": None}),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
     )
@@ -149,13 +150,13 @@ class TestWhatIsDoneWhere:
     @pytest.mark.parametrize(
         ("module", "name", "value"),
         [
-            (specimens.Multiplied(), "gate_multiplier", 0.25),
-            (specimens.Multiplied(), "down_multiplier", 3.0),
-            (specimens.Clamped("before", math.inf), "limit", 0.5),
-            (specimens.Clamped("after", 9.0), "limit", 0.5),
-            (specimens.Sparse(nn.GELU(), 0.0), "activation_sparsity", 0.7),
-            (specimens.Offset(), "alpha", 0.5),
-            (specimens.DropoutAfter(), "residual_dropout", 0.5),
+            (mlps.Multiplied(), "gate_multiplier", 0.25),
+            (mlps.Multiplied(), "down_multiplier", 3.0),
+            (mlps.Clamped("before", math.inf), "limit", 0.5),
+            (mlps.Clamped("after", 9.0), "limit", 0.5),
+            (mlps.Sparse(nn.GELU(), 0.0), "activation_sparsity", 0.7),
+            (mlps.Offset(), "alpha", 0.5),
+            (mlps.DropoutAfter(), "residual_dropout", 0.5),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
     )
@@ -171,7 +172,7 @@ class TestWhatIsDoneWhere:
         assert all(torch.equal(eager[key], fused[key]) for key in eager)
 
     def test_a_path_kept_in_float32_is(self, alone, outcome):
-        module = specimens.WidePath().bfloat16()
+        module = mlps.WidePath().bfloat16()
         module.wo.float()
         x = torch.randn(2, 5, HIDDEN).bfloat16()
         before = outcome(module, x)
@@ -233,7 +234,7 @@ class Adapted(nn.Module):
 
 class TestProjectionsStayModules:
     @pytest.mark.parametrize("kind", [Dim, Wrapped, Packed, Adapted])
-    @pytest.mark.parametrize("make", [lambda: Separate(nn.SiLU()), specimens.Multiplied])
+    @pytest.mark.parametrize("make", [lambda: Separate(nn.SiLU()), mlps.Multiplied])
     def test_any_kind_of_linear_is_called(self, alone, outcome, kind, make):
         module = make()
         for name in ("gate_proj", "up_proj", "down_proj"):
@@ -318,7 +319,7 @@ class Router(nn.Module):
 @pytest.mark.parametrize(
     "module",
     [
-        *map(TwoLinears, (nn.ReLU(), nn.GELU(), specimens.ReLU2())),
+        *map(TwoLinears, (nn.ReLU(), nn.GELU(), activations.ReLU2())),
         TwoLinears(nn.GELU(), inner=HIDDEN),
         Head(),
         Head(HIDDEN),
@@ -398,11 +399,11 @@ def _cuts_a_gradient(gate, up=None, **how):
     ("wrong", "module"),
     [
         (_zeros, Separate(nn.SiLU())),
-        (_swaps, specimens.GateOnly()),
+        (_swaps, mlps.GateOnly()),
         (_is_always_silu, Separate(nn.GELU())),
         (_is_always_the_other_gelu, Separate(nn.GELU("tanh"))),
-        (_forgets_the_limit, specimens.Clamped("before", 10.0)),
-        (_forgets_the_limit, specimens.Clamped("after", 10.0)),
+        (_forgets_the_limit, mlps.Clamped("before", 10.0)),
+        (_forgets_the_limit, mlps.Clamped("after", 10.0)),
         (_cuts_a_gradient, Separate(nn.SiLU())),
     ],
 )
@@ -536,7 +537,7 @@ def test_examples_are_repeatable_of_the_size_asked_for_and_small_where_size_does
 
 
 @pytest.mark.parametrize(("hidden", "inner"), [(16, 16), (32, 16), (16, 32), (7, 14), (1, 2), (2, 1), (1, 1)])
-@pytest.mark.parametrize("make", [Separate, lambda act, **widths: specimens.InOne(act, "gate-second", **widths)])
+@pytest.mark.parametrize("make", [Separate, lambda act, **widths: mlps.InOne(act, "gate-second", **widths)])
 def test_widths_may_coincide(alone, hidden, inner, make):
     module = make(nn.SiLU(), hidden=hidden, inner=inner)
     assert len(alone().plan(module, verify=False).patches) == 1
@@ -551,7 +552,7 @@ def test_few_candidates_are_left_to_try():
 def test_the_activation_is_covered_and_what_is_still_called_is_not():
     assert proposal_of(Separate(nn.SiLU())).covers == ("act_fn",)
     assert proposal_of(Separate(functional.silu)).covers == ()
-    assert "dropout" not in proposal_of(specimens.DropoutBetween()).covers
+    assert "dropout" not in proposal_of(mlps.DropoutBetween()).covers
 
 
 @pytest.mark.parametrize(
@@ -563,7 +564,7 @@ def test_an_activation_may_be_a_function(alone, act):
 
 
 def test_adapters_are_values():
-    one, two = (proposal_of(specimens.Multiplied()).adapters for _ in range(2))
+    one, two = (proposal_of(mlps.Multiplied()).adapters for _ in range(2))
     assert one == two
     assert hash(one[0]) == hash(two[0])
     assert pickle.loads(pickle.dumps(one[-1])) == copy.deepcopy(one[-1]) == one[-1]

@@ -21,7 +21,7 @@ from fuseplug_liger import KERNELS, declines
 from fuseplug_linear_cross_entropy.reference import FLOAT, scaled, softcapped
 from fuseplug_linear_cross_entropy.reference import linear_cross_entropy as reference_loss
 from fuseplug_rmsnorm import reference as norms
-from fuseplug_rmsnorm.recognise.structure import NormAdapter
+from fuseplug_rmsnorm.recognise.adapters import NormAdapter
 from fuseplug_rope import reference as rotations
 from fuseplug_swiglu import reference as gates
 

@@ -22,7 +22,8 @@ from fuseplug_backends.triton.activations import activate
 from fuseplug_swiglu import reference
 from fuseplug_swiglu.backends.triton import launches, swiglu
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
-from fuseplug_swiglu.specimens import HIDDEN, Clamped, InOne, Multiplied, Offset, ReLU2, Separate, Sparse, Wide
+from fuseplug_swiglu.specimens.activations import ReLU2
+from fuseplug_swiglu.specimens.mlps import HIDDEN, Clamped, InOne, Multiplied, Offset, Separate, Sparse, Wide
 from fuseplug_verify import Tolerance, excess
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # in exp, by the interpreter, on the way to 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fuseplug import Adapter
 from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_rmsnorm import reference as rmsnorm
-from fuseplug_rmsnorm.recognise.structure import NormAdapter
+from fuseplug_rmsnorm.recognise.adapters import NormAdapter
 from fuseplug_rope import reference as rope
 from fuseplug_rope.recognise.adapters import ConformerAdapter, MethodAdapter, RotaryAdapter
 from fuseplug_rope.recognise.modules import ModuleAdapter

@@ -97,11 +97,11 @@ VARIANTS = {name: replace(row, name=name) for name, row in _ROWS.items()}
 """Every variant by name, the likely ones first."""
 
 
-def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`rope` for arguments that were checked.
 
     Args:
-        how: The variant.
+        variant: The variant.
         q: ``(..., head_dim)``, floating.
         k: Like *q*, perhaps with other numbers of heads, or ``None``.
         cos: ``(..., angles)``, floating, broadcastable to *q* and *k* but for the last dimension.
@@ -110,24 +110,23 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     Returns:
         *q* and *k* rotated, in their shapes; each in its `result_dtype`, but ``None`` for a *k* of ``None``.
     """
-    rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
-    if how.widen_table:
+    rotated = cos.shape[-1] * (2 if variant.table == "half" else 1)
+    if variant.widen_table:
         wide = torch.promote_types(q.dtype, torch.float32)
         cos, sin = cos.to(wide), sin.to(wide)
-    if how.table == "first-half":
+    if variant.table == "first-half":
         cos, sin = cos[..., : rotated // 2], sin[..., : rotated // 2]
-    rotate = _FORMS[how.form]
-    tables = _TABLES[how.form](how, cos, sin)
-    q_out = _compute_one(how, q, rotated, tables, rotate, q.dtype)
+    tables = _TABLES[variant.form](variant, cos, sin)
+    q_out = _compute_one(variant, q, rotated, tables, q.dtype)
     if k is None:
         return q_out, None
-    return q_out, _compute_one(how, k, rotated, tables, rotate, q.dtype if how.back == "first" else k.dtype)
+    return q_out, _compute_one(variant, k, rotated, tables, q.dtype if variant.back == "first" else k.dtype)
 
 
-def result_dtype(how: Variant, x: Tensor, q: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
+def result_dtype(variant: Variant, x: Tensor, q: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
     """The dtype of *x* rotated, which is *q* itself or comes with it."""
-    if how.back is not None:
-        return q.dtype if how.back == "first" else x.dtype
+    if variant.back is not None:
+        return q.dtype if variant.back == "first" else x.dtype
     return torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype))
 
 
@@ -146,82 +145,86 @@ def joined(first: Tensor, second: Tensor, order: str) -> Tensor:
     return torch.cat((first, second), dim=-1)
 
 
-def split(x: Tensor, rotated: int, how: Variant) -> tuple[Tensor, Tensor | None]:
+def split(x: Tensor, rotated: int, variant: Variant) -> tuple[Tensor, Tensor | None]:
     """What of *x* ``(..., head_dim)`` is rotated, ``(..., rotated)``, and what is left as it is."""
-    if how.width == "trailing":
+    if variant.width == "trailing":
         return x[..., -rotated:], x[..., :-rotated]
-    return (x, None) if how.width == "whole" else (x[..., :rotated], x[..., rotated:])
+    return (x, None) if variant.width == "whole" else (x[..., :rotated], x[..., rotated:])
 
 
-def merged(rotated: Tensor, rest: Tensor | None, how: Variant) -> Tensor:
+def merged(rotated: Tensor, rest: Tensor | None, variant: Variant) -> Tensor:
     """The inverse of `split`."""
     if rest is None:
         return rotated
-    return torch.cat((rest, rotated) if how.width == "trailing" else (rotated, rest), dim=-1)
+    return torch.cat((rest, rotated) if variant.width == "trailing" else (rotated, rest), dim=-1)
 
 
 Tables = tuple[Tensor, ...]
-Rotate = Callable[[Variant, Tensor, Tensor, Tables], Tensor]
 
 
-def _compute_one(how: Variant, x: Tensor, rotated: int, tables: Tables, rotate: Rotate, back: torch.dtype) -> Tensor:
-    source, rest = split(x, rotated, how)
+def _compute_one(variant: Variant, x: Tensor, rotated: int, tables: Tables, back: torch.dtype) -> Tensor:
+    source, rest = split(x, rotated, variant)
     wide = torch.promote_types(x.dtype, torch.float32)
-    first = source if how.widen is None else source.to(wide)
-    second = source.to(wide) if how.widen == "twice" else first
-    y = rotate(how, first, second, tables)
-    return merged(y if how.back is None else y.to(back), rest, how)
+    first = source if variant.widen is None else source.to(wide)
+    second = source.to(wide) if variant.widen == "twice" else first
+    y = _FORMS[variant.form](variant, first, second, tables)
+    return merged(y if variant.back is None else y.to(back), rest, variant)
 
 
-def _whole_tables(how: Variant, cos: Tensor, sin: Tensor) -> Tables:
+def _whole_tables(variant: Variant, cos: Tensor, sin: Tensor) -> Tables:
     """One angle for each element."""
-    if how.table == "full":
+    if variant.table == "full":
         return cos, sin
     return cos.repeat_interleave(2, dim=-1), sin.repeat_interleave(2, dim=-1)
 
 
-def _tables(_how: Variant, cos: Tensor, sin: Tensor) -> Tables:
+def _tables(_variant: Variant, cos: Tensor, sin: Tensor) -> Tables:
     """One angle for each plane."""
     return cos, sin
 
 
-def _rotate(how: Variant, first: Tensor, second: Tensor, tables: Tables) -> Tensor:
+def _rotate(variant: Variant, first: Tensor, second: Tensor, tables: Tables) -> Tensor:
     cos, sin = tables
-    if how.reads != how.writes:
-        first = second = joined(*planes(first, how.reads), how.writes)
-    a, b = planes(second, how.writes)
-    turned = joined(b, -a, how.writes) if how.negated else joined(-b, a, how.writes)
+    if variant.reads != variant.writes:
+        first = second = joined(*planes(first, variant.reads), variant.writes)
+    a, b = planes(second, variant.writes)
+    turned = joined(b, -a, variant.writes) if variant.negated else joined(-b, a, variant.writes)
     return first * cos + turned * sin
 
 
-def _parts(how: Variant, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
+def _parts(variant: Variant, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
     cos, sin = tables
-    if how.negated:
+    if variant.negated:
         sin = -sin
-    a, b = planes(first, how.reads)
-    return joined(a * cos - b * sin, b * cos + a * sin, how.writes)
+    a, b = planes(first, variant.reads)
+    return joined(a * cos - b * sin, b * cos + a * sin, variant.writes)
 
 
-def _complex_tables(_how: Variant, cos: Tensor, sin: Tensor) -> Tables:
+def _complex_tables(_variant: Variant, cos: Tensor, sin: Tensor) -> Tables:
     return (torch.complex(cos, sin),)
 
 
-def _complex(_how: Variant, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
+def _complex(_variant: Variant, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
     numbers = torch.view_as_complex(first.reshape(*first.shape[:-1], first.shape[-1] // 2, 2))
     return torch.view_as_real(numbers * tables[0]).flatten(-2)
 
 
-def _matrices(_how: Variant, cos: Tensor, sin: Tensor) -> Tables:
+def _matrices(_variant: Variant, cos: Tensor, sin: Tensor) -> Tables:
     return (torch.stack((cos, -sin, sin, cos), dim=-1).view(*cos.shape, 2, 2),)
 
 
-def _matrix(_how: Variant, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
+def _matrix(_variant: Variant, first: Tensor, _second: Tensor, tables: Tables) -> Tensor:
     rows = first.reshape(*first.shape[:-1], first.shape[-1] // 2, 1, 2)
     return (rows * tables[0]).sum(-1).flatten(-2)
 
 
 _TABLES = {"rotate": _whole_tables, "parts": _tables, "complex": _complex_tables, "matrix": _matrices}
-_FORMS: dict[str, Rotate] = {"rotate": _rotate, "parts": _parts, "complex": _complex, "matrix": _matrix}
+_FORMS: dict[str, Callable[[Variant, Tensor, Tensor, Tables], Tensor]] = {
+    "rotate": _rotate,
+    "parts": _parts,
+    "complex": _complex,
+    "matrix": _matrix,
+}
 
 
 def rope(
@@ -259,14 +262,14 @@ def rope(
 
 def check(q: Tensor, k: Tensor | None, cos: Tensor, variant: str) -> Variant:
     """Return the row of *variant*, or raise the `ValueError` that says what does not fit."""
-    how = VARIANTS.get(variant)
-    if how is None:
+    row = VARIANTS.get(variant)
+    if row is None:
         raise ValueError(f"unknown RoPE variant {variant!r}; known: {', '.join(VARIANTS)}")
-    rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
+    rotated = cos.shape[-1] * (2 if row.table == "half" else 1)
     for name, x in (("q", q), ("k", k)):
-        if x is not None and rotated != x.shape[-1] and (how.width == "whole" or rotated > x.shape[-1]):
+        if x is not None and rotated != x.shape[-1] and (row.width == "whole" or rotated > x.shape[-1]):
             raise ValueError(
                 f"variant {variant!r} with cos of {cos.shape[-1]} angles rotates {rotated} elements; "
                 f"{name} has {x.shape[-1]} in its last dimension"
             )
-    return how
+    return row

@@ -19,7 +19,6 @@ from fuseplug.contract import Answer, Mode, Proposal, Rejection, Scope, Site
 from fuseplug.devices import KNOWN, Destination, destination, present
 from fuseplug.errors import PlanError
 from fuseplug.hookspecs import BaseKernel, resolve
-from fuseplug.importing.process_state import ProcessState, owners_of
 from fuseplug.kernel_faults import faults
 from fuseplug.patching import Mark, Patch, patch_of, put_on, subject_of
 from fuseplug.patching.tally import listening
@@ -40,6 +39,7 @@ from fuseplug_verify import (
 )
 
 from .attempts import Raised, attempt, foreign, raised
+from .importing.process_state import ProcessState, owners_of
 from .results import Finding
 from .torch_private import tree_map as mapped
 from .wrappers import Around, followed_by

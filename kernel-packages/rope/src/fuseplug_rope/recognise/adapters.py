@@ -77,11 +77,11 @@ class RotaryAdapter(Adapter):
             values = (*args, *roles.defaults[len(args) :])
             cos, sin = self._tables(values)
             tensors = [values[at] for at in roles.rotated]
-            given = [x for x in tensors if x is not None]
-            found = rotate(compute, variant, given, cos, sin)
-            if len(given) == 1 and (self.bare or len(tensors) == 1):
-                return found[0]
-            return (*found, *(None for _ in tensors[len(given) :]))
+            present = [x for x in tensors if x is not None]
+            rotated = rotate(compute, variant, present, cos, sin)
+            if len(present) == 1 and (self.bare or len(tensors) == 1):
+                return rotated[0]
+            return (*rotated, *(None for _ in tensors[len(present) :]))
 
         return rotary
 
@@ -166,11 +166,11 @@ def _sectioned(table: Tensor, sections: Sequence[int]) -> Tensor:
 
 
 def _all(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:
-    found: list[Tensor] = []
+    rotated: list[Tensor] = []
     for first in range(0, len(xs), 2):
         pair = xs[first : first + 2]
-        found += compute(pair[0], pair[1] if pair[1:] else None, cos, sin, variant=variant)[: len(pair)]
-    return found
+        rotated += compute(pair[0], pair[1] if pair[1:] else None, cos, sin, variant=variant)[: len(pair)]
+    return rotated
 
 
 def _with_first(compute: Compute, variant: str, xs: Sequence[Tensor], cos: Tensor, sin: Tensor) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +11,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fuseplug import Example
+
 from .adapters import RowAlignment
 from .roles import Roles
 
 # No two alike, and no table so narrow that half of it is one, so that nothing fits another dimension by chance.
 _SIZES = {"b": 2, "h": 3, "s": 5, "t": 7, "1": 1}
 _K_HEADS = 2
+HALF_TYPES = (torch.bfloat16, torch.float16)
 SMALL_HEAD, _LARGE_HEAD = 16, 64
 _LARGE = 1 << 10
 """Elements from which an example has heads of the size that the module has."""
@@ -123,15 +127,15 @@ def arguments(form: Form, roles: Roles, mix: CallMix, make: Make, tokens: int, h
     values: dict[int, Any] = {}
     for number, at in enumerate(roles.rotated):
         longer = _ROWS_BEYOND if _is_longer(form.alignment, number) else 0
-        own = {**sizes, "h": sizes["h"] if number == 0 else _K_HEADS, "s": tokens + longer}
+        tensor_sizes = {**sizes, "h": sizes["h"] if number == 0 else _K_HEADS, "s": tokens + longer}
         dtype = mix.x if number == 0 else mix.others
-        values[at] = None if form.without_k and number else _projected(form.layout.x, own, make, dtype)
+        values[at] = None if form.without_k and number else _projected(form.layout.x, tensor_sizes, make, dtype)
     angles = int(head_dim * WIDTH_SHARES[form.width])
     rows = form.layout.table if form.positions != "table" else "td"
     # The tables of the first rows, and those that a short q takes the end of, are longer than the first tensor.
     longer = _ROWS_BEYOND if form.alignment in ("first", "last") else 0
-    own = {**sizes, "s": tokens + longer, "d": angles}
-    shape = [own[dim] for dim in rows]
+    table_sizes = {**sizes, "s": tokens + longer, "d": angles}
+    shape = [table_sizes[dim] for dim in rows]
     axes = [] if roles.sections is None else [3]
     for place in (roles.cos, roles.sin, roles.frequencies):
         if place is not None:
@@ -182,14 +186,14 @@ def accepted(
         why = why or error
         return not error
 
-    found = [form for form in _plain_forms(roles, plain) if takes(form)]
-    if not found:
+    taken = [form for form in _plain_forms(roles, plain) if takes(form)]
+    if not taken:
         return [], why, True
-    base = found[0]
+    base = taken[0]
     narrower: tuple[Width, ...] = ("half", "three-quarters", "quarter")
     widths = [width for width in narrower if width != base.width and takes(replace(base, width=width))]
     # Where a function takes fewer angles, that is how it will be called.
-    forms = [*(replace(base, width=width) for width in widths), *(form for form in found if form.width == base.width)]
+    forms = [*(replace(base, width=width) for width in widths), *(form for form in taken if form.width == base.width)]
     forms += [form for form in _uncommon_forms(forms, roles) if takes(form)]
     without_k = next((form for form in forms if form.without_k), None)
     bare = without_k is None or isinstance(_call(function, without_k, roles, head_dim), Tensor)
@@ -199,25 +203,25 @@ def accepted(
 def widens(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int = SMALL_HEAD) -> bool:
     """Whether *function*, which takes *form*, gives q in float32 if q is in bfloat16 and the tables are in float32."""
     try:
-        found = _call(function, form, roles, head_dim, torch.bfloat16)
+        result = _call(function, form, roles, head_dim, torch.bfloat16)
     except Exception:  # noqa: BLE001 - a third party's function may raise anything, and be right in other dtypes
         return False
-    return bool((found[0] if isinstance(found, tuple | list) else found).dtype is torch.float32)
+    return bool((result[0] if isinstance(result, tuple | list) else result).dtype is torch.float32)
 
 
 def _plain_forms(roles: Roles, plain: Sequence[Width]) -> Iterator[Form]:
     layouts: Sequence[CallLayout] = WITHOUT_PARAMETER if roles.unsqueeze is None else WITH_PARAMETER
-    asked: list[Positions | None] = [None, "ids", "table"] if roles.positions is not None else [None]
+    positions_given: list[Positions | None] = [None, "ids", "table"] if roles.positions is not None else [None]
     if roles.positions is not None and roles.positions < roles.required:
-        asked = ["ids", "table"]
+        positions_given = ["ids", "table"]
     widths = [width for width in plain if width != "full" or roles.cos is not None]
     if roles.pairs is not None:
         layouts = WITH_PAIRS
-    for positions, width, layout in itertools.product(asked, widths, layouts):
+    for positions, width, layout in itertools.product(positions_given, widths, layouts):
         if positions != "table" or "b" in layout.table:
             yield Form(layout, width, positions=positions)
     if roles.unsqueeze is not None:
-        for positions, width, layout in itertools.product(asked, widths, layouts):
+        for positions, width, layout in itertools.product(positions_given, widths, layouts):
             for dim in layout.dims:
                 if positions != "table" or "b" in layout.table:
                     yield Form(layout, width, dim, positions)
@@ -238,13 +242,13 @@ def _uncommon_forms(forms: Sequence[Form], roles: Roles) -> Iterator[Form]:
 def _error(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int) -> str:
     """Why *function* does not take *form*; ``""`` if it does, and returns what it is given in the same shapes."""
     try:
-        found = _call(function, form, roles, head_dim)
+        result = _call(function, form, roles, head_dim)
     except Exception as error:  # noqa: BLE001 - a third party's function may raise anything
         return f"{type(error).__name__}: {error}"
-    results = found if isinstance(found, tuple | list) else [found]
-    shapes = [tuple(result.shape) for result in results if isinstance(result, Tensor)]
-    given = _arguments_of_zeros(form, roles, head_dim)
-    expected = [tuple(given[at].shape) for at in roles.rotated if given[at] is not None]
+    results = result if isinstance(result, tuple | list) else [result]
+    shapes = [tuple(tensor.shape) for tensor in results if isinstance(tensor, Tensor)]
+    zeroed = _arguments_of_zeros(form, roles, head_dim)
+    expected = [tuple(zeroed[at].shape) for at in roles.rotated if zeroed[at] is not None]
     return "" if shapes == expected else f"it gives {shapes} for {expected}"
 
 
@@ -254,39 +258,40 @@ def _call(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int,
 
 
 def _arguments_of_zeros(form: Form, roles: Roles, head_dim: int, x: torch.dtype = torch.float32) -> list[Any]:
-    table = torch.float32 if roles.frequencies is None else torch.complex64
-
-    def zeros(shape: list[int], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device="cpu")
-
-    mix = CallMix(form, x, x, table)
+    mix = CallMix(form, x, x, torch.float32 if roles.frequencies is None else torch.complex64)
     return arguments(form, roles, mix, zeros, _SIZES["s"], head_dim)
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros of *shape* in *dtype*."""
+    return torch.zeros(shape, dtype=dtype, device="cpu")
+
+
+def normal(generator: torch.Generator, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Normal numbers of *shape*, drawn in float32 and cast to *dtype*, unless that is complex."""
+    drawn = dtype if dtype.is_complex else torch.float32
+    return torch.randn(shape, generator=generator, dtype=drawn, device="cpu").to(dtype)
 
 
 def mixes(forms: list[Form], roles: Roles, dtype: torch.dtype) -> list[CallMix]:
     """The plainest form in every combination of dtypes, that of the module first; the other forms in that alone."""
-    halves, wide = (torch.bfloat16, torch.float16), torch.float32
+    wide = torch.float32
     if roles.frequencies is not None:
-        pairs = [(x, x, torch.complex64) for x in (*halves, wide)]
+        pairs = [(x, x, torch.complex64) for x in (*HALF_TYPES, wide)]
     else:
-        pairs = [(x, x, x) for x in (*halves, wide)] + [(x, x, wide) for x in halves]
+        pairs = [(x, x, x) for x in (*HALF_TYPES, wide)] + [(x, x, wide) for x in HALF_TYPES]
         pairs += [(wide, wide, torch.bfloat16)]
     if len(roles.rotated) > 1:
         pairs += [(torch.bfloat16, wide, pairs[0][2])]
-    pairs.sort(key=lambda each: each[0] is not dtype)
-    own = pairs[0]
-    return [*(CallMix(forms[0], *each) for each in pairs), *(CallMix(form, *own) for form in forms[1:])]
+    pairs.sort(key=lambda dtypes: dtypes[0] is not dtype)
+    return [*(CallMix(forms[0], *dtypes) for dtypes in pairs), *(CallMix(form, *pairs[0]) for form in forms[1:])]
 
 
-def example_arguments(
+def example(
     roles: Roles, small_head: int, large_head: int | None, mix: CallMix, size: int, generator: torch.Generator
-) -> list[Any]:
-    """Random arguments of a mix, with tables whose halves differ; from a size on heads have *large_head* elements."""
-
-    def normal(shape: list[int], dtype: torch.dtype) -> Tensor:
-        made = torch.float32 if not dtype.is_complex else dtype
-        return torch.randn(shape, generator=generator, dtype=made, device="cpu").to(dtype)
-
+) -> Example:
+    """Random `arguments` of a mix, with tables whose halves differ; from a size on heads have *large_head* elements."""
     width = small_head if size < _LARGE else (large_head or _LARGE_HEAD)
     per_token = width * (_SIZES["h"] * _SIZES["b"] if "b" in mix.form.layout.x else _SIZES["h"])
-    return arguments(mix.form, roles, mix, normal, max(_SIZES["s"], -(-size // per_token)), width)
+    make, tokens = functools.partial(normal, generator), max(_SIZES["s"], -(-size // per_token))
+    return Example(arguments(mix.form, roles, mix, make, tokens, width))

@@ -16,8 +16,7 @@ from fuseplug import Adapter, Compute, Example, Proposal, Rejection, Target
 from fuseplug.reading import hazard
 
 from ..reference import VARIANTS
-
-_HALF_TYPES = (torch.bfloat16, torch.float16)
+from .function_calls import HALF_TYPES, normal, zeros
 
 # No two alike, so that nothing fits another dimension by chance.
 _BATCH, _TOKENS, _HEADS, _ROWS_BEYOND = 2, 5, 3, 2
@@ -27,7 +26,7 @@ _LARGE = 1 << 10
 
 
 @dataclass(frozen=True)
-class Held:
+class Tables:
     """The tables, ``(positions, angles)``, by name.
 
     Attributes:
@@ -40,14 +39,14 @@ class Held:
     sin: str | None = None
     pairs: bool = False
 
-    def tables(self, module: nn.Module) -> tuple[Tensor, Tensor]:
+    def of(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """Cosines and sines, ``(positions, angles)`` each."""
         table: Tensor = getattr(module, self.cos)
         if self.sin is not None:
             return table, getattr(module, self.sin)
         return (table[..., 0], table[..., 1]) if self.pairs else (table.real, table.imag)
 
-    def made(self, make: Callable[..., Tensor], rows: int, angles: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    def sized(self, make: Callable[..., Tensor], rows: int, angles: int, dtype: torch.dtype) -> dict[str, Tensor]:
         """Tables of other sizes, by name."""
         shape = (rows, angles, 2) if self.pairs else (rows, angles)
         return {name: make(shape, dtype) for name in (self.cos, self.sin) if name is not None}
@@ -59,18 +58,18 @@ class ModuleAdapter(Adapter):
 
     Attributes:
         variant: A key of `fuseplug_rope.reference.VARIANTS`.
-        held: Where they are.
+        tables: Where they are.
         sequence: The dimension of tokens, before the heads or after them: -3 or -2.
     """
 
     variant: str
-    held: Held
+    tables: Tables
     sequence: Literal[-3, -2]
 
     @property
     def reads(self) -> tuple[str, ...]:
         """The tables."""
-        return tuple(name for name in (self.held.cos, self.held.sin) if name is not None)
+        return tuple(name for name in (self.tables.cos, self.tables.sin) if name is not None)
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, x)``, with positions after x where they are given.
@@ -79,13 +78,13 @@ class ModuleAdapter(Adapter):
         floating, and so is the result; positions are ``(batch, sequence)`` integers. Errors are those of
         `reference.rope`.
         """
-        held, sequence, variant = self.held, self.sequence, self.variant
+        tables, sequence, variant = self.tables, self.sequence, self.variant
 
         def forward(module: nn.Module, x: Tensor, *positions: Tensor | None) -> Any:
             ids = positions[0] if positions else None
             if x.dim() != 4 or (ids is not None and ids.dim() != 2):
                 return NotImplemented
-            cos, sin = held.tables(module)
+            cos, sin = tables.of(module)
             rows: Any = slice(x.shape[sequence]) if ids is None else ids
             cos, sin = cos[rows], sin[rows]
             if sequence == -3:
@@ -107,27 +106,29 @@ class ModuleMix(NamedTuple):
 
 def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     """Propose for *module* if it is a leaf with tables and nothing learned, and gives back what has the shape of x."""
-    if module._modules or module._parameters or (held := _held(module)) is None:
+    if module._modules or module._parameters or (tables := _tables(module)) is None:
         return None
     if (positions := _positions(type(module).forward)) is None:
         return None
     if why := hazard(module):
         return Rejection(why, kind="unlike")
-    if (full := _is_full(module, held)) is None:
+    if (full := _is_full(module, tables)) is None:
         return None
-    table = getattr(module, held.cos)
+    table = getattr(module, tables.cos)
     fitting = [
         name
-        for name, how in VARIANTS.items()
-        if how.width == "whole" and (how.table != "half") is full and (how.form == "complex") is table.is_complex()
+        for name, variant in VARIANTS.items()
+        if variant.width == "whole"
+        and (variant.table != "half") is full
+        and (variant.form == "complex") is table.is_complex()
     ]
     return [
         Proposal(
             target=Target(),
             adapters=tuple(
-                ModuleAdapter(name, held, sequence) for sequence, name in itertools.product(_SEQUENCES, fitting)
+                ModuleAdapter(name, tables, sequence) for sequence, name in itertools.product(_SEQUENCES, fitting)
             ),
-            example=functools.partial(_example, held, int(table.shape[1]), full),
+            example=functools.partial(_example, tables, int(table.shape[1]), full),
             mixes=tuple(_mixes(table.dtype, positions)),
         )
     ]
@@ -136,7 +137,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
 _SEQUENCES: tuple[Literal[-3, -2], ...] = (-3, -2)
 
 
-def _held(module: nn.Module) -> Held | None:
+def _tables(module: nn.Module) -> Tables | None:
     tables = {
         name: value
         for store in (module._buffers, vars(module))
@@ -146,12 +147,12 @@ def _held(module: nn.Module) -> Held | None:
     if len(tables) == 1:
         ((name, table),) = tables.items()
         if table.dim() == 3 and table.shape[-1] == 2 and table.is_floating_point():
-            return Held(name, pairs=True)
-        return Held(name) if table.dim() == 2 and table.is_complex() else None
+            return Tables(name, pairs=True)
+        return Tables(name) if table.dim() == 2 and table.is_complex() else None
     if len(tables) != 2 or len({table.shape for table in tables.values()}) > 1:
         return None
     cos, sin = (next((name for name in tables if word in name.lower()), None) for word in ("cos", "sin"))
-    return Held(cos, sin) if cos and sin and tables[cos].dim() == 2 else None
+    return Tables(cos, sin) if cos and sin and tables[cos].dim() == 2 else None
 
 
 def _positions(forward: Callable[..., Any]) -> bool | None:
@@ -163,36 +164,32 @@ def _positions(forward: Callable[..., Any]) -> bool | None:
     return len(named) > 1 and "pos" in named[1].name
 
 
-def _is_full(module: nn.Module, held: Held) -> bool | None:
+def _is_full(module: nn.Module, tables: Tables) -> bool | None:
     """Whether there is an angle for each element, not for each plane; ``None`` if what comes back is no rotation.
 
     Found by calling a copy: others of the kind hand out their tables.
     """
     copy = object.__new__(type(module))
-    dtype = getattr(module, held.cos).dtype
-    tables = held.made(_zeros, _TOKENS + _ROWS_BEYOND, _SMALL, dtype)
-    attributes = {name: tables[name] for name in tables if name in vars(module)}
-    buffers = {"_buffers": module._buffers | {name: tables[name] for name in tables if name in module._buffers}}
+    dtype = getattr(module, tables.cos).dtype
+    zeroed = tables.sized(zeros, _TOKENS + _ROWS_BEYOND, _SMALL, dtype)
+    attributes = {name: zeroed[name] for name in zeroed if name in vars(module)}
+    buffers = {"_buffers": module._buffers | {name: zeroed[name] for name in zeroed if name in module._buffers}}
     object.__setattr__(copy, "__dict__", vars(module) | attributes | buffers)
     for width in (2 * _SMALL, _SMALL):
         x = torch.zeros(_BATCH, _TOKENS, _HEADS, width, device="cpu")
         try:
             with torch.no_grad():
-                found = copy.forward(x)
+                result = copy.forward(x)
         except Exception:  # noqa: BLE001, S112 - a third party's forward may raise anything
             continue
-        return width == _SMALL if isinstance(found, Tensor) and found.shape == x.shape else None
+        return width == _SMALL if isinstance(result, Tensor) and result.shape == x.shape else None
     return None
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device="cpu")
-
-
 def _mixes(table: torch.dtype, positions: bool) -> Iterator[ModuleMix]:
-    pairs = [(x, table if table.is_complex else x) for x in (torch.float32, *_HALF_TYPES)]
+    pairs = [(x, table if table.is_complex else x) for x in (torch.float32, *HALF_TYPES)]
     if not table.is_complex:
-        pairs += [(x, torch.float32) for x in _HALF_TYPES]
+        pairs += [(x, torch.float32) for x in HALF_TYPES]
     pairs.sort(key=lambda pair: pair[1] is not table)
     for pair in pairs:
         yield ModuleMix(*pair)
@@ -201,7 +198,7 @@ def _mixes(table: torch.dtype, positions: bool) -> Iterator[ModuleMix]:
         yield ModuleMix(*pairs[0], "ids")
 
 
-def _example(held: Held, angles: int, full: bool, mix: ModuleMix, size: int, generator: torch.Generator) -> Example:
+def _example(tables: Tables, angles: int, full: bool, mix: ModuleMix, size: int, generator: torch.Generator) -> Example:
     """Random rows and tables.
 
     Returns:
@@ -212,13 +209,9 @@ def _example(held: Held, angles: int, full: bool, mix: ModuleMix, size: int, gen
     width = angles if full else 2 * angles
     tokens = max(_TOKENS, -(-size // (_BATCH * _HEADS * width)))
     rows = tokens + _ROWS_BEYOND
-
-    def normal(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        made = dtype if dtype.is_complex else torch.float32
-        return torch.randn(shape, generator=generator, dtype=made, device="cpu").to(dtype)
-
-    args: list[Any] = [normal((_BATCH, tokens, _HEADS, width), mix.x)]
+    make = functools.partial(normal, generator)
+    args: list[Any] = [make((_BATCH, tokens, _HEADS, width), mix.x)]
     if mix.positions is not None:
         ids = torch.arange(_BATCH * tokens, device="cpu").view(_BATCH, tokens) * 3 % rows
         args.append(ids if mix.positions == "ids" else None)
-    return Example(args, parameters=held.made(normal, rows, angles, mix.table))
+    return Example(args, parameters=tables.sized(make, rows, angles, mix.table))

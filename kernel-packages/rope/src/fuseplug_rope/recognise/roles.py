@@ -74,8 +74,8 @@ def plain_function(value: object) -> types.FunctionType | None:
         return value
     if isinstance(value, nn.Module):
         cells = getattr(type(value).forward, "__closure__", None) or ()
-        held = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, types.FunctionType)]
-        return held[0] if len(held) == 1 else None
+        functions = [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, types.FunctionType)]
+        return functions[0] if len(functions) == 1 else None
     return None
 
 

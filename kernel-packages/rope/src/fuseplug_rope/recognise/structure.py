@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target, called_functions
 from fuseplug.reading import hazard, remembered
@@ -16,10 +16,9 @@ from fuseplug.reading import hazard, remembered
 from ..reference import VARIANTS, Variant
 from . import function_calls, modules
 from .adapters import ConformerAdapter, MethodAdapter, RotaryAdapter, RowAlignment
-from .function_calls import CallMix, Form
+from .function_calls import HALF_TYPES, CallMix, Form, normal
 from .roles import Roles, is_rotary, is_rotary_name, plain_function, roles_of
 
-_HALF_TYPES = (torch.bfloat16, torch.float16)
 _ROUNDINGS = 6.0
 """A table's gradient is the sum of four parts, of q and of k, of the two coordinates of a plane, each of them rounded
 perhaps twice the size of the sum, by half a rounding: four, and about two more for adding them up in pairs."""
@@ -36,16 +35,16 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     In which forms it can be called is found by calling it; which variant it is, Fuseplug finds.
     """
     module = site.module
-    found: list[Proposal] = []
+    proposals: list[Proposal] = []
     rejected: list[str] = []
     for target, function in _targets(type(module)):
-        said = _proposal(module, target, function)
-        if isinstance(said, Rejection):
-            rejected.append(said.reason)
-        elif said is not None:
-            found.append(said)
-    if found:
-        return found
+        answer = _proposal(module, target, function)
+        if isinstance(answer, Rejection):
+            rejected.append(answer.reason)
+        elif answer is not None:
+            proposals.append(answer)
+    if proposals:
+        return proposals
     whole = modules.match(module)
     return whole if isinstance(whole, list) or not rejected else Rejection("; ".join(dict.fromkeys(rejected)))
 
@@ -80,7 +79,7 @@ def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Re
     return Proposal(
         target=target,
         adapters=adapters,
-        example=functools.partial(_example, roles, function_calls.SMALL_HEAD, _head_dim(module)),
+        example=functools.partial(function_calls.example, roles, function_calls.SMALL_HEAD, _head_dim(module)),
         **_checked(function_calls.mixes(list(forms), roles, _dtype(module)), widens=widens),
     )
 
@@ -135,24 +134,17 @@ def _adapters(roles: Roles, forms: list[Form], bare: bool) -> Iterator[RotaryAda
         form.alignment for form in forms if form.alignment != "all" and roles.pairs is None
     ] or ["all"]
     gathers = any(form.positions == "table" for form in forms)
-    for name, how in VARIANTS.items():
-        if _fits(how, shares) and (how.form == "complex") is (roles.frequencies is not None):
+    for name, variant in VARIANTS.items():
+        if _fits(variant, shares) and (variant.form == "complex") is (roles.frequencies is not None):
             for dim in dims:
-                for each in alignments:
-                    yield RotaryAdapter(name, roles, dim, gathers, each, bare)
+                for alignment in alignments:
+                    yield RotaryAdapter(name, roles, dim, gathers, alignment, bare)
 
 
-def _fits(how: Variant, shares: set[float]) -> bool:
-    """Whether *how* rotates with tables for these *shares* of a head: all of it, or less too where it may."""
-    rotated = {share * (2 if how.table == "half" else 1) for share in shares}
-    return rotated == {1.0} if how.width == "whole" else max(rotated) <= 1.0 and rotated != {1.0}
-
-
-def _example(
-    roles: Roles, small_head: int, large_head: int | None, mix: CallMix, size: int, generator: torch.Generator
-) -> Example:
-    """The example of `function_calls.example_arguments`."""
-    return Example(function_calls.example_arguments(roles, small_head, large_head, mix, size, generator))
+def _fits(variant: Variant, shares: set[float]) -> bool:
+    """Whether *variant* rotates with tables for these *shares* of a head: all of it, or less too where it may."""
+    rotated = {share * (2 if variant.table == "half" else 1) for share in shares}
+    return rotated == {1.0} if variant.width == "whole" else max(rotated) <= 1.0 and rotated != {1.0}
 
 
 def _head_dim(module: nn.Module) -> int | None:
@@ -162,8 +154,8 @@ def _head_dim(module: nn.Module) -> int | None:
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
-    known = (*_HALF_TYPES, torch.float32)
-    return next((p.dtype for p in module.parameters() if p.dtype in known), torch.float32)
+    dtypes = (*HALF_TYPES, torch.float32)
+    return next((p.dtype for p in module.parameters() if p.dtype in dtypes), torch.float32)
 
 
 def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Proposal | Rejection:
@@ -182,13 +174,13 @@ def _proposal_of_method(module: nn.Module, target: Target, method: Any) -> Propo
             f"{name}({', '.join(names)}) is a rotary method of an unknown form; known are (self, q, k, cos, sin), and "
             "(self, hidden_states, tables) of a module with num_heads and head_size"
         )
-    pairs = [(x, x) for x in (*_HALF_TYPES, torch.float32)] + [(x, torch.float32) for x in _HALF_TYPES]
+    pairs = [(x, x) for x in (*HALF_TYPES, torch.float32)] + [(x, torch.float32) for x in HALF_TYPES]
     return Proposal(
         target=target,
         adapters=tuple(
-            ConformerAdapter(variant, "num_heads", "head_size")
-            for variant, how in VARIANTS.items()
-            if how.table == "full" and how.width == "whole"
+            ConformerAdapter(name, "num_heads", "head_size")
+            for name, variant in VARIANTS.items()
+            if variant.table == "full" and variant.width == "whole"
         ),
         example=functools.partial(_example_of_method, heads, head_dim),
         mixes=tuple(sorted(pairs, key=lambda pair: pair[0] is not _dtype(module))),
@@ -205,13 +197,13 @@ def _proposal_of_method_like_a_function(
     if head_dim is None:
         return Rejection(f"{name} is a rotary method of a module that does not say how wide a head is")
     forms, why, bare = function_calls.accepted(bound, roles, head_dim, tuple(function_calls.WIDTH_SHARES))
-    adapters = tuple(MethodAdapter(each.variant, each) for each in _adapters(roles, forms, bare)) if forms else ()
+    adapters = tuple(MethodAdapter(rotary.variant, rotary) for rotary in _adapters(roles, forms, bare)) if forms else ()
     if not adapters:
         return Rejection(f"{name} takes none of the known forms of q, k, cos and sin: {why}")
     return Proposal(
         target=target,
         adapters=adapters,
-        example=functools.partial(_example, roles, head_dim, head_dim),
+        example=functools.partial(function_calls.example, roles, head_dim, head_dim),
         **_checked(
             function_calls.mixes(forms, roles, _dtype(module)),
             widens=function_calls.widens(bound, forms[0], roles, head_dim),
@@ -223,10 +215,6 @@ def _example_of_method(
     heads: int, head_dim: int, mix: tuple[torch.dtype, torch.dtype], size: int, generator: torch.Generator
 ) -> Example:
     """Rows ``(2, tokens, heads * head_dim)`` and tables ``(2, tokens, 1, 1, head_dim)`` in the dtypes of *mix*."""
-
-    def normal(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
-
     tokens = max(3, -(-size // (2 * heads * head_dim)))
-    x, table = mix
-    return Example((normal(2, tokens, heads * head_dim, dtype=x), normal(2, tokens, 1, 1, head_dim, dtype=table)))
+    shapes = ((2, tokens, heads * head_dim), (2, tokens, 1, 1, head_dim))
+    return Example([normal(generator, shape, dtype) for shape, dtype in zip(shapes, mix, strict=True)])

@@ -1,4 +1,4 @@
-"""Small gated MLPs in plain PyTorch, as models write them: what the kernels here are checked on."""
+"""Gated MLPs as models write them: where gate and up lie, and what is computed beside."""
 
 from __future__ import annotations
 
@@ -10,87 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["specimens"]
+from .activations import GELUNew, ReLU2
 
 HIDDEN, INNER = 24, 40
-
-
-def specimens() -> list[nn.Module]:
-    """At least one module for each activation, variant, layout and place that is claimed; some of odd widths."""
-    return [
-        Separate(nn.SiLU()),
-        Separate(nn.SiLU(), hidden=7, inner=13, bias=True),
-        Separate(functional.silu),
-        *map(Separate, (nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.Sigmoid())),
-        *map(Separate, (ReLU2(), GELUNew(), GELUFast(), GELUErf(), QuickGELU(), Swish())),
-        *(InOne(nn.SiLU(), layout) for layout in ("gate-first", "gate-second", "interleaved", "viewed")),
-        InOne(nn.GELU(), "gate-second", hidden=7, inner=13),
-        Wide(),
-        Multiplied(),
-        LearnedScale(),
-        Sparse(nn.GELU("tanh"), 0.9),
-        Sparse(nn.GELU("tanh"), 0.0),
-        *(Clamped(when, limit) for when in ("before", "after") for limit in (1.0, math.inf)),
-        Offset(),
-        DropoutBetween(),
-        DropoutTwice(),
-        DropoutAfter(),
-        NormBetween(),
-        NormBefore(),
-        DropoutsAndNorm(nn.LayerNorm(INNER)),
-        DropoutsAndNorm(nn.Identity()),
-        WidePath(),
-        GateOnly(),
-        GateOnlyInOne(),
-    ]
-
-
-class ReLU2(nn.Module):
-    """As Primer's."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Activate."""
-        return functional.relu(x).square()
-
-
-class GELUNew(nn.Module):
-    """As GPT-2's."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Activate."""
-        return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
-
-
-class GELUFast(nn.Module):
-    """As GPT-J's."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Activate."""
-        return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
-
-
-class GELUErf(nn.Module):
-    """As BERT's was."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Activate."""
-        return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
-
-
-class QuickGELU(nn.Module):
-    """As CLIP's."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Activate."""
-        return x * torch.sigmoid(1.702 * x)
-
-
-class Swish(nn.Module):
-    """A silu, rounded twice."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Activate."""
-        return x * torch.sigmoid(x)
 
 
 class Separate(nn.Module):
