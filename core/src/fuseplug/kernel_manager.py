@@ -243,7 +243,7 @@ class KernelManager:
         present = {id(place.module) for place in everywhere(model).values()}
         for patch in plan.patches:
             if id(patch.module_ref()) not in present:
-                raise PlanError(f"the plan is not of this model, which has no such {patch.path}.{patch.target}: plan it")
+                raise PlanError(f"the plan is not of this model, which has no {patch.path}.{patch.target}: plan it")
         return self._applications.apply(model, plan)
 
     def apply(self, kernel_ids: str | Sequence[str], model: nn.Module, **options: Unpack[Options]) -> Applied:
