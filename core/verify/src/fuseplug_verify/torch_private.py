@@ -22,6 +22,7 @@ __all__ = [
     "disable_current_modes",
     "function_modes_off",
     "is_functorch_wrapped_tensor",
+    "len_torch_function_stack",
     "schemas_of",
     "tree_leaves",
     "tree_map",
@@ -35,6 +36,9 @@ is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
 
 disable_current_modes = _disable_current_modes
 """Takes the modes that see each operation off inside; the public context managers only enter one."""
+
+len_torch_function_stack = torch._C._len_torch_function_stack
+"""How many modes see each function: ``with torch.device("meta"):`` enters one."""
 
 DYNAMO_WRAPPERS = ("torch._dynamo", "torch._compile")
 """The modules in which the decorators of `torch.compiler` are written, and those around torch's own functions."""
@@ -51,7 +55,7 @@ def function_modes_off() -> Iterator[None]:
     Dynamo guards on: a kernel compiled inside would be compiled again at run time.
     """
     modes = []
-    while torch._C._len_torch_function_stack():
+    while len_torch_function_stack():
         modes.append(torch._C._pop_torch_function_stack())
     try:
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -13,22 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..calls import Dtypes, VerifiedCalls
+from ..calls import VerifiedCalls
 from ..data import Adapter, Candidate, Example, Refusal, Semantics
-from ..reading import Finding, Path, Reading, attribute, read
+from ..reading import Path, Reading
 from ..subjects import Subject
-from ..watch import Call, Extra, Route, Watch, kind_of
+from ..watch import Extra, Route, Watch
 from .branches import Branches
 from .changing import Change, another_number, other_values
 from .comparing import Tolerance, departure, difference
 from .outcome import Outcome, run
+from .tried import Likeness, Tried, arguments_of, calls_of, dtypes_in
 from .varying import Variation, main_argument, variations
 from .watching import Dependence, dependence, route_to
 
 Bound = tuple[Adapter, Callable[..., Any]]
 """A variant that the original may be, and its adapter bound to the reference."""
-
-Likeness = Literal["same", "differs", "unanswered"]
 
 _TRIED = frozenset({"shape", "value", "param", "grad", "memory", "random"})
 """What a condition may depend on that only examples can test. Everything else is watched, or varied by mixes."""
@@ -38,44 +36,6 @@ _FEW = 8
 
 _AN_EXTRA_KEYWORD = {"num_items_in_batch": 3}
 """One that trainers hand to models."""
-
-
-def read_original(subject: Subject, examples: Sequence[Example]) -> Reading | Refusal:
-    """Read the code of *subject* before any of it is run; or say why no kernel can replace it.
-
-    It is read first because running code with side effects would cause them. Of the arguments only strings make a
-    difference: the guard lets through those of *examples*.
-    """
-    function: Any = subject.original
-    owner = subject.module
-    if isinstance(function, nn.Module):
-        function, owner = type(function).forward, function
-    if not isinstance(function, types.FunctionType):
-        return Refusal(f"it is a {type(function).__name__}, whose code cannot be read", kind="unlike")
-    return read(function, owner, [(each.args, each.kwargs) for each in examples])
-
-
-def forbidden(reading: Reading, replaced: Sequence[str]) -> Refusal | None:
-    """Refuse what *reading* found that fused code cannot do.
-
-    Args:
-        reading: Of the original.
-        replaced: The children that the examples replace, whose own code is not run.
-    """
-
-    def own(findings: Sequence[Finding]) -> list[str]:
-        return [finding.text for finding in findings if not (finding.inside and finding.inside[0] in replaced)]
-
-    others = [context for context in reading.contexts if "other" in context.kinds]
-    for findings, why in (
-        (reading.side_effects, "it does more than compute, and a fused one would not"),
-        (reading.unknown, "what it depends on cannot be read"),
-        (others, "it computes in a context whose effect is not known"),
-    ):
-        if found := own(findings):
-            more = f" (and {len(found) - 2} more)" if len(found) > 2 else ""
-            return Refusal(f"{why}: {'; '.join(found[:2])}{more}", kind="unlike")
-    return None
 
 
 @dataclass
@@ -118,8 +78,8 @@ class Examination:
         watch = replace(depends.watch, nonempty=tried.nonempty, no_autocast=tried.no_autocast, untraced=traced)
         return self._described(adapter, watch, tried)
 
-    def _calls_varied(self) -> _Tried | Refusal:
-        tried = _Tried({each.args[main_argument(each)].dim() for each in self.answered})
+    def _calls_varied(self) -> Tried | Refusal:
+        tried = Tried({each.args[main_argument(each)].dim() for each in self.answered})
         numbers = self.reading.numbers
         # Any whole number in the code may be a length, whether or not it is compared with one.
         sizes = self.reading.sizes | {int(number) for number in numbers if _FEW < number == int(number)}
@@ -255,13 +215,13 @@ class Examination:
         # Those that it calls every time.
         return frozenset(set.intersection(*found)) if found else frozenset()
 
-    def _described(self, adapter: Adapter, watch: Watch, tried: _Tried) -> Semantics:
+    def _described(self, adapter: Adapter, watch: Watch, tried: Tried) -> Semantics:
         bound = self.subject.module is not None
         main = bound + main_argument(self.answered[0])
         named = tuple(self._found(name) for name in self.candidate.dtypes_of)
         typed = named or (*self._typed(bound, main), *self._typed_parameter())
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
-        calls = tuple(_calls(self.answered, bound, tried))
+        calls = tuple(calls_of(self.answered, bound, tried))
         accepts = VerifiedCalls(calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra())
         return Semantics(self.candidate, adapter, accepts, self.subject.draws)
 
@@ -269,7 +229,7 @@ class Examination:
         """The main input, and every argument whose dtype differs from the main input's in some example."""
 
         def differs(at: int) -> bool:
-            pairs = ((row[at - bound], row[main - bound].dtype) for row in map(_given, self.answered))
+            pairs = ((row[at - bound], row[main - bound].dtype) for row in map(arguments_of, self.answered))
             return any(
                 isinstance(value, Tensor)
                 and value.is_floating_point() | value.is_complex()
@@ -318,77 +278,8 @@ class Examination:
         return "pass" if self._try(Variation("keyword", "with one more keyword", more)) == "same" else "original"
 
 
-@dataclass
-class _Tried:
-    """The results of varied calls.
-
-    Attributes:
-        ranks: The numbers of dimensions with which original and reference agree.
-        varied: Those that were tried.
-        nonempty: Whether they agree only on inputs with elements.
-        no_autocast: Whether they agree only without autocast.
-    """
-
-    ranks: set[int]
-    varied: set[int] = field(default_factory=set)
-    nonempty: bool = False
-    no_autocast: bool = False
-
-    def note(self, variation: Variation, answer: Likeness) -> None:
-        """Keep the *answer* to a *variation*."""
-        if variation.kind == "rank":
-            self.varied.add(variation.rank)
-            self.ranks |= {variation.rank} if answer == "same" else set()
-        self.nonempty |= variation.kind == "empty" and answer != "same"
-        self.no_autocast |= variation.kind == "autocast" and answer != "same"
-
-    def accepted(self, seen: frozenset[int]) -> frozenset[int]:
-        """The numbers of dimensions allowed for a tensor that had *seen* in the examples; empty if all are."""
-        if not self.varied:
-            return seen
-        return frozenset() if self.varied <= self.ranks else seen | self.ranks
-
-
-def _calls(examples: Sequence[Example], bound: bool, tried: _Tried) -> Iterator[Call]:
-    """The ways in which *examples* are called, each once."""
-    ways: dict[tuple[int, tuple[str, ...]], list[list[Any]]] = {}
-    for example in examples:
-        way = (bound + len(example.args), tuple(example.kwargs))
-        ways.setdefault(way, []).append(_given(example))
-    for (count, names), given in ways.items():
-        columns = list(zip(*given, strict=True))
-        kinds = [frozenset(map(kind_of, column)) for column in columns]
-        ranks = [frozenset(value.dim() for value in column if isinstance(value, Tensor)) for column in columns]
-        none: list[frozenset[Any]] = [frozenset()] * bound
-        # Ranks are varied where all arguments have the same one.
-        every = [tried.accepted(seen) if seen else seen for seen in ranks]
-        yield Call(count, names, (*none, *kinds), (*none, *every))
-
-
-def _given(example: Example) -> list[Any]:
-    return [*example.args, *example.kwargs.values()]
-
-
 def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
-
-
-def dtypes_in(typed: Sequence[int | Route], example: Example, subject: Subject) -> Dtypes:
-    """The dtypes of the tensors *typed*, as in `VerifiedCalls`, in *example*; ``None`` for one that is not given."""
-    given = [*([None] if subject.module is not None else []), *_given(example)]
-    held = [given[each] if isinstance(each, int) else _held(each, example, subject) for each in typed]
-    return tuple(getattr(each, "dtype", None) for each in held)
-
-
-def _held(route: Route, example: Example, subject: Subject) -> Any:
-    names = [step.name for step in route]
-    if names[0] in example.parameters:
-        return example.parameters[names[0]]
-    found: Any = example.children.get(names[0], None)
-    rest = names[1:] if found is not None else names
-    for name in rest:
-        found = attribute(subject.module if found is None else found, name)
-    return found
 
 
 def _below(module: nn.Module, above: Path = ()) -> Iterator[tuple[Path, nn.Module]]:

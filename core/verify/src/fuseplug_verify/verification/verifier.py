@@ -17,11 +17,12 @@ from ..watch import ById
 from .branches import Branches
 from .comparing import Tolerance, departure, difference, distance
 from .evidence import Evidence, key_of
-from .examining import Bound, Examination, forbidden, read_original
+from .examining import Bound, Examination
 from .examples import raised
 from .kernel_check import Around, KernelCheck
 from .nested import tensors
 from .neutral import neutral
+from .original import forbidden, read_original
 from .outcome import Outcome, run
 
 

@@ -1,0 +1,88 @@
+"""In which calls an original agreed with a variant: how they were made, of how many dimensions, in which dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ..calls import Dtypes
+from ..data import Example
+from ..reading import attribute
+from ..subjects import Subject
+from ..watch import Call, Route, kind_of
+from .varying import Variation
+
+Likeness = Literal["same", "differs", "unanswered"]
+
+
+@dataclass
+class Tried:
+    """The results of varied calls.
+
+    Attributes:
+        ranks: The numbers of dimensions with which original and reference agree.
+        varied: Those that were tried.
+        nonempty: Whether they agree only on inputs with elements.
+        no_autocast: Whether they agree only without autocast.
+    """
+
+    ranks: set[int]
+    varied: set[int] = field(default_factory=set)
+    nonempty: bool = False
+    no_autocast: bool = False
+
+    def note(self, variation: Variation, answer: Likeness) -> None:
+        """Keep the *answer* to a *variation*."""
+        if variation.kind == "rank":
+            self.varied.add(variation.rank)
+            self.ranks |= {variation.rank} if answer == "same" else set()
+        self.nonempty |= variation.kind == "empty" and answer != "same"
+        self.no_autocast |= variation.kind == "autocast" and answer != "same"
+
+    def accepted(self, seen: frozenset[int]) -> frozenset[int]:
+        """The numbers of dimensions allowed for a tensor that had *seen* in the examples; empty if all are."""
+        if not self.varied:
+            return seen
+        return frozenset() if self.varied <= self.ranks else seen | self.ranks
+
+
+def calls_of(examples: Sequence[Example], bound: bool, tried: Tried) -> Iterator[Call]:
+    """The ways in which *examples* are called, each once."""
+    ways: dict[tuple[int, tuple[str, ...]], list[list[Any]]] = {}
+    for example in examples:
+        way = (bound + len(example.args), tuple(example.kwargs))
+        ways.setdefault(way, []).append(arguments_of(example))
+    for (count, names), rows in ways.items():
+        columns = list(zip(*rows, strict=True))
+        kinds = [frozenset(map(kind_of, column)) for column in columns]
+        ranks = [frozenset(value.dim() for value in column if isinstance(value, Tensor)) for column in columns]
+        none: list[frozenset[Any]] = [frozenset()] * bound
+        # Ranks are varied where all arguments have the same one.
+        every = [tried.accepted(seen) if seen else seen for seen in ranks]
+        yield Call(count, names, (*none, *kinds), (*none, *every))
+
+
+def arguments_of(example: Example) -> list[Any]:
+    """All arguments of a call, those by position first."""
+    return [*example.args, *example.kwargs.values()]
+
+
+def dtypes_in(typed: Sequence[int | Route], example: Example, subject: Subject) -> Dtypes:
+    """The dtypes of the tensors *typed*, as in `VerifiedCalls`, in *example*; ``None`` for one that is not given."""
+    arguments = [*([None] if subject.module is not None else []), *arguments_of(example)]
+    values = [arguments[at] if isinstance(at, int) else _held(at, example, subject) for at in typed]
+    return tuple(getattr(value, "dtype", None) for value in values)
+
+
+def _held(route: Route, example: Example, subject: Subject) -> Any:
+    names = [step.name for step in route]
+    if names[0] in example.parameters:
+        return example.parameters[names[0]]
+    found: Any = example.children.get(names[0], None)
+    rest = names[1:] if found is not None else names
+    for name in rest:
+        found = attribute(subject.module if found is None else found, name)
+    return found
