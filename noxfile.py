@@ -41,6 +41,7 @@ OLDER_STACKS = (
     "tests/run/test_training.py::test_a_script_trains_fused_and_unchanged",
 )
 NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu", "--ignore=tests/kernelize")
+OF_CORE = ("importlib-metadata", "packaging", "pluggy", "tomli", "typer")  # what core requires, beside torch
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 FOR_TRITON = ("triton", "liger-kernel", "matplotlib")
 QUANTISERS = ("torchao", "bitsandbytes")
@@ -116,6 +117,7 @@ def tests_torch_releases(session: nox.Session, torch: str) -> None:
     test(
         session,
         *QUICK,
+        "tests/verify",
         "tests/core",
         "tests/tools",
         "tests/backends",
@@ -195,25 +197,30 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Build the wheels, install them in a fresh environment, and use them from outside the checkout."""
+    """Build the wheels, and use them from outside the checkout: core alone, then all of it, then the kit."""
     clean(session)
     session.install("-c", "constraints.txt", "build", "hatchling")
     built = Path(session.create_tmp()).absolute() / "wheels"
     shutil.rmtree(built, ignore_errors=True)
     for path in DISTRIBUTIONS:
-        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(built / path), path, silent=True)
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(built), path, silent=True)
     session.run("python", "-m", "pip", "uninstall", "-q", "-y", "build", "hatchling")
+    session.install("-c", "constraints.txt", "torch", *OF_CORE)
 
-    def wheels(*paths: str) -> list[str]:
-        return [str(wheel) for path in paths for wheel in (built / path).glob("*.whl")]
+    def install_ours(*names: str) -> None:
+        session.install("--no-index", "--find-links", str(built), *names)  # nobody else's, whatever an index has
 
-    session.install("-c", "constraints.txt", "torch", *wheels(*LIBRARIES, *KERNELS))
-    script = ROOT / "tests" / "wheels" / "outside.py"
+    run_outside = ("python", "-P" if session_python(session) >= (3, 11) else "-I")
+    scripts = ROOT / "tests" / "wheels"
     with tempfile.TemporaryDirectory() as elsewhere, session.chdir(elsewhere):
+        install_ours("fuseplug")
+        session.run(*run_outside, str(scripts / "core_alone.py"))
+        install_ours("fuseplug[all]")
         session.run("fuseplug", "list")
         session.run("fuseplug", "run", "--", "python", "-c", "import _fuseplug_on_import")  # whose folder is injected
-        session.run("python", "-P" if session_python(session) >= (3, 11) else "-I", str(script), str(ROOT))
-        session.install("-c", str(ROOT / "constraints.txt"), *wheels("tests/kit", "tests/host-npu"))
+        session.run(*run_outside, str(scripts / "outside.py"), str(ROOT))
+        session.install("-c", str(ROOT / "constraints.txt"), "pytest")
+        install_ours("fuseplug[testing]", "fuseplug-host-npu")
         session.run("pytest", "--fuseplug-kernel", "inductor_fused_rmsnorm", "-k", "declaration or import")
         session.run("python", "-c", "from fuseplug_host_npu.cann import build; assert build.SOURCE.exists()")
         new_distributions(session, Path(elsewhere))

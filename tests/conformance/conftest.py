@@ -12,11 +12,13 @@ from conformance.zoo import specimens, wrong
 from torch.nn import functional
 
 from fuseplug import torch_private
+from fuseplug_testing import torch_private as of_the_kit
 
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch):
-    monkeypatch.setattr(torch_private, "MISCOMPILES_FUNCTIONS", False)  # with it the kit compiles nothing
+    for names in (torch_private, of_the_kit):
+        monkeypatch.setattr(names, "MISCOMPILES_FUNCTIONS", False)  # with it the kit compiles nothing
     torch.set_num_threads(1)
     state, filters = torch.get_rng_state(), list(warnings.filters)
     replaced = (functional, "relu6"), (specimens, "rotate_half")

@@ -7,9 +7,9 @@ from conformance import uses_private
 from conformance.zoo import adapters, imports_torch, kernels, prints, starts_thread, writes_environ, wrong_heads
 from support.thorough import covering, thorough
 
-from fuseplug.importing.fresh_python import ask
 from fuseplug_testing import ConformanceError, check_kernel
 from fuseplug_testing.checks import CHECKS
+from fuseplug_testing.importing.fresh_python import ask
 from fuseplug_testing.public_names import used_by
 
 RIGHT = [
@@ -199,7 +199,7 @@ IMPORTS = {
 @pytest.mark.parametrize(("name", "why"), IMPORTS.items(), ids=list(IMPORTS))
 def test_an_import_that_this_process_should_be_spared_is_named(name, why, monkeypatch):
     longest = 2.0 if name == "hangs" else 60.0  # torch takes seconds
-    monkeypatch.setattr("fuseplug.importing.fresh_python.LONGEST", longest)
+    monkeypatch.setattr("fuseplug_testing.importing.fresh_python.LONGEST", longest)
     said = ask(f"conformance.zoo.{name}", [])
     assert any(why in what for what in said), said
 
@@ -261,7 +261,7 @@ def test_what_computes_wrong_is_caught_where_arguments_are_passed_by_name(functi
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_what_has_no_manners_is_caught_and_named(kernel, check, why, monkeypatch):
-    monkeypatch.setattr("fuseplug.importing.fresh_python.LONGEST", 60.0)  # torch takes seconds
+    monkeypatch.setattr("fuseplug_testing.importing.fresh_python.LONGEST", 60.0)  # torch takes seconds
     assert_named(faults_of(kernel, checks=alone(check)), check, why)
 
 

@@ -50,7 +50,8 @@ class TestFrozen:
         assert states == dict.fromkeys(
             ["frozen_relu2", "frozen_relu2_inductor", "frozen_soft_cap", "frozen_tail"], "ready"
         )
-        assert not [e for r in records.values() for e in r.effects if " takes " not in e.what]
+        costs = [cost for record in records.values() for cost in record.import_costs]
+        assert not [cost for cost in costs if " takes " not in cost]
         assert {record.kernel.api for record in records.values() if record.kernel} == {1}
 
     def test_they_compute_what_they_did(self, frozen):

@@ -15,7 +15,7 @@ from support.states import differing, state_of
 from support.thorough import first_quick
 from torch import nn
 
-from fuseplug import Applied, PatchError, Plan
+from fuseplug import Applied, PatchError, Plan, PlanError
 from fuseplug.patching import journal
 
 
@@ -531,3 +531,13 @@ def test_a_kernel_asked_for_by_op_needs_one_of_its_kind_only(manager, model):
     manager.register(variant_of(NormKernel, "elsewhere_norm", device_types=("npu",)))
     report = manager.apply("toynorm", model).report
     assert {entry.kernel_id for entry in report.fused} == {"toy_norm"}
+
+
+def test_a_plan_is_applied_to_its_model_and_to_no_other(manager, model):
+    manager.register(NormKernel)
+    plan = manager.plan(model)
+    other = copy.deepcopy(model)
+    with pytest.raises(PlanError, match="the plan is not of this model"):
+        manager.apply_plan(other, plan)
+    assert manager.applied_to(other) is None
+    assert len(manager.apply_plan(model, plan).report.fused) == len(plan.report.fused) > 0

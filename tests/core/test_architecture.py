@@ -28,12 +28,14 @@ SOURCES = [
     *sorted((ROOT / "tests").glob("*/src")),
 ]
 TORCH_PRIVATE = (
-    "fuseplug/torch_private/__init__.py",
+    "fuseplug/torch_private.py",
     "fuseplug_backends/torch_private/__init__.py",
     "fuseplug_backends/torch_private/inductor.py",
     "fuseplug_tools/torch_private.py",
+    "fuseplug_testing/torch_private.py",
     "fuseplug_verify/torch_private.py",
     "fuseplug_host_npu/torch_private.py",
+    "fuseplug_testing/torch_private.py",
     "fuseplug_linear_cross_entropy/torch_private.py",
 )
 """The modules that may name what is private in torch: one room of each distribution."""
@@ -55,8 +57,7 @@ LAYERS = (
     {"contract"},
     {"answer_faults"},
     {"hookspecs"},
-    {"porting"},
-    {"kernel_faults", "importing"},
+    {"kernel_faults", "import_cost"},
     {"discovery"},
     {"gc_paused", "devices", "fsdp1", "report", "by_class_name"},
     {"reading"},
@@ -70,6 +71,7 @@ LAYERS = (
     {"from_config", "options", "commands"},
     {"cli"},
     {"__init__", "__main__"},
+    {"porting"},
     {"interface"},
     {"testing"},
 )

@@ -14,15 +14,15 @@ import torch
 from support.managers import manager_of
 from support.models import Norm
 
-from fuseplug import kept, planning
+from fuseplug import kept
 from fuseplug.cli import main
 from fuseplug.kept import Kept, folder
+from fuseplug_backends.inductor import rehearsal
 from fuseplug_backends.inductor.kernel import cpp_compiler
 from fuseplug_rmsnorm.recognise.adapters import NormAdapter
 from fuseplug_tools.measuring import timing
-from fuseplug_verify import stable
 from fuseplug_verify.verification import evidence
-from fuseplug_verify.verification.evidence import UnstableError
+from fuseplug_verify.verification.evidence import UnstableError, stable
 
 PACKAGE = """
 from typing import ClassVar
@@ -113,7 +113,7 @@ class TestWhatIsKept:
 
     @pytest.mark.skipif(cpp_compiler(os.environ) is None, reason="Inductor needs a C++ compiler")
     def test_where_compilers_run_side_by_side_it_is_not_run_for_them_either(self, checked, written, monkeypatch):
-        monkeypatch.setattr(planning, "inductor_threads", lambda: 2)
+        monkeypatch.setattr(rehearsal, "inductor_threads", lambda: 2)
         compiling = PACKAGE.replace("class Counting(", "class Counting(InductorKernel, ")
         written("__init__.py", "from fuseplug_backends.inductor import InductorKernel\n" + compiling)
         said, calls = checked()

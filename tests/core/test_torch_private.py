@@ -1,8 +1,9 @@
-"""What each `torch_private` says of torch's private names, asked of the torch that is installed."""
+"""What the modules `torch_private` say of torch's private names, asked of the torch that is installed."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import shutil
 import threading
 import weakref
@@ -24,8 +25,11 @@ from fuseplug import torch_private as of_core
 from fuseplug_backends import torch_private as of_backends
 from fuseplug_backends.torch_private import inductor
 from fuseplug_linear_cross_entropy import torch_private as of_lazy_tensors
+from fuseplug_testing import torch_private as of_the_kit
+from fuseplug_tools import torch_private as of_tools
+from fuseplug_verify import torch_private as of_verify
 
-HOMES = (of_core, of_backends, of_lazy_tensors)
+HOMES = (of_core, of_verify, of_tools, of_backends, of_lazy_tensors, of_the_kit)
 private = SimpleNamespace(**{name: getattr(home, name) for home in HOMES for name in home.__all__})
 X = torch.arange(1.0, 7.0).view(2, 3)
 TRANSFORMS = {
@@ -123,6 +127,13 @@ def test_a_function_is_compiled_without_its_gradient_by_one_release_alone():
 
 def test_every_member_is_tested():
     assert {*vars(private), *inductor.__all__} == TESTED
+
+
+def test_what_several_have_is_the_same():
+    for name in vars(private):
+        members = [getattr(home, name) for home in HOMES if hasattr(home, name)]
+        texts = {inspect.getsource(member) if inspect.isfunction(member) else repr(member) for member in members}
+        assert len(texts) == 1, name
 
 
 @of("get_tracing_state")
@@ -506,8 +517,9 @@ def test_what_is_written_to_and_what_shares_memory_is_seen_and_right(function, f
 def test_what_is_imported_and_when(fresh_python):
     code = """
 import importlib, sys
+import fuseplug.torch_private, fuseplug_verify.torch_private, fuseplug_tools.torch_private
 import fuseplug_backends.torch_private, fuseplug_linear_cross_entropy.torch_private
-from fuseplug import torch_private as private
+from fuseplug_testing import torch_private as private
 assert not {"torch._dynamo", "torch._inductor"} & sys.modules.keys()
 private.import_dynamo()
 assert "torch._dynamo" in sys.modules
@@ -568,6 +580,20 @@ def test_a_tensor_without_memory_is_like_its_layout():
             torch.empty(4, 3).data = made
 
 
+@of("default_store")
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed")
+def test_the_store_is_that_with_which_the_ranks_met():
+    met = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=met, rank=0, world_size=1)
+    try:
+        store = private.default_store()
+        store.set("said", "here")
+        assert store.get("said") == b"here"
+        assert store.compare_set("decided", "", "first") == store.compare_set("decided", "", "second") == b"first"
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 @of("trust_vectors", "forget_vectors")
 def test_vector_instructions_are_taken_on_trust_and_then_checked(fresh_python):
     code = """
@@ -604,16 +630,6 @@ assert inductor_threads() == 7
 """
     done = fresh_python(code, **({} if said is None else {"TORCHINDUCTOR_COMPILE_THREADS": said}))
     assert done.returncode == 0, done.stderr
-
-
-@of("set_default_device")
-def test_the_default_device_is_set_back_as_if_nobody_had_set_one():
-    modes = private.len_torch_function_stack()
-    private.set_default_device("meta")
-    assert (torch.empty(1).device.type, torch.get_default_device().type) == ("meta", "meta")
-    private.set_default_device("cpu")
-    assert (torch.empty(1).device.type, torch.get_default_device().type) == ("cpu", "cpu")
-    assert private.len_torch_function_stack() == modes
 
 
 @of("prepare_recording")

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from fuseplug.torch_private import set_default_device
+import torch
+
+
+def _set(device: str) -> None:
+    """``"cpu"`` is as if nobody had set one: torch leaves a mode behind unless it is given None."""
+    torch.set_default_device(None if device == "cpu" else device)
+    if device == "cpu":
+        with suppress(AttributeError):  # or torch.get_default_device raises in torch 2.7
+            del torch._GLOBAL_DEVICE_CONTEXT.device_context
 
 
 @contextmanager
 def default_device(device: str) -> Iterator[None]:
-    set_default_device(device)
+    _set(device)
     try:
         yield
     finally:
-        set_default_device("cpu")
+        _set("cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import distributions, entry_points
 from pathlib import Path
 
 import torch
@@ -43,6 +43,10 @@ assert checkout not in Path(fuseplug.__file__).resolve().parents or ".nox" in fu
 assert (Path(fuseplug.__file__).parent / "py.typed").exists()
 plugins = [entry.value for entry in entry_points(group="pytest11") if entry.value.startswith("fuseplug")]
 assert not plugins, f"every pytest of this environment would load {plugins}"
+installed = {each.name.replace("_", "-") for each in distributions()}
+assert not installed & {"torch-npu", "liger-kernel", "fuseplug-liger", "fuseplug-testing", "fuseplug-host-npu"}, (
+    installed
+)
 ready = {record.kernel_id: record.kernel for record in manager.kernels() if record.state == "ready"}
 assert sorted(ready) == KERNELS, manager.kernels()
 lacking = ready["inductor_fused_rmsnorm"].unavailable("cpu")

@@ -167,8 +167,8 @@ def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
     for record in records:
         if record.reason:
             _print_reason(out, record)
-        if record.effects:
-            _print_effects(out, record)
+        if record.import_costs:
+            _print_below(out, record, [" is slow to import"], "\n".join(record.import_costs))
         if record.traceback and verbose:
             out.print(some_lines(record.traceback), markup=False, highlight=False, soft_wrap=True)
     if not verbose and any(record.traceback for record in records):
@@ -177,12 +177,6 @@ def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
 
 def _print_reason(out: Console, record: KernelRecord) -> None:
     _print_below(out, record, [" is ", state_text(record.state)], record.reason)
-
-
-def _print_effects(out: Console, record: KernelRecord) -> None:
-    lasting = not all(effect.undone for effect in record.effects)
-    told = [f" {'has changed' if lasting else 'tried to change'} this process"]
-    _print_below(out, record, told, "\n".join(map(str, record.effects)))
 
 
 def _print_below(out: Console, record: KernelRecord, told: Sequence[Any], text: str) -> None:

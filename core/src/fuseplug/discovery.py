@@ -6,7 +6,7 @@ import contextlib
 import re
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from .configuration import SETTINGS, environment, named
 from .hookspecs import ENTRY_POINT_GROUP, BaseKernel
-from .importing.effects import Effect, watched
+from .import_cost import import_costs
 from .kernel_faults import faults
 from .ownership import normal, owner
 
@@ -43,7 +43,7 @@ class KernelRecord:
         requires: Of one that is ready on another machine only: what has to be installed there.
         kernel: The kernel, if it was loaded.
         traceback: What Python said when it could not be.
-        effects: What its import did to this process besides. What could be undone is undone.
+        import_costs: What its import costs everybody, ``fuseplug list`` too: a heavy library, or time.
     """
 
     kernel_id: str
@@ -55,7 +55,7 @@ class KernelRecord:
     requires: str = ""
     kernel: BaseKernel | None = None
     traceback: str = ""
-    effects: tuple[Effect, ...] = ()
+    import_costs: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ class KernelRecord:
             "differentiable": kernel.differentiable if kernel else None,
             "priority": kernel.priority if kernel else None,
             "traceback": self.traceback,
-            "effects": [effect._asdict() for effect in self.effects],
+            "import_costs": list(self.import_costs),
         }
 
 
@@ -89,7 +89,6 @@ _Claim = tuple[KernelRecord, "importlib_metadata.EntryPoint | None"]
 def discover(
     environ: Mapping[str, str] | None = None,
     registered: Iterable[KernelRecord] = (),
-    unfit: Callable[[str], str] | None = None,
 ) -> list[KernelRecord]:
     """Find every kernel of the entry-point group, in an order that does not depend on ``sys.path``.
 
@@ -97,7 +96,6 @@ def discover(
         environ: Where ``FUSEPLUG_KERNELS`` and ``FUSEPLUG_ALLOW`` are read; ``None``: the environment and the user's
             file.
         registered: Kernels that were registered in this process, which are chosen among and may clash as others do.
-        unfit: Says why a module of this name must not be imported here; ``""`` if it may be.
 
     Raises:
         SettingsError: If the user's file is not right.
@@ -114,7 +112,7 @@ def discover(
             record = replace(record, state="off", reason=why, kernel=None)
         claims.append((record, entry))
     settled = list(_quarantine(claims))
-    loaded = [_load(record, entry, unfit) if entry and record.state == "ready" else record for record, entry in settled]
+    loaded = [_load(record, entry) if entry and record.state == "ready" else record for record, entry in settled]
     return loaded + [
         KernelRecord(name, "", state="missing", reason=f"{selection.said_by} names it, but it is not installed")
         for name in selection.unmatched(record for record, _ in settled)
@@ -171,7 +169,7 @@ def kernel_of(record: KernelRecord) -> BaseKernel | None:
     if record.state not in ("off", "not installed"):
         return record.kernel
     try:
-        with watched(_entry(record).module, record.name):
+        with import_costs(_entry(record).module, record.name):
             return load_class(_entry(record).load(), record).kernel
     except KeyboardInterrupt:
         raise
@@ -270,19 +268,15 @@ def _clash(record: KernelRecord, distributions: Sequence[str], its_owner: str | 
     return f"the id is that of {its_owner}, which stays in force; uninstall {record.distribution}, or {choose}"
 
 
-def _load(
-    record: KernelRecord, entry: importlib_metadata.EntryPoint, unfit: Callable[[str], str] | None = None
-) -> KernelRecord:
+def _load(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> KernelRecord:
     try:
         if entry.dist and (lacking := missing_requirements(entry.dist, entry.extras)):
             state: State = "missing" if missing_requirements(entry.dist, ()) else "not installed"
             remedy = f'pip install "{_with_extras(record, entry)}"'
             return replace(record, state=state, reason=f"needs {', '.join(lacking)}: {remedy}")
-        if unfit and (why := unfit(entry.module)):
-            return replace(record, state="broken", reason=why)
-        with watched(entry.module, record.name) as effects:
+        with import_costs(entry.module, record.name) as costs:
             loaded = _imported(record, entry)
-        return replace(loaded, effects=tuple(effects))
+        return replace(loaded, import_costs=tuple(costs))
     except Exception as error:  # noqa: BLE001 - metadata may hold anything
         return _broken(record, error)
 

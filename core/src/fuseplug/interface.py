@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, final
 from . import hookspecs, manager
 from .by_class_name import FUNCTIONS, INSTEAD, class_named, ready_names
 from .errors import DiscoveryError, RejectedError
+from .porting import how_to_port
 
 if TYPE_CHECKING:
     from torch import nn
@@ -161,8 +162,10 @@ def register_kernel(kernel: K) -> K:
         The class that `scan_all_kernels` returns for it.
 
     Raises:
-        DiscoveryError: As `KernelManager.register`.
+        DiscoveryError: As `KernelManager.register`; or if it patches by itself, as kernels of LLaMA-Factory do.
     """
+    if remedy := how_to_port(kernel):
+        raise DiscoveryError(f"cannot register {getattr(kernel, '__qualname__', kernel)}: {remedy}", kernel=kernel)
     return cast("K", _with_apply(manager.register(kernel)))
 
 

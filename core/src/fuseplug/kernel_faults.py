@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from .hookspecs import NEWEST_API, BaseKernel
-from .porting import how_to_port
 
 
 def faults(kernel: Any) -> list[str]:
     """Everything that keeps *kernel*, a class that claims to be a `BaseKernel`, from being one."""
-    if remedy := how_to_port(kernel):
-        return [remedy]
     if not inspect.isclass(kernel) or not issubclass(kernel, BaseKernel):
         return [f"{kernel!r} is not a subclass of fuseplug.BaseKernel"]
     if wrong := _wrong_api(kernel.api):

@@ -225,7 +225,26 @@ class KernelManager:
             PlanError, DiscoveryError, RejectedError: As in `plan`. A faulty installed kernel never raises: the report
                 names it.
         """
-        return self._applications.apply(model, self.plan(model, **options))
+        return self.apply_plan(model, self.plan(model, **options))
+
+    def apply_plan(self, model: nn.Module, plan: Plan) -> Applied:
+        """Do to *model* what *plan* has decided, all or nothing.
+
+        Args:
+            model: The model of which `plan` was asked.
+            plan: What it returned.
+
+        Raises:
+            PlanError: If *plan* is of another model.
+        """
+        _must_be_module(model)
+        from .walking import everywhere
+
+        present = {id(place.module) for place in everywhere(model).values()}
+        for patch in plan.patches:
+            if id(patch.module_ref()) not in present:
+                raise PlanError(f"the plan is not of this model, which has no {patch.path}.{patch.target}: plan it")
+        return self._applications.apply(model, plan)
 
     def apply(self, kernel_ids: str | Sequence[str], model: nn.Module, **options: Unpack[Options]) -> Applied:
         """Fuse with these kernels, earlier ones preferred. Each must be ready and fit at least one site.
@@ -246,7 +265,7 @@ class KernelManager:
         names = names_in(kernel_ids)
         plan = self.plan(model, include=names, **options)
         refuse_unused(plan.report, {name: named_by(plan.report.records, name) for name in names})
-        return self._applications.apply(model, plan)
+        return self.apply_plan(model, plan)
 
     def applied_to(self, model: nn.Module) -> Applied | None:
         """The handle on what is fused in *model* now, also in a copy of a fused model; ``None`` if nothing is."""

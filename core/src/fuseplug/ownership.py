@@ -8,25 +8,16 @@ from collections.abc import Sequence
 REGISTERED = "(registered)"
 """What a kernel's record names as its distribution if the kernel was registered in this process."""
 
-RELEASED = {
-    f"{how}_fused_{op.replace('-', '_')}": f"fuseplug-{op}"
-    for op in ("linear-cross-entropy", "moe", "rmsnorm", "rope", "swiglu")
-    for how in ("inductor", "npu", "triton")
-}
-"""The ids of the kernels that are released together with Fuseplug, and the distribution of each."""
-
 
 def owner(kernel_id: str, distributions: Sequence[str]) -> str | None:
     """Which of *distributions*, all of which claim *kernel_id*, has it; ``None`` if that cannot be told.
 
-    What the user registered in this process comes first, then what is released with Fuseplug, then the distribution
-    with whose name the id begins. Of several such names, the longest.
+    What the user registered in this process comes first, then the distribution with whose name the id begins. Of
+    several such names, the longest.
     """
     if REGISTERED in distributions:
         return REGISTERED
     by_name = {normal(name): name for name in distributions}
-    if found := by_name.get(RELEASED.get(kernel_id, "")):
-        return found
     named = [name for name in by_name if _begins_with(kernel_id, name)]
     return by_name[max(named, key=len)] if named else None
 

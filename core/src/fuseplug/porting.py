@@ -30,6 +30,6 @@ def _of_llama_factory(kernel: type) -> list[str]:
 
 def _has_own(kernel: type, name: str) -> bool:
     """Whether what *kernel* has as *name* is another than that of `fuseplug.interface.BaseKernel`."""
-    # By the name of its package: the interface is built on top of this module.
+    # By the name of its package: `fuseplug.interface` imports this module.
     homes = (base.__module__ for base in kernel.__mro__ if name in vars(base))
     return next(homes, PROJECT).partition(".")[0] != PROJECT

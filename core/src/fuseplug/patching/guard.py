@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fuseplug_verify import ById, Call, Frozen, Route, Watch, said_by
+from fuseplug_verify import Call, Frozen, Route, Watch, said_by
 
 from ..accepts import Accepts
 from ..contract import Target
@@ -276,8 +276,7 @@ class Guard:
             yield _Term(_each(route, test), _unlike(next(meanings)))
         for space, name, looked in watch.spaces:
             test = self._equals(looked) if isinstance(looked, Frozen) else self._is_function("{}", looked.held)
-            absent = isinstance(looked, ById) and looked.absent
-            there = self._is_not_in(space.held, name) if absent else test.format(self._named(space.held, name))
+            there = self._is_not_in(space.held, name) if looked.absent else test.format(self._named(space.held, name))
             yield _Term(there, _unlike(next(meanings)))
 
     def _named(self, space: Any, name: Any) -> str:

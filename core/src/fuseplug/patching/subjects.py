@@ -6,7 +6,7 @@ import types
 
 from torch import nn
 
-from fuseplug_verify import Refusal, Subject, called_function, class_name, odd_tensor
+from fuseplug_verify import Refusal, Subject, class_name
 
 from ..candidates import rejection_of
 from ..contract import Rejection, Target
@@ -26,10 +26,10 @@ def subject_of(module: nn.Module, alike: int, target: Target) -> Subject | Rejec
     if isinstance(method, Rejection):
         return method
     if target.function is None:
-        odd = odd_tensor(module)
-        return Subject(method, module, alike) if odd is None else rejection_of(odd)
-    called = called_function(method, target.function)
-    return rejection_of(called) if isinstance(called, Refusal) else called
+        subject = Subject.of_method(module, method, alike)
+    else:
+        subject = Subject.of_function(method, target.function)
+    return rejection_of(subject) if isinstance(subject, Refusal) else subject
 
 
 def own_method(module: nn.Module, name: str) -> types.FunctionType | Rejection:

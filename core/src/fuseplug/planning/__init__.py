@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
-from fuseplug_verify import attributes_of, class_name
+from fuseplug_verify import class_name
 
 from ..discovery import KernelRecord, elsewhere
 from ..hookspecs import resolve
-from ..measurer import Measurer
-from ..patching import Patch, computes_past
+from ..patching import Patch
 from ..report import Report
 from ..walking import Place
-from .deciding import Ask, Decider, Decision
+from .asking import Answers, Ask
+from .deciding import Decider, Decision
 from .explaining import explain
+from .notes import notes_on
 from .progress import showing
 from .rules import Rules
 
@@ -61,8 +61,8 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
     """
     start, measuring = time.perf_counter(), 0.0
     measurer = rules.measurer
-    decider = Decider(rules, ask)
-    decider.ask(places)
+    answers = Answers(rules, ask, places)
+    decider = Decider(rules, answers, places)
     decisions = _side_by_side(decider, places)
     if measurer is not None:
         begun = time.perf_counter()
@@ -76,18 +76,11 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
         mode=rules.mode,
         entries=[decision.entry for decision in decisions],
         records=[record for record in rules.installed if _concerns(record, places)],
-        idle=_idle(rules, places, decider.answered),
-        raised=decider.raised,
+        idle=_idle(rules, places, answers.answered),
+        raised=answers.raised,
         device_types=sorted({place.device_type for place in places}),
         applied=False,
-        notes=[
-            *_notes(model, decisions, rules.installed),
-            *_passed_by(decisions),
-            *_unmeasured(measurer, decisions),
-            *_cost_of_rounding(rules, decisions),
-            *_untraced(rules, decisions),
-            *_unasked(rules.allow, decider.consents),
-        ],
+        notes=notes_on(model, decisions, rules, answers.consents),
         seconds=time.perf_counter() - start - decider.compile_seconds - measuring,
         compile_seconds=decider.compile_seconds,
         measure_seconds=measuring,
@@ -121,22 +114,6 @@ def _named(place: Place) -> str:
     return place.paths[0] or "the model"
 
 
-def _unmeasured(measurer: Measurer | None, decisions: Sequence[Decision]) -> list[str]:
-    """A note on each kernel that had to be used as it declares, though its user wanted it measured."""
-    if measurer is None:
-        return []
-    patches = [patch for decision in decisions for patch in decision.patches if patch.target.around]
-    around = dict.fromkeys(patch.kernel_id for patch in patches)
-    return [
-        *measurer.notes(),
-        *(
-            f"not measured: {kernel_id}, because it serves some calls of the whole model only, and is nothing by "
-            "itself; it is used from the size that it declares"
-            for kernel_id in around
-        ),
-    ]
-
-
 def _concerns(record: KernelRecord, places: Sequence[Place]) -> bool:
     """Whether to report *record*. Missing extras for devices that the model is not on are of no interest."""
     kernel = elsewhere(record).kernel if record.state == "not installed" else None
@@ -163,73 +140,3 @@ def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> 
         elif record.kernel_id not in answered:
             idle[record.kernel_id] = "no module of this model is its business"
     return idle
-
-
-def _cost_of_rounding(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
-    """Where kernels must be the originals bit for bit, a note on what that left unfused."""
-    if not rules.exact:
-        return []
-    entries = [decision.entry for decision in decisions]
-    cost = sum(not each.fused and any(why.kind == "rounding" for _, why in each.rejections) for each in entries)
-    kept = sum(each.fused for each in entries)
-    return [
-        (
-            f'rounding="exact": {cost} targets are left alone because their kernels round otherwise; {kept} are fused, '
-            "by kernels that were the originals bit for bit in all sizes tried"
-        )
-    ]
-
-
-def _untraced(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
-    """Where ``torch.compile`` would lose the gradients of kernels, a note that it gets the originals."""
-    used = {decision.entry.kernel_id for decision in decisions}
-    traced = {each.kernel_id for each in rules.records if each.kernel and each.kernel.when_traced == "kernel"}
-    if not rules.loses_gradients_when_traced or not used & traced:
-        return []
-    return [
-        (
-            f"calls that torch.compile traces are the originals': torch {torch.__version__} may compile a kernel's "
-            "function without its gradient (https://github.com/pytorch/pytorch/issues/180642); other releases do not"
-        )
-    ]
-
-
-def _passed_by(decisions: Sequence[Decision]) -> list[str]:
-    """A note on each kernel whose module somebody computes past, as a trainer's own head does."""
-    found = []
-    for decision in decisions:
-        arounds = [patch for patch in decision.patches if patch.target.around]
-        for patch in decision.patches:
-            for around in arounds if patch not in arounds else ():
-                module, path = around.module_ref(), patch.path
-                if module is not None and (who := computes_past(module, around.target.method, path)):
-                    found.append(
-                        f"{who} is the {around.target.method} of {class_name(module)}, and reads the weight of {path} "
-                        f"itself: calls that it computes so go past {patch.kernel_id}, which then does nothing"
-                    )
-    return found
-
-
-def _unasked(allow: Sequence[str], consents: AbstractSet[str]) -> list[str]:
-    """A note on each consent that no kernel asked for."""
-    known = f"; asked for: {', '.join(sorted(consents))}" if consents else ""
-    return [f"allow={word!r}: no kernel asked for that{known}" for word in allow if word not in consents]
-
-
-def _notes(model: nn.Module, decisions: Sequence[Decision], records: Sequence[KernelRecord]) -> list[str]:
-    """What a user should know beyond the answers for each site."""
-    found = []
-    entries = [decision.entry for decision in decisions]
-    used = {entry.kernel_id for entry in entries}
-    if lacking := sorted(
-        {f'"{record.requires}"' for record in records if record.requires and record.kernel_id in used}
-    ):
-        found.append(f"the machine that this is planned for needs: pip install {' '.join(lacking)}")
-    if any(entry.check == "pending" for entry in entries):
-        found.append("kernel check pending: call apply_all again once the model is on its device")
-    if attributes_of(model).get("_use_kernels") is True:
-        found.append(
-            "this model has use_kernels=True: transformers sets forwards again on train() and eval(), which takes "
-            "kernels off; call apply_all after, or set model.use_kernels = False"
-        )
-    return found

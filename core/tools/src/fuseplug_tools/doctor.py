@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +15,8 @@ from packaging.version import Version
 
 from fuseplug.commands import kernels_of
 from fuseplug.configuration import SETTINGS, environment, named
-from fuseplug.discovery import KernelRecord, discover
+from fuseplug.discovery import KernelRecord
 from fuseplug.hookspecs import BaseKernel
-from fuseplug.importing.fresh_python import ask, ends_all
 from fuseplug.kernel_manager import KernelManager
 from fuseplug.options import AsJson
 from fuseplug.plain_text import one_line, some_lines
@@ -72,13 +70,10 @@ MachineCheck = Callable[[Machine], Row]
 
 def doctor(as_json: AsJson = False) -> None:
     """Check this machine and every installed kernel; exit with 1 if something installed cannot work."""
-    elsewhere = Elsewhere()
-    with console(stderr=True).status("importing each kernel's module in a Python of its own"):
-        # Before torch is imported, to see who imports it.
-        records = kernels_of(KernelManager(find=functools.partial(discover, unfit=elsewhere.unfit)))
+    records = kernels_of(KernelManager())  # before torch is imported, to see who imports it
     with console(stderr=True).status("importing torch and looking at the devices"):
         machine = look()
-    rows = examine(machine, records, elsewhere)
+    rows = examine(machine, records)
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
@@ -116,29 +111,9 @@ def look(environ: Mapping[str, str] | None = None) -> Machine:
         return Machine(environ, torch_error=error, npus=npus)
 
 
-class Elsewhere:
-    """What importing modules does in a fresh Python although it must not: each is imported there once."""
-
-    def __init__(self) -> None:
-        self._said: dict[str, Sequence[str]] = {}
-
-    def said(self, module: str) -> Sequence[str]:
-        """What importing *module* does; nothing if it cannot be found there."""
-        if module not in self._said:
-            try:
-                self._said[module] = ask(module, [])
-            except ImportError:
-                self._said[module] = ()
-        return self._said[module]
-
-    def unfit(self, module: str) -> str:
-        """Why no process outlives the import of *module*; ``""`` if one does."""
-        return ends_all(self.said(module))
-
-
-def examine(machine: Machine, records: Sequence[KernelRecord], elsewhere: Elsewhere | None = None) -> list[Row]:
+def examine(machine: Machine, records: Sequence[KernelRecord]) -> list[Row]:
     """Carry out every check."""
-    return [check(machine) for check in CHECKS] + list(_kernels(machine, records, elsewhere or Elsewhere()))
+    return [check(machine) for check in CHECKS] + list(_kernels(machine, records))
 
 
 def version_of(distribution: str) -> str | None:
@@ -250,26 +225,18 @@ CHECKS: Sequence[MachineCheck] = (
 )
 
 
-def _kernels(machine: Machine, records: Sequence[KernelRecord], elsewhere: Elsewhere) -> Iterator[Row]:
+def _kernels(machine: Machine, records: Sequence[KernelRecord]) -> Iterator[Row]:
     if not records:
         yield Row("kernels", "warn", "none installed", "pip install fuseplug-rmsnorm, for one")
     for record in records:
-        module = _module(record)
-        yield _kernel(machine, record, elsewhere.said(module) if module else ())
+        yield _kernel(machine, record)
 
 
-def _module(record: KernelRecord) -> str:
-    """Where its class is; ``""`` if it was not loaded, or was registered in this process."""
-    return record.value.partition(":")[0] if record.kernel is not None else ""
-
-
-def _kernel(machine: Machine, record: KernelRecord, seen_elsewhere: Sequence[str]) -> Row:
+def _kernel(machine: Machine, record: KernelRecord) -> Row:
     state, found, remedy = _loading(record) if record.kernel is None else _running(machine, record.kernel)
-    undone = [effect.what for effect in record.effects if effect.undone]
-    lasting = [effect.what for effect in record.effects if not effect.undone]
-    if said := dict.fromkeys([*lasting, *undone, *seen_elsewhere]):
-        state = "fail" if lasting else "warn" if state == "ok" else state
-        found, remedy = f"{found}, but {'; '.join(said)}", remedy or "tell whoever wrote it, or uninstall it"
+    if record.import_costs:
+        state = "warn" if state == "ok" else state
+        found, remedy = f"{found}, but {'; '.join(record.import_costs)}", remedy or "tell whoever wrote it"
     source = f"{record.distribution} {record.version}".strip()
     return Row(record.kernel_id, state, f"{found} ({source})" if source else found, remedy)
 

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from .calls import VerifiedCalls
     from .reading import constants, hazard, names, remembered
     from .safe_access import all_below, attributes_of, children_of, class_name, said_by
-    from .subjects import called_function, odd_tensor
+    from .subjects import Subject
     from .verification.comparing import Tolerance, difference, excess
-    from .verification.evidence import stable
     from .verification.nested import tensors
     from .verification.neutral import neutral, random_state_kept
-    from .verification.outcome import Handing, Outcome, Subject, run
+    from .verification.outcome import Handing, Outcome, run
     from .verification.snapshot import Snapshot
     from .verification.twin import StandIns
     from .verification.verifier import Verifier
@@ -56,7 +55,6 @@ __all__ = [
     "Watch",
     "all_below",
     "attributes_of",
-    "called_function",
     "called_functions",
     "check",
     "children_of",
@@ -68,13 +66,11 @@ __all__ = [
     "hazard",
     "names",
     "neutral",
-    "odd_tensor",
     "random_state_kept",
     "rebound",
     "remembered",
     "run",
     "said_by",
-    "stable",
     "tensors",
 ]
 
@@ -88,14 +84,13 @@ _HOMES = {
     "Route": ".watch",
     "Snapshot": ".verification.snapshot",
     "StandIns": ".verification.twin",
-    "Subject": ".verification.outcome",
+    "Subject": ".subjects",
     "Tolerance": ".verification.comparing",
     "VerifiedCalls": ".calls",
     "Verifier": ".verification.verifier",
     "Watch": ".watch",
     "all_below": ".safe_access",
     "attributes_of": ".safe_access",
-    "called_function": ".subjects",
     "check": ".verifying",
     "children_of": ".safe_access",
     "class_name": ".safe_access",
@@ -106,12 +101,10 @@ _HOMES = {
     "hazard": ".reading",
     "names": ".reading",
     "neutral": ".verification.neutral",
-    "odd_tensor": ".subjects",
     "random_state_kept": ".verification.neutral",
     "remembered": ".reading",
     "run": ".verification.outcome",
     "said_by": ".safe_access",
-    "stable": ".verification.evidence",
     "tensors": ".verification.nested",
 }
 

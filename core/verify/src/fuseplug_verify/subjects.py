@@ -1,32 +1,76 @@
-"""What a function looks up, and what a module holds, as far as it decides whether that can be verified."""
+"""What is verified: a method of a module, or a function that a method looks up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .data import Refusal
+from .data import Example, Refusal
 from .rebind import RebindError, calls, lookup, space_of
 from .safe_access import all_below, attributes_of, class_name
 from .verification.memory import dense
-from .verification.outcome import Subject
+from .verification.twin import twin
 from .watch import ById
 
 
-def called_function(method: Callable[..., Any], name: str) -> Subject | Refusal:
-    """The function that *method* looks up as the global *name*, ready to be run; or why it cannot be replaced there."""
-    try:
-        if not calls(method, name):
-            return Refusal(f"{method.__qualname__} does not call {name}", kind="unsupported")
-        return Subject(lookup(method, name), None, space=ById(space_of(method, name)))
-    except RebindError as error:
-        return Refusal(str(error), kind="unsupported")
+@dataclass(frozen=True)
+class Subject:
+    """What is replaced at a site, ready to be run on examples.
+
+    Attributes:
+        original: The function behind the module's method, or the function that the method calls.
+        module: For a method, the module whose twins are run; ``None`` for a function.
+        alike: The module's signature: what is true of this subject is true of any other with the same.
+        space: For a function, the globals in which the method looks it up.
+        draws: Whether it may draw random numbers. Each run then draws the same ones as any other, and the process's
+            generators are put back; if not, they are left alone.
+        lazy: The class of lazy tensors that may stand for its results, as `Candidate.lazy`.
+    """
+
+    original: Callable[..., Any]
+    module: nn.Module | None
+    alike: int | None = None
+    space: ById | None = None
+    draws: bool = True
+    lazy: type[Any] | None = None
+
+    @classmethod
+    def of_method(cls, module: nn.Module, method: Callable[..., Any], alike: int | None = None) -> Subject | Refusal:
+        """*method*, a function of the class of *module*; or why no kernel can read that module.
+
+        Args:
+            module: Whose copies are run.
+            method: The function that the class has.
+            alike: As in `Subject`.
+        """
+        return _odd_tensor(module) or cls(method, module, alike)
+
+    @classmethod
+    def of_function(cls, method: Callable[..., Any], name: str) -> Subject | Refusal:
+        """The function that *method* looks up as the global *name*; or why it cannot be replaced there."""
+        try:
+            if not calls(method, name):
+                return Refusal(f"{method.__qualname__} does not call {name}", kind="unsupported")
+            return cls(lookup(method, name), None, space=ById(space_of(method, name)))
+        except RebindError as error:
+            return Refusal(str(error), kind="unsupported")
+
+    def twin(self, example: Example) -> nn.Module:
+        """A copy of the module with the values of *example*, on the CPU.
+
+        Raises:
+            TypeError: If the subject is a function.
+        """
+        if self.module is None:
+            raise TypeError("a function has no twin: expected the subject of a method")
+        return twin(self.module, example)
 
 
-def odd_tensor(module: nn.Module) -> Refusal | None:
+def _odd_tensor(module: nn.Module) -> Refusal | None:
     """Why no kernel can read *module*, if one of its tensors, or one below it, is not dense."""
     for each in all_below(module):
         for name, tensor in _own_tensors(each).items():

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from .data import Candidate, Compute, Conditions, Refusal, Semantics
-from .subjects import odd_tensor
-from .verification.outcome import Subject
+from .subjects import Subject
 from .verification.verifier import Verifier
 
 
@@ -18,11 +17,8 @@ def examine(subject: nn.Module | Subject, candidate: Candidate) -> Semantics | R
         subject: A module, whose class's ``forward`` is the original; or a method or function of another name.
         candidate: What it may be, and the examples that show it.
     """
-    if not isinstance(subject, Subject):
-        if (odd := odd_tensor(subject)) is not None:
-            return odd
-        subject = _of_module(subject)
-    return Verifier().examine(subject, candidate)
+    what = _subject(subject)
+    return what if isinstance(what, Refusal) else Verifier().examine(what, candidate)
 
 
 def check(
@@ -42,9 +38,11 @@ def check(
         device: Where it is to run.
         gradients: Whether gradients are compared, too.
     """
-    subject = subject if isinstance(subject, Subject) else _of_module(subject)
-    return Verifier(gradients=gradients).check(semantics, subject, compute, torch.device(device))
+    what = _subject(subject)
+    if isinstance(what, Refusal):
+        return what
+    return Verifier(gradients=gradients).check(semantics, what, compute, torch.device(device))
 
 
-def _of_module(module: nn.Module) -> Subject:
-    return Subject(type(module).forward, module)
+def _subject(subject: nn.Module | Subject) -> Subject | Refusal:
+    return subject if isinstance(subject, Subject) else Subject.of_method(subject, type(subject).forward)

@@ -34,6 +34,11 @@ class Frozen(NamedTuple):
     kind: type
     value: Any
 
+    @property
+    def absent(self) -> bool:
+        """Whether it stands for a name that means nothing: as `ById.absent`."""
+        return False
+
     def thawed(self) -> Any:
         """The value as it was found."""
         return self.kind(self.value) if self.kind in _CONTAINERS else self.value

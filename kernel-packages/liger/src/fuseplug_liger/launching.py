@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.tracing import is_fake
 from fuseplug_backends.triton import interpreted, transparent
 
 WIDEST = 1 << 16
 """Elements of a row, beyond which Liger raises."""
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 # Triton's interpreter keeps in globals which program it runs.
 _in_turn: contextlib.AbstractContextManager[Any] = threading.RLock() if interpreted() else contextlib.nullcontext()
@@ -26,7 +26,8 @@ def serves(*tensors: Tensor | None) -> bool:
     """Whether Liger can be called with *tensors*: not empty, in a dtype that it has, and not to be traced."""
     return (
         not torch.compiler.is_compiling()
-        and all(t is None or (t.dtype in _DTYPES and t.numel() > 0 and not is_fake(t)) for t in tensors)
+        and have_model_dtypes(*tensors)
+        and all(t is None or (t.numel() > 0 and not is_fake(t)) for t in tensors)
         and transparent(*tensors)
     )
 

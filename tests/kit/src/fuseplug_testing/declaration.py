@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from fuseplug.contract import Answer, Consent, Site
 from fuseplug.hookspecs import ENTRY_POINT_GROUP, resolve
-from fuseplug.importing.fresh_python import ask
-from fuseplug.importing.process_state import ProcessState
 from fuseplug_verify import Candidate, Example, Snapshot
 
 from .attempts import raised
 from .edges import arguments
+from .importing.fresh_python import ask
+from .importing.process_state import ProcessState
 from .public_names import used_by
 from .results import Finding
 from .subjects import Case, Examined, Specimen

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from fuseplug_verify import Example
+
+from .torch_private import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 Rearrangement = Callable[[Tensor], Tensor]
 

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fuseplug import torch_private
-from fuseplug.importing.process_state import ProcessState
 from fuseplug.patching import our_marks
-from fuseplug.torch_private import tree_map
 from fuseplug_verify import Example, difference, random_state_kept
 
+from . import torch_private
 from .attempts import Raised, attempt, foreign, raised
 from .edges import with_each
+from .importing.process_state import ProcessState
 from .results import Finding
 from .subjects import Case, Specimen, by_the_original, given_back
+from .torch_private import tree_map
 from .whole import inputs_of, manager_of, options_for, placed
 from .wrappers import Around, followed_by, within
 

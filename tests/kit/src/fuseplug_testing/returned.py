@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug.torch_private import tree_leaves
 from fuseplug_verify import Example, Handing, Outcome
 
 from .attempts import Raised, attempt
 from .edges import MEMORY_LAYOUTS, arguments
 from .results import Finding
 from .subjects import Case
+from .torch_private import tree_leaves
 from .wrappers import followed_by, within
 
 _CONTIGUOUS = "contiguous"

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fuseplug.importing.process_state import ProcessState
 from fuseplug_verify import Example, Outcome, difference, random_state_kept
 
 from .attempts import Raised, attempt
+from .importing.process_state import ProcessState
 from .results import Finding
 from .subjects import Case
 

@@ -19,11 +19,9 @@ from fuseplug.contract import Answer, Mode, Proposal, Rejection, Scope, Site
 from fuseplug.devices import KNOWN, Destination, destination, present
 from fuseplug.errors import PlanError
 from fuseplug.hookspecs import BaseKernel, resolve
-from fuseplug.importing.process_state import ProcessState, owners_of
 from fuseplug.kernel_faults import faults
 from fuseplug.patching import Mark, Patch, patch_of, put_on, subject_of
 from fuseplug.patching.tally import listening
-from fuseplug.torch_private import tree_map as mapped
 from fuseplug.walking import Place, walk
 from fuseplug_verify import (
     Candidate,
@@ -41,7 +39,9 @@ from fuseplug_verify import (
 )
 
 from .attempts import Raised, attempt, foreign, raised
+from .importing.process_state import ProcessState, owners_of
 from .results import Finding
+from .torch_private import tree_map as mapped
 from .wrappers import Around, followed_by
 
 Depth = Literal["quick", "standard", "thorough"]

@@ -119,7 +119,7 @@ class Fusing:
         difference = ranks.difference(rows(plan.report))
         if difference:
             raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
-        applied = None if self._options.dry_run else self._manager._apply(model, plan)
+        applied = None if self._options.dry_run else self._manager.apply_plan(model, plan)
         self._telling.planned(plan.report, applied)
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fuseplug.devices import processor
 from fuseplug.kept import Kept
-from fuseplug_verify import stable
 
 from .calls import Call, leaves_of, make, original_of
 from .figures import Figure, Timing
@@ -72,12 +71,12 @@ def described(call: Call) -> str:
     """All of *call* that its time may depend on, but for values: shapes, strides, dtypes, numbers and flags."""
     flat = [*call.args, *(each for pair in call.kwargs.items() for each in pair)]
     numbers = [each for each in flat if each is None or type(each) in (bool, int, float, str)]
-    return stable([*map(_layout, call.tensors), *numbers])
+    return repr([*map(_layout, call.tensors), *numbers])
 
 
 def own_tensors_of(module: nn.Module) -> str:
     """The same of the parameters of *module*."""
-    return stable([(name, *_layout(each)) for name, each in module.named_parameters()])
+    return repr([(name, *_layout(each)) for name, each in module.named_parameters()])
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:

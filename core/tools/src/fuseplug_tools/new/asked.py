@@ -9,14 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fuseplug.errors import FuseplugError
-from fuseplug.ownership import RELEASED, normal
+from fuseplug.ownership import normal
 
 from .known import KNOWN, NOT_TEMPLATES, Known
 
 BACKENDS = ("inductor", "triton", "npu")
 PREFIX = "fuseplug-"
 
-_OURS = {*RELEASED.values(), "fuseplug-liger", "fuseplug-testing", "fuseplug-host-npu"}
+_OURS = {
+    *(known.distribution for known in KNOWN.values()),
+    *(PREFIX + op.replace("_", "-") for op in NOT_TEMPLATES),
+    *(PREFIX + name for name in ("backends", "host-npu", "liger", "testing", "tools", "verify")),
+}
 
 _NAMES_IN_TEMPLATES = """
 x y self module compute forward training wide row column inside width reference functional functools torch tl triton

@@ -16,11 +16,12 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ..calls import Dtypes, VerifiedCalls
 from ..data import Adapter, Candidate, Example, Refusal, Semantics
 from ..reading import Finding, Path, Reading, attribute, read
+from ..subjects import Subject
 from ..watch import Call, Extra, Route, Watch, kind_of
 from .branches import Branches
 from .changing import Change, another_number, other_values
 from .comparing import Tolerance, departure, difference
-from .outcome import Outcome, Subject, run
+from .outcome import Outcome, run
 from .varying import Variation, main_argument, variations
 from .watching import Dependence, dependence, route_to
 

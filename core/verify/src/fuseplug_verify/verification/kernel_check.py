@@ -12,11 +12,12 @@ import torch
 
 from ..calls import Dtypes
 from ..data import Compute, Conditions, Example, Refusal, Semantics
+from ..subjects import Subject
 from .comparing import Few, Tolerance, departure, difference, excess, excess_together
 from .examining import dtypes_in
 from .examples import mixes_run, raised
 from .nested import mapped, tensors
-from .outcome import AS_USUAL, Handing, Outcome, Subject, run
+from .outcome import AS_USUAL, Handing, Outcome, run
 from .varying import main_argument, transposed, variations
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import Example
-from ..watch import ById
+from ..subjects import Subject
 from .nested import leaves, mapped, tensors
 from .neutral import same_random_numbers
 from .twin import twin
@@ -21,38 +21,6 @@ T = TypeVar("T")
 
 GRADIENT = "gradient of "
 """What the names of gradients begin with."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is replaced at a site, ready to be run on examples.
-
-    Attributes:
-        original: The function behind the module's method, or the function that the method calls.
-        module: For a method, the module whose twins are run; ``None`` for a function.
-        alike: The module's signature: what is true of this subject is true of any other with the same.
-        space: For a function, the globals in which the method looks it up.
-        draws: Whether it may draw random numbers. Each run then draws the same ones as any other, and the process's
-            generators are put back; if not, they are left alone.
-        lazy: The class of lazy tensors that may stand for its results, as `Candidate.lazy`.
-    """
-
-    original: Callable[..., Any]
-    module: nn.Module | None
-    alike: int | None = None
-    space: ById | None = None
-    draws: bool = True
-    lazy: type[Any] | None = None
-
-    def twin(self, example: Example) -> nn.Module:
-        """A copy of the module with the values of *example*, on the CPU.
-
-        Raises:
-            TypeError: If the subject is a function.
-        """
-        if self.module is None:
-            raise TypeError("a function has no twin: expected the subject of a method")
-        return twin(self.module, example)
 
 
 def _as_it_is(value: T) -> T:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ..data import Candidate, Compute, Conditions, Example, Refusal, Semantics
+from ..subjects import Subject
 from ..watch import ById
 from .branches import Branches
 from .comparing import Tolerance, departure, difference, distance
@@ -21,7 +22,7 @@ from .examples import raised
 from .kernel_check import Around, KernelCheck
 from .nested import tensors
 from .neutral import neutral
-from .outcome import Outcome, Subject, run
+from .outcome import Outcome, run
 
 
 class Kept(Protocol):

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from fuseplug.fallback import by_reference
+from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.triton import differentiated_again, recording, vjp
 
 from .. import reference
 from ..reference import LogProbs, Loss
 from .folded import folded
-
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Terms(NamedTuple):
@@ -147,7 +146,7 @@ def _how(operations: Operations, loss: Loss, hidden: Tensor, entropy: bool | Non
 
 def _serves(operations: Operations, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> bool:
     return (
-        hidden.dtype in _DTYPES
+        have_model_dtypes(hidden)
         and hidden.numel() > 0
         and weight.numel() > 0
         and operations.serves(hidden, weight, labels, bias)

@@ -31,13 +31,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fuseplug.fallback import by_reference
+from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.functional import computed_by
 from fuseplug_backends.npu import first_order
 
 from .. import reference
 from ..reference import Norming, Variant
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | None) -> Tensor:
@@ -76,8 +75,7 @@ def _serves(x: Tensor, weight: Tensor | None, *, in_groups: bool) -> bool:
     float16, bfloat16 and float32 in 2 to 8 dimensions, groups being one more; not contiguous is fine. So is empty, says
     the page, but on Atlas A2 and A3 the gradient of what is empty is refused (ops-nn, rms_norm_grad_tiling.cpp).
     """
-    dtypes = x.dtype in _DTYPES and (weight is None or weight.dtype in _DTYPES)
-    return dtypes and 2 <= x.dim() <= (7 if in_groups else 8) and x.numel() > 0
+    return have_model_dtypes(x, weight) and 2 <= x.dim() <= (7 if in_groups else 8) and x.numel() > 0
 
 
 def _widens(
@@ -141,7 +139,7 @@ def _serves_sums(x: Tensor, residual: Tensor, weight: Tensor) -> bool:
 
     One dtype, float16, bfloat16 or float32, in 1 to 8 dimensions. Editions of the page differ on empty tensors.
     """
-    dtypes = x.dtype in _DTYPES and residual.dtype is x.dtype and weight.dtype is x.dtype
+    dtypes = have_model_dtypes(x) and residual.dtype is x.dtype and weight.dtype is x.dtype
     return dtypes and x.dim() <= 8 and x.numel() > 0
 
 

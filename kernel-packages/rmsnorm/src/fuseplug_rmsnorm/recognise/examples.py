@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fuseplug import Example
+from fuseplug_backends.dtypes import MODEL_DTYPES
 
-from .parts import DTYPES, NormParts
+from .parts import NormParts
 
 _MIXED = (
     (torch.bfloat16, torch.float32),
@@ -31,7 +32,7 @@ class NormMix(NamedTuple):
 
 def mixes_of(weight: Tensor | None, parts: NormParts) -> Iterator[NormMix]:
     """Every combination to check: first that of *weight*, the norm's own."""
-    pairs = [(dtype, dtype) for dtype in DTYPES]
+    pairs = [(dtype, dtype) for dtype in MODEL_DTYPES]
     if weight is not None:
         pairs = [*sorted(pairs, key=lambda pair: pair[1] is not weight.dtype), *_MIXED]
     for x, w in pairs:

@@ -8,15 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from fuseplug import Rejection
 from fuseplug.reading import constants, names, remembered
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""The dtypes that a weight may have."""
-
+from fuseplug_backends.dtypes import MODEL_DTYPES
 
 _LARGEST_EPS = 1e-2
 """A float of another name than eps is taken for one up to here."""
@@ -69,7 +65,7 @@ def norm_parts(module: nn.Module) -> NormParts | Rejection | None:
         return NormParts(None, eps, _declared_width(vars(module)), gate)
     if len(shape) > 1 or not tensors[weight].is_floating_point():
         return None
-    if tensors[weight].dtype not in DTYPES:
+    if tensors[weight].dtype not in MODEL_DTYPES:
         return Rejection(f"{weight} is {tensors[weight].dtype}; supported are float32, bfloat16 and float16")
     # FSDP leaves a rank without elements of a weight an empty shard; it is whole again when it is used.
     return NormParts(weight, eps, (shape and shape[0]) or _declared_width(vars(module)), gate, single=not shape)

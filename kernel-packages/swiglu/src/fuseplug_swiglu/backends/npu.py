@@ -34,13 +34,12 @@ from torch.nn import functional
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.functional import computed_by
 from fuseplug_backends.npu import cann_has, first_order, recomputed
 
 from .. import reference
 from ..reference import Gating
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 _GEGLU = {"gelu": 0, "gelu_tanh": 1}
 """What ``npu_geglu`` calls ``approximate``, by the formula of an activation."""
@@ -129,9 +128,9 @@ def _serves(gate: Tensor, up: Tensor | None, limit: float | None) -> bool:
     All three: float16, bfloat16 and float32. npu_swiglu: 1 to 8 dimensions, contiguous, not empty. npu_geglu: 1 to 8.
     npu_clipped_swiglu: more than 1, contiguous, and a limit that is a number above zero.
     """
-    dtypes = gate.dtype in _DTYPES and (up is None or up.dtype in _DTYPES)
     least = 1 if limit is None else 2
-    return dtypes and least <= gate.dim() <= 8 and gate.numel() > 0 and (limit is None or 0 < limit < math.inf)
+    shape = least <= gate.dim() <= 8 and gate.numel() > 0
+    return have_model_dtypes(gate, up) and shape and (limit is None or 0 < limit < math.inf)
 
 
 def _gate_first(gate_up: Tensor, layout: str) -> Tensor:

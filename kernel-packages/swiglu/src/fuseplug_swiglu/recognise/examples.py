@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from fuseplug import Example
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
 _FOR_NUMBERS = 1 << 8
 """From this size on an example is there to judge numbers: nothing in it is drawn at random while it runs, because the
 truth may be computed on another device, which draws others."""

@@ -14,10 +14,11 @@ from torch import nn
 from fuseplug import Proposal, Rejection, Site, Target
 from fuseplug.reading import names
 from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.dtypes import MODEL_DTYPES
 
 from .candidates import Mentioned, Projections, adapters_for
 from .code_names import names_in, parameter_names, required
-from .examples import DTYPES, MlpMix, MlpParts, Projection, longest_sum, make_example
+from .examples import MlpMix, MlpParts, Projection, longest_sum, make_example
 
 _SPLITS = frozenset({"chunk", "split", "tensor_split", "unbind", "unflatten", "glu"})
 _ATTENDS = frozenset({"softmax", "scaled_dot_product_attention", "attention_interface"})
@@ -241,7 +242,7 @@ def _mentioned(
 def _dtype(module: nn.Module, roles: Projections) -> torch.dtype | Rejection | None:
     """The dtype that the projections give, as far as their weights tell; ``None`` for quantised ones."""
     for parameter in cast("nn.Module", module._modules[roles.gate]).parameters():
-        if parameter.dtype in DTYPES:
+        if parameter.dtype in MODEL_DTYPES:
             return parameter.dtype
         if parameter.dtype is torch.float64 or parameter.is_complex():
             return Rejection(f"{roles.gate} is {parameter.dtype}; supported are float32, bfloat16 and float16")
@@ -271,7 +272,7 @@ def _mlp_parts(mentioned: Mentioned) -> MlpParts:
 
 
 def _mixes(dtype: torch.dtype, mentioned: Mentioned) -> Iterator[MlpMix]:
-    for same in dict.fromkeys((dtype, *DTYPES)):
+    for same in dict.fromkeys((dtype, *MODEL_DTYPES)):
         yield MlpMix(same, same)
     if mentioned.numbers:
         yield MlpMix(torch.float32, torch.float32, other_numbers=True)

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.npu import first_order
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _TOP_K = 512
 _SLOTS = (1 << 24) - 1
 """What the number of indices must stay below, and each of them."""
@@ -52,7 +52,7 @@ class Route(NamedTuple):
 
 def takes(index: Tensor, weights: Tensor) -> bool:
     """Whether the permutation is documented for this routing."""
-    return weights.dtype in _DTYPES and 0 < index.shape[1] <= _TOP_K and 0 < index.numel() < _SLOTS
+    return have_model_dtypes(weights) and 0 < index.shape[1] <= _TOP_K and 0 < index.numel() < _SLOTS
 
 
 def dispatch(x: Tensor, index: Tensor, experts: int) -> tuple[Tensor, Route]:

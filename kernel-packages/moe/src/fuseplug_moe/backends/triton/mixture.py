@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fuseplug.fallback import by_reference
+from fuseplug_backends.dtypes import MODEL_DTYPES, have_model_dtypes
 from fuseplug_backends.functional import computed_by
 from fuseplug_backends.triton import FORMULAS, differentiated_again, offsets_fit, recording, transparent, vjp
 
@@ -25,7 +26,6 @@ from .steps import by_matrix, of_busy
 from .weight_gradient import bias_gradient, weight_gradient
 
 _T = TypeVar("_T")
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -48,9 +48,8 @@ def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool
     matrices = _tensors_of(experts)
     biases = [bias for bias in (experts.gate_up_bias, experts.down_bias) if bias is not None]
     return (
-        x.dtype in _DTYPES
-        and weights.dtype in _DTYPES
-        and experts.dtype in _DTYPES
+        have_model_dtypes(x, weights)
+        and experts.dtype in MODEL_DTYPES
         and all(tensor.dtype == experts.dtype for tensor in (*matrices, *biases))
         and all(matrix.is_contiguous() for matrix in matrices if matrix.dim() == 2 or experts.up is not None)
         and (experts.up is None or isinstance(experts.up, Tensor) == isinstance(experts.gate_up, Tensor))

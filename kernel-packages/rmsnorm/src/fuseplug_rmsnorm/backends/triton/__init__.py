@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from fuseplug.fallback import by_reference
+from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.functional import computed_by
 from fuseplug_backends.triton import differentiated_again, recording, transparent, vjp
 
 from ... import reference
 from ...reference import Norming
 from .launches import WIDEST, backward, forward
-
-_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 _MOST_GROUPS = (1 << 16) - 1
 """CUDA's limit on the second axis of a grid."""
@@ -74,7 +73,7 @@ def _serves(width: int, x: Tensor, *others: Tensor | None) -> bool:
         width <= WIDEST
         and x.shape[-1] <= width * _MOST_GROUPS
         and x.numel() > 0
-        and all(t is None or t.dtype in _DTYPES for t in (x, *others))
+        and have_model_dtypes(x, *others)
         and transparent(x, *others)
     )
 

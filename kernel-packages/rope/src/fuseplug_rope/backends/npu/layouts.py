@@ -13,10 +13,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fuseplug_backends.dtypes import have_model_dtypes
+
 Mode = Literal["half", "interleave"]
 
 # From here on what that page says of Atlas A2 and A3.
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _WIDTHS = range(2, 896, 2)
 _EXTENTS = 1000  # of batch and of heads each, or, interleaved, of their product: less than that
 # Tables lack the dimensions of "1" and have those of "v"; those missing before them have size 1.
@@ -79,7 +80,7 @@ def find_layout(x: Tensor, cos: Tensor, sin: Tensor, width: int, mode: Mode) -> 
         ``None`` if there is none: for dtypes, widths and sizes beyond the documented ones, for empty tensors, of which
         nothing is documented, and for tables that would enlarge the result.
     """
-    if not (x.numel() and x.dtype in _DTYPES and cos.dtype in _DTYPES and sin.dtype in _DTYPES and width in _WIDTHS):
+    if not (x.numel() and have_model_dtypes(x, cos, sin) and width in _WIDTHS):
         return None
     if cos.shape != sin.shape or cos.dim() > x.dim():
         return None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fuseplug.fallback import by_reference
+from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.functional import computed_by
 from fuseplug_backends.triton import differentiated_again, offsets_fit, recording, transparent, vjp
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...reference import Variant
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -118,7 +117,7 @@ def _is_served(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tens
     dims = shared_dims if torch.compiler.is_compiling() else _remembered
     return (
         transparent(q, k, cos, sin)
-        and (q.dtype in _DTYPES and cos.dtype in _DTYPES and sin.dtype in _DTYPES and (k is None or k.dtype in _DTYPES))
+        and have_model_dtypes(q, k, cos, sin)
         and (how.table == "half" or cos.shape[-1] % 2 == 0)
         and (offsets_fit(cos, 1) and offsets_fit(sin, 1))
         and bool(dims(q.shape, q.shape if k is None else k.shape, cos.shape, sin.shape))

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.activations import ACTIVATIONS
+from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.functional import computed_by
 from fuseplug_backends.triton import FORMULAS, differentiated_again, offsets_fit, recording, transparent, vjp
 
 from ... import reference
 from ...reference import Gating
 from .launches import gated, gated_backward
-
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
@@ -44,8 +43,7 @@ swiglu = computed_by(compute, reference.swiglu)
 
 
 def _serves(gate: Tensor, up: Tensor | None) -> bool:
-    dtypes = gate.dtype in _DTYPES and (up is None or up.dtype in _DTYPES)
-    return dtypes and gate.dim() > 0 and offsets_fit(gate, 1) and transparent(gate, up)
+    return have_model_dtypes(gate, up) and gate.dim() > 0 and offsets_fit(gate, 1) and transparent(gate, up)
 
 
 class _Gated(torch.autograd.Function):

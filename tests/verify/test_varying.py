@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fuseplug import Example
+from fuseplug_verify import Example
 from fuseplug_verify.verification.varying import variations
 
 Q, K, COS, INDEX, ROWS = (2, 3, 5, 8), (2, 2, 5, 8), (2, 5, 8), (6, 2), (2, 3, 8)

@@ -1,4 +1,4 @@
-"""What importing a kernel does, seen in a Python of its own: ``python -m fuseplug.importing.fresh_python …``.
+"""What importing a kernel does, seen in a Python of its own: ``python -m fuseplug_testing.importing.fresh_python …``.
 
 What was done and must not be is written as JSON to the file *report*. What is imported may print, hang, end the process
 or leave it in another state: all of that stays in there, and is seen.
@@ -17,11 +17,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .effects import Names, changed, heavy_since, imports_heavy, prints, starts_thread, writes_variable
+from fuseplug.import_cost import heavy_since, imports_heavy
+
+from .said import Names, changed, prints, starts_thread, writes_variable
 from .settings import of_python, of_torch
 
 LONGEST = 10.0
@@ -73,8 +75,8 @@ def settings_changed_by(module: str) -> list[str]:
     import_dynamo()
     before, names = of_python() | of_torch(torch), Names(torch)
     importlib.import_module(module)
-    replaced = [effect.what for effect in names.undo(module)]
-    return [*changed(module, before, of_python() | of_torch(torch)).values(), *replaced]
+    changes = changed(module, before, of_python() | of_torch(torch)).values()
+    return [*changes, *names.replaced(module)]
 
 
 def ask(module: str, functions: list[str], *, before_torch: str = "") -> list[str]:
@@ -88,14 +90,6 @@ def ask(module: str, functions: list[str], *, before_torch: str = "") -> list[st
     if any(f"importing {module} imports torch" in what for what in said):
         said += _in_a_fresh_python(module, [], "--torch-first", *options)
     return said
-
-
-def ends_all(said: Sequence[str]) -> str:
-    """What of *said* no process outlives that imports the module: it would wait for ever, or end."""
-    return next((what for what in said if _NEVER_BACK.search(what)), "")
-
-
-_NEVER_BACK = re.compile("takes longer than|ends the process|does not end within")
 
 
 def _call(function: str) -> None:
@@ -154,7 +148,15 @@ def _in_a_fresh_python(module: str, functions: list[str], *options: str) -> list
     options = (*options, f"--longest={LONGEST}")
     with tempfile.TemporaryDirectory() as folder:
         report, output = Path(folder, "report"), Path(folder, "output")
-        command = [sys.executable, "-m", "fuseplug.importing.fresh_python", *options, str(report), module, *functions]
+        command = [
+            sys.executable,
+            "-m",
+            "fuseplug_testing.importing.fresh_python",
+            *options,
+            str(report),
+            module,
+            *functions,
+        ]
         with output.open("w+b") as written:
             try:
                 code = subprocess.run(  # noqa: S603 - this very interpreter

@@ -1,1 +1,0 @@
-"""What importing a kernel does to a process besides giving the kernel."""

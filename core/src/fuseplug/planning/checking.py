@@ -1,0 +1,150 @@
+"""Whether a kernel computes what a module computes, as far as a plan asks: found out once, and kept."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
+
+import torch
+
+from fuseplug_verify import Conditions, Refusal, Semantics, Subject, Verifier, said_by
+
+from ..candidates import candidate_of, rejection_of
+from ..contract import Compute, Proposal, Rejection
+from ..discovery import KernelRecord
+from ..fallback import declining_small
+from ..gains import EVERY_SIZE, Gains, gains_of
+from ..hookspecs import BaseKernel, resolve
+from ..kept import Kept, folder
+from ..report import CheckStatus
+from ..walking import Place
+from .rules import Rules, kernel_of
+
+
+class Verdict(NamedTuple):
+    """What was found out of one kernel for one target."""
+
+    semantics: Semantics
+    conditions: Conditions
+    check: CheckStatus
+
+
+class Checker:
+    """Asks verification, and remembers for one plan.
+
+    Args:
+        rules: What is asked of kernels.
+
+    Attributes:
+        rehearsing: The `BaseKernel.rehearsal` whose kernels are called instead of checked; others are believed.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        kept = Kept("checks", folder())
+        self.rehearsing: AbstractSet[str] = frozenset()
+        self._rules = rules
+        self._unavailable: dict[tuple[str, str], str | None] = {}
+        self._verifier = Verifier(
+            kept if kept and rules.check != "always" else None,
+            gradients=rules.gradients,
+            exact=rules.exact,
+            around=functools.partial(declining_small, not rules.every_size),
+        )
+
+    @property
+    def compile_seconds(self) -> float:
+        """How long kernels took to compile."""
+        return self._verifier.compile_seconds
+
+    def key(self, semantics: Semantics, device: torch.device) -> Callable[[], str]:
+        """Gives the hash of all that the calls of a kernel depend on."""
+        return functools.partial(self._verifier.key, semantics, device)
+
+    def verify(self, place: Place, record: KernelRecord, proposal: Proposal, subject: Subject) -> Verdict | Rejection:
+        """Whether the kernel of *record* computes at *place* what *subject* does, as *proposal* says; or why not."""
+        kernel = kernel_of(record)
+        if place.device is not None and (why := self._lacks(record, place.device_type)):
+            return Rejection(why, kind="unavailable")
+        candidate = candidate_of(kernel, proposal, every_size=self._rules.every_size)
+        if isinstance(candidate, Rejection):
+            return candidate
+        semantics = self._verifier.examine(subject, candidate)
+        if isinstance(semantics, Refusal):
+            return rejection_of(semantics)
+        if why := kernel.refuses(semantics.adapter):
+            return Rejection(f"it computes {semantics.adapter.variant}: {why}")
+        if not _runs_elsewhere(record) and (why := _load_failure(kernel)):
+            return Rejection(why, kind="error")
+        if place.device is None and self._rules.exact:
+            return Rejection(
+                f'whether it rounds as the original is found out on {place.device_type}: plan with rounding="exact" '
+                "once the model is there",
+                kind="unavailable",
+            )
+        if place.device is None:
+            return Verdict(semantics, Conditions(semantics.accepts.dtypes), "pending")
+        checked = self._checked(record, semantics, subject, place.device)
+        return checked if isinstance(checked, Rejection) else Verdict(semantics, *checked)
+
+    def gains(self, record: KernelRecord, semantics: Semantics, place: Place, proposal: Proposal) -> Gains | Rejection:
+        """In which sizes the kernel of *record* is used at *place*; or what is wrong with what it says."""
+        if self._rules.every_size:
+            return EVERY_SIZE
+        try:
+            return gains_of(kernel_of(record), semantics.adapter, place.device_type, proposal.work)
+        except Exception as error:  # noqa: BLE001 - a third party's method may raise anything
+            return Rejection(f"{said_by(error)} (gains_from, gains_until)", kind="error")
+
+    def _checked(
+        self, record: KernelRecord, semantics: Semantics, subject: Subject, device: torch.device
+    ) -> tuple[Conditions, CheckStatus] | Rejection:
+        """What the kernel of *record* was found to compute on *device*, as far as that is asked."""
+        kernel = kernel_of(record)
+        if not self._rules.check:
+            return Conditions(semantics.accepts.dtypes), "skipped"
+        if why := _load_failure(kernel):
+            return Rejection(why, kind="error")
+        question = (semantics, subject, kernel.load(), device)
+        if self.rehearsing:
+            if kernel.rehearsal.get(device.type) in self.rehearsing:
+                self._verifier.rehearse(*question)
+            return Conditions(semantics.accepts.dtypes), "pending"
+        ran = self._verifier.check(*question)
+        return rejection_of(ran) if isinstance(ran, Refusal) else (ran, "passed before" if ran.before else "passed")
+
+    def _lacks(self, record: KernelRecord, device_type: str) -> str | None:
+        key = (record.kernel_id, device_type)
+        if key not in self._unavailable:
+            self._unavailable[key] = kernel_of(record).lacks(device_type)
+        return self._unavailable[key]
+
+
+def _runs_elsewhere(record: KernelRecord) -> bool:
+    """Whether what *record* needs is not installed here, where its function may not even be importable."""
+    return bool(record.requires)
+
+
+def compute_of(record: KernelRecord) -> Compute:
+    """The function of the kernel of *record*; if it may not be importable here, one that imports it when called."""
+    kernel = kernel_of(record)
+    return _loaded_when_called(kernel.function) if _runs_elsewhere(record) else kernel.load()
+
+
+@functools.lru_cache(maxsize=256)
+def _loaded_when_called(function: str) -> Compute:
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        return resolve(function)(*args, **kwargs)
+
+    return compute
+
+
+def _load_failure(kernel: BaseKernel) -> str:
+    try:
+        kernel.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a third party's module may raise anything, or exit
+        return f"{type(error).__name__} while loading {kernel.function}: {error}"
+    return ""

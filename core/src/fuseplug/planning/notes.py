@@ -1,0 +1,115 @@
+"""What a user should know of a plan beyond the answers for each site."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+import torch
+from torch import nn
+
+from fuseplug_verify import attributes_of, class_name
+
+from ..discovery import KernelRecord
+from ..measurer import Measurer
+from ..patching import computes_past
+from .deciding import Decision
+from .rules import Rules
+
+
+def notes_on(model: nn.Module, decisions: Sequence[Decision], rules: Rules, consents: AbstractSet[str]) -> list[str]:
+    """The notes on what was decided for *model*, where kernels asked for *consents*."""
+    return [
+        *_notes(model, decisions, rules.installed),
+        *_passed_by(decisions),
+        *_unmeasured(rules.measurer, decisions),
+        *_cost_of_rounding(rules, decisions),
+        *_untraced(rules, decisions),
+        *_unasked(rules.allow, consents),
+    ]
+
+
+def _notes(model: nn.Module, decisions: Sequence[Decision], records: Sequence[KernelRecord]) -> list[str]:
+    """What the machine lacks, what is to be called again, and what may take kernels off."""
+    notes = []
+    entries = [decision.entry for decision in decisions]
+    used = {entry.kernel_id for entry in entries}
+    if lacking := sorted(
+        {f'"{record.requires}"' for record in records if record.requires and record.kernel_id in used}
+    ):
+        notes.append(f"the machine that this is planned for needs: pip install {' '.join(lacking)}")
+    if any(entry.check == "pending" for entry in entries):
+        notes.append("kernel check pending: call apply_all again once the model is on its device")
+    if attributes_of(model).get("_use_kernels") is True:
+        notes.append(
+            "this model has use_kernels=True: transformers sets forwards again on train() and eval(), which takes "
+            "kernels off; call apply_all after, or set model.use_kernels = False"
+        )
+    return notes
+
+
+def _passed_by(decisions: Sequence[Decision]) -> list[str]:
+    """A note on each kernel whose module somebody computes past, as a trainer's own head does."""
+    notes = []
+    for decision in decisions:
+        arounds = [patch for patch in decision.patches if patch.target.around]
+        for patch in decision.patches:
+            for around in arounds if patch not in arounds else ():
+                module, path = around.module_ref(), patch.path
+                if module is not None and (who := computes_past(module, around.target.method, path)):
+                    notes.append(
+                        f"{who} is the {around.target.method} of {class_name(module)}, and reads the weight of {path} "
+                        f"itself: calls that it computes so go past {patch.kernel_id}, which then does nothing"
+                    )
+    return notes
+
+
+def _unmeasured(measurer: Measurer | None, decisions: Sequence[Decision]) -> list[str]:
+    """A note on each kernel that had to be used as it declares, though its user wanted it measured."""
+    if measurer is None:
+        return []
+    patches = [patch for decision in decisions for patch in decision.patches if patch.target.around]
+    around = dict.fromkeys(patch.kernel_id for patch in patches)
+    return [
+        *measurer.notes(),
+        *(
+            f"not measured: {kernel_id}, because it serves some calls of the whole model only, and is nothing by "
+            "itself; it is used from the size that it declares"
+            for kernel_id in around
+        ),
+    ]
+
+
+def _cost_of_rounding(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
+    """Where kernels must be the originals bit for bit, a note on what that left unfused."""
+    if not rules.exact:
+        return []
+    entries = [decision.entry for decision in decisions]
+    cost = sum(not e.fused and any(why.kind == "rounding" for _, why in e.rejections) for e in entries)
+    kept = sum(entry.fused for entry in entries)
+    return [
+        (
+            f'rounding="exact": {cost} targets are left alone because their kernels round otherwise; {kept} are fused, '
+            "by kernels that were the originals bit for bit in all sizes tried"
+        )
+    ]
+
+
+def _untraced(rules: Rules, decisions: Sequence[Decision]) -> list[str]:
+    """Where ``torch.compile`` would lose the gradients of kernels, a note that it gets the originals."""
+    used = {decision.entry.kernel_id for decision in decisions}
+    traced = {r.kernel_id for r in rules.records if r.kernel and r.kernel.when_traced == "kernel"}
+    if not rules.loses_gradients_when_traced or not used & traced:
+        return []
+    return [
+        (
+            f"calls that torch.compile traces are the originals': torch {torch.__version__} may compile a kernel's "
+            "function without its gradient (https://github.com/pytorch/pytorch/issues/180642); other releases do not"
+        )
+    ]
+
+
+def _unasked(allow: Sequence[str], consents: AbstractSet[str]) -> list[str]:
+    """A note on each consent that no kernel asked for."""
+    others = f"; asked for: {', '.join(sorted(consents))}" if consents else ""
+    return [f"allow={word!r}: no kernel asked for that{others}" for word in allow if word not in consents]

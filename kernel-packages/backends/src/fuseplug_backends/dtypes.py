@@ -1,0 +1,16 @@
+"""The dtypes in which models are run, which are those that kernels are written for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["MODEL_DTYPES", "have_model_dtypes"]
+
+MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+"""The dtypes in which models are run; in float64 they are only verified."""
+
+
+def have_model_dtypes(*tensors: Tensor | None) -> bool:
+    """Whether the dtype of each of *tensors* is one of `MODEL_DTYPES`; ``None`` is passed over."""
+    return all(tensor is None or tensor.dtype in MODEL_DTYPES for tensor in tensors)

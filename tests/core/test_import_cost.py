@@ -1,0 +1,53 @@
+"""What the import of a plug-in costs is recorded and said: it is slow, or imports what takes seconds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fuseplug.discovery import discover
+
+KERNEL = """
+from fuseplug import BaseKernel
+
+class Kernel(BaseKernel):
+    kernel_id = "costly"
+    op = function = reference = "a:b"
+
+    def match(self, site):
+        return None
+"""
+
+
+def costly():
+    (record,) = (record for record in discover({}) if record.distribution == "x-costly")
+    return record
+
+
+@pytest.mark.parametrize(("ending", "state"), [("", "ready"), ("1 / 0", "broken")])
+def test_a_slow_import_is_recorded_however_it_ends(package, ending, state):
+    package("x-costly", "costly", source=f"{KERNEL}import time; time.sleep(0.6)\n{ending}")
+    record = costly()
+    assert record.state == state
+    (cost,) = record.import_costs
+    assert cost.startswith("importing x_costly takes ")
+    assert cost.endswith(" s: do nothing on import")
+
+
+def test_a_quick_import_costs_nothing(package, monkeypatch):
+    monkeypatch.setattr("fuseplug.import_cost.SLOW", 60.0)  # on a busy machine
+    package("x-costly", "costly", source=KERNEL)
+    assert costly().import_costs == ()
+
+
+def test_an_import_of_torch_is_said_by_list_and_does_not_keep_the_kernel_out(package, fresh_python):
+    package("x-costly", "costly", source=f"{KERNEL}import torch")
+    done = fresh_python("-m", "fuseplug", "list", FUSEPLUG_ALLOW="x-costly", COLUMNS="200")
+    said = [line.strip() for line in done.stdout.splitlines()]
+    assert "x-costly:costly is slow to import" in said
+    assert "importing x_costly imports torch: import it in match() or later" in said
+    done = fresh_python("-m", "fuseplug", "list", "--json", FUSEPLUG_ALLOW="x-costly")
+    (record,) = (record for record in json.loads(done.stdout) if record["id"] == "costly")
+    assert record["state"] == "ready"
+    assert "importing x_costly imports torch: import it in match() or later" in record["import_costs"]
