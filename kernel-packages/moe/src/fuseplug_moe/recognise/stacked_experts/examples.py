@@ -19,10 +19,8 @@ _KINKED = ("relu", OWN)
 """Gates with a jump in their derivative, or that may have one: on which side of it a number is, rounding must not
 decide."""
 
-
 _FAR = 100.0
 """A limit that no example reaches."""
-
 
 _CONSTANT = 4.0
 
