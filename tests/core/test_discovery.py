@@ -10,7 +10,8 @@ import pytest
 from torch import nn
 
 from fuseplug import BaseKernel, DiscoveryError, KernelManager, RejectedError
-from fuseplug.discovery import KernelRecord, discover, elsewhere
+from fuseplug.discovery import discover, elsewhere
+from fuseplug.records import KernelRecord
 
 SOURCE = """
 from fuseplug import BaseKernel

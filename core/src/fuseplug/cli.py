@@ -11,11 +11,11 @@ import importlib_metadata
 import typer
 
 from .commands import Commands, kernels_of
-from .discovery import KernelRecord
 from .errors import FuseplugError
 from .kernel_manager import KernelManager
 from .options import Allow, AsJson, Exclude, Include, Only, Skip, TrustRemoteCode
 from .plain_text import one_line, some_lines
+from .records import KernelRecord
 from .tables import console, empty_table, print_json, print_table, state_text
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from .errors import FuseplugError
 from .plain_text import some_lines
 
 if TYPE_CHECKING:
-    from .discovery import KernelRecord
     from .kernel_manager import KernelManager
+    from .records import KernelRecord
 
 GROUP = "fuseplug.commands"
 TOOLS = "fuseplug-tools"

@@ -11,11 +11,12 @@ import pluggy
 from .applications import Applications
 from .configuration import SETTINGS, environment, named
 from .contract import Mode
-from .discovery import KernelRecord, chosen, discover, elsewhere, load_class
+from .discovery import chosen, discover, elsewhere, load_class
 from .errors import DiscoveryError, PlanError
 from .hookspecs import PROJECT, BaseKernel
 from .ownership import REGISTERED
 from .plugins import plugged_in
+from .records import KernelRecord
 from .selecting import named_by, names_in, select
 
 if TYPE_CHECKING:

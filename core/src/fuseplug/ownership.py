@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .configuration import SETTINGS
+from .records import KernelRecord
+
 REGISTERED = "(registered)"
 """What a kernel's record names as its distribution if the kernel was registered in this process."""
 
@@ -29,3 +32,20 @@ def normal(distribution: str) -> str:
 
 def _begins_with(kernel_id: str, distribution: str) -> bool:
     return f"{normal(kernel_id)}-".startswith(f"{distribution.removeprefix('fuseplug-')}-")
+
+
+def in_conflict(record: KernelRecord, claimants: Sequence[str]) -> str:
+    """Why *record* is not in force, given the distributions that have its id and may be used; ``""`` if it is."""
+    holder = owner(record.kernel_id, claimants)
+    if claimants.count(holder or "") > 1:
+        holder = None
+    if len(claimants) < 2 or holder == record.distribution:
+        return ""
+    if (times := claimants.count(record.distribution)) > 1:
+        return f"{record.name} is declared {times} times by its own distribution, which has to be mended"
+    names = sorted({f"{name}:{record.kernel_id}" for name in claimants})
+    others = ",".join(f"-{name}" for name in names if name != record.name)
+    choose = f"choose this one with {SETTINGS['kernels'].variable}={others}, or ask for it as {record.name}"
+    if holder is None:
+        return f"claimed by {' and '.join(names)}; uninstall all but one, or {choose}"
+    return f"the id is that of {holder}, which stays in force; uninstall {record.distribution}, or {choose}"

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pluggy
 
-from .discovery import KernelRecord
 from .hookspecs import PROJECT, BaseKernel
+from .records import KernelRecord
 
 
 def plugged_in(records: Iterable[KernelRecord]) -> tuple[list[KernelRecord], pluggy.PluginManager]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
+from .configuration import SETTINGS, named
 from .contract import Mode
-from .discovery import KernelRecord
 from .errors import DiscoveryError
+from .ownership import normal
+from .records import KernelRecord
+
+KERNELS_VARIABLE = SETTINGS["kernels"].variable
+ALLOW_VARIABLE = SETTINGS["allow"].variable
 
 
 def names_in(value: str | Sequence[str]) -> tuple[str, ...]:
@@ -52,3 +58,43 @@ def _unknown(word: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.4)
     others = f"nearest installed: {', '.join(near)}" if near else f"installed: {', '.join(known)}"
     return f"no kernel or op {word!r} is installed; {others} (see `fuseplug list`)"
+
+
+def allowed(environ: Mapping[str, str]) -> set[str] | None:
+    """The distributions that ``FUSEPLUG_ALLOW`` names; ``None`` if it is not set, which allows all."""
+    value = environ.get(ALLOW_VARIABLE)
+    return None if value is None else {normal(name) for name in _split(value)}
+
+
+def _split(value: str) -> list[str]:
+    return [word for word in re.split(r"[,\s]+", value) if word]
+
+
+class Selection:
+    """``FUSEPLUG_KERNELS``: ids to use, ``-id`` to leave out, ``none`` for nothing; ids may say ``distribution:id``."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.said_by, value = named(environ, KERNELS_VARIABLE), environ.get(KERNELS_VARIABLE)
+        words = _split(value or "")
+        self.nothing = words == ["none"] or (value is not None and not words)
+        self.wanted = [word for word in words if not word.startswith("-") and word != "none"]
+        self.unwanted = [word[1:] for word in words if word.startswith("-")]
+
+    def refuses(self, record: KernelRecord) -> str:
+        """Why *record* is not to be used; ``""`` if it is."""
+        if self.nothing:
+            return f"{self.said_by} turns every kernel off"
+        if self._names(record, self.unwanted):
+            return f"{self.said_by} leaves it out"
+        if self.wanted and not self._names(record, self.wanted):
+            return f"{self.said_by} names others only"
+        return ""
+
+    def unmatched(self, records: Iterable[KernelRecord]) -> list[str]:
+        """The words that stand for none of *records*."""
+        seen = list(records)
+        return [word for word in self.wanted + self.unwanted if not any(self._names(r, [word]) for r in seen)]
+
+    @staticmethod
+    def _names(record: KernelRecord, words: list[str]) -> bool:
+        return record.kernel_id in words or record.name in words

@@ -1,0 +1,66 @@
+"""What is known of one kernel: where it comes from, and whether it can be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .hookspecs import BaseKernel
+
+State = Literal["ready", "off", "not allowed", "not installed", "missing", "broken", "conflict"]
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """One kernel that is installed, registered, or asked for by the environment, and what came of it.
+
+    Attributes:
+        kernel_id: Its id: the name of its entry point.
+        distribution: Who it comes from; ``"(registered)"`` for a kernel registered in this process.
+        version: The distribution's version, if it has one.
+        value: What the entry point names.
+        state: ``"ready"``; ``"off"`` (by ``FUSEPLUG_KERNELS``); ``"not allowed"`` (by ``FUSEPLUG_ALLOW``);
+            ``"not installed"`` (the extra that it needs); ``"missing"`` (a requirement of the distribution itself);
+            ``"broken"`` (it could not be loaded); ``"conflict"`` (another distribution claims its id, and has it, or
+            nobody can tell whose it is).
+        reason: Why it is not ready, and what to do; ``""`` if it is.
+        requires: Of one that is ready on another machine only: what has to be installed there.
+        kernel: The kernel, if it was loaded.
+        traceback: What Python said when it could not be.
+        import_costs: What its import costs everybody, ``fuseplug list`` too: a heavy library, or time.
+    """
+
+    kernel_id: str
+    distribution: str
+    version: str = ""
+    value: str = ""
+    state: State = "ready"
+    reason: str = ""
+    requires: str = ""
+    kernel: BaseKernel | None = None
+    traceback: str = ""
+    import_costs: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name that is unique even where two distributions claim one id."""
+        return f"{self.distribution}:{self.kernel_id}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data: what ``fuseplug list --json`` prints."""
+        kernel = self.kernel
+        return {
+            "id": self.kernel_id,
+            "distribution": self.distribution,
+            "version": self.version,
+            "entry_point": self.value,
+            "state": self.state,
+            "reason": self.reason,
+            "api": kernel.api if kernel else None,
+            "op": kernel.op if kernel else None,
+            "device_types": list(kernel.device_types) if kernel else None,
+            "differentiable": kernel.differentiable if kernel else None,
+            "priority": kernel.priority if kernel else None,
+            "traceback": self.traceback,
+            "import_costs": list(self.import_costs),
+        }
