@@ -9,7 +9,7 @@ from fuseplug import KernelManager
 from fuseplug_backends.activations import ACTIVATIONS, Activation
 from fuseplug_moe import reference as moe
 from fuseplug_moe.backends.inductor import moe as fused_moe
-from fuseplug_moe.specimens import StackedExperts
+from fuseplug_moe.specimens.stacked_experts import StackedExperts
 from fuseplug_swiglu import reference as swiglu
 from fuseplug_swiglu.backends import inductor, npu
 from fuseplug_swiglu.specimens.mlps import HIDDEN, Separate

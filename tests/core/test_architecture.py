@@ -74,7 +74,6 @@ LAYERS = (
     {"__init__", "__main__"},
     {"porting"},
     {"interface"},
-    {"testing"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 VENDORS = {"transformers", "triton", "torch_npu"}
@@ -423,16 +422,6 @@ def test_what_is_of_use_by_itself_needs_nothing_of_ours(source):
         module.partition(".")[0] for path in source.rglob("*.py") for module, _, _ in imports(path, source, types=True)
     }
     assert {name for name in found if name.startswith("fuseplug")} == {own}
-
-
-@pytest.mark.parametrize("old", ["fuseplug.testing", "fuseplug.testing.npu", "fuseplug.testing.triton"])
-def test_where_the_kit_was_is_said_where_it_is(fresh_python, old):
-    done = fresh_python(f"import {old}")
-    assert done.returncode == 1
-    said = done.stderr.splitlines()[-1]
-    assert said.startswith("ImportError: fuseplug.testing")
-    assert "pip install fuseplug-testing" in said
-    assert "pip install fuseplug-host-npu" in said
 
 
 class TestPublicNames:

@@ -11,8 +11,8 @@ from support.thorough import quick_if
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug import KernelManager
-from fuseplug_moe import specimens
 from fuseplug_moe.kernels import InductorMoEKernel
+from fuseplug_moe.specimens import listed_blocks, stacked_experts
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -84,7 +84,7 @@ def filled(module):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_experts_in_a_list_are_multiplied_in_the_dtype_of_autocast(manager, dtype):
-    block = filled(specimens.SparseBlock(4, 16, 24, 2))
+    block = filled(listed_blocks.SparseBlock(4, 16, 24, 2))
     x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
     exact = outcome(block, x)
     with torch.autocast("cpu", dtype):
@@ -100,7 +100,7 @@ def test_experts_in_a_list_are_multiplied_in_the_dtype_of_autocast(manager, dtyp
 
 @pytest.mark.parametrize("routing", HALVES, ids=str)
 def test_gradients_have_the_dtypes_of_what_they_are_of(manager, routing):
-    experts = filled(specimens.StackedExperts(4, 16, 24))
+    experts = filled(stacked_experts.StackedExperts(4, 16, 24))
     index = torch.rand(9, 4, generator=torch.Generator().manual_seed(1)).topk(2)[1]
     arguments = torch.randn(9, 16), index, torch.rand(9, 2).to(routing)
     plain = outcome(copy.deepcopy(experts), *arguments)
@@ -125,7 +125,7 @@ class TestSurroundings:
         assert counted(applied) == (2 * number_fused(applied), 0)
 
     def test_it_may_be_off_around_the_experts_alone(self, manager):
-        experts = filled(specimens.StackedExperts(4, 16, 24))
+        experts = filled(stacked_experts.StackedExperts(4, 16, 24))
         applied = manager.apply_all(experts)
         index = torch.rand(9, 4).topk(2)[1]
         with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
@@ -161,7 +161,7 @@ class TestSurroundings:
         assert_close(fused, unfused, exact)
 
     def test_a_list_of_experts_may_be_run_again_too(self, manager):
-        block = filled(specimens.SparseBlock(4, 16, 24, 2))
+        block = filled(listed_blocks.SparseBlock(4, 16, 24, 2))
         x = torch.randn(2, 8, 16).requires_grad_()
         applied = manager.apply_all(block)
         with torch.autocast("cpu", torch.bfloat16):
@@ -180,7 +180,7 @@ class TestSurroundings:
 
 
 def test_the_reason_names_the_dtype_that_came_and_what_was_checked(manager):
-    experts = filled(specimens.StackedExperts(4, 16, 24).bfloat16())
+    experts = filled(stacked_experts.StackedExperts(4, 16, 24).bfloat16())
     applied = manager.apply_all(experts)
     arguments = torch.randn(9, 16).bfloat16(), torch.rand(9, 4).topk(2)[1], torch.rand(9, 2).half()
     (why,) = applied.try_(*arguments)[0].reasons

@@ -19,6 +19,7 @@ from fuseplug_moe.kernels import InductorMoEKernel
 from fuseplug_moe.recognise import example_rows as rows
 from fuseplug_moe.recognise.small_copies import SmallCopies
 from fuseplug_moe.recognise.structure import match
+from fuseplug_moe.specimens import flat_weights, listed_blocks, routed_blocks, stacked_experts
 
 MADE = specimens.specimens()
 
@@ -68,7 +69,7 @@ def test_every_specimen_is_fused(manager, number):
 
 
 def test_the_way_of_one_token_is_checked_too(manager, monkeypatch):
-    module = filled(specimens.StackedExperts(4, 12, 7))
+    module = filled(stacked_experts.StackedExperts(4, 12, 7))
     (entry,) = manager.plan(module).report.entries
     assert entry.fused
     assert entry.gains_until == {} or set(entry.gains_until.values()) == {12}
@@ -81,7 +82,7 @@ def test_the_way_of_one_token_is_checked_too(manager, monkeypatch):
 # --- what looks alike and is not
 
 
-class SecondHalfGate(specimens.StackedExperts):
+class SecondHalfGate(stacked_experts.StackedExperts):
     def _apply_gate(self, gate_up):
         up, gate = gate_up.chunk(2, dim=-1)
         return functional.silu(gate) * up
@@ -91,28 +92,28 @@ class SecondHalfGate(specimens.StackedExperts):
         return self.project_back(functional.silu(gate) * up, expert)
 
 
-class Unweighted(specimens.StackedExperts):
+class Unweighted(stacked_experts.StackedExperts):
     def forward(self, hidden_states, top_k_index, top_k_weights):
         return super().forward(hidden_states, top_k_index, torch.ones_like(top_k_weights))
 
 
-class WeightsFirst(specimens.StackedExperts):
+class WeightsFirst(stacked_experts.StackedExperts):
     def expert(self, x, expert):
         return self.project_back(self._apply_gate(2.0 * self.project(x, expert)), expert)
 
 
-class Residual(specimens.StackedExperts):
+class Residual(stacked_experts.StackedExperts):
     def forward(self, hidden_states, top_k_index, top_k_weights):
         return hidden_states + super().forward(hidden_states, top_k_index, top_k_weights)
 
 
-class WeighedByProbability(specimens.SparseBlock):
+class WeighedByProbability(listed_blocks.SparseBlock):
     def forward(self, hidden_states):
         y, logits = super().forward(hidden_states)
         return y * logits.softmax(-1).amax(-1).view(*y.shape[:-1], 1), logits
 
 
-class SigmoidRouted(specimens.SparseBlock):
+class SigmoidRouted(listed_blocks.SparseBlock):
     def forward(self, hidden_states):
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
         logits = self.gate(x)
@@ -142,7 +143,7 @@ def test_what_is_built_like_one_and_behaves_otherwise_is_left_alone(manager, mod
 
 @pytest.mark.parametrize(("renormalise", "variant"), [(True, "silu norm_topk_prob"), (False, "silu norm_topk_prob")])
 def test_whether_weights_are_renormalised_is_read_at_each_call(manager, renormalise, variant):
-    module = filled(specimens.SparseBlock(4, 12, 7, 2, renormalise=renormalise))
+    module = filled(listed_blocks.SparseBlock(4, 12, 7, 2, renormalise=renormalise))
     x = torch.randn(2, 6, 12)
     with manager.apply_all(module, verify=False) as applied:
         assert [entry.variant for entry in applied.report.fused] == [variant]
@@ -155,19 +156,19 @@ def test_whether_weights_are_renormalised_is_read_at_each_call(manager, renormal
 
 
 def test_shapes_that_disagree_are_named(manager):
-    module = specimens.StackedExperts(4, 12, 7)
+    module = stacked_experts.StackedExperts(4, 12, 7)
     module.down_proj = nn.Parameter(torch.zeros(4, 12, 8))
     assert "disagree: gate_up_proj is [4, 14, 12], down_proj is [4, 12, 8]" in why_not(manager, module)
 
 
 def test_a_number_of_experts_that_is_not_held_is_named(manager):
-    module = specimens.StackedExperts(4, 12, 7)
+    module = stacked_experts.StackedExperts(4, 12, 7)
     module.num_experts = 8
     assert "says num_experts=8 and gate_up_proj holds 4 experts" in why_not(manager, module)
 
 
 def test_experts_that_are_shared_out_over_ranks_are_fused_with_those_of_this_rank(manager):
-    module = filled(specimens.StackedExperts(4, 12, 7))
+    module = filled(stacked_experts.StackedExperts(4, 12, 7))
     # As transformers leaves it: a DTensor holds all, and in the forward the module holds its own.
     module._is_expert_parallel, module.num_experts = True, 2
     assert manager.apply_all(module, verify=False).report.fused
@@ -180,14 +181,14 @@ def test_experts_that_are_shared_out_over_ranks_are_fused_with_those_of_this_ran
 
 
 def test_weights_that_are_no_floats_are_named():
-    module = specimens.StackedExperts(4, 12, 7).double()
+    module = stacked_experts.StackedExperts(4, 12, 7).double()
     found = match(site(module))
     assert isinstance(found, Rejection)
     assert "torch.float64" in found.reason
 
 
 def test_a_parameter_that_is_not_understood_is_named():
-    module = specimens.StackedExperts(4, 12, 7)
+    module = stacked_experts.StackedExperts(4, 12, 7)
     module.scales = nn.Parameter(torch.ones(4, 3))
     found = match(site(module))
     assert isinstance(found, Rejection)
@@ -195,7 +196,7 @@ def test_a_parameter_that_is_not_understood_is_named():
 
 
 def test_another_signature_is_named():
-    class Presorted(specimens.StackedExperts):
+    class Presorted(stacked_experts.StackedExperts):
         def forward(self, hidden_states):
             return hidden_states
 
@@ -206,7 +207,7 @@ def test_another_signature_is_named():
 
 @pytest.mark.parametrize("kind", ["class", "bias", "shape"])
 def test_experts_in_a_list_that_are_not_alike_are_named(kind):
-    module = specimens.SparseBlock(4, 12, 7, 2)
+    module = listed_blocks.SparseBlock(4, 12, 7, 2)
     if kind == "class":
         module.experts[2] = nn.Identity()
     else:
@@ -221,7 +222,7 @@ def test_experts_in_a_list_that_are_not_alike_are_named(kind):
     assert expected[kind] in found.reason
 
 
-class ThreeProjections(specimens.StackedExperts):
+class ThreeProjections(stacked_experts.StackedExperts):
     def __init__(self):
         super().__init__(4, 12, 7)
         self.up_proj = nn.Parameter(torch.empty(4, 7, 12))
@@ -236,9 +237,9 @@ class CallingList(nn.ModuleList):
     ("module", "why"),
     [
         (ThreeProjections(), "known are two"),
-        (specimens.ParallelLinear(4, 12, 7), "the module around it"),
-        (specimens.FlatWeights(4, 12, 7), "the module around it"),
-        (CallingList([specimens.Expert(12, 7) for _ in range(2)]), "calls them itself"),
+        (routed_blocks.ParallelLinear(4, 12, 7), "the module around it"),
+        (flat_weights.FlatWeights(4, 12, 7), "the module around it"),
+        (CallingList([listed_blocks.Expert(12, 7) for _ in range(2)]), "calls them itself"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -266,9 +267,9 @@ def test_tensors_of_three_dimensions_alone_are_no_experts():
 @pytest.mark.parametrize(
     ("module", "child"),
     [
-        (specimens.SortingBlock(5, 12, 7, 2), "input_linear"),
-        (specimens.InputScalingBlock(5, 12, 7, 1), "experts"),
-        (specimens.FlatExperts(4, 12, 7), "mlp"),
+        (routed_blocks.SortingBlock(5, 12, 7, 2), "input_linear"),
+        (routed_blocks.InputScalingBlock(5, 12, 7, 1), "experts"),
+        (flat_weights.FlatExperts(4, 12, 7), "mlp"),
     ],
     ids=["sorted", "input-scaled", "flat"],
 )
@@ -276,7 +277,7 @@ def test_what_is_no_longer_called_is_covered_and_called_again_once_hooked(manage
     filled(module)
     generator = torch.Generator().manual_seed(3)
     arguments = [torch.randn(2, 5, 12, generator=generator)]
-    if isinstance(module, specimens.FlatExperts):
+    if isinstance(module, flat_weights.FlatExperts):
         arguments += [torch.zeros(10, 4), torch.rand(10, 2), torch.rand(10, 4, generator=generator).topk(2)[1]]
     calls = []
     with manager.apply_all(module, verify=False) as applied:
@@ -293,8 +294,8 @@ def test_what_is_no_longer_called_is_covered_and_called_again_once_hooked(manage
         nn.Linear(4, 4),
         nn.MultiheadAttention(8, 2),
         nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
-        specimens.Expert(4, 4),
-        nn.ModuleList([specimens.Expert(4, 4)] * 3),
+        listed_blocks.Expert(4, 4),
+        nn.ModuleList([listed_blocks.Expert(4, 4)] * 3),
         nn.Bilinear(3, 4, 5),
         nn.Conv1d(3, 4, 5),
     ],
@@ -327,7 +328,7 @@ def compared(manager, module, call, change=lambda _: None):
 
 
 def block():
-    return filled(specimens.SparseBlock(4, 12, 7, 2, shared=8, shared_gate=True))
+    return filled(listed_blocks.SparseBlock(4, 12, 7, 2, shared=8, shared_gate=True))
 
 
 X = torch.randn(2, 9, 12, generator=torch.Generator().manual_seed(1))
@@ -412,7 +413,7 @@ def test_one_expert_that_differs_from_the_first_is_a_reason_to_leave_the_block_a
     assert why_not(manager, module)
 
 
-class ScaledExpert(specimens.Expert):
+class ScaledExpert(listed_blocks.Expert):
     scale = 1.0
 
     def forward(self, x):
@@ -465,21 +466,21 @@ def test_the_experts_of_a_block_are_covered():
 
 def test_an_idle_expert_keeps_the_gradient_it_had(manager):
     for all_experts in (False, True):
-        module = filled(specimens.SparseBlock(6, 12, 7, 2, all_experts=all_experts))
+        module = filled(listed_blocks.SparseBlock(6, 12, 7, 2, all_experts=all_experts))
         compared(manager, module, lambda module: module(X[:1, :1]))
 
 
 @pytest.mark.parametrize("weight", ["gate_up_proj", "down_proj"])
 def test_frozen_weights_get_no_gradient(manager, weight):
     arguments = routed(None)
-    module = filled(specimens.StackedExperts(4, 12, 7))
+    module = filled(stacked_experts.StackedExperts(4, 12, 7))
     compared(
         manager, module, lambda module: module(*arguments), lambda module: getattr(module, weight).requires_grad_(False)
     )
 
 
 def test_a_list_of_one_expert_is_fused_if_the_module_says_that_it_has_one(manager):
-    module = compared(manager, filled(specimens.SparseBlock(1, 12, 7, 1, shared=8)), lambda module: module(X))
+    module = compared(manager, filled(listed_blocks.SparseBlock(1, 12, 7, 1, shared=8)), lambda module: module(X))
     assert [entry.op for entry in manager.applied_to(module).report.fused] == ["moe"]
     del module.num_experts, module.top_k
     assert match(site(module)) is None
@@ -488,7 +489,7 @@ def test_a_list_of_one_expert_is_fused_if_the_module_says_that_it_has_one(manage
 def test_all_tokens_to_one_expert_and_one_token(manager):
     x, index, weights = routed(None)
     for tokens, chosen in ((9, torch.zeros_like(index)), (1, index[:1])):
-        module = filled(specimens.StackedExperts(4, 12, 7))
+        module = filled(stacked_experts.StackedExperts(4, 12, 7))
         compared(manager, module, lambda module, n=tokens, i=chosen: module(x[:n], i, weights[:n]))
 
 
@@ -498,13 +499,13 @@ def test_checkpointing_recomputes_the_same(manager):
     arguments = routed(None)
     compared(
         manager,
-        filled(specimens.StackedExperts(4, 12, 7)),
+        filled(stacked_experts.StackedExperts(4, 12, 7)),
         lambda module: checkpoint(module, *arguments, use_reentrant=False),
     )
 
 
 def test_jitter_is_the_original_s_in_training_and_absent_in_inference(manager):
-    class Jittering(specimens.SparseBlock):
+    class Jittering(listed_blocks.SparseBlock):
         def forward(self, hidden_states):
             if self.training and self.jitter_noise > 0:
                 hidden_states = hidden_states * torch.empty_like(hidden_states).uniform_(0.5, 1.5)
@@ -554,7 +555,7 @@ def test_undone_it_is_what_it_was(manager):
     assert torch.equal(module(X)[0], before)
 
 
-class TwoFaced(specimens.EveryExpertInEval):
+class TwoFaced(stacked_experts.EveryExpertInEval):
     """Computes something else in eval mode, where no gradient is wanted."""
 
     def forward(self, hidden_states, router_indices, routing_weights):
@@ -564,7 +565,7 @@ class TwoFaced(specimens.EveryExpertInEval):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_experts_that_compute_all_in_eval_are_left_to_it_where_gradients_are_wanted(manager, monkeypatch, training):
-    module = filled(specimens.EveryExpertInEval(4, 10, 6)).train(training)
+    module = filled(stacked_experts.EveryExpertInEval(4, 10, 6)).train(training)
     x, index = torch.randn(1, 6, 10), torch.tensor([[0, 1], [2, 1], [0, 2], [1, 0], [2, 0], [1, 2]])
     weights = torch.zeros(6, 4).scatter(1, index, torch.rand(6, 2)).requires_grad_()
     expected = module(x, index, weights)

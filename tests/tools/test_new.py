@@ -63,7 +63,8 @@ class TestWhatIsWritten:
         extra = value.partition("[")[2].rstrip("]")
         assert list(project["optional-dependencies"]) == [*filter(None, [extra]), "testing"]
         needed = {re.split(r"[>=<]", each)[0] for each in project["dependencies"]}
-        assert needed == {"fuseplug", "torch", *([KNOWN[what].distribution] if what in KNOWN else [])}
+        known = [KNOWN[what].distribution] if what in KNOWN else []
+        assert needed == {"fuseplug", "fuseplug-backends", "torch", *known}
 
     def test_breaking_it_changes_it(self, tmp_path, backend, what):
         broken(generate(tmp_path / "new", backend, what), backend)

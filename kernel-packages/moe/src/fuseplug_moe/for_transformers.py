@@ -19,9 +19,9 @@ from fuseplug_backends.tracing import are_modules_hooked
 
 from .functional import KERNELS, moe
 from .kernels import STACKED_GAINS_FROM, InductorMoEKernel, MoEKernel
-from .recognise.gates import named_activation
+from .recognise.calls import PLAIN
+from .recognise.gates import named_activation, own_gate
 from .recognise.indices import PARALLEL, names_experts
-from .recognise.stacked_experts import PLAIN, own_gate
 from .reference import GateUpLayout, RowFunction, apply_gate
 
 __all__ = ["register_experts"]
@@ -58,11 +58,11 @@ def register_experts(name: str = "fuseplug", *, every_size: bool = False) -> str
             "register_experts needs a transformers that has experts implementations (5.0 or newer): "
             'pip install "transformers>=5". In older ones use fuseplug.manager.apply_all(model)'
         ) from error
-    known = ALL_EXPERTS_FUNCTIONS.get(name, None)
-    if name == "eager" or not (known is None or getattr(known, "func", None) is _experts):
+    registered = ALL_EXPERTS_FUNCTIONS.get(name, None)
+    if name == "eager" or not (registered is None or getattr(registered, "func", None) is _experts):
         raise ValueError(
             f"transformers already has an experts implementation {name!r}, from "
-            f"{getattr(known, '__module__', 'the models themselves')}: choose another name"
+            f"{getattr(registered, '__module__', 'the models themselves')}: choose another name"
         )
     usual = functools.partial(ALL_EXPERTS_FUNCTIONS.__getitem__, _SAME_AS_USUAL)
     ALL_EXPERTS_FUNCTIONS.register(name, functools.partial(_experts, usual, every_size))
@@ -88,11 +88,11 @@ def _experts(
     if kernel is InductorMoEKernel and not every_size and not _gains(hidden_states):
         return usual()(module, hidden_states, top_k_index, top_k_weights)
     if why := _unknown(module, hidden_states, kernel):
-        said = f"{type(module).__name__}: {why}; transformers' {_SAME_AS_USUAL} computes it"
-        warnings.warn(said, RuntimeWarning, stacklevel=2)
+        message = f"{type(module).__name__}: {why}; transformers' {_SAME_AS_USUAL} computes it"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
         return usual()(module, hidden_states, top_k_index, top_k_weights)
-    held: Any = module
-    first, down, *biases = _weights(held)
+    experts: Any = module
+    first, down, *biases = _weights(experts)
     if not names_experts(module, top_k_index, len(down)):
         least, most = (int(end) for end in top_k_index.aminmax())
         elsewhere = f", and {len(down)} for those on other ranks" if getattr(module, PARALLEL, False) else ""
@@ -100,7 +100,7 @@ def _experts(
             f"top_k_index of {type(module).__name__} must be from 0 to {len(down) - 1}{elsewhere}; it is from {least} "
             f"to {most}: look at the router, or at num_experts"
         )
-    layout: GateUpLayout = "concatenated" if held.has_gate else "ungated"
+    layout: GateUpLayout = "concatenated" if experts.has_gate else "ungated"
     return moe(
         hidden_states,
         top_k_index,
@@ -109,10 +109,10 @@ def _experts(
         down,
         gate_up_bias=biases[0] if biases else None,
         down_bias=biases[1] if biases else None,
-        transposed=held.is_transposed,
+        transposed=experts.is_transposed,
         layout=layout,
         activation=_gate(module, layout),
-        post=held.post_expert_norm if held.has_post_expert_norm else None,
+        post=experts.post_expert_norm if experts.has_post_expert_norm else None,
     )
 
 
@@ -125,7 +125,7 @@ def _gains(hidden_states: Tensor) -> bool:
 @functools.cache
 def _kernel(device_type: str) -> type[MoEKernel] | None:
     """The kernel that `moe` uses on *device_type*."""
-    able = (each for each in KERNELS if each().runs_on(device_type) and each().lacks(device_type) is None)
+    able = (kernel for kernel in KERNELS if kernel().runs_on(device_type) and kernel().lacks(device_type) is None)
     return next(able, None)
 
 
@@ -143,7 +143,7 @@ def _unknown(module: nn.Module, hidden_states: Tensor, kernel: type[MoEKernel] |
     if hidden_states.dim() != 2:
         return f"its input has {hidden_states.dim()} dimensions, not 2"
     tensors = [hidden_states, *_weights(module)]
-    if odd := next((type(each) for each in tensors if type(each) not in PLAIN), None):
+    if odd := next((type(tensor) for tensor in tensors if type(tensor) not in PLAIN), None):
         return f"a {odd.__name__} is among its weights and its input, where plain tensors are known"
     return ""
 
@@ -163,11 +163,11 @@ def _is_default(module: nn.Module) -> bool:
 def _named(activation: Any) -> str | None:
     """The row of `GATES` that *activation* is, for those of torch and transformers."""
     if isinstance(activation, nn.Module):
-        own = vars(activation)
-        hooked = are_modules_hooked() or any(own[name] for name in own if name.endswith("hooks"))
-        if hooked or "forward" in own or activation._parameters:
+        attributes = vars(activation)
+        hooked = are_modules_hooked() or any(value for name, value in attributes.items() if name.endswith("hooks"))
+        if hooked or "forward" in attributes or activation._parameters:
             return None
-        state = tuple((name, own[name]) for name in own if not name.startswith("_") and name != "training")
+        state = tuple((name, attributes[name]) for name in attributes if name[:1] != "_" and name != "training")
     else:
         state = (("", activation),)
     try:

@@ -47,14 +47,14 @@ def _each_by_its_own(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """`linear` with a matrix for each row, whose shapes do not depend on the groups."""
     numbers = torch.arange(rows.shape[0], device=rows.device)
     group = (numbers[:, None] >= ends).sum(1)
-    own = weight.index_select(0, group.clamp(max=weight.shape[0] - 1))
-    return (rows[:, None] @ own)[:, 0].masked_fill((group >= weight.shape[0])[:, None], 0)
+    matrices = weight.index_select(0, group.clamp(max=weight.shape[0] - 1))
+    return (rows[:, None] @ matrices)[:, 0].masked_fill((group >= weight.shape[0])[:, None], 0)
 
 
 def _groups(ends: Tensor) -> Iterator[tuple[int, int, int]]:
     start = 0
     # torch.func.grad wraps without making a batch, and torch 2.7 has no tolist() for what is wrapped.
-    numbers = [each.item() for each in ends] if is_wrapped(ends) else ends.tolist()
+    numbers = [end.item() for end in ends] if is_wrapped(ends) else ends.tolist()
     for group, end in enumerate(numbers):
         yield group, start, end
         start = end

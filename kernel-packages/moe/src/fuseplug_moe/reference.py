@@ -99,8 +99,8 @@ class Experts(NamedTuple):
     @property
     def stacked(self) -> list[Tensor]:
         """Those that are one tensor for all experts."""
-        given = (self.gate_up, self.up, self.down, self.gate_up_bias, self.down_bias)
-        return [each for each in given if isinstance(each, Tensor)]
+        all_of_them = (self.gate_up, self.up, self.down, self.gate_up_bias, self.down_bias)
+        return [tensor for tensor in all_of_them if isinstance(tensor, Tensor)]
 
 
 def outside_autocast(compute: Callable[..., Tensor], experts: Experts, x: Tensor, *others: Any) -> Tensor:
@@ -191,21 +191,21 @@ def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: f
     Returns:
         ``(..., inner)`` in the dtype of *gate*.
     """
-    how = GATES[name]
+    gate_row = GATES[name]
     if up is None and layout == "concatenated":
         gate, up = gate.chunk(2, dim=-1)
     elif up is None and layout == "interleaved":
         gate, up = gate[..., ::2], gate[..., 1::2]
-    if how.clamp == "before":
+    if gate_row.clamp == "before":
         gate = gate.clamp(max=limit)
-    activated = how.row.function(gate, alpha)
-    if how.clamp == "after":
+    activated = gate_row.row.function(gate, alpha)
+    if gate_row.clamp == "after":
         activated = activated.clamp(max=limit)
     if up is None:
         return activated
-    if how.clamp is not None and limit is not None:
+    if gate_row.clamp is not None and limit is not None:
         up = up.clamp(min=-limit, max=limit)
-    return activated * (up + how.offset if how.offset else up)
+    return activated * (up + gate_row.offset if gate_row.offset else up)
 
 
 def weigh(slots: Tensor, weights: Tensor) -> Tensor:
@@ -271,31 +271,14 @@ def moe(
         ValueError: If the activation or layout is unknown, or a shape does not fit the others.
         TypeError: If *x* is not floating, or *top_k_index* not of integers.
     """
-    experts = check(
-        Experts(
-            len(gate_up),
-            gate_up,
-            up,
-            down,
-            gate_up_bias,
-            down_bias,
-            transposed,
-            layout,
-            activation,
-            limit,
-            alpha,
-            post,
-            idle,
-        ),
-        x,
-        top_k_index,
-        top_k_weights,
-    )
+    tensors = (gate_up, up, down, gate_up_bias, down_bias)
+    experts = Experts(len(gate_up), *tensors, transposed, layout, activation, limit, alpha, post, idle)
+    check(experts, x, top_k_index, top_k_weights)
     return compute(experts, x, top_k_index, top_k_weights)
 
 
-def check(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Experts:
-    """Return *experts*, or raise the error that says what does not fit."""
+def check(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> None:
+    """Raise the error that says what does not fit, if something does not."""
     if x.dim() != 2 or not x.is_floating_point():
         raise TypeError(f"x must be floating, (tokens, hidden); it is {x.dtype}{[*x.shape]}")
     if top_k_index.dim() != 2 or top_k_index.is_floating_point() or len(top_k_index) != len(x):
@@ -314,7 +297,6 @@ def check(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tenso
     if experts.layout not in ("concatenated", "interleaved", "ungated"):
         raise ValueError(f"layout must be concatenated, interleaved or ungated; it is {experts.layout!r}")
     _check_shapes(experts, x.shape[1])
-    return experts
 
 
 def _check_shapes(experts: Experts, hidden: int) -> None:
@@ -329,8 +311,8 @@ def _check_shapes(experts: Experts, hidden: int) -> None:
         number = len(projection)
         # Sequences are of modules that are alike: the first one speaks for all, or a call would wait for the check.
         if number != experts.number or first(projection).shape[-2:] != shape:
-            found = [number, *first(projection).shape[-2:]]
-            raise ValueError(f"{name} must be {[experts.number, *shape]}, to fit x and down; it is {found}")
+            actual = [number, *first(projection).shape[-2:]]
+            raise ValueError(f"{name} must be {[experts.number, *shape]}, to fit x and down; it is {actual}")
     for name, width in (("gate_up_bias", halves * inner), ("down_bias", hidden)):
         bias = cast("Tensor | None", getattr(experts, name))
         if bias is not None and bias.shape != (experts.number, width):

@@ -120,19 +120,19 @@ def unit(norming: Norming, x: Tensor, source: Tensor, weight: Tensor | None) -> 
 
     *x*, *source* and the result are ``(..., hidden)``, the weight ``(hidden,)``; all are floating.
     """
-    how, eps, group_size = norming
+    variant, eps, group_size = norming
     grouped = in_groups(source, group_size)
-    squares = grouped * grouped if how.square == "product" else grouped.pow(2)
+    squares = grouped * grouped if variant.square == "product" else grouped.pow(2)
     mean_square = squares.mean(-1, keepdim=True) + eps
-    if how.casts == "twice":
+    if variant.casts == "twice":
         grouped = in_groups(x, group_size)
-    if how.weight == "first" and weight is not None:
+    if variant.weight == "first" and weight is not None:
         grouped = grouped * in_groups(weight, group_size)
-    if how.root == "div":
+    if variant.root == "div":
         y = grouped / torch.sqrt(mean_square)
-    elif how.root == "pow":
+    elif variant.root == "pow":
         y = grouped * torch.pow(mean_square, -0.5)
-    elif how.root == "rounded-rsqrt":
+    elif variant.root == "rounded-rsqrt":
         y = grouped * torch.rsqrt(mean_square).to(x.dtype)
     else:
         y = grouped * torch.rsqrt(mean_square)
@@ -158,21 +158,21 @@ def compute(
     Returns:
         ``(..., hidden)``, in the dtype that `rms_norm` has.
     """
-    how, eps, group_size = norming
-    if how.native and group_size is None and (weight is None or weight.dim() == 1):
+    variant, eps, group_size = norming
+    if variant.native and group_size is None and (weight is None or weight.dim() == 1):
         return functional.rms_norm(x, x.shape[-1:], weight, eps)
-    wide = wide_dtype(x, how)
+    wide = wide_dtype(x, variant)
     source = x.to(wide)
-    if how.gate == "before" and gate is not None:
-        source = source * activate(gate.to(wide), how)
-    if how.weight == "input" and weight is not None:
-        source = (source * scale(weight, wide, how)).to(x.dtype).to(wide)
+    if variant.gate == "before" and gate is not None:
+        source = source * activate(gate.to(wide), variant)
+    if variant.weight == "input" and weight is not None:
+        source = (source * scale(weight, wide, variant)).to(x.dtype).to(wide)
     y = unit(norming, x, source, weight)
     # What is computed in the dtype of x throughout is cast nowhere, and autocast makes another dtype of it.
-    y = _weigh(y, weight, x.dtype if how.upcast else y.dtype, wide, how)
-    if how.gate == "after" and gate is not None:
-        y = y * activate(gate.to(wide), how)
-    return y.to(x.dtype) if how.gate == "after" else y
+    y = _weigh(y, weight, x.dtype if variant.upcast else y.dtype, wide, variant)
+    if variant.gate == "after" and gate is not None:
+        y = y * activate(gate.to(wide), variant)
+    return y.to(x.dtype) if variant.gate == "after" else y
 
 
 def rms_norm(
@@ -205,27 +205,27 @@ def rms_norm(
     Raises:
         ValueError: If the variant is unknown, or a shape does not fit that of *x*.
     """
-    how = check(x, weight, variant, gate, group_size)
-    return compute(Norming(how, eps, group_size), x, weight, gate)
+    row = check(x, weight, variant, gate, group_size)
+    return compute(Norming(row, eps, group_size), x, weight, gate)
 
 
 def check(x: Tensor, weight: Tensor | None, variant: str, gate: Tensor | None, group_size: int | None) -> Variant:
     """Return the row of *variant*, or raise the `ValueError` that says what does not fit."""
-    how = VARIANTS.get(variant)
-    if how is None:
+    row = VARIANTS.get(variant)
+    if row is None:
         raise ValueError(f"unknown RMSNorm variant {variant!r}; known: {', '.join(VARIANTS)}")
     shape = x.shape  # each look at it costs as much as the rest of these lines
     if not shape:
         raise ValueError("x must have at least one dimension, (..., hidden); it is a scalar")
     if weight is not None and weight.shape != shape[-1:]:
         raise ValueError(f"weight must have shape ({shape[-1]},), the last dimension of x; it has {(*weight.shape,)}")
-    if gate is not None and how.gate is None:
+    if gate is not None and row.gate is None:
         raise ValueError(f"variant {variant!r} takes no gate")
     if gate is not None and gate.shape != shape:
         raise ValueError(f"gate must have the shape of x, {(*shape,)}; it has {(*gate.shape,)}")
     if group_size is not None and (group_size < 1 or shape[-1] % group_size):
         raise ValueError(f"group_size must divide the last dimension of x, {shape[-1]}; it is {group_size}")
-    return how
+    return row
 
 
 def add_rms_norm(
@@ -261,47 +261,47 @@ def add_rms_norm(
 
 def check_sum(x: Tensor, residual: Tensor, weight: Tensor | None, variant: str) -> Variant:
     """Return the row of *variant*, or raise the `ValueError` that says what does not fit `add_rms_norm`."""
-    how = check(x, weight, variant, None, None)
+    row = check(x, weight, variant, None, None)
     if residual.shape != x.shape:
         raise ValueError(f"residual must have the shape of x, {(*x.shape,)}; it has {(*residual.shape,)}")
-    return how
+    return row
 
 
-def _weigh(y: Tensor, weight: Tensor | None, narrow: torch.dtype, wide: torch.dtype, how: Variant) -> Tensor:
+def _weigh(y: Tensor, weight: Tensor | None, narrow: torch.dtype, wide: torch.dtype, variant: Variant) -> Tensor:
     """Multiply the weight, and cast, in the order of the variant."""
-    if weight is None or how.weight == "input":
+    if weight is None or variant.weight == "input":
         return y.to(narrow)
-    if how.weight == "first":
+    if variant.weight == "first":
         return y
-    if how.weight == "before-cast":
-        y = y * scale(weight, wide, how)
-        return y if how.gate == "after" else y.to(narrow)
-    if how.weight == "half-cast":
+    if variant.weight == "before-cast":
+        y = y * scale(weight, wide, variant)
+        return y if variant.gate == "after" else y.to(narrow)
+    if variant.weight == "half-cast":
         return weight * (y.to(weight.dtype) if weight.dtype in _HALF else y)
     return weight * y.to(narrow)
 
 
-def wide_dtype(x: Tensor, how: Variant) -> torch.dtype:
+def wide_dtype(x: Tensor, variant: Variant) -> torch.dtype:
     """The dtype that the variant computes in."""
-    return torch.promote_types(x.dtype, torch.float32) if how.upcast else x.dtype
+    return torch.promote_types(x.dtype, torch.float32) if variant.upcast else x.dtype
 
 
-def result_dtype(x: Tensor, weight: Tensor | None, how: Variant) -> torch.dtype:
+def result_dtype(x: Tensor, weight: Tensor | None, variant: Variant) -> torch.dtype:
     """The dtype that the variant returns."""
-    if weight is None or how.gate == "after" or how.weight in ("before-cast", "input"):
+    if weight is None or variant.gate == "after" or variant.weight in ("before-cast", "input"):
         return x.dtype
-    if how.weight == "half-cast" and weight.dtype in _HALF:
+    if variant.weight == "half-cast" and weight.dtype in _HALF:
         return weight.dtype
     return torch.promote_types(x.dtype, weight.dtype)
 
 
-def scale(weight: Tensor, wide: torch.dtype, how: Variant) -> Tensor:
+def scale(weight: Tensor, wide: torch.dtype, variant: Variant) -> Tensor:
     """What unit rows are multiplied by: the weight ``(hidden,)`` in the dtype *wide*, with the variant's offset."""
-    if how.offset == "own":
+    if variant.offset == "own":
         return (1.0 + weight).to(wide)
-    return 1.0 + weight.to(wide) if how.offset == "wide" else weight.to(wide)
+    return 1.0 + weight.to(wide) if variant.offset == "wide" else weight.to(wide)
 
 
-def activate(gate: Tensor, how: Variant) -> Tensor:
+def activate(gate: Tensor, variant: Variant) -> Tensor:
     """What the gate multiplies by, in its shape and dtype."""
-    return functional.silu(gate) if how.activation == "silu" else torch.sigmoid(gate)
+    return functional.silu(gate) if variant.activation == "silu" else torch.sigmoid(gate)

@@ -150,25 +150,25 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     Returns:
         ``(..., intermediate)``, in the dtype that `swiglu` has.
     """
-    how, limit = gating.how, gating.limit
+    variant, limit = gating.how, gating.limit
     gate, up = separated(gating, gate, up)
     narrow = gate.dtype
-    if how.wide:
+    if variant.wide:
         gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
         up = up.to(torch.promote_types(up.dtype, torch.float32))
     if gating.scale is not None:
         gate = gate * gating.scale
     if gating.sparsity:
         gate = sparsify(gate, gating.sparsity)
-    if how.clamp == "before":
+    if variant.clamp == "before":
         gate = gate.clamp(max=limit)
     gate = ACTIVATIONS[gating.activation].function(gate, gating.beta)
-    if how.clamp == "after":
+    if variant.clamp == "after":
         gate = gate.clamp(max=limit)
-    if how.clamp is not None and limit is not None:
+    if variant.clamp is not None and limit is not None:
         up = up.clamp(min=-limit, max=limit)
-    y = (up + 1.0 if how.offset else up) * gate
-    return y.to(narrow) if how.wide else y
+    y = (up + 1.0 if variant.offset else up) * gate
+    return y.to(narrow) if variant.wide else y
 
 
 def swiglu(
@@ -209,16 +209,16 @@ def swiglu(
     Raises:
         ValueError: If a name is unknown, a number the variant needs is missing, or a shape does not fit.
     """
-    how = check(gate, up, activation, variant, layout, limit=limit, scale=scale, sparsity=sparsity)
-    return compute(Gating(how, activation, layout, limit, scale, sparsity, beta), gate, up)
+    row = check(gate, up, activation, variant, layout, limit=limit, scale=scale, sparsity=sparsity)
+    return compute(Gating(row, activation, layout, limit, scale, sparsity, beta), gate, up)
 
 
 def check(
     gate: Tensor, up: Tensor | None, activation: str, variant: str, layout: str, **numbers: float | None
 ) -> Variant:
     """Return the row of *variant*, or raise the `ValueError` that says what does not fit."""
-    how = VARIANTS.get(variant)
-    if how is None:
+    row = VARIANTS.get(variant)
+    if row is None:
         raise ValueError(f"unknown variant of a gated MLP {variant!r}; known: {', '.join(VARIANTS)}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation {activation!r}; known: {', '.join(ACTIVATIONS)}")
@@ -230,6 +230,6 @@ def check(
     elif not gate.dim() or gate.shape[-1] % 2:
         raise ValueError(f"without up, gate must be (..., 2 * intermediate); it has {(*gate.shape,)}")
     for name, value in numbers.items():
-        if (value is not None) != (name in how.needs):
+        if (value is not None) != (name in row.needs):
             raise ValueError(f"variant {variant!r} {'takes no' if value is not None else 'needs a'} {name}")
-    return how
+    return row

@@ -1,4 +1,4 @@
-"""Rows for examples of blocks that route: no rounding decides which experts they go to."""
+"""Which experts the rows of examples go to: where a block routes them, no rounding decides it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ _CLEAR = 0.1
 _CLEAR_PROBABILITY = 0.01
 _OUT_OF_REACH = -20.0
 _MOST_TRIES = 100
-
-
-def linear_of(router: nn.Module, experts: int) -> Any:
-    """The layer of *router* that gives a logit for each of so many experts, itself perhaps; ``None`` if none does."""
-    return next((each for each in router.modules() if getattr(each, "out_features", None) == experts), None)
 
 
 def decided(
@@ -52,7 +47,7 @@ def decided(
         weight[experts // 2, 0] = _OUT_OF_REACH
     weight = weight.to(linear.weight.dtype)
     linear.weight = nn.Parameter(weight)
-    found: list[Tensor] = []
+    clear: list[Tensor] = []
     for _ in range(_MOST_TRIES):
         rows = small.normal(4 * count, weight.shape[1])
         rows[:, 0] = 1.0
@@ -63,9 +58,24 @@ def decided(
             best, chosen = scores.topk(top_k + 1)
             ahead = best[:, top_k - 1] - best[:, top_k] > (_CLEAR if correct is None else _CLEAR_PROBABILITY)
             rows = rows[ahead & (chosen[:, :top_k] != experts // 2).all(1)]
-        found.append(rows)
-        if sum(map(len, found)) >= count:
+        clear.append(rows)
+        if sum(map(len, clear)) >= count:
             break
     else:
         raise ValueError(f"a router of shape {list(weight.shape)} routes hardly any row of random numbers clearly")
-    return torch.cat(found)[: count // 2 * 2].view(2, -1, weight.shape[1])
+    return torch.cat(clear)[: count // 2 * 2].view(2, -1, weight.shape[1])
+
+
+def routing(tokens: int, experts: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two experts for each token, where there are as many; the middle one is idle.
+
+    Returns:
+        Indices ``(tokens, 2)`` int64, and weights ``(tokens, 2)`` float32.
+    """
+    idle = experts // 2
+    scores = torch.rand(tokens, experts, generator=generator, dtype=torch.float32, device="cpu") + 0.1
+    chosen = scores.clone()
+    if experts > 1:
+        chosen[:, idle] = 0
+    index = chosen.topk(min(2, max(1, experts - 1)), sorted=False)[1]
+    return index, scores.gather(1, index)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,24 +16,12 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection
 
 from . import gates
-from .listed_blocks import is_the_originals
+from .calls import PLAIN, is_the_originals, narrowed
+from .example_rows import routing
+from .gates import OWN, named_or_own, own_product
 from .mixes import DTYPES, ExpertsMix, mixes_of_modules
+from .proposals import inexact
 from .small_copies import SmallCopies
-from .stacked_experts import OWN, PLAIN, inexact, named_or_own, own_product, routing
-from .under_autocast import narrowed
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The names of the numbers that the holder of the matrices has."""
-
-    experts: str
-    inner: str
-    hidden: str
-
-    def of(self, holder: nn.Module) -> tuple[int, int, int]:
-        """These numbers."""
-        return getattr(holder, self.experts), getattr(holder, self.inner), getattr(holder, self.hidden)
 
 
 @dataclass(frozen=True)
@@ -42,7 +31,7 @@ class FlatAdapter(Adapter):
     Attributes:
         variant: The gate.
         holder: The child.
-        sizes: The names of its sizes.
+        sizes: The names of the numbers that it has: of experts, the inner size of one, and the hidden size.
         gate: Its gate projection.
         up: Its up projection.
         down: Its down projection.
@@ -53,7 +42,7 @@ class FlatAdapter(Adapter):
 
     variant: str
     holder: str
-    sizes: Sizes
+    sizes: tuple[str, str, str]
     gate: str
     up: str
     down: str
@@ -64,8 +53,7 @@ class FlatAdapter(Adapter):
     @property
     def reads(self) -> tuple[str, ...]:
         """The matrices and the sizes."""
-        names = (self.gate, self.up, self.down, self.sizes.experts, self.sizes.inner, self.sizes.hidden)
-        return tuple(f"{self.holder}.{name}" for name in names)
+        return tuple(f"{self.holder}.{name}" for name in (self.gate, self.up, self.down, *self.sizes))
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, hidden_states, *routing)``, in the order of the module.
@@ -73,23 +61,23 @@ class FlatAdapter(Adapter):
         ``hidden_states`` is ``(..., hidden)``, floating; among *routing* are indices and weights ``(tokens, k)``. The
         result has the shape and dtype of ``hidden_states``. Errors are those of `reference.moe`.
         """
-        how = self
+        adapter, sizes_of = self, operator.attrgetter(*self.sizes)
 
         def forward(module: nn.Module, hidden_states: Tensor, *routed: Tensor) -> Any:
-            holder: Any = module._modules[how.holder]
-            matrices = [holder._parameters[name] for name in (how.gate, how.up, how.down)]
+            holder: Any = module._modules[adapter.holder]
+            matrices = [holder._parameters[name] for name in (adapter.gate, adapter.up, adapter.down)]
             if is_the_originals(hidden_states) or any(type(matrix) not in PLAIN for matrix in matrices):
                 return NotImplemented
-            experts, inner, hidden = how.sizes.of(holder)
+            experts, inner, hidden = sizes_of(holder)
             gate, up, down = (narrowed(hidden_states, matrix).view(experts, inner, hidden) for matrix in matrices)
             y = compute(
                 hidden_states.reshape(-1, hidden),
-                routed[how.index],
-                routed[how.weights],
+                routed[adapter.index],
+                routed[adapter.weights],
                 gate,
                 down.transpose(1, 2),
                 up=up,
-                activation=own_product(holder, "concatenated") if how.activation == OWN else how.activation,
+                activation=own_product(holder, "concatenated") if adapter.activation == OWN else adapter.activation,
             )
             return y.view(hidden_states.shape)
 
@@ -100,10 +88,10 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     """Propose for *module* if a child holds the matrices of all its experts."""
     if is_holder(module):
         return Rejection("it holds the weights of experts, one below the other; what is fused is the module around it")
-    held = [name for name, child in module._modules.items() if child is not None and is_holder(child)]
-    if len(held) != 1:
+    holders = [name for name, child in module._modules.items() if child is not None and is_holder(child)]
+    if len(holders) != 1:
         return None
-    holder: Any = module._modules[held[0]]
+    holder: Any = module._modules[holders[0]]
     names, sizes = list(holder._parameters), _sizes(holder)
     places = _places(type(module).forward)
     activation = gates.activation_of(holder)
@@ -116,11 +104,11 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     if dtype not in DTYPES:
         return Rejection(f"its experts are {dtype}; supported are float32, bfloat16 and float16")
     adapters = [
-        FlatAdapter(f"{each} flat", held[0], sizes, gate, up, down, each, *places)
+        FlatAdapter(f"{name} flat", holders[0], sizes, gate, up, down, name, *places)
         for gate, up, down in itertools.permutations(names)
-        for each in named_or_own(activation)
+        for name in named_or_own(activation)
     ]
-    return [inexact(adapters, functools.partial(_example, module, adapters[0]), mixes_of_modules(dtype), held)]
+    return [inexact(adapters, functools.partial(_example, module, adapters[0]), mixes_of_modules(dtype), holders)]
 
 
 def is_holder(module: nn.Module) -> bool:
@@ -129,18 +117,19 @@ def is_holder(module: nn.Module) -> bool:
     return len(module._parameters) == 3 and len(shapes) == 1 and None not in shapes and _sizes(module) is not None
 
 
-def _sizes(holder: nn.Module) -> Sizes | None:
+def _sizes(holder: nn.Module) -> tuple[str, str, str] | None:
+    """The names of the numbers of *holder*, as `FlatAdapter` has them."""
     rows, hidden = next(iter(holder._parameters.values())).shape  # type: ignore[union-attr]
     numbers = {name: value for name, value in vars(holder).items() if type(value) is int}
     many = [name for name in numbers if "expert" in name]
     wide = [name for name, value in numbers.items() if value == hidden and name not in many]
-    found = (
-        Sizes(experts, inner, wide[0])
+    possible = (
+        (experts, inner, wide[0])
         for experts in (many if wide else ())
         for inner, value in numbers.items()
         if inner not in (experts, wide[0]) and value * numbers[experts] == rows
     )
-    return next(found, None)
+    return next(possible, None)
 
 
 def _places(forward: Callable[..., Any]) -> tuple[int, int] | None:
@@ -160,23 +149,19 @@ def _example(module: nn.Module, likely: FlatAdapter, mix: ExpertsMix, size: int,
         router's dtype; and the child that holds the matrices.
     """
     holder: Any = module._modules[likely.holder]
-    real, inner, hidden = likely.sizes.of(holder)
+    real, inner, hidden = operator.attrgetter(*likely.sizes)(holder)
     experts, large = min(5, real), size > 1 << 12
-    known = {inner: 136 if large else 7, hidden: 128 if large else 12, real: experts}
-    small = SmallCopies(known | {real * inner: known[real] * known[inner]}, generator)
-    tokens = max(6, size // known[hidden]) // 2 * 2
-    x = small.normal(2, tokens // 2, known[hidden]).to(mix.x)
-    index, weights = routing(tokens, known[real], generator)
-    arguments = dict(_others(type(module).forward, tokens, known[real], mix.router))
+    sizes = {inner: 136 if large else 7, hidden: 128 if large else 12, real: experts}
+    small = SmallCopies(sizes | {real * inner: sizes[real] * sizes[inner]}, generator)
+    tokens = max(6, size // sizes[hidden]) // 2 * 2
+    x = small.normal(2, tokens // 2, sizes[hidden]).to(mix.x)
+    index, weights = routing(tokens, sizes[real], generator)
+    # What else a router gives is a weight of every expert.
+    other = torch.zeros(tokens, sizes[real], dtype=mix.router, device="cpu")
+    arguments = dict.fromkeys(range(len(inspect.signature(type(module).forward).parameters) - 2), other)
     arguments |= {likely.index: index, likely.weights: weights.to(mix.router)}
     return Example(
         (x, *(arguments[place] for place in sorted(arguments))),
         children={likely.holder: small.module(holder, mix.experts)},
         attributes=small.attributes(module),
     )
-
-
-def _others(forward: Callable[..., Any], tokens: int, experts: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-    """For every argument after the rows a weight of every expert, which is what else a router gives."""
-    for place in range(len(inspect.signature(forward).parameters) - 2):
-        yield place, torch.zeros(tokens, experts, dtype=dtype, device="cpu")

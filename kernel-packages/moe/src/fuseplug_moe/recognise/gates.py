@@ -1,6 +1,6 @@
 """Which gate a module has: found by calling it, on a few numbers, with the rows of the table beside it.
 
-What does more than compute is not called, and so has no name.
+What does more than compute is not called, and so has no name. A gate without a name is called as it is.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from torch import Tensor, nn
 
 from fuseplug.reading import hazard, names
 
-from ..reference import GATES, apply_gate
+from ..reference import GATES, GateUpLayout, apply_gate
 
 _LAYOUTS = ("concatenated", "interleaved")
+
+OWN = "own"
+"""The activation of an adapter that calls the module's own gate."""
 
 
 def activation_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """The activation that *module* holds: what is named so, or the only child or attribute it could be."""
-    held = {**vars(module), **module._modules}
-    named = [value for name, value in held.items() if "act" in name.lower() and callable(value)]
+    attributes = {**vars(module), **module._modules}
+    named = [value for name, value in attributes.items() if "act" in name.lower() and callable(value)]
     children = [child for child in module._modules.values() if child is not None and not _has_tensors(child)]
     return next(iter([*named, *(children if len(children) == 1 else [])]), None)
 
@@ -55,7 +58,8 @@ def _numbers_of_experts(module: nn.Module) -> list[int]:
 def named_activation(activation: Callable[[Tensor], Tensor]) -> str | None:
     """The row of `GATES` that *activation*, of one tensor of any shape, is on its own; ``None`` if it is none."""
     x = torch.linspace(-8, 8, 67, device="cpu")
-    return next(_equal(activation, x, [(name, functools.partial(_activated, name)) for name in _unclamped()]), None)
+    candidates = [(name, functools.partial(_computed, name, "ungated", None, 1.0)) for name in _unclamped()]
+    return next(_equal(activation, x, candidates), None)
 
 
 def named_gate(gate: Callable[[Tensor], Tensor], limit: float | None, alpha: float) -> tuple[str, str] | None:
@@ -64,7 +68,7 @@ def named_gate(gate: Callable[[Tensor], Tensor], limit: float | None, alpha: flo
     columns = torch.arange(14, device="cpu") * 5 % 14
     rows = torch.linspace(-reach, reach, 11 * 14, device="cpu").view(11, 14)[:, columns]
     candidates = [
-        ((name, layout), functools.partial(_split, name, layout, limit, alpha))
+        ((name, layout), functools.partial(_computed, name, layout, limit, alpha))
         for name in GATES
         if limit is not None or GATES[name].clamp is None
         for layout in _LAYOUTS
@@ -76,11 +80,7 @@ def _unclamped() -> Iterator[str]:
     return (name for name, gate in GATES.items() if gate.clamp is None)
 
 
-def _activated(name: str, x: Tensor) -> Tensor:
-    return apply_gate(x, None, name, "ungated", None, 1.0)
-
-
-def _split(name: str, layout: str, limit: float | None, alpha: float, rows: Tensor) -> Tensor:
+def _computed(name: str, layout: str, limit: float | None, alpha: float, rows: Tensor) -> Tensor:
     return apply_gate(rows, None, name, layout, limit, alpha)
 
 
@@ -96,10 +96,43 @@ def _equal(
     if not isinstance(expected, Tensor) or expected.device != x.device:
         return
     for key, candidate in candidates:
-        found = candidate(x)
-        if found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-5, atol=1e-6):
+        result = candidate(x)
+        if result.shape == expected.shape and torch.allclose(result, expected, rtol=1e-5, atol=1e-6):
             yield key
 
 
 def _has_tensors(module: nn.Module) -> bool:
     return any(True for _ in module.parameters()) or any(True for _ in module.buffers())
+
+
+def own_gate(module: nn.Module, layout: GateUpLayout) -> Callable[[Tensor], Tensor]:
+    """The gate of *module*: a function of the rows of its first projection, ``(pairs, inner or 2 · inner)``.
+
+    It gives ``(pairs, inner)``.
+
+    Raises:
+        TypeError: If the module has neither a gate nor an activation.
+    """
+    gate: Callable[[Tensor], Tensor] | None = getattr(module, "_apply_gate", None)
+    if gate is not None and layout != "ungated":
+        return gate
+    return own_product(module, layout)
+
+
+def own_product(module: nn.Module, layout: GateUpLayout) -> Callable[[Tensor], Tensor]:
+    """As `own_gate`, of a module that has no gate, but an activation."""
+    activation = activation_of(module)
+    if activation is None:
+        raise TypeError(f"{type(module).__name__} has no activation")
+    return activation if layout == "ungated" else functools.partial(product, activation)
+
+
+def named_or_own(activation: Callable[[Tensor], Tensor]) -> list[str]:
+    """What *activation* may be called: its row of `GATES`, if it is one, and `OWN`."""
+    return [name for name in (named_activation(activation), OWN) if name]
+
+
+def product(activation: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """``activation(gate) * up``, ``(..., inner)``, for rows that are gate and up side by side, ``(..., 2 · inner)``."""
+    gate, up = rows.chunk(2, dim=-1)
+    return activation(gate) * up

@@ -34,12 +34,12 @@ def mixes(dtype: torch.dtype) -> Iterator[ExpertsMix]:
     Routers give float32 or the dtype of the rows. Beside experts in float32, autocast makes a half of the rows, of the
     routing weights, or of both.
     """
-    for each in sorted(DTYPES, key=lambda other: other is not dtype):
-        yield ExpertsMix(each, each, each)
-        if each is not torch.float32:
-            yield ExpertsMix(each, each, torch.float32)
-            yield ExpertsMix(each, torch.float32, each)
-            yield ExpertsMix(torch.float32, torch.float32, each)
+    for narrow in sorted(DTYPES, key=lambda other: other is not dtype):
+        yield ExpertsMix(narrow, narrow, narrow)
+        if narrow is not torch.float32:
+            yield ExpertsMix(narrow, narrow, torch.float32)
+            yield ExpertsMix(narrow, torch.float32, narrow)
+            yield ExpertsMix(torch.float32, torch.float32, narrow)
 
 
 def mixes_of_modules(dtype: torch.dtype) -> Iterator[ExpertsMix]:

@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection
 
 from ..reference import GateUpLayout
-from . import example_rows, gates
-from .listed_blocks import is_the_originals, linears_of, takes, top_k_of
+from . import gates
+from .blocks import has_parameters, linear_of, linears_of, router_of, shapes_read, takes, top_k_of
+from .calls import PLAIN, is_the_originals, narrowed
+from .example_rows import decided
+from .gates import OWN, named_or_own, own_product
 from .mixes import DTYPES, ExpertsMix, mixes_of_modules
+from .proposals import inexact
 from .small_copies import SmallCopies
-from .stacked_experts import OWN, PLAIN, inexact, named_or_own, own_product, shapes_read
-from .under_autocast import narrowed
 
 
 class Routed(NamedTuple):
@@ -108,9 +110,9 @@ class Stacks:
 
     def weights(self, block: nn.Module) -> tuple[Tensor, Tensor] | None:
         """Both projections; ``None`` if they are no plain tensors: then the module knows how to call them."""
-        found = [block._modules[child]._parameters.get(name) for child, name in (self.gate_up, self.down)]  # type: ignore[union-attr]
-        gate_up, down = found
-        return (gate_up, down) if type(gate_up) in PLAIN and type(down) in PLAIN else None  # type: ignore[return-value]
+        children: Any = block._modules
+        gate_up, down = (children[child]._parameters.get(name) for child, name in (self.gate_up, self.down))
+        return (gate_up, down) if type(gate_up) in PLAIN and type(down) in PLAIN else None
 
     def gate(self, block: nn.Module) -> str | Callable[[Tensor], Tensor]:
         """The activation to compute with."""
@@ -127,7 +129,7 @@ class RoutedAdapter(Adapter):
         variant: The gate, how it routes and what else it adds.
         stacks: Where the experts are.
         router: The child that routes.
-        top_k: The name of the number of experts that a token goes to, and the child that has it, or ``None``.
+        top_k: The name of the number of experts that a token goes to; with a dot in it where a child has it.
         answer: What the router says.
         shared: The expert that every token goes to.
         bias: The parameter that is added in the end.
@@ -138,7 +140,7 @@ class RoutedAdapter(Adapter):
     variant: str
     stacks: Stacks
     router: str
-    top_k: tuple[str | None, str]
+    top_k: str
     answer: Sorted | Scored
     shared: str | None
     bias: str | None
@@ -149,8 +151,7 @@ class RoutedAdapter(Adapter):
     def reads(self) -> tuple[str, ...]:
         """The matrices, the bias, and how many experts a token goes to."""
         matrices = [".".join(cube) for cube in (self.stacks.gate_up, self.stacks.down)]
-        top_k = ".".join(name for name in self.top_k if name is not None)
-        return (*matrices, top_k, *([self.bias] if self.bias is not None else []))
+        return (*matrices, self.top_k, *([self.bias] if self.bias is not None else []))
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, hidden_states)``.
@@ -158,16 +159,15 @@ class RoutedAdapter(Adapter):
         ``hidden_states`` is ``(..., hidden)``, of any floating dtype that the block takes. The result has its dtype,
         and its shape or ``(tokens, hidden)``; with *logits*, those come second. Errors are those of `reference.moe`.
         """
-        how, stacks = self, self.stacks
+        adapter, stacks = self, self.stacks
 
         def forward(module: nn.Module, hidden_states: Tensor) -> Any:
             weights = stacks.weights(module)
             if weights is None or is_the_originals(hidden_states):
                 return NotImplemented
             x = hidden_states.reshape(-1, hidden_states.shape[-1])
-            holder, name = how.top_k
-            top_k = operator.attrgetter(name if holder is None else f"{holder}.{name}")(module)
-            routed = how.answer.read(x, getattr(module, how.router)(x), top_k)
+            top_k = operator.attrgetter(adapter.top_k)(module)
+            routed = adapter.answer.read(x, getattr(module, adapter.router)(x), top_k)
             y = compute(
                 routed.x,
                 routed.chosen,
@@ -177,14 +177,14 @@ class RoutedAdapter(Adapter):
                 layout=stacks.layout,
                 activation=stacks.gate(module),
             )
-            y = how.answer.total(y, top_k)
-            if how.shared is not None:
-                y = getattr(module, how.shared)(x) + y
-            if not how.row_per_token:
+            y = adapter.answer.total(y, top_k)
+            if adapter.shared is not None:
+                y = getattr(module, adapter.shared)(x) + y
+            if not adapter.row_per_token:
                 y = y.view(hidden_states.shape)
-            if how.bias is not None:
-                y = y + getattr(module, how.bias)
-            return (y, routed.logits) if how.logits else y
+            if adapter.bias is not None:
+                y = y + getattr(module, adapter.bias)
+            return (y, routed.logits) if adapter.logits else y
 
         return forward
 
@@ -193,9 +193,9 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     """Propose for *module* if its experts are stacked in its children, and it has a router."""
     cubes = [
         (child, name)
-        for child, held in module._modules.items()
-        if held is not None and not any(True for _ in held.children() if any(True for _ in _.parameters()))
-        for name, parameter in held._parameters.items()
+        for child, holder in module._modules.items()
+        if holder is not None and not any(map(has_parameters, holder.children()))
+        for name, parameter in holder._parameters.items()
         if parameter is not None and parameter.dim() == 3
     ]
     if len(cubes) != 2:
@@ -205,20 +205,11 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
     first, second = sorted(cubes, key=lambda cube: any(word in ".".join(cube) for word in ("down", "out")))
     read = shapes_read(shapes[first], shapes[second])
     holder = None if apart else first[0]
-    held: Any = module if holder is None else module._modules[holder]
-    if read is None or (not apart and not takes(type(held).forward, 1)):
+    activated: Any = module if holder is None else module._modules[holder]
+    if read is None or (not apart and not takes(type(activated).forward, 1)):
         return None
-    activation = gates.activation_of(held)
-    router = next(
-        (
-            name
-            for name, child in module._modules.items()
-            if child is not None
-            and name not in (first[0], second[0])
-            and example_rows.linear_of(child, shapes[first][0])
-        ),
-        None,
-    )
+    activation = gates.activation_of(activated)
+    router = router_of(module, (first[0], second[0]), shapes[first][0])
     if activation is None or router is None or not takes(type(module).forward, 1):
         return None
     transposed, halves = read
@@ -231,36 +222,22 @@ def _propose(
     module: nn.Module, stacks: list[Stacks], router: str, answer: Sorted | Scored
 ) -> list[Proposal] | Rejection:
     taken = {router, *stacks[0].children}
-    others = [n for n, c in module._modules.items() if c is not None and n not in taken and _has_parameters(c)]
+    others = [n for n, c in module._modules.items() if c is not None and n not in taken and has_parameters(c)]
     shared = [name for name in others if len(linears_of(module._modules[name])) >= 2]
     biases = [name for name, parameter in module._parameters.items() if parameter is not None]
     if unknown := set(others).difference(shared):
         return Rejection(f"it has children {', '.join(sorted(unknown))} that no known sparse block has")
     if len(shared) > 1 or len(biases) > 1:
         return Rejection(f"it has {', '.join((*shared, *biases))}; known are one shared expert and one bias")
-    top_k = next(
-        (
-            (holder, found)
-            for holder, held in ((None, module), (router, module._modules[router]))
-            if held is not None and (found := top_k_of(held)) is not None
-        ),
-        None,
-    )
+    of_router = top_k_of(getattr(module, router))
+    top_k = top_k_of(module) or (of_router and f"{router}.{of_router}")
     if top_k is None:
         return Rejection("neither it nor its router has an attribute that says how many experts a token goes to")
+    label = " ".join([answer.label, *("shared" for _ in shared), *("biased" for _ in biases)])
+    added = (next(iter(shared), None), next(iter(biases), None))
     adapters = [
-        RoutedAdapter(
-            " ".join([each.activation, answer.label, *("shared" for _ in shared), *("biased" for _ in biases)]),
-            each,
-            router,
-            top_k,
-            answer,
-            next(iter(shared), None),
-            next(iter(biases), None),
-            row_per_token,
-            logits,
-        )
-        for each in stacks
+        RoutedAdapter(f"{experts.activation} {label}", experts, router, top_k, answer, *added, row_per_token, logits)
+        for experts in stacks
         for logits in (True, False)
         for row_per_token in (False, True)
     ]
@@ -268,12 +245,8 @@ def _propose(
     dtype = getattr(module._modules[holder], name).dtype
     if dtype not in DTYPES:
         return Rejection(f"its experts are {dtype}; supported are float32, bfloat16 and float16")
-    alike = (each for each in mixes_of_modules(dtype) if each.x is each.router)
+    alike = (mix for mix in mixes_of_modules(dtype) if mix.x is mix.router)
     return [inexact(adapters, functools.partial(_example, module, adapters[0]), alike, stacks[0].children)]
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
 
 
 def _example(
@@ -288,14 +261,13 @@ def _example(
     holder, name = stacks.down
     real, a, b = getattr(module._modules[holder], name).shape
     hidden, inner = (b, a) if stacks.transposed else (a, b)
-    where, named = likely.top_k
-    top_k = operator.attrgetter(named if where is None else f"{where}.{named}")(module)
+    top_k = operator.attrgetter(likely.top_k)(module)
     number = min(real, top_k + 3)
     large = size > 1 << 12
-    known = {2 * inner: 272 if large else 16, inner: 136 if large else 8, hidden: 128 if large else 24}
-    small = SmallCopies({**known, real: number}, generator)
+    sizes = {2 * inner: 272 if large else 16, inner: 136 if large else 8, hidden: 128 if large else 24}
+    small = SmallCopies({**sizes, real: number}, generator)
     children = {n: small.module(child, mix.x) for n, child in module._modules.items() if child is not None}
-    linear = example_rows.linear_of(children[likely.router], number)
-    x = example_rows.decided(small, linear, top_k, max(6, size // small.size(hidden)), mix.x)
+    linear = linear_of(children[likely.router], number)
+    x = decided(small, linear, top_k, max(6, size // small.size(hidden)), mix.x)
     bias = {} if likely.bias is None else {likely.bias: small.tensor(getattr(module, likely.bias), mix.x)}
     return Example((x,), bias, children, small.attributes(module))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,12 +15,12 @@ class SmallCopies:
     """Maps the sizes of a module to small ones, equal ones to equal ones, and makes tensors and modules of these.
 
     Args:
-        known: Small sizes for some of the real ones.
+        sizes: Small sizes for some of the real ones.
         generator: Where random numbers come from.
     """
 
-    def __init__(self, known: Mapping[int, int], generator: torch.Generator) -> None:
-        self._sizes = dict(known)
+    def __init__(self, sizes: Mapping[int, int], generator: torch.Generator) -> None:
+        self._sizes = dict(sizes)
         self._generator = generator
 
     def size(self, real: int) -> int:
@@ -41,19 +41,16 @@ class SmallCopies:
     def module(self, real: nn.Module, dtype: torch.dtype) -> nn.Module:
         """A copy of *real*, all below it included, with small tensors of *dtype*."""
         copy = object.__new__(type(real))
-        held = dict(vars(real))
-        held |= self.attributes(real)
-        held["_parameters"] = {
-            name: value if value is None else nn.Parameter(self.tensor(value, dtype), value.requires_grad)
-            for name, value in real._parameters.items()
+        makers: dict[str, Callable[[Any], Any]] = {
+            "_parameters": lambda value: nn.Parameter(self.tensor(value, dtype), value.requires_grad),
+            "_buffers": lambda value: self.tensor(value, dtype),
+            "_modules": lambda value: self.module(value, dtype),
         }
-        held["_buffers"] = {
-            name: value if value is None else self.tensor(value, dtype) for name, value in real._buffers.items()
+        stores = {
+            store: {name: None if value is None else make(value) for name, value in vars(real)[store].items()}
+            for store, make in makers.items()
         }
-        held["_modules"] = {
-            name: value if value is None else self.module(value, dtype) for name, value in real._modules.items()
-        }
-        object.__setattr__(copy, "__dict__", held)
+        object.__setattr__(copy, "__dict__", vars(real) | self.attributes(real) | stores)
         return copy
 
     def attributes(self, real: nn.Module) -> dict[str, Any]:

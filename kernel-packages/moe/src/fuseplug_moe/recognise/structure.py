@@ -13,8 +13,9 @@ from .gates import says_how_many
 def match(site: Site) -> list[Proposal] | Rejection | None:
     """Say whether *site* holds experts, and how they may be called.
 
-    Either their weights are stacked in two tensors of the module itself (`stacked`), or they are a list of modules
-    among its children (`blocks`).
+    Their weights are stacked in two tensors of the module itself (`stacked_experts`) or of its children
+    (`routed_blocks`), lie below each other in a child (`flat_weights`), or are those of a list of modules among its
+    children (`listed_blocks`).
     """
     # Most of the modules of a model have neither.
     module = site.module

@@ -17,10 +17,8 @@ from fuseplug_backends.dtypes import MODEL_DTYPES
 _LARGEST_EPS = 1e-2
 """A float of another name than eps is taken for one up to here."""
 
-
 _ROOTS = frozenset({"rms_norm", "rsqrt", "sqrt"})
 """What the code of a norm says whose epsilon is written in it: one of these."""
-
 
 _UNKNOWN_WIDTH = 64
 """The width a norm is tried with that has no weight and does not say how wide it is."""

@@ -38,7 +38,7 @@ class Projections(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class Mentioned:
     """What a forward mentions, by name.
 
     Attributes:
@@ -81,12 +81,12 @@ class _Form:
     after: tuple[Step, ...] = ()
 
 
-def adapters_for(found: Found) -> Iterator[GatedAdapter]:
-    """Every combination of independent choices that *found* leaves open, the likely ones first."""
-    activations = _activations(found)
-    for roles in found.roles:
-        forms = _forms(found, roles)
-        for (before, between, after), form in itertools.product(_places(found, roles), forms):
+def adapters_for(mentioned: Mentioned) -> Iterator[GatedAdapter]:
+    """Every combination of independent choices that *mentioned* leaves open, the likely ones first."""
+    activations = _activations(mentioned)
+    for roles in mentioned.roles:
+        forms = _forms(mentioned, roles)
+        for (before, between, after), form in itertools.product(_places(mentioned, roles), forms):
             for gate, up, layout in _assignments(roles):
                 for activation in activations if "beta" not in dict(form.numbers) else ("swish",):
                     yield GatedAdapter(
@@ -94,7 +94,7 @@ def adapters_for(found: Found) -> Iterator[GatedAdapter]:
                         gate=gate,
                         up=up,
                         down=roles.down,
-                        up_called_first=up is not None and found.code_names[up] < found.code_names[gate],
+                        up_called_first=up is not None and mentioned.code_names[up] < mentioned.code_names[gate],
                         form=form.variant,
                         layout=layout,
                         numbers=form.numbers,
@@ -104,13 +104,13 @@ def adapters_for(found: Found) -> Iterator[GatedAdapter]:
                     )
 
 
-def _activations(found: Found) -> tuple[str, ...]:
+def _activations(mentioned: Mentioned) -> tuple[str, ...]:
     """Those of which the forward, or what it holds, says a name; all, if it says none of any."""
-    held = {name: value for name, value in vars(found.module).items() if name in found.code_names}
-    leaves = [found.module._modules[leaf] for leaf in found.leaves]
-    held_names = {*found.code_names, *(name for value in (*held.values(), *leaves) for name in names_in(value))}
-    said = tuple(name for name, activation in ACTIVATIONS.items() if activation.code_names & held_names)
-    return said or tuple(ACTIVATIONS)
+    values = {name: value for name, value in vars(mentioned.module).items() if name in mentioned.code_names}
+    leaves = [mentioned.module._modules[leaf] for leaf in mentioned.leaves]
+    all_names = {*mentioned.code_names, *(name for value in (*values.values(), *leaves) for name in names_in(value))}
+    named = tuple(name for name, activation in ACTIVATIONS.items() if activation.code_names & all_names)
+    return named or tuple(ACTIVATIONS)
 
 
 def _assignments(roles: Projections) -> Iterator[tuple[str, str | None, str]]:
@@ -122,41 +122,41 @@ def _assignments(roles: Projections) -> Iterator[tuple[str, str | None, str]]:
         yield roles.up, roles.gate, LAYOUTS[0]
 
 
-def _places(found: Found, roles: Projections) -> Iterator[tuple[tuple[Step, ...], ...]]:
+def _places(mentioned: Mentioned, roles: Projections) -> Iterator[tuple[tuple[Step, ...], ...]]:
     """Where the other children may be called: before the projections, between them and after."""
-    width_in, width_out = found.linears[roles.gate]
+    width_in, width_out = mentioned.linears[roles.gate]
     fits = {"before": width_in, "between": width_out if roles.up else width_out // 2}
     if roles.down is not None:
-        fits["after"] = found.linears[roles.down][1]
+        fits["after"] = mentioned.linears[roles.down][1]
     choices: dict[str, list[tuple[str, ...]]] = {extra: [("before",)] for extra in roles.extra}
-    for norm, width in found.norms.items():
+    for norm, width in mentioned.norms.items():
         choices[norm] = [(place,) for place, fitting in fits.items() if fitting == width]
-    for leaf in found.leaves:
+    for leaf in mentioned.leaves:
         # One is the activation, which the op computes. Others are called on the way in.
         choices[leaf] = [(), ("before",)]
-    for drop in found.drops:
+    for drop in mentioned.drops:
         choices[drop] = [(place,) for place in fits if place != "before"]
-        choices[drop] += [("between", "after")] if len(found.drops) == 1 and roles.down is not None else []
+        choices[drop] += [("between", "after")] if len(mentioned.drops) == 1 and roles.down is not None else []
     for places in itertools.product(*choices.values()):
         at = dict(zip(choices, places, strict=True))
-        if sum(not at[leaf] for leaf in found.leaves) == min(1, len(found.leaves)):
-            yield from itertools.product(*(_orders(found, at, place) for place in ("before", "between", "after")))
+        if sum(not at[leaf] for leaf in mentioned.leaves) == min(1, len(mentioned.leaves)):
+            yield from itertools.product(*(_orders(mentioned, at, place) for place in ("before", "between", "after")))
 
 
-def _orders(found: Found, at: Mapping[str, tuple[str, ...]], place: str) -> list[tuple[Step, ...]]:
+def _orders(mentioned: Mentioned, at: Mapping[str, tuple[str, ...]], place: str) -> list[tuple[Step, ...]]:
     """In which order the children at *place* may be called.
 
     First projections, then norms, then what has no weights; or as they are mentioned; or the other way round, for what
     is called within another call is mentioned after it.
     """
     by_kind = tuple(Call(name) for name in at if place in at[name])
-    mentioned = tuple(sorted(by_kind, key=lambda call: found.code_names[call.child]))
-    return list(dict.fromkeys((by_kind, mentioned, mentioned[::-1])))
+    in_order = tuple(sorted(by_kind, key=lambda call: mentioned.code_names[call.child]))
+    return list(dict.fromkeys((by_kind, in_order, in_order[::-1])))
 
 
-def _forms(found: Found, roles: Projections) -> list[_Form]:
+def _forms(mentioned: Mentioned, roles: Projections) -> list[_Form]:
     """What the numbers that the forward mentions may be to it, given what else it mentions."""
-    forms, numbers, code_names = [_Form()], found.numbers, found.code_names.keys()
+    forms, numbers, code_names = [_Form()], mentioned.numbers, mentioned.code_names.keys()
     pairs = list(itertools.permutations(numbers, 2))
     if code_names & _WIDENS:
         forms += [_Form("wide")]
@@ -172,8 +172,8 @@ def _forms(found: Found, roles: Projections) -> list[_Form]:
         forms += [_Form("scaled", (("scale", scale),)) for scale in numbers]
         forms += [_Form(after=(Multiply(factor),)) for factor in numbers]
         forms += [_Form("scaled", (("scale", scale),), after=(Multiply(factor),)) for scale, factor in pairs]
-    for scale in found.scales:
+    for scale in mentioned.scales:
         forms += [replace(form, after=(*form.after, Multiply(scale))) for form in forms]
-    if roles.down is not None and found.casts_to_a_weight:
+    if roles.down is not None and mentioned.casts_to_a_weight:
         forms += [replace(form, between=(*form.between, CastTo(roles.down))) for form in forms]
     return forms

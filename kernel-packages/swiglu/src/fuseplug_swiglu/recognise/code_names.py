@@ -19,8 +19,8 @@ from fuseplug.reading import names, remembered
 def names_in(value: object) -> Iterable[str]:
     """The names that tell what an activation is: a module without tensors, or a function, which an attribute holds."""
     if isinstance(value, nn.Module):
-        for held in vars(value).values():
-            yield from names_in(held) if not isinstance(held, nn.Module) else ()
+        for attribute in vars(value).values():
+            yield from names_in(attribute) if not isinstance(attribute, nn.Module) else ()
         yield from names(type(value).forward, type(value))
     elif isinstance(value, functools.partial):
         yield from names_in(value.func)

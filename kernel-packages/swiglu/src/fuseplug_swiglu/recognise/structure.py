@@ -16,7 +16,7 @@ from fuseplug.reading import names
 from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_backends.dtypes import MODEL_DTYPES
 
-from .candidates import Found, Projections, adapters_for
+from .candidates import Mentioned, Projections, adapters_for
 from .code_names import names_in, parameter_names, required
 from .examples import MlpMix, MlpParts, Projection, longest_sum, make_example
 
@@ -58,17 +58,17 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
         return Rejection("its forward multiplies matrices by itself, and names no activation that is known")
     if (arguments := required(cls.forward)) != 1:
         return Rejection(f"its forward takes {arguments} tensors, not one") if sure and arguments is not None else None
-    found = _found(module, linears, roles, code_names)
-    if isinstance(found, Rejection):
-        return found if sure else None
+    mentioned = _mentioned(module, linears, roles, code_names)
+    if isinstance(mentioned, Rejection):
+        return mentioned if sure else None
     dtype = _dtype(module, roles[0])
     if isinstance(dtype, Rejection):
         return dtype
-    adapters = tuple(itertools.islice(adapters_for(found), _MOST_CANDIDATES + 1))
+    adapters = tuple(itertools.islice(adapters_for(mentioned), _MOST_CANDIDATES + 1))
     if len(adapters) > _MOST_CANDIDATES:
         return Rejection(f"it could be any of more than {_MOST_CANDIDATES} variants, too many to try")
-    parts = _mlp_parts(found)
-    mixes = tuple(_mixes(dtype or torch.bfloat16, found))
+    parts = _mlp_parts(mentioned)
+    mixes = tuple(_mixes(dtype or torch.bfloat16, mentioned))
     called = {name for adapter in adapters for name in adapter.children_called}
     differences = any("sparse" in adapter.variant.split() for adapter in adapters)
     return [
@@ -83,7 +83,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             # what each other child gives. Four more for what a gate exceeds a quantile by, a small difference.
             roundings=6.0 + len(called) + 4.0 * differences,
             working_roundings=_working_roundings(parts),
-            covers=tuple(leaf for leaf in found.leaves if leaf not in called),
+            covers=tuple(leaf for leaf in mentioned.leaves if leaf not in called),
             work=parts.inner / parts.hidden,
         )
     ]
@@ -98,9 +98,9 @@ def _is_expanding(linears: Mapping[str, tuple[int, int]], roles: Projections) ->
 
 def _has_activation(module: nn.Module, code_names: Mapping[str, int]) -> bool:
     """Whether the forward names an activation, or a child or an attribute that is one."""
-    held = {name: value for name, value in {**vars(module), **module._modules}.items() if name in code_names}
-    held_names = {*code_names, *(name for value in held.values() for name in names_in(value))}
-    return any(activation.code_names & held_names for activation in ACTIVATIONS.values())
+    values = {name: value for name, value in {**vars(module), **module._modules}.items() if name in code_names}
+    all_names = {*code_names, *(name for value in values.values() for name in names_in(value))}
+    return any(activation.code_names & all_names for activation in ACTIVATIONS.values())
 
 
 def _without_linears(module: nn.Module) -> Rejection | None:
@@ -169,35 +169,37 @@ def _has_bias(child: nn.Module) -> bool:
 
 def _roles(linears: Mapping[str, tuple[int, int]], code_names: Mapping[str, int]) -> list[Projections]:
     """All the ways in which *linears* can be the projections of a gated MLP."""
-    found = [
+    fits = [
         Projections(a, b, down, _rest(linears, a, b, down))
         for a, b in itertools.combinations(linears, 2)
         for down in _rest(linears, a, b)
         if linears[a] == linears[b] and linears[down][0] == linears[a][1]
     ]
-    found += [
+    fits += [
         Projections(gate, None, down, _rest(linears, gate, down))
         for gate, down in itertools.permutations(linears, 2)
         if linears[gate][1] == 2 * linears[down][0]
     ]
-    if not found and len(set(linears.values())) == 1:
+    if not fits and len(set(linears.values())) == 1:
         (first, *others), ((width_in, width_out),) = linears, set(linears.values())
         if len(others) == 1 and width_in != width_out:
-            found = [Projections(first, others[0], None)]
+            fits = [Projections(first, others[0], None)]
         elif not others and width_out % 2 == 0 and _SPLITS & code_names.keys():
-            found = [Projections(first, None, None)]
+            fits = [Projections(first, None, None)]
     # What precedes must keep the width; and where one precedes, everything else must be beyond doubt.
-    found = [each for each in found if all(len({*linears[extra], linears[each.gate][0]}) == 1 for extra in each.extra)]
-    return found if len(found) == 1 or len(linears) < 4 else []
+    fits = [
+        roles for roles in fits if all(len({*linears[extra], linears[roles.gate][0]}) == 1 for extra in roles.extra)
+    ]
+    return fits if len(fits) == 1 or len(linears) < 4 else []
 
 
 def _rest(names: Iterable[str], *taken: str) -> tuple[str, ...]:
     return tuple(name for name in names if name not in taken)
 
 
-def _found(
+def _mentioned(
     module: nn.Module, linears: Mapping[str, tuple[int, int]], roles: list[Projections], code_names: Mapping[str, int]
-) -> Found | Rejection:
+) -> Mentioned | Rejection:
     """All that the forward mentions, sorted."""
     drops: list[str] = []
     leaves: list[str] = []
@@ -207,11 +209,11 @@ def _found(
             continue
         if isinstance(child, nn.Identity):
             continue
-        own = list(child.parameters(recurse=False))
-        if not own and not child._modules:
+        tensors = list(child.parameters(recurse=False))
+        if not tensors and not child._modules:
             (drops if isinstance(vars(child).get("p"), float | int) else leaves).append(name)
-        elif not child._modules and all(p.dim() == 1 and p.shape[0] > 1 for p in own):
-            norms[name] = int(own[0].shape[0])
+        elif not child._modules and all(p.dim() == 1 and p.shape[0] > 1 for p in tensors):
+            norms[name] = int(tensors[0].shape[0])
         else:
             return Rejection(f"it also calls {name}, a {type(child).__name__}, which is no part of a gated MLP")
     parameters = {name: p for name, p in module._parameters.items() if name in code_names and p is not None}
@@ -222,7 +224,7 @@ def _found(
     numbers = {
         name: value for name, value in vars(module).items() if name in code_names and type(value) in (int, float)
     }
-    return Found(
+    return Mentioned(
         module=module,
         linears={name: width for name, width in linears.items() if name in code_names},
         roles=tuple(roles),
@@ -247,33 +249,33 @@ def _dtype(module: nn.Module, roles: Projections) -> torch.dtype | Rejection | N
     return None
 
 
-def _mlp_parts(found: Found) -> MlpParts:
+def _mlp_parts(mentioned: Mentioned) -> MlpParts:
     """What examples are made from."""
-    first = found.roles[0]
-    width_in, width_out = found.linears[first.gate]
-    downs = {each.down for each in found.roles}
+    first = mentioned.roles[0]
+    width_in, width_out = mentioned.linears[first.gate]
+    downs = {roles.down for roles in mentioned.roles}
     return MlpParts(
         hidden=width_in,
         inner=width_out if first.up else width_out // 2,
         in_one=first.up is None,
         projections=tuple(
-            Projection(name, *widths, _has_bias(cast("nn.Module", found.module._modules[name])), name in downs)
-            for name, widths in found.linears.items()
+            Projection(name, *widths, _has_bias(cast("nn.Module", mentioned.module._modules[name])), name in downs)
+            for name, widths in mentioned.linears.items()
         ),
-        drops=found.drops,
-        norms=tuple(found.norms.items()),
-        scales=found.scales,
-        numbers=found.numbers,
-        drops_by_number="dropout" in found.code_names,
-        widths=tuple(found.widths.items()),
+        drops=mentioned.drops,
+        norms=tuple(mentioned.norms.items()),
+        scales=mentioned.scales,
+        numbers=mentioned.numbers,
+        drops_by_number="dropout" in mentioned.code_names,
+        widths=tuple(mentioned.widths.items()),
     )
 
 
-def _mixes(dtype: torch.dtype, found: Found) -> Iterator[MlpMix]:
-    for each in dict.fromkeys((dtype, *MODEL_DTYPES)):
-        yield MlpMix(each, each)
-    if found.numbers:
+def _mixes(dtype: torch.dtype, mentioned: Mentioned) -> Iterator[MlpMix]:
+    for same in dict.fromkeys((dtype, *MODEL_DTYPES)):
+        yield MlpMix(same, same)
+    if mentioned.numbers:
         yield MlpMix(torch.float32, torch.float32, other_numbers=True)
-    if found.casts_to_a_weight:
+    if mentioned.casts_to_a_weight:
         yield MlpMix(torch.bfloat16, torch.float32)
         yield MlpMix(torch.float16, torch.float32)

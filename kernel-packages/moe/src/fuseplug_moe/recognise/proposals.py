@@ -1,0 +1,37 @@
+"""What all proposals for experts have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from fuseplug import Adapter, Example, Proposal, Target
+
+_FORWARD = Target()
+
+
+def inexact(
+    adapters: Sequence[Adapter],
+    example: Callable[[Any, int, torch.Generator], Example],
+    mixes: Iterable[Any],
+    covers: Sequence[str] = (),
+    target: Target = _FORWARD,
+    hidden: int = 1,
+) -> Proposal:
+    """A proposal for experts, whose own matrix products have an order of summation of their own.
+
+    Where kernels gain from some number of tokens on, *hidden* is the width of the input.
+    """
+    return Proposal(
+        target=target,
+        adapters=tuple(adapters),
+        example=example,
+        mixes=tuple(mixes),
+        roundings=16.0,
+        working_roundings=64.0,
+        covers=tuple(covers),
+        exact=False,
+        work=1 / hidden,
+    )
