@@ -22,7 +22,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 15000,
-    "core/verify/src": 5620,
+    "core/verify/src": 5633,
     "core/tools/src": 2640,
     "kernel-packages/backends/src": 10,
     "kernel-packages/liger/src": 590,
