@@ -18,7 +18,7 @@ from test_docs import LONG, blocks
 
 import fuseplug
 from fuseplug import BaseKernel, KernelManager
-from fuseplug.kernel_faults import faults
+from fuseplug.discovery.kernel_faults import faults
 from fuseplug_testing import public_names
 from fuseplug_tools.new.asked import BACKENDS, asked
 from fuseplug_tools.new.known import KNOWN

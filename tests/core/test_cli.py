@@ -252,7 +252,7 @@ class TestBuild:
         ],
     )
     def test_class(self, config, changes, expected):
-        from fuseplug.from_config import build
+        from fuseplug.cli.from_config import build
 
         config.write_text(json.dumps({**LLAMA, **changes}))
         model = build(str(config))
@@ -262,7 +262,7 @@ class TestBuild:
 
     def test_code_of_the_model_runs_only_when_trusted(self, tmp_path):
         from fuseplug import PlanError
-        from fuseplug.from_config import build
+        from fuseplug.cli.from_config import build
 
         ran = tmp_path / "ran"
         (tmp_path / "own.py").write_text(

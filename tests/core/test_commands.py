@@ -8,7 +8,8 @@ import pytest
 import torch
 from support.models import Toy
 
-from fuseplug import KernelManager, PlanError, commands, measurer
+from fuseplug import KernelManager, PlanError, measurer
+from fuseplug.cli import commands
 
 HELLO = '''
 import typer

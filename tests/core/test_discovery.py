@@ -11,7 +11,7 @@ from torch import nn
 
 from fuseplug import BaseKernel, DiscoveryError, KernelManager, RejectedError
 from fuseplug.discovery import discover, elsewhere
-from fuseplug.records import KernelRecord
+from fuseplug.discovery.records import KernelRecord
 
 SOURCE = """
 from fuseplug import BaseKernel

@@ -233,7 +233,7 @@ class TestTracing:
 
 
 def test_a_kernel_says_which_of_the_two():
-    from fuseplug.kernel_faults import faults
+    from fuseplug.discovery.kernel_faults import faults
 
     assert faults(variant_of(NormKernel, when_traced="both")) == [
         'when_traced must be "kernel" or "original", not \'both\''

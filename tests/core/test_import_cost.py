@@ -36,7 +36,7 @@ def test_a_slow_import_is_recorded_however_it_ends(package, ending, state):
 
 
 def test_a_quick_import_costs_nothing(package, monkeypatch):
-    monkeypatch.setattr("fuseplug.import_cost.SLOW", 60.0)  # on a busy machine
+    monkeypatch.setattr("fuseplug.discovery.import_cost.SLOW", 60.0)  # on a busy machine
     package("x-costly", "costly", source=KERNEL)
     assert costly().import_costs == ()
 

@@ -10,7 +10,6 @@ from support.kernels import NormKernel, RotaryKernel, variant_of
 
 import fuseplug
 from fuseplug import Consent, DiscoveryError, PlanError, RejectedError, interface
-from fuseplug.by_class_name import FUNCTIONS, INSTEAD
 from fuseplug.interface import (
     BaseKernel,
     KernelPlugin,
@@ -21,6 +20,7 @@ from fuseplug.interface import (
     scan_all_kernels,
 )
 from fuseplug.interface import manager as the_manager
+from fuseplug.interface.by_class_name import FUNCTIONS, INSTEAD
 from fuseplug.patching import our_marks
 
 
@@ -301,7 +301,7 @@ class TestClasses:
 
     def test_names_of_pythons_own_load_nothing(self, monkeypatch):
         monkeypatch.setattr(interface.manager, "kernels", lambda: pytest.fail("it looked for kernels"))
-        assert not hasattr(interface, "__path__")
+        assert not hasattr(interface, "__wrapped__")
         assert not hasattr(interface, "_private")
 
     def test_two_of_one_name_are_refused_by_both_their_names(self):

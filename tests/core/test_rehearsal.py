@@ -9,7 +9,7 @@ from support.kernels import NormKernel, fused_norm, variant_of
 from support.managers import manager_of
 from support.models import Norm
 
-from fuseplug.kernel_faults import faults
+from fuseplug.discovery.kernel_faults import faults
 
 steps: list[str] = []
 

@@ -155,7 +155,7 @@ def test_a_hang_is_named_while_it_lasts_and_when_it_is_interrupted(hangs, fresh_
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
 from fuseplug import cli
-from fuseplug import import_cost
+from fuseplug.discovery import import_cost
 import_cost.PATIENCE = 0.2
 cli.main(["list"])
 """

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fuseplug import BaseKernel
-from fuseplug.records import KernelRecord
+from fuseplug.discovery.records import KernelRecord
 from fuseplug_backends.npu import NpuKernel
 from fuseplug_tools import doctor
 from fuseplug_tools.doctor import Machine, examine

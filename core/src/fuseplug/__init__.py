@@ -28,10 +28,10 @@ from .hookspecs import BaseKernel, hookimpl
 from .lazy import lazy
 
 if TYPE_CHECKING:
+    from .discovery.records import KernelRecord
     from .kernel_manager import KernelManager
     from .patching import Applied, Patch
     from .planning import Plan
-    from .records import KernelRecord
     from .report import Entry, Report
 
     manager: KernelManager
@@ -79,7 +79,7 @@ _imported, _names = lazy(
         "Applied": ".patching",
         "Entry": ".report",
         "KernelManager": ".kernel_manager",
-        "KernelRecord": ".records",
+        "KernelRecord": ".discovery.records",
         "Patch": ".patching",
         "Plan": ".planning",
         "Report": ".report",

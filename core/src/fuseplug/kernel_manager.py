@@ -12,12 +12,12 @@ from .applications import Applications
 from .configuration import SETTINGS, environment, named
 from .contract import Mode
 from .discovery import chosen, discover, elsewhere, load_class
+from .discovery.ownership import REGISTERED
+from .discovery.plugins import plugged_in
+from .discovery.records import KernelRecord
+from .discovery.selecting import named_by, names_in, select
 from .errors import DiscoveryError, PlanError
 from .hookspecs import PROJECT, BaseKernel
-from .ownership import REGISTERED
-from .plugins import plugged_in
-from .records import KernelRecord
-from .selecting import named_by, names_in, select
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,8 @@ import pluggy
 from fuseplug_verify import Snapshot, neutral, random_state_kept
 
 from .contract import Answer, Rejection, Site
+from .discovery.records import KernelRecord
 from .gc_paused import collection_paused
-from .records import KernelRecord
 
 IMPURE = Rejection("it changed the module it was asked about; match() may only look", kind="error")
 

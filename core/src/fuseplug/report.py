@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .contract import Mode, Rejection, Target
+from .discovery.records import KernelRecord
 from .plain_text import one_line, printable, some_lines
-from .records import KernelRecord
 from .tables import UNLIMITED, with_whole_words
 
 if TYPE_CHECKING:

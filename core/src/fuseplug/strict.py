@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from .contract import Rejection
+from .discovery.records import KernelRecord
 from .errors import RejectedError, VerificationError
-from .records import KernelRecord
 from .report import Entry, Report
 
 MOST_NAMED = 5

@@ -6,7 +6,7 @@ import pytest
 from support.page import import_page
 from test_docs import DOCS, IN_TRITON, blocks, run_page
 
-from fuseplug.kernel_faults import faults
+from fuseplug.discovery.kernel_faults import faults
 from fuseplug_testing import check_kernel
 
 PAGE = DOCS / IN_TRITON

@@ -13,9 +13,9 @@ from torch import nn
 from fuseplug_verify import class_name
 
 from ..discovery import elsewhere
+from ..discovery.records import KernelRecord
 from ..hookspecs import resolve
 from ..patching import Patch
-from ..records import KernelRecord
 from ..report import Report
 from ..walking import Place
 from .asking import Answers, Ask

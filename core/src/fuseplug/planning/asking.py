@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ..contract import Answer, Proposal, Rejection, Site, Target
+from ..discovery.records import KernelRecord
 from ..proposing import Question
-from ..records import KernelRecord
 from ..walking import Place
 from .rules import Rules
 

@@ -13,11 +13,11 @@ from fuseplug_verify import Conditions, Refusal, Semantics, Subject, Verifier, s
 
 from ..candidates import candidate_of, rejection_of
 from ..contract import Compute, Proposal, Rejection
+from ..discovery.records import KernelRecord
 from ..fallback import declining_small
 from ..gains import EVERY_SIZE, Gains, gains_of
 from ..hookspecs import BaseKernel, resolve
 from ..kept import Kept, folder
-from ..records import KernelRecord
 from ..report import CheckStatus
 from ..walking import Place
 from .rules import Rules, kernel_of

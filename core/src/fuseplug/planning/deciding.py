@@ -11,9 +11,9 @@ from typing import NamedTuple
 from fuseplug_verify import Subject, class_name, said_by
 
 from ..contract import Proposal, Rejection, Scope, Target
+from ..discovery.records import KernelRecord
 from ..gains import TIMED
 from ..patching import Mark, Patch, patch_around, patch_of, replacement_of, subject_of
-from ..records import KernelRecord
 from ..report import Entry, Measurement
 from ..walking import Place, upwards
 from .asking import Answers, blaming, is_scripted

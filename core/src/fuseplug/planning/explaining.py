@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 
+from ..discovery.records import KernelRecord
 from ..errors import PlanError
 from ..plain_text import printable
-from ..records import KernelRecord
 from ..report import Entry, Report
 
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from fuseplug_verify import attributes_of, class_name
 
+from ..discovery.records import KernelRecord
 from ..measurer import Measurer
 from ..patching import computes_past
-from ..records import KernelRecord
 from .deciding import Decision
 from .rules import Rules
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 from .. import torch_private
 from ..contract import Mode
+from ..discovery.records import KernelRecord
 from ..errors import DiscoveryError
 from ..hookspecs import BaseKernel
 from ..measurer import Measurer
-from ..records import KernelRecord
 
 
 @dataclass(frozen=True)

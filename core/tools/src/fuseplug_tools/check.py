@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from fuseplug.cli.options import AsJson
 from fuseplug.errors import FuseplugError
-from fuseplug.options import AsJson
 
 
 def check(

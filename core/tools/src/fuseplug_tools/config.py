@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fuseplug.cli.options import AsJson
 from fuseplug.configuration import SETTINGS, environment
-from fuseplug.options import AsJson
 from fuseplug.plain_text import one_line
 from fuseplug.tables import console, empty_table, print_json, print_table
 

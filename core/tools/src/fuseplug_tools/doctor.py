@@ -13,13 +13,13 @@ import importlib_metadata
 import typer
 from packaging.version import Version
 
-from fuseplug.commands import kernels_of
+from fuseplug.cli.commands import kernels_of
+from fuseplug.cli.options import AsJson
 from fuseplug.configuration import SETTINGS, environment, named
+from fuseplug.discovery.records import KernelRecord
 from fuseplug.hookspecs import BaseKernel
 from fuseplug.kernel_manager import KernelManager
-from fuseplug.options import AsJson
 from fuseplug.plain_text import one_line, some_lines
-from fuseplug.records import KernelRecord
 from fuseplug.tables import console, empty_table, print_json, print_table, state_text
 
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"

@@ -8,11 +8,11 @@ from typing import Any
 
 import importlib_metadata
 
+from fuseplug.discovery.records import KernelRecord
+from fuseplug.discovery.selecting import KERNELS_VARIABLE
 from fuseplug.errors import DiscoveryError
 from fuseplug.hookspecs import ENTRY_POINT_GROUP, resolve
 from fuseplug.kernel_manager import KernelManager
-from fuseplug.records import KernelRecord
-from fuseplug.selecting import KERNELS_VARIABLE
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from fuseplug.candidates import candidate_of, rejection_of
 from fuseplug.contract import Answer, Mode, Proposal, Rejection, Scope, Site
 from fuseplug.devices import KNOWN, Destination, destination, present
+from fuseplug.discovery.kernel_faults import faults
 from fuseplug.errors import PlanError
 from fuseplug.hookspecs import BaseKernel, resolve
-from fuseplug.kernel_faults import faults
 from fuseplug.patching import Mark, Patch, patch_of, put_on, subject_of
 from fuseplug.patching.tally import listening
 from fuseplug.walking import Place, walk

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fuseplug.discovery.ownership import REGISTERED
+from fuseplug.discovery.records import KernelRecord
 from fuseplug.kernel_manager import KernelManager
-from fuseplug.ownership import REGISTERED
 from fuseplug.patching import Patch, put_on
 from fuseplug.patching.counting import Calls, tried
-from fuseplug.records import KernelRecord
 from fuseplug_verify import Outcome, random_state_kept, tensors
 
 from .attempts import foreign

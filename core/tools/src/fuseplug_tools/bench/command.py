@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from fuseplug.cli.options import Allow, AsJson, Include, TrustRemoteCode
 from fuseplug.kernel_manager import KernelManager
-from fuseplug.options import Allow, AsJson, Include, TrustRemoteCode
 from fuseplug.tables import console
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fuseplug.cli.from_config import config_of, config_of_type, with_random_weights
 from fuseplug.errors import PlanError
-from fuseplug.from_config import config_of, config_of_type, with_random_weights
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fuseplug.discovery.ownership import normal
 from fuseplug.errors import FuseplugError
-from fuseplug.ownership import normal
 
 from .known import KNOWN, NOT_TEMPLATES, Known
 

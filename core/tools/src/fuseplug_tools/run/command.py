@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
+from fuseplug.cli.options import Allow, Exclude, Include, Only, Skip
 from fuseplug.errors import SettingsError
-from fuseplug.options import Allow, Exclude, Include, Only, Skip
 
 from .options import MODULES, MODULES_VARIABLE, VARIABLE, RunOptions
 from .reports import begin

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fuseplug.import_cost import heavy_since, imports_heavy
+from fuseplug.discovery.import_cost import heavy_since, imports_heavy
 
 from .said import Names, changed, prints, starts_thread, writes_variable
 from .settings import of_python, of_torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .hookspecs import BaseKernel
+from ..hookspecs import BaseKernel
 
 State = Literal["ready", "off", "not allowed", "not installed", "missing", "broken", "conflict"]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pluggy
 
-from .hookspecs import PROJECT, BaseKernel
+from ..hookspecs import PROJECT, BaseKernel
 from .records import KernelRecord
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import importlib_metadata
 import typer
 
+from ..discovery.records import KernelRecord
+from ..errors import FuseplugError
+from ..kernel_manager import KernelManager
+from ..plain_text import one_line, some_lines
+from ..tables import console, empty_table, print_json, print_table, state_text
 from .commands import Commands, kernels_of
-from .errors import FuseplugError
-from .kernel_manager import KernelManager
 from .options import Allow, AsJson, Exclude, Include, Only, Skip, TrustRemoteCode
-from .plain_text import one_line, some_lines
-from .records import KernelRecord
-from .tables import console, empty_table, print_json, print_table, state_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,7 +148,7 @@ def _built(model: str, device: str | None, *, random_weights: bool, trust_remote
 
     if not random_weights:
         return build(model, trust_remote_code=trust_remote_code)
-    from .devices import device_here
+    from ..devices import device_here
 
     where = device_here(device)
     config = config_of(model, trust_remote_code=trust_remote_code)

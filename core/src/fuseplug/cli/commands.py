@@ -14,12 +14,12 @@ import importlib_metadata
 import typer
 from typer.core import TyperGroup
 
-from .errors import FuseplugError
-from .plain_text import some_lines
+from ..errors import FuseplugError
+from ..plain_text import some_lines
 
 if TYPE_CHECKING:
-    from .kernel_manager import KernelManager
-    from .records import KernelRecord
+    from ..discovery.records import KernelRecord
+    from ..kernel_manager import KernelManager
 
 GROUP = "fuseplug.commands"
 TOOLS = "fuseplug-tools"

@@ -22,16 +22,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, final
 
-from . import hookspecs, manager
+from .. import hookspecs, manager
+from ..errors import DiscoveryError, RejectedError
 from .by_class_name import FUNCTIONS, INSTEAD, class_named, ready_names
-from .errors import DiscoveryError, RejectedError
 from .porting import how_to_port
 
 if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
-    from .kernel_manager import K, Options
+    from ..kernel_manager import K, Options
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -113,7 +113,7 @@ def get_default_kernels() -> list[str]:
     Those for accelerators come before those for the CPU alone. Within a device the order is that in which they are
     preferred: kernels that name it, then priority, then id.
     """
-    from .devices import KNOWN, present
+    from ..devices import KNOWN, present
 
     kernels = [record.kernel for record in manager.kernels() if record.kernel]
     named = {device_type for kernel in kernels for device_type in kernel.device_types}

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from .hookspecs import NEWEST_API, BaseKernel
+from ..hookspecs import NEWEST_API, BaseKernel
 
 
 def faults(kernel: Any) -> list[str]:

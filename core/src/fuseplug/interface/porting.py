@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from .hookspecs import PROJECT, BaseKernel
+from ..hookspecs import PROJECT, BaseKernel
 
 
 def how_to_port(kernel: Any) -> str:

@@ -6,9 +6,9 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from .configuration import SETTINGS, named
-from .contract import Mode
-from .errors import DiscoveryError
+from ..configuration import SETTINGS, named
+from ..contract import Mode
+from ..errors import DiscoveryError
 from .ownership import normal
 from .records import KernelRecord
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .configuration import SETTINGS
+from ..configuration import SETTINGS
 from .records import KernelRecord
 
 REGISTERED = "(registered)"

@@ -11,8 +11,8 @@ from typing import Any
 
 import importlib_metadata
 
-from .configuration import environment, named
-from .hookspecs import ENTRY_POINT_GROUP, BaseKernel
+from ..configuration import environment, named
+from ..hookspecs import ENTRY_POINT_GROUP, BaseKernel
 from .import_cost import import_costs
 from .kernel_faults import faults
 from .ownership import in_conflict, normal
