@@ -32,7 +32,7 @@ from .feeding import calls_for
 from .in_use import raised_under_autocast, under_autocast
 from .kernel_kinds import COMPILED, KERNEL_KINDS
 from .labels import training_call
-from .run import KEPT, Kept, contents, model_types_compared, publish, published, survey
+from .run import KEPT, Kept, model_types_compared, publish, published, survey
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     release = transformers.__version__
     wanted = options.model_types or model_types_compared(release)
     records = survey(wanted, Kept(KEPT / release / "autocast"), works, options.jobs)
-    publish(release, contents(release, with_counts(published()[release]["records"], records)))
+    publish(release, {"records": with_counts(published()[release]["records"], records)})
 
 
 def with_counts(records: Sequence[dict[str, Any]], counts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -101,11 +101,14 @@ def judged(release: str, do: Callable[[Sequence[str]], list[dict[str, Any]]]) ->
 
 
 def among_the_published(release: str, kernels: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is published of *release*, with *records* in the place of those of the same model types."""
+    """What is published of *release*, with *records* in the place of those of the same model types.
+
+    The summary stays that of the last whole run.
+    """
     by = "records" if kernels == COMPILED else f"by {kernels}"
-    fresh = {r["model_type"]: r for r in (records if kernels == COMPILED else in_short(records))}
+    fresh = {r["model_type"]: r for r in (without_code(records) if kernels == COMPILED else in_short(records))}
     merged = [fresh.get(r.get("model_type"), r) for r in published()[release][by]]
-    return contents(release, merged) if kernels == COMPILED else {by: merged}
+    return {by: merged}
 
 
 def model_types() -> list[str]:
@@ -195,8 +198,13 @@ def contents(release: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "summary": summary(census, records),
         "answers": [dataclasses.asdict(answer) for answer in answers(census, records)],
-        "records": [{name: value for name, value in record.items() if name != "code"} for record in records],
+        "records": without_code(records),
     }
+
+
+def without_code(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """*records* without the fingerprint of what they were made with."""
+    return [{name: value for name, value in record.items() if name != "code"} for record in records]
 
 
 def in_short(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
