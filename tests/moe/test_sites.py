@@ -531,6 +531,19 @@ def test_autocast_is_felt_by_listed_experts_as_before(manager):
         assert torch.equal(module(X)[0], before)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_that_are_given_back_are_weighted_by_the_routing_weights_of_autocast(manager, dtype):
+    module = filled(stacked_experts.PassingExperts(4, 12, 7, passing=2))
+    x, index, weights = routed(module, experts=6)
+    weights = weights.detach().to(dtype)
+    index[0] = torch.tensor([4, 5])  # two weights, of which the sum has more digits than one
+    before = module(x, index, weights)
+    with manager.apply_all(module, every_size=True) as applied:
+        (calls,) = applied.try_(x, index, weights)
+        torch.testing.assert_close(module(x, index, weights), before, rtol=1e-5, atol=1e-5)
+    assert (calls.fused, calls.original) == (1, 0), calls
+
+
 def test_compiled_listed_experts_are_as_before(manager):
     module = block().eval()
     before = module(X)[0]

@@ -28,7 +28,8 @@ def passed(experts: range, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     *x* is ``(tokens, hidden)``, *index* and *weights* are ``(tokens, k)``; the result is like *x*.
     """
     others = (index < experts.start) | (index >= experts.stop)
-    return (x * weights.masked_fill(others, 0).sum(-1, keepdim=True)).to(x.dtype)
+    wide = torch.promote_types(x.dtype, weights.dtype)  # in which a row is weighted, and two weights are added
+    return (x * weights.masked_fill(others, 0).sum(-1, keepdim=True, dtype=wide)).to(x.dtype)
 
 
 def narrowed(x: Tensor, matrix: Tensor) -> Tensor:
