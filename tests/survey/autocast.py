@@ -43,7 +43,7 @@ def main() -> None:
     release = transformers.__version__
     wanted = options.model_types or model_types_compared(release)
     records = survey(wanted, Kept(KEPT / release / "autocast"), works, options.jobs)
-    publish(release, {"records": with_counts(published()[release]["records"], records)})
+    publish(release, {"records": with_counts(published()[release]["records"], records)}, in_part=True)
 
 
 def with_counts(records: Sequence[dict[str, Any]], counts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

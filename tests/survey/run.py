@@ -79,7 +79,7 @@ def main() -> None:
     if options.model_types:
         records = do(options.model_types)
         if options.publish:
-            publish(release, among_the_published(release, options.kernels, records))
+            publish(release, among_the_published(release, options.kernels, records), in_part=True)
     elif options.kernels == COMPILED:
         records = do(model_types())
         records += do([CLASS + "/".join(each) for each in left(Census.of(), records)])
@@ -183,9 +183,13 @@ def published(folder: Path = DOCS) -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text())["releases"] if path.exists() else {}
 
 
-def publish(release: str, found: Mapping[str, Any], folder: Path = DOCS) -> None:
-    """Write coverage.json and coverage.md, with *found* in the place of what they say of *release*."""
-    releases, about = published(folder), machine()
+def publish(release: str, found: Mapping[str, Any], folder: Path = DOCS, *, in_part: bool = False) -> None:
+    """Write coverage.json and coverage.md, with *found* in the place of what they say of *release*.
+
+    They name the machine of the last run that was published whole, not *in_part*.
+    """
+    releases = published(folder)
+    about = json.loads((folder / "coverage.json").read_text())["machine"] if in_part else machine()
     releases[release] = {**releases.get(release, {}), **found}
     newest_first = dict(sorted(releases.items(), key=lambda item: Version(item[0]), reverse=True))
     (folder / "coverage.json").write_text(to_json(newest_first, about))
