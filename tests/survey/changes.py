@@ -31,7 +31,7 @@ def changes(before: Iterable[Answer], now: Sequence[Answer]) -> Iterator[Change]
     for answer in now:
         key = answer.op, answer.folder, answer.name
         was = old.get(key) or Answer(*key, "not in the census")
-        if was.how != answer.how or (answer.how == "fused" and was.variants != answer.variants):
+        if was.how != answer.how or (answer.how == "fused" and tuple(was.variants) != answer.variants):
             yield Change(was, answer)
 
 
