@@ -226,7 +226,7 @@ class KernelManager:
             PlanError, DiscoveryError, RejectedError: As in `plan`. A faulty installed kernel never raises: the report
                 names it.
         """
-        return self.apply_plan(model, self.plan(model, **options))
+        return self._applications.apply(model, self.plan(model, **options))
 
     def apply_plan(self, model: nn.Module, plan: Plan) -> Applied:
         """Do to *model* what *plan* has decided, all or nothing.
@@ -266,7 +266,7 @@ class KernelManager:
         names = names_in(kernel_ids)
         plan = self.plan(model, include=names, **options)
         refuse_unused(plan.report, {name: named_by(plan.report.records, name) for name in names})
-        return self.apply_plan(model, plan)
+        return self._applications.apply(model, plan)
 
     def applied_to(self, model: nn.Module) -> Applied | None:
         """The handle on what is fused in *model* now, also in a copy of a fused model; ``None`` if nothing is."""
