@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import fuseplug_verify  # noqa: F401 - first: it notes when this process began to import
-from fuseplug_verify import Adapter, Example, called_functions
+from fuseplug_verify import Adapter, Example, called_functions  # first: it notes when this process began to import
 
 from .contract import Compute, Consent, Proposal, Rejection, Scope, Site, Target, Use
 from .errors import (

@@ -29,7 +29,8 @@ def faults(kernel: Any) -> list[str]:
     ]
     if not isinstance(kernel.device_types, (tuple, list)) or not all(isinstance(d, str) for d in kernel.device_types):
         found.append(f"device_types must be a tuple of strings, not {kernel.device_types!r}")
-    found += _not_a_bool("differentiable", kernel.differentiable)
+    is_bool = isinstance(kernel.differentiable, bool)
+    found += [] if is_bool else [f"differentiable must be True or False, not {kernel.differentiable!r}"]
     if kernel.when_traced not in ("kernel", "original"):
         found.append(f'when_traced must be "kernel" or "original", not {kernel.when_traced!r}')
     if isinstance(kernel.priority, bool) or not isinstance(kernel.priority, int):
@@ -60,7 +61,3 @@ def _wrong_api(api: Any) -> str:
             "pip install --upgrade fuseplug, or install an older release of its distribution"
         )
     return ""
-
-
-def _not_a_bool(name: str, value: Any) -> list[str]:
-    return [] if isinstance(value, bool) else [f"{name} must be True or False, not {value!r}"]

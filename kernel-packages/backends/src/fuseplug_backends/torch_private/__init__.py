@@ -1,12 +1,6 @@
 """The private names of torch that backends and kernels need.
 
-Each is here because torch documents nothing that says or does the same. All are in torch 2.7, the oldest that the
-metadata admit; `tests/core/test_torch_private.py` asks each whether it does what is said here, and ``nox -s
-tests-torch-releases`` asks it on other releases.
-
-What is asked at each call of a kernel is torch's own C function under a public name: a function around it would take
-a third longer, and `torch.compile` knows torch's functions by identity. Importing this imports torch, but neither
-Dynamo nor Inductor, which take a second.
+They are chosen, written and tested as those of `fuseplug.torch_private`.
 """
 
 from __future__ import annotations
