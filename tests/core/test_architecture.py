@@ -35,7 +35,6 @@ TORCH_PRIVATE = (
     "fuseplug_testing/torch_private.py",
     "fuseplug_verify/torch_private.py",
     "fuseplug_host_npu/torch_private.py",
-    "fuseplug_testing/torch_private.py",
     "fuseplug_linear_cross_entropy/torch_private.py",
 )
 """The modules that may name what is private in torch: one room of each distribution."""

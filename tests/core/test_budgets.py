@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.house import absolute_imports, is_private, lines_of_code
+from support.house import is_private, lines_of_code
 
 import fuseplug_verify
 
-from .test_architecture import SOURCES, Private
+from .test_architecture import SOURCES, Private, imports
 
 ROOT = Path(__file__).parents[2]
 SLACK = 0.02
@@ -65,7 +65,8 @@ def wrong_way(source: Path) -> Iterator[str]:
     """The imports of *source* that run against the arrows."""
     for path in sorted(source.rglob("*.py")):
         package = path.relative_to(source).parts[0]
-        for name in absolute_imports(path):
+        for module, imported, _ in imports(path, source, types=True):
+            name = f"{module}.{imported}" if imported else module
             first, *below = name.split(".")
             if first == package or not first.startswith("fuseplug"):
                 continue

@@ -1,4 +1,4 @@
-"""How large each room is, and whom it reaches: measures of the source, without running it.
+"""How large each room is: measures of the source, without running it.
 
 A line of code is no blank line, comment or docstring, so that documentation costs nothing.
 """
@@ -9,7 +9,6 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
 from pathlib import Path
 
 _NO_CODE = {
@@ -38,15 +37,6 @@ def _lines(path: Path) -> int:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
-
-
-def absolute_imports(path: Path) -> Iterator[str]:
-    """Every name that the module *path* imports from another distribution, with dots."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def is_private(name: str) -> bool:
