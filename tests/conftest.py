@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    import torch
 
 # A test that finds what another run has kept tests nothing. Processes that tests start inherit this.
 os.environ["FUSEPLUG_CACHE"] = "off"
@@ -26,17 +30,15 @@ def _small_programs_run_as_they_are(request: pytest.FixtureRequest, monkeypatch:
     """
     if "everything_compiled" in request.fixturenames:
         return
-    import torch
+    from support.programs import by_pytorch
 
     from fuseplug_backends.inductor import Program
 
     compiled = Program.__call__
 
     def call(self: Program, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        if any(tensor.numel() >= _WORTH_A_COMPILATION for tensor in tensors):
-            return compiled(self, *tensors)
-        with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
-            return self.function(*tensors)
+        large = any(tensor.numel() >= _WORTH_A_COMPILATION for tensor in tensors)
+        return compiled(self, *tensors) if large else by_pytorch(self, *tensors)
 
     monkeypatch.setattr(Program, "__call__", call)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from support.programs import by_pytorch
 
 from fuseplug_backends.inductor import Program
 
@@ -28,10 +28,9 @@ from . import pool
 from .build import build
 from .checking import ALLOW, DTYPES, said
 from .compiled import import_every_model
-from .feeding import calls_for
 from .in_use import raised_under_autocast, under_autocast
 from .kernel_kinds import COMPILED, KERNEL_KINDS
-from .labels import training_call
+from .labels import all_calls
 from .run import KEPT, Kept, model_types_compared, publish, published, survey
 
 
@@ -64,15 +63,13 @@ def works() -> pool.Work:
     torch.set_num_threads(1)
     manager = KERNEL_KINDS[COMPILED].manager()
     import_every_model()
-    Program.__call__ = _by_pytorch  # type: ignore[method-assign]
+    Program.__call__ = by_pytorch  # type: ignore[method-assign]
 
     def work(model_type: str) -> dict[str, Any]:
         try:
             model = build(model_type)
             entries = manager.plan(model, verify=False, allow=ALLOW).report.entries
-            calls = calls_for(model, {entry.paths[0] for entry in entries})
-            if (training := training_call(model, calls)) is not None:
-                calls.append(training)
+            calls = all_calls(model, {entry.paths[0] for entry in entries})
             unfused = raised_under_autocast(model, calls)
             with manager.apply_all(model, allow=ALLOW, every_size=True) as applied:
                 return {"status": "counted", "autocast": under_autocast(applied, model, calls, unfused)}
@@ -80,11 +77,6 @@ def works() -> pool.Work:
             return {"status": "died", "why": said(error)}
 
     return work
-
-
-def _by_pytorch(program: Program, *tensors: Tensor) -> Sequence[Tensor]:
-    with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
-        return program.function(*tensors)
 
 
 if __name__ == "__main__":

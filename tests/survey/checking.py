@@ -18,10 +18,10 @@ from fuseplug.report import Entry
 
 from .build import NoModel, build
 from .census import LOSS, OPS, Census, located
-from .feeding import Call, called, calls_for, step
+from .feeding import Call, called, step
 from .in_use import raised_under_autocast, under_autocast
 from .jitter import one_rounding
-from .labels import training_call
+from .labels import all_calls
 
 Site = dict[str, Any]
 
@@ -89,11 +89,9 @@ def _planned_and_compared(
     if others:
         found["elsewhere"] = {other: elsewhere(manager, model, other) for other in others}
     try:
-        calls = calls_for(model, {entry.paths[0] for entry in report.entries})
+        calls = all_calls(model, {entry.paths[0] for entry in report.entries})
     except RuntimeError as error:
         return found | planned(manager, there) | {"status": "not run", "why": str(error)}
-    if (training := training_call(model, calls)) is not None:
-        calls.append(training)
     return found | {"calls": [str(call) for call in calls]} | compared(manager, there, calls)
 
 

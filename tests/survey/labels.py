@@ -1,19 +1,30 @@
-"""A call of training: a model called with labels, of which it makes a loss."""
+"""All calls of a model: also one of training, with labels, of which it makes a loss."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import nn
 
 from .candidates import Inputs
-from .feeding import Call, outputs
+from .feeding import Call, calls_for, outputs
 from .submodule import LENGTH
 
 
-def training_call(model: nn.Module, calls: Sequence[Call]) -> Call | None:
+def all_calls(model: nn.Module, paths: Collection[str]) -> list[Call]:
+    """The calls of *model* that `calls_for` finds, and one of training if it makes a loss of labels.
+
+    Raises:
+        RuntimeError: As `calls_for`.
+    """
+    calls = calls_for(model, paths)
+    training = _training_call(model, calls)
+    return calls if training is None else [*calls, training]
+
+
+def _training_call(model: nn.Module, calls: Sequence[Call]) -> Call | None:
     """One of *calls* with labels, the first that gives a loss with a gradient; ``None`` if there is none."""
     if "labels" not in inspect.signature(model.forward).parameters:
         return None
