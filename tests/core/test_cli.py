@@ -140,7 +140,7 @@ class TestPlan:
         code, out, _ = run("plan", str(config), "--include", "silu", "--explain", act)
         assert (code, out.splitlines()[0]) == (0, f"{act} (SiLUActivation), for training")
         assert "fuses it:" in out
-        assert "none of its business" not in out.partition("silu")[2].splitlines()[0]
+        assert "does not have the kernel's op" not in out.partition("silu")[2].splitlines()[0]
         assert "norms are [not] for us" in run("plan", str(config), "--include", "silu", "--explain", norm)[1]
         code, _, err = run("plan", str(config), "--explain", "model.nrm")
         assert (code, "near it: 'model.norm'" in err) == (2, True)

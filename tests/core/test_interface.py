@@ -124,7 +124,7 @@ def needing_consent(self, site):
 
 
 OF_NO_USE = {
-    "idle": ({"match": lambda self, site: None}, "no module of this model is its business"),
+    "idle": ({"match": lambda self, site: None}, "this model has no module with this op"),
     "asking": ({"match": needing_consent}, r'it needs your consent, allow=\["toy_word"\]'),
 }
 

@@ -53,8 +53,8 @@ def raises(self, kind):
     [
         (kernel(), "ok", "ready on cpu, cuda"),
         (kernel(devices=("cuda",)), "ok", "ready on cuda"),
-        (kernel(devices=("npu",)), "ok", "ready for npu, which is not here"),
-        (kernel(raises, devices=("npu",)), "ok", "ready for npu, which is not here"),
+        (kernel(devices=("npu",)), "ok", "ready, but this machine has no npu"),
+        (kernel(raises, devices=("npu",)), "ok", "ready, but this machine has no npu"),
         (kernel(lambda self, kind: f"install {kind}-tools"), "fail", "unavailable on cuda: install cuda-tools"),
         (
             kernel(lambda self, kind: "it" if kind == "cuda" else None),

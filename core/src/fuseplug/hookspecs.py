@@ -75,8 +75,8 @@ class BaseKernel(abc.ABC):
         """Say what this kernel would replace at *site*.
 
         Returns:
-            Proposals, one per target; a `Rejection` if the site is this kernel's business but cannot be served;
-            ``None`` if it is none of its business.
+            Proposals, one per target; a `Rejection` if the site has this kernel's op but cannot be served;
+            ``None`` if the module does not have the kernel's op.
         """
 
     def unavailable(self, device_type: str) -> str | None:

@@ -58,7 +58,7 @@ def _why_unused(report: Report, record: KernelRecord) -> str:
         sites.setdefault(rejection.reason, []).append(entry)
     said = [f"{_sites(entries)}: {reason}" for reason, entries in sites.items()]
     known = report.raised.get(record.kernel_id) or report.idle.get(record.kernel_id)
-    return known or "; ".join(said[:3]) or "no module of this model is its business"
+    return known or "; ".join(said[:3]) or "this model has no module with this op"
 
 
 def _said(report: Report, record: KernelRecord) -> list[tuple[Entry, Rejection]]:

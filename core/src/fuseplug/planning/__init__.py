@@ -139,5 +139,5 @@ def _idle(rules: Rules, places: Sequence[Place], answered: AbstractSet[str]) -> 
             asked_for = f"only {', '.join(rules.order) or 'none'} was asked for"
             idle[record.kernel_id] = "left out by exclude=" if record.name in rules.excluded else asked_for
         elif record.kernel_id not in answered:
-            idle[record.kernel_id] = "no module of this model is its business"
+            idle[record.kernel_id] = "this model has no module with this op"
     return idle

@@ -94,7 +94,7 @@ class Answers:
                 self.consents |= {proposal.consent.word} if proposal.consent is not None else set()
                 proposals[proposal.target].append((record, proposal))
         if not proposals:
-            # A kernel that raised has not said that the site is its business: it is no target for that.
+            # A kernel that raised has not said that the module has its op, so the site is no target of the kernel's.
             rejections = [(by, rejection) for by, rejection in rejections if rejection.kind != "error"]
         return Offers(proposals, tuple(rejections))
 

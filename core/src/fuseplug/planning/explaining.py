@@ -57,7 +57,7 @@ def _answers(report: Report, record: KernelRecord, entry: Entry) -> Iterator[str
     elif record.state != "ready":
         yield f"{record.state}: {record.reason}"
     else:
-        yield report.raised.get(kernel_id) or report.idle.get(kernel_id, "none of its business")
+        yield report.raised.get(kernel_id) or report.idle.get(kernel_id, "this module does not have the kernel's op")
 
 
 def _sizes(gains_from: Mapping[str, int | None], gains_until: Mapping[str, int]) -> Iterator[str]:

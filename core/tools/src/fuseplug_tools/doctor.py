@@ -254,7 +254,7 @@ def _running(machine: Machine, kernel: BaseKernel) -> tuple[State, str, str]:
         return "warn", "ready, but not asked about this machine, as torch cannot be imported", ""
     here = [kind for kind in machine.devices if kernel.runs_on(kind)]
     if not here:
-        return "ok", f"ready for {', '.join(kernel.device_types)}, which is not here", ""
+        return "ok", f"ready, but this machine has no {' or '.join(kernel.device_types)}", ""
     lacking = {kind: why for kind in here if (why := kernel.lacks(kind))}
     able = [kind for kind in here if kind not in lacking]
     if lacking:

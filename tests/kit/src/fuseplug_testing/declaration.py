@@ -117,7 +117,7 @@ def fuses(specimen: Specimen) -> Iterator[Finding]:
     if specimen.all_declined:
         yield Finding("", skipped=specimen.all_declined)
         return
-    said = "; ".join(specimen.why_not) or "none of its modules is the kernel's business"
+    said = "; ".join(specimen.why_not) or "none of its modules has the kernel's op"
     remedy = "let match() propose what fits it (adapter, example, mixes), or take it out of the specimens"
     yield Finding("", fault="" if specimen.cases else f"nothing of it is fused: {said}: {remedy}")
 

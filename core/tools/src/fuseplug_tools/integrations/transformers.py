@@ -92,7 +92,7 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         _logger.info("%s", report.summary())
         if not report.fused:
             reasons = dict.fromkeys(entry.why_not for entry in report.left_alone)
-            why = "; ".join(reasons) or "no module of it is the business of an installed kernel (see `fuseplug list`)"
+            why = "; ".join(reasons) or "no module of it has the op of an installed kernel (see `fuseplug list`)"
             _logger.warning("nothing is fused in %s: %s", report.model_class, why)
 
     def _placed(self, model: nn.Module, args: TrainingArguments) -> AllOptions:

@@ -56,7 +56,7 @@ def _numbers_of_experts(module: nn.Module) -> list[int]:
 
 
 def named_activation(activation: Callable[[Tensor], Tensor]) -> str | None:
-    """The row of `GATES` that *activation*, of one tensor of any shape, is on its own; ``None`` if it is none."""
+    """The row of `GATES` that *activation* computes; it takes one tensor of any shape. ``None`` if no row does."""
     x = torch.linspace(-8, 8, 67, device="cpu")
     candidates = [(name, functools.partial(_computed, name, "ungated", None, 1.0)) for name in _unclamped()]
     return next(_equal(activation, x, candidates), None)
