@@ -12,7 +12,7 @@ import nox
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"  # the same installer everywhere, whatever else is on the machine
-nox.options.sessions = ["tests", "tests-npu", "tests-triton", "lint", "docs", "wheels"]
+nox.options.sessions = ["tests", "tests-npu", "wheels"]
 
 ROOT = Path(__file__).parent
 LIBRARIES = (
@@ -44,6 +44,8 @@ NO_DEVICES = ("--ignore=tests/npu", "--ignore=tests/gpu", "--ignore=tests/kernel
 OF_CORE = ("importlib-metadata", "packaging", "pluggy", "tomli", "typer")  # what core requires, beside torch
 FOR_TESTS = ("pytest", "pytest-xdist[psutil]", "accelerate")
 FOR_TRITON = ("triton", "liger-kernel", "matplotlib")
+FOR_LINT = ("ruff", "mypy", "pytest")  # the plugin is typed against pytest
+FOR_SITE = ("sphinx", "myst-parser", "furo", "sphinx-copybutton")
 QUANTISERS = ("torchao", "bitsandbytes")
 FOR_LLAMA_FACTORY = ("omegaconf", "torchdata")  # what its new trainer imports, beside what is here anyhow
 FOR_MS_SWIFT = ("modelscope", "json_repair", "einops", "aiohttp", "pillow")  # the same of its SFT
@@ -59,6 +61,21 @@ BENCHMARKS = ("startup", "planning", "rmsnorm", "swiglu", "rope", "moe", "linear
 
 @nox.session
 def tests(session: nox.Session) -> None:
+    """Run all that must pass without torch_npu: style, types, the tests for CPUs and of the Triton kernels, the site.
+
+    They share one environment, because to install it takes longer than some of them. Of each there is a session, too.
+    """
+    triton = FOR_TRITON if sys.platform == "linux" else ("matplotlib",)
+    install(session, *FOR_TESTS, "peft", *triton, *FOR_LINT, *FOR_SITE)
+    check_style(session)
+    test(session, *QUICK, *NO_DEVICES)
+    if sys.platform == "linux":
+        test_triton(session, *QUICK)
+    build_site(session)
+
+
+@nox.session(name="tests-cpu", default=False)
+def tests_cpu(session: nox.Session) -> None:
     """Run the tests of the core and of the kernels for CPUs."""
     install(session, *FOR_TESTS, "peft", "matplotlib")
     test(session, *QUICK, *NO_DEVICES)
@@ -70,7 +87,7 @@ def tests_npu(session: nox.Session) -> None:
     on_npu(session, *QUICK, "tests/npu")
 
 
-@nox.session(name="tests-triton")
+@nox.session(name="tests-triton", default=False)
 def tests_triton(session: nox.Session) -> None:
     """Run the tests of the Triton kernels: in Triton's interpreter, and compiled for a GPU that need not be here."""
     on_triton(session, *QUICK)
@@ -175,10 +192,15 @@ def conformance(session: nox.Session) -> None:
         test(session, "--fuseplug-host-npu", *chosen)
 
 
-@nox.session
+@nox.session(default=False)
 def lint(session: nox.Session) -> None:
     """Check style with ruff and types with mypy --strict."""
-    install(session, "ruff", "mypy", "pytest")  # the plugin is typed against it
+    install(session, *FOR_LINT)
+    check_style(session)
+
+
+def check_style(session: nox.Session) -> None:
+    """Check style and types of everything, and of what ``fuseplug new`` writes."""
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy", *(str(ROOT / path / "src") for path in DISTRIBUTIONS))
@@ -188,10 +210,15 @@ def lint(session: nox.Session) -> None:
         lint_new_distributions(session, Path(elsewhere))
 
 
-@nox.session
+@nox.session(default=False)
 def docs(session: nox.Session) -> None:
     """Build the site of the documentation in build/site; a warning is an error."""
-    install(session, "sphinx", "myst-parser", "furo", "sphinx-copybutton")
+    install(session, *FOR_SITE)
+    build_site(session)
+
+
+def build_site(session: nox.Session) -> None:
+    """Build the site in build/site."""
     session.run("python", "-m", "sphinx", *SITE, "-c", "docs", ".", "build/site", env=ONE_THREAD)
 
 
@@ -238,34 +265,23 @@ def lint_new_distributions(session: nox.Session, folder: Path) -> None:
 
 
 def new_distributions(session: nox.Session, folder: Path) -> None:
-    """Build what ``fuseplug new`` writes, and the examples that were made with it; install the wheels, run their tests.
+    """Build the examples, and what ``fuseplug new`` writes; install the wheels, run their tests.
 
-    One of them is then broken, which its tests must notice. The thorough tests do so for every combination.
+    Other tests break what it wrote, which its own tests must notice: tests/npu/test_new.py, tests/gpu/numbers/test_new.py.
     """
     session.install("-c", str(ROOT / "constraints.txt"), "build", "hatchling")
     for example in EXAMPLES:
         tested_as_wheel(session, Path(shutil.copytree(example.parent, folder / example.parent.name)))
-    tested_as_wheel(session, written(session, folder, "my-rmsnorm", "--op", "rmsnorm"), "-k", "in_a_model")
-    scaled = written(session, folder, "scaled", "--params", "weight,bias,eps=1e-5")
-    tested_as_wheel(session, scaled)
-    found = session.run("python", "-c", "import fuseplug_scaled; print(fuseplug_scaled.__file__)", silent=True)
-    backend = Path(str(found).strip()).with_name("backend.py")
-    backend.write_text(backend.read_text().replace("return _compiled(", "return 1.0625 * _compiled("))
-    session.run("pytest", "-q", str(scaled / "tests"), "-k", "in_a_model", success_codes=[1])
+    session.run("fuseplug", "new", "scaled", "--params", "weight,bias,eps=1e-5")
+    tested_as_wheel(session, folder / "fuseplug-scaled")
 
 
-def written(session: nox.Session, folder: Path, name: str, *options: str) -> Path:
-    """What ``fuseplug new`` writes in *folder*, where it is run."""
-    session.run("fuseplug", "new", name, *options)
-    return folder / f"fuseplug-{name}"
-
-
-def tested_as_wheel(session: nox.Session, distribution: Path, *chosen: str) -> None:
-    """Install the wheel of the folder *distribution*, and run the tests beside it, or those *chosen*."""
+def tested_as_wheel(session: nox.Session, distribution: Path) -> None:
+    """Install the wheel of the folder *distribution*, and run the tests beside it."""
     session.run("python", "-m", "build", "--no-isolation", "--wheel", str(distribution), silent=True)
     (wheel,) = (distribution / "dist").glob("*.whl")
     session.install("-c", str(ROOT / "constraints.txt"), f"{wheel}[testing]")
-    session.run("pytest", "-q", str(distribution / "tests"), *chosen)
+    session.run("pytest", "-q", str(distribution / "tests"))
 
 
 @nox.session(default=False)
@@ -366,6 +382,11 @@ def on_triton(session: nox.Session, *chosen: str, folders: tuple[str, ...] = ("n
     if sys.platform != "linux":
         session.skip("triton has wheels for Linux only")
     install(session, *FOR_TRITON, *FOR_TESTS)
+    test_triton(session, *chosen, folders=folders)
+
+
+def test_triton(session: nox.Session, *chosen: str, folders: tuple[str, ...] = ("numbers", "programs")) -> None:
+    """Run the tests of Triton's kernels where Triton is installed."""
     for folder in folders:
         session.env["TRITON_INTERPRET"] = "1" if folder == "numbers" else None
         test(session, *chosen, f"tests/gpu/{folder}")
