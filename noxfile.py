@@ -70,7 +70,7 @@ def tests(session: nox.Session) -> None:
     check_style(session)
     test(session, *QUICK, *NO_DEVICES)
     if sys.platform == "linux":
-        test_triton(session, *QUICK)
+        run_triton_tests(session, *QUICK)
     build_site(session)
 
 
@@ -267,7 +267,7 @@ def lint_new_distributions(session: nox.Session, folder: Path) -> None:
 def new_distributions(session: nox.Session, folder: Path) -> None:
     """Build the examples, and what ``fuseplug new`` writes; install the wheels, run their tests.
 
-    Other tests break what it wrote, which its own tests must notice: tests/npu/test_new.py, tests/gpu/numbers/test_new.py.
+    Other tests break what it wrote, which its own tests must notice: tests/npu/test_new.py and its like.
     """
     session.install("-c", str(ROOT / "constraints.txt"), "build", "hatchling")
     for example in EXAMPLES:
@@ -382,10 +382,10 @@ def on_triton(session: nox.Session, *chosen: str, folders: tuple[str, ...] = ("n
     if sys.platform != "linux":
         session.skip("triton has wheels for Linux only")
     install(session, *FOR_TRITON, *FOR_TESTS)
-    test_triton(session, *chosen, folders=folders)
+    run_triton_tests(session, *chosen, folders=folders)
 
 
-def test_triton(session: nox.Session, *chosen: str, folders: tuple[str, ...] = ("numbers", "programs")) -> None:
+def run_triton_tests(session: nox.Session, *chosen: str, folders: tuple[str, ...] = ("numbers", "programs")) -> None:
     """Run the tests of Triton's kernels where Triton is installed."""
     for folder in folders:
         session.env["TRITON_INTERPRET"] = "1" if folder == "numbers" else None
