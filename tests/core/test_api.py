@@ -20,8 +20,8 @@ import fuseplug
 from fuseplug import BaseKernel, KernelManager
 from fuseplug.discovery.kernel_faults import faults
 from fuseplug_testing import public_names
-from fuseplug_tools.new.asked import BACKENDS, asked
-from fuseplug_tools.new.known import KNOWN
+from fuseplug_tools.new.known_ops import KNOWN_OPS
+from fuseplug_tools.new.request import BACKENDS, request_of
 from fuseplug_tools.new.writing import render
 
 ROOT = Path(__file__).parents[2]
@@ -178,9 +178,11 @@ def what_others_read() -> Iterator[tuple[str, str]]:
             yield f"{page.relative_to(ROOT)}, block {number + 1}", block
     for path in ROOT.glob("docs/**/*.py"):
         yield str(path.relative_to(ROOT)), path.read_text()
-    for op in ("", *KNOWN):
+    for op in ("", *KNOWN_OPS):
         for backend in BACKENDS:
-            for path, text in render(asked("my-op", op=op, backend=backend, params="" if op else "weight")).items():
+            for path, text in render(
+                request_of("my-op", op=op, backend=backend, params="" if op else "weight")
+            ).items():
                 if path.suffix == ".py":
                     yield f"fuseplug new --op {op} --backend {backend}: {path}", text
     for path in FROZEN.rglob("*.py"):

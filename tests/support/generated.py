@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fuseplug_tools.new.asked import asked
-from fuseplug_tools.new.known import KNOWN
+from fuseplug_tools.new.known_ops import KNOWN_OPS
+from fuseplug_tools.new.request import request_of
 from fuseplug_tools.new.writing import write
 
 PARAMS = ("", "weight", "weight,bias", "weight,bias,eps=1e-5")
-WHAT = (*PARAMS, *KNOWN)
+WHAT = (*PARAMS, *KNOWN_OPS)
 """What a kernel is for: a new op of modules with these parameters, or an op that exists."""
 
 BREAKS = {
@@ -28,8 +28,8 @@ _ENTRY_POINT = re.compile(r'^(\w+) = "([\w.]+:\w+)(?: \[\w+\])?"$', re.MULTILINE
 
 def generate(folder: Path, backend: str, what: str) -> Path:
     """Write a distribution into *folder*, and beside its source what ``pip install`` leaves behind of its kernels."""
-    op, params = (what, "") if what in KNOWN else ("", what)
-    request = asked("my-op", op=op, backend=backend, params=params)
+    op, params = (what, "") if what in KNOWN_OPS else ("", what)
+    request = request_of("my-op", op=op, backend=backend, params=params)
     write(request, folder)
     info = folder / "src" / f"{request.package}-0.1.0.dist-info"
     info.mkdir()

@@ -14,7 +14,7 @@ from fuseplug import BaseKernel
 from fuseplug.discovery.records import KernelRecord
 from fuseplug_backends.npu import NpuKernel
 from fuseplug_tools import doctor
-from fuseplug_tools.doctor import Machine, examine
+from fuseplug_tools.doctor import MachineState, examine
 
 
 def npus_of(chip):
@@ -23,7 +23,7 @@ def npus_of(chip):
 
 def machine(devices=("cpu",), error=None, version="2.13.0", npus=0, chip="", **environ):
     torch = None if error else types.SimpleNamespace(__version__=version, npu=npus_of(chip))
-    return Machine(environ, torch=torch, torch_error=error, devices=devices, npus=npus)
+    return MachineState(environ, torch=torch, torch_error=error, devices=devices, npus=npus)
 
 
 def kernel(unavailable=lambda self, kind: None, devices=()):

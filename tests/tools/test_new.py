@@ -12,8 +12,8 @@ from support.thorough import thorough
 
 from fuseplug.cli import main
 from fuseplug.errors import FuseplugError
-from fuseplug_tools.new.asked import BACKENDS, asked
-from fuseplug_tools.new.known import KNOWN
+from fuseplug_tools.new.known_ops import KNOWN_OPS
+from fuseplug_tools.new.request import BACKENDS, request_of
 from fuseplug_tools.new.writing import render
 
 ROOT = Path(__file__).parents[2]
@@ -35,14 +35,15 @@ FILES_OF_A_NEW_OP = {f"src/fuseplug_my_op/{name}.py" for name in ("reference", "
 
 
 def rendered(backend: str, what: str) -> dict[str, str]:
-    op, params = (what, "") if what in KNOWN else ("", what)
-    return {str(path): text for path, text in render(asked("my-op", op=op, backend=backend, params=params)).items()}
+    op, params = (what, "") if what in KNOWN_OPS else ("", what)
+    request = request_of("my-op", op=op, backend=backend, params=params)
+    return {str(path): text for path, text in render(request).items()}
 
 
 @pytest.mark.parametrize(("backend", "what"), COMBINATIONS)
 class TestWhatIsWritten:
     def test_all_files(self, backend, what):
-        assert set(rendered(backend, what)) == FILES | (set() if what in KNOWN else FILES_OF_A_NEW_OP)
+        assert set(rendered(backend, what)) == FILES | (set() if what in KNOWN_OPS else FILES_OF_A_NEW_OP)
 
     def test_python_that_can_be_read(self, backend, what):
         for path, text in rendered(backend, what).items():
@@ -63,7 +64,7 @@ class TestWhatIsWritten:
         extra = value.partition("[")[2].rstrip("]")
         assert list(project["optional-dependencies"]) == [*filter(None, [extra]), "testing"]
         needed = {re.split(r"[>=<]", each)[0] for each in project["dependencies"]}
-        known = [KNOWN[what].distribution] if what in KNOWN else []
+        known = [KNOWN_OPS[what].distribution] if what in KNOWN_OPS else []
         assert needed == {"fuseplug", "fuseplug-backends", "torch", *known}
 
     def test_breaking_it_changes_it(self, tmp_path, backend, what):
@@ -127,7 +128,7 @@ def main_exits(arguments: list[str]) -> int:
 
 @pytest.mark.parametrize("name", ["layernorm", "fuseplug-layernorm", "fuseplug_layernorm", "LayerNorm", " layernorm "])
 def test_a_name_is_normalised(name):
-    assert asked(name, op="", backend="inductor", params="").distribution == "fuseplug-layernorm"
+    assert request_of(name, op="", backend="inductor", params="").distribution == "fuseplug-layernorm"
 
 
 @pytest.mark.parametrize(
@@ -157,15 +158,15 @@ def test_a_name_is_normalised(name):
 )
 def test_what_is_refused(name, options, said):
     with pytest.raises(FuseplugError) as refused:
-        asked(name, **{"op": "", "backend": "inductor", "params": "", **options})
+        request_of(name, **{"op": "", "backend": "inductor", "params": "", **options})
     assert said in str(refused.value)
 
 
 def test_every_op_of_ours_has_a_template_or_a_reason():
-    from fuseplug_tools.new.known import NOT_TEMPLATES
+    from fuseplug_tools.new.known_ops import NOT_TEMPLATES
 
     ours = {path.parents[2].name for path in (ROOT / "kernel-packages").glob("*/src/*/reference.py")}
-    assert {op.replace("_", "-") for op in [*KNOWN, *NOT_TEMPLATES]} == ours
+    assert {op.replace("_", "-") for op in [*KNOWN_OPS, *NOT_TEMPLATES]} == ours
 
 
 @thorough

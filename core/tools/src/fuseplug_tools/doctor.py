@@ -30,7 +30,7 @@ OLDEST_TRANSFORMERS = "4.57"
 State = Literal["ok", "warn", "fail"]
 
 
-class Row(NamedTuple):
+class Diagnosis(NamedTuple):
     """What one check found.
 
     Attributes:
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineState:
     """What the checks look at.
 
     Attributes:
@@ -65,7 +65,7 @@ class Machine:
     npus: int = 0
 
 
-MachineCheck = Callable[[Machine], Row]
+MachineCheck = Callable[[MachineState], Diagnosis]
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -82,7 +82,7 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _print_rows(rows: Sequence[Row]) -> None:
+def _print_rows(rows: Sequence[Diagnosis]) -> None:
     out, table = console(), empty_table("", "what")
     table.add_column("found", ratio=1, overflow="fold")
     for row in rows:
@@ -93,7 +93,7 @@ def _print_rows(rows: Sequence[Row]) -> None:
     out.print(", ".join(counts))
 
 
-def look(environ: Mapping[str, str] | None = None) -> Machine:
+def look(environ: Mapping[str, str] | None = None) -> MachineState:
     """Import torch and list the devices. If that fails, the error is kept for the checks to explain.
 
     Raises:
@@ -106,12 +106,12 @@ def look(environ: Mapping[str, str] | None = None) -> Machine:
 
         from fuseplug.devices import KNOWN, present
 
-        return Machine(environ, torch=torch, devices=sorted(kind for kind in KNOWN if present(kind)), npus=npus)
+        return MachineState(environ, torch=torch, devices=sorted(kind for kind in KNOWN if present(kind)), npus=npus)
     except Exception as error:  # noqa: BLE001 - torch runs the vendors' code on import, and drivers fail in many ways
-        return Machine(environ, torch_error=error, npus=npus)
+        return MachineState(environ, torch_error=error, npus=npus)
 
 
-def examine(machine: Machine, records: Sequence[KernelRecord]) -> list[Row]:
+def examine(machine: MachineState, records: Sequence[KernelRecord]) -> list[Diagnosis]:
     """Carry out every check."""
     return [check(machine) for check in CHECKS] + list(_kernels(machine, records))
 
@@ -124,40 +124,40 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
-def python(machine: Machine) -> Row:
+def python(machine: MachineState) -> Diagnosis:
     """The interpreter."""
     del machine
-    return Row("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+    return Diagnosis("Python", "ok", f"{platform.python_version()} ({sys.executable})")
 
 
-def torch(machine: Machine) -> Row:
+def torch(machine: MachineState) -> Diagnosis:
     """PyTorch. Importing it can fail because of a vendor's backend that it loads automatically."""
     error = machine.torch_error
     if error is None:
-        return Row("torch", "ok", str(machine.torch.__version__))
+        return Diagnosis("torch", "ok", str(machine.torch.__version__))
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-        return Row("torch", "fail", "not installed", "pip install torch")
-    found = f"cannot be imported: {_said(error)}"
+        return Diagnosis("torch", "fail", "not installed", "pip install torch")
+    failure = f"cannot be imported: {_first_cause(error)}"
     backends = [entry.name for entry in importlib_metadata.entry_points(group="torch.backends")]
     if not backends:
-        return Row("torch", "fail", found, "pip install --force-reinstall torch")
+        return Diagnosis("torch", "fail", failure, "pip install --force-reinstall torch")
     cann = f"source {CANN_SCRIPT}, or set " if version_of("torch_npu") else "set "
-    return Row(
+    return Diagnosis(
         "torch",
         "fail",
-        f"{found}; torch loads {', '.join(backends)} by itself, which needs its vendor's libraries",
+        f"{failure}; torch loads {', '.join(backends)} by itself, which needs its vendor's libraries",
         f"{cann}{AUTOLOAD_VARIABLE}=0 to do without it",
     )
 
 
-def devices(machine: Machine) -> Row:
+def devices(machine: MachineState) -> Diagnosis:
     """The devices that tensors can be put on now."""
     if machine.torch is None:
-        return Row("devices", "warn", "unknown, as torch cannot be imported")
-    return Row("devices", "ok", ", ".join(_device(machine.torch, kind) for kind in machine.devices))
+        return Diagnosis("devices", "warn", "unknown, as torch cannot be imported")
+    return Diagnosis("devices", "ok", ", ".join(_device(machine.torch, kind) for kind in machine.devices))
 
 
-def torch_npu(machine: Machine) -> Row:
+def torch_npu(machine: MachineState) -> Diagnosis:
     """Ascend's extension of PyTorch, which needs the CANN toolkit."""
     version, torch_version = version_of("torch_npu"), version_of("torch")
     remedy = "pip install torch torch_npu"
@@ -166,49 +166,52 @@ def torch_npu(machine: Machine) -> Row:
     if version is None:
         if machine.npus or machine.environ.get(CANN_VARIABLE):
             seen = f"{machine.npus} Ascend NPUs" if machine.npus else f"CANN ({CANN_VARIABLE})"
-            return Row("torch_npu", "warn", f"not installed, though {seen} are here", remedy)
-        return Row("torch_npu", "ok", "not installed (only Ascend NPUs need it)")
+            return Diagnosis("torch_npu", "warn", f"not installed, though {seen} are here", remedy)
+        return Diagnosis("torch_npu", "ok", "not installed (only Ascend NPUs need it)")
     if torch_version and Version(version).release[:2] != Version(torch_version).release[:2]:
-        found = f"{version}, which is not made for torch {torch_version}"
-        return Row("torch_npu", "fail", found, remedy)
+        return Diagnosis("torch_npu", "fail", f"{version}, which is not made for torch {torch_version}", remedy)
     if machine.torch is None:
-        return Row("torch_npu", "warn", f"{version}; see torch")
+        return Diagnosis("torch_npu", "warn", f"{version}; see torch")
     if "npu" in machine.devices:
-        return Row("torch_npu", "ok", version)
+        return Diagnosis("torch_npu", "ok", version)
     if machine.environ.get(AUTOLOAD_VARIABLE) == "0":
-        return Row("torch_npu", "warn", f"{version}, not loaded: {AUTOLOAD_VARIABLE}=0", f"unset {AUTOLOAD_VARIABLE}")
+        return Diagnosis(
+            "torch_npu", "warn", f"{version}, not loaded: {AUTOLOAD_VARIABLE}=0", f"unset {AUTOLOAD_VARIABLE}"
+        )
     if not machine.environ.get(CANN_VARIABLE):
-        found = f"{version}, without CANN ({CANN_VARIABLE} is not set)"
-        return Row("torch_npu", "fail", found, f"source {CANN_SCRIPT}")
-    return Row("torch_npu", "warn", f"{version}, but no NPU is available", "npu-smi info says what the driver sees")
+        without = f"{version}, without CANN ({CANN_VARIABLE} is not set)"
+        return Diagnosis("torch_npu", "fail", without, f"source {CANN_SCRIPT}")
+    return Diagnosis(
+        "torch_npu", "warn", f"{version}, but no NPU is available", "npu-smi info says what the driver sees"
+    )
 
 
-def transformers(machine: Machine) -> Row:
+def transformers(machine: MachineState) -> Diagnosis:
     """The model library, needed only to name a model on the command line."""
     del machine
     version = version_of("transformers")
     install = 'pip install --upgrade "fuseplug[transformers]"'
     if version is None:
-        return Row("transformers", "ok", f"not installed (`fuseplug plan` needs it: {install})")
+        return Diagnosis("transformers", "ok", f"not installed (`fuseplug plan` needs it: {install})")
     if Version(version) < Version(OLDEST_TRANSFORMERS):
-        return Row(
+        return Diagnosis(
             "transformers", "warn", f"{version}; kernels are tested with {OLDEST_TRANSFORMERS} and later", install
         )
-    return Row("transformers", "ok", version)
+    return Diagnosis("transformers", "ok", version)
 
 
-def accelerate(machine: Machine) -> Row:
+def accelerate(machine: MachineState) -> Diagnosis:
     """The library that spreads and offloads models."""
     del machine
-    return Row("accelerate", "ok", version_of("accelerate") or "not installed (only device_map= needs it)")
+    return Diagnosis("accelerate", "ok", version_of("accelerate") or "not installed (only device_map= needs it)")
 
 
-def kernels_variable(machine: Machine) -> Row:
+def kernels_variable(machine: MachineState) -> Diagnosis:
     """Which kernels the user chose."""
     return _variable(machine, "kernels")
 
 
-def allow_variable(machine: Machine) -> Row:
+def allow_variable(machine: MachineState) -> Diagnosis:
     """Whose code the user allows to be imported."""
     return _variable(machine, "allow")
 
@@ -225,20 +228,20 @@ CHECKS: Sequence[MachineCheck] = (
 )
 
 
-def _kernels(machine: Machine, records: Sequence[KernelRecord]) -> Iterator[Row]:
+def _kernels(machine: MachineState, records: Sequence[KernelRecord]) -> Iterator[Diagnosis]:
     if not records:
-        yield Row("kernels", "warn", "none installed", "pip install fuseplug-rmsnorm, for one")
+        yield Diagnosis("kernels", "warn", "none installed", "pip install fuseplug-rmsnorm, for one")
     for record in records:
         yield _kernel(machine, record)
 
 
-def _kernel(machine: Machine, record: KernelRecord) -> Row:
-    state, found, remedy = _loading(record) if record.kernel is None else _running(machine, record.kernel)
+def _kernel(machine: MachineState, record: KernelRecord) -> Diagnosis:
+    state, readiness, remedy = _loading(record) if record.kernel is None else _running(machine, record.kernel)
     if record.import_costs:
         state = "warn" if state == "ok" else state
-        found, remedy = f"{found}, but {'; '.join(record.import_costs)}", remedy or "tell whoever wrote it"
+        readiness, remedy = f"{readiness}, but {'; '.join(record.import_costs)}", remedy or "tell whoever wrote it"
     source = f"{record.distribution} {record.version}".strip()
-    return Row(record.kernel_id, state, f"{found} ({source})" if source else found, remedy)
+    return Diagnosis(record.kernel_id, state, f"{readiness} ({source})" if source else readiness, remedy)
 
 
 def _loading(record: KernelRecord) -> tuple[State, str, str]:
@@ -249,7 +252,7 @@ def _loading(record: KernelRecord) -> tuple[State, str, str]:
     return state, f"{record.state}: {record.reason}", remedy
 
 
-def _running(machine: Machine, kernel: BaseKernel) -> tuple[State, str, str]:
+def _running(machine: MachineState, kernel: BaseKernel) -> tuple[State, str, str]:
     if machine.torch is None:
         return "warn", "ready, but not asked about this machine, as torch cannot be imported", ""
     here = [kind for kind in machine.devices if kernel.runs_on(kind)]
@@ -258,9 +261,9 @@ def _running(machine: Machine, kernel: BaseKernel) -> tuple[State, str, str]:
     lacking = {kind: why for kind in here if (why := kernel.lacks(kind))}
     able = [kind for kind in here if kind not in lacking]
     if lacking:
-        said = [f"ready on {', '.join(able)}"] if able else []
-        said += [f"unavailable on {kind}: {why}" for kind, why in lacking.items()]
-        return "warn" if able else "fail", "; ".join(said), ""
+        states = [f"ready on {', '.join(able)}"] if able else []
+        states += [f"unavailable on {kind}: {why}" for kind, why in lacking.items()]
+        return "warn" if able else "fail", "; ".join(states), ""
     if doubts := [doubt for kind in here if (doubt := kernel.doubts(kind))]:
         return "warn", f"ready on {', '.join(here)}, though {'; '.join(doubts)}", ""
     return "ok", f"ready on {', '.join(here)}", ""
@@ -277,13 +280,13 @@ def _device(torch: Any, kind: str) -> str:
         return kind
 
 
-def _variable(machine: Machine, setting: str) -> Row:
+def _variable(machine: MachineState, setting: str) -> Diagnosis:
     variable, unset = SETTINGS[setting].variable, SETTINGS[setting].unset
-    value, said_by = machine.environ.get(variable), named(machine.environ, variable)
-    return Row(said_by, "ok", f"not set ({unset})" if value is None else f"{value!r}")
+    value, name = machine.environ.get(variable), named(machine.environ, variable)
+    return Diagnosis(name, "ok", f"not set ({unset})" if value is None else f"{value!r}")
 
 
-def _said(error: BaseException) -> str:
+def _first_cause(error: BaseException) -> str:
     """The first cause, which is what names the missing library."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -119,18 +119,19 @@ class LazyTensor(Tensor):
             The lazy tensor; ``NotImplemented`` if a result cannot be lazy here, because no gradient is recorded, an
             input is no plain tensor, a mode sees functions, or the call is traced, compiled or transformed.
         """
-        given = [each for each in inputs if each is not None]
+        tensors = [tensor for tensor in inputs if tensor is not None]
         if (
             not torch.is_grad_enabled()
-            or not all(map(_plain, given))
-            or not any(each.requires_grad for each in given)
+            or not all(map(_plain, tensors))
+            or not any(tensor.requires_grad for tensor in tensors)
             or has_foreign_function_mode()
             or is_watched()
         ):
             return cast("Self", NotImplemented)
         with torch.no_grad():
-            layout = make(*(None if each is None else each.detach().to("meta") for each in inputs))
-        return cls._new(_Record(_Family(given), make, make, inputs, layout, None, facts))
+            layout = make(*(None if tensor is None else tensor.detach().to("meta") for tensor in inputs))
+        family = _Family(tensors)
+        return cls._new(_Record(family, make, replay=make, inputs=inputs, layout=layout, parent=None, facts=facts))
 
     @classmethod
     def _new(cls, record: _Record) -> Self:
@@ -204,15 +205,23 @@ class LazyTensor(Tensor):
 
         def whole(*tensors: Tensor | None) -> Tensor:
             with _under(autocast):
-                made = make(*tensors[:count])
-            return replay(made, *cast("tuple[Tensor, ...]", tensors[count:]))
+                result = make(*tensors[:count])
+            return replay(result, *cast("tuple[Tensor, ...]", tensors[count:]))
 
         with torch.no_grad():
-            layout = replay(of.layout, *(each.detach().to("meta") for each in further))
+            layout = replay(of.layout, *(tensor.detach().to("meta") for tensor in further))
         if layout is of.layout:
             return self  # As a flatten of one dimension has it.
-        inputs = (*of.inputs, *further)
-        record = _Record(of.family, whole, replay, inputs, layout, self, {**of.facts, **facts}, further)
+        record = _Record(
+            of.family,
+            whole,
+            replay=replay,
+            inputs=(*of.inputs, *further),
+            layout=layout,
+            parent=self,
+            facts={**of.facts, **facts},
+            further=further,
+        )
         record.kept = function in _COPIES and record.recorded
         return (into or type(self))._new(record)
 
@@ -251,7 +260,7 @@ class LazyTensor(Tensor):
             with DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         name = _name_of(function)
-        lazies = {id(each): each for each in tree_leaves((tuple(args), kwargs)) if isinstance(each, LazyTensor)}
+        lazies = {id(leaf): leaf for leaf in tree_leaves((tuple(args), kwargs)) if isinstance(leaf, LazyTensor)}
         for lazy in lazies.values():
             record: _Record | None = vars(lazy).get("_record")
             if record is None or record.became is not None:
@@ -309,18 +318,18 @@ class LazyTensor(Tensor):
         """This in another dtype, a copy of it or itself, if *function* is a conversion on this device."""
         if function is Tensor.contiguous and len(args) == 1 and not kwargs and self.is_contiguous():
             return self
-        known = function in _CONVERSIONS or function is getattr(Tensor, self.device.type, None)
-        if not known or not args or args[0] is not self or "memory_format" in kwargs:
+        is_conversion = function in _CONVERSIONS or function is getattr(Tensor, self.device.type, None)
+        if not is_conversion or not args or args[0] is not self or "memory_format" in kwargs:
             return NotImplemented
         # What it does to a tensor without elements, it does to this.
         empty = torch.empty((0,) * self.dim(), dtype=self.dtype, device=self.device)
-        found = function(empty, *args[1:], **kwargs)
-        if found is empty:
+        converted = function(empty, *args[1:], **kwargs)
+        if converted is empty:
             return self
-        if not isinstance(found, Tensor) or found.device != self.device:
+        if not isinstance(converted, Tensor) or converted.device != self.device:
             return NotImplemented
-        as_it_is = found.dtype == self.dtype
-        to: tuple[Any, Any, Any] = (Tensor.to, (self, found.dtype), {"copy": True} if as_it_is else {})
+        as_it_is = converted.dtype == self.dtype
+        to: tuple[Any, Any, Any] = (Tensor.to, (self, converted.dtype), {"copy": True} if as_it_is else {})
         if function in _COPIES:
             to = Tensor.clone, (self,), {}
         answer = self.foreseen(*to)
@@ -381,6 +390,7 @@ class _Record:
         self,
         family: _Family,
         make: Make,
+        *,
         replay: Make,
         inputs: Sequence[Tensor | None],
         layout: Tensor,
@@ -388,11 +398,11 @@ class _Record:
         facts: Mapping[str, Any],
         further: Sequence[Tensor] = (),
     ) -> None:
-        self.device = next(each for each in inputs if each is not None).device
+        self.device = next(tensor for tensor in inputs if tensor is not None).device
         kind = self.device.type
         self.family, self.make, self.replay, self.inputs = family, make, replay, tuple(inputs)
         self.layout, self.parent, self.facts = layout, parent, facts
-        self.remembered = [Remembered(each) for each in further]
+        self.remembered = [Remembered(tensor) for tensor in further]
         self.autocast = (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         self.recorded, self.kept, self.answered = torch.is_grad_enabled(), False, False
         self.hooks: OrderedDict[int, Hook] = OrderedDict()
@@ -408,12 +418,12 @@ class _Record:
 
     def check(self, why: str, remembered: Iterable[Remembered], *, waiting: bool = True) -> None:
         """Raise a `RuntimeError` if one of *remembered* was changed."""
-        for each in remembered:
-            change = each.change(waiting=waiting)
+        for source in remembered:
+            change = source.change(waiting=waiting)
             if change:
                 raise RuntimeError(
                     f"{why} needs the values of a lazy {_shape(self.layout)}, which were not computed in the forward, "
-                    f"and now one of its inputs, {_shape(each.tensor)}, {change}: use it before optimizer.step() and "
+                    f"and now one of its inputs, {_shape(source.tensor)}, {change}: use it before optimizer.step() and "
                     "before parameters are sharded again (.detach() is such a use), or undo the kernel"
                 )
 
@@ -427,14 +437,14 @@ class _Record:
         except RuntimeError as error:
             self.failed = error
             return
-        tensors = self.inputs if self.parent is None else (self.parent, *(each.tensor for each in self.remembered))
+        tensors = self.inputs if self.parent is None else (self.parent, *(source.tensor for source in self.remembered))
         with torch.set_grad_enabled(self.recorded), _under(self.autocast):
             real = self.replay(*tensors)
         if not self.recorded:
             # By `__torch_dispatch__`, so that the gradient goes through what passed it on.
             self.values = real
             real = torch.clone(lazy)
-        elif any(real is each for each in tensors):
+        elif any(real is tensor for tensor in tensors):
             real = real.view_as(real)
         del lazy._record
         real.__class__ = type(lazy)
@@ -481,18 +491,18 @@ class _Family:
     """
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
-        self.inputs = [Remembered(each) for each in inputs]
+        self.inputs = [Remembered(tensor) for tensor in inputs]
         self.members: list[weakref.ref[LazyTensor]] = []
         self.lock = threading.RLock()
         self.told: Realised | None = None
         read_before_steps(self)
 
     @disable_dynamo
-    def become_real(self, why: str, asked: _Record) -> None:
-        """Make all lazy tensors real, for *why* needs the one of the record *asked*."""
+    def become_real(self, why: str, needed: _Record) -> None:
+        """Make all lazy tensors real, for *why* needs that of the record *needed*."""
         with self.lock, _as_in_forward():
-            if asked.failed is None:
-                asked.check(why, self.inputs)
+            if needed.failed is None:
+                needed.check(why, self.inputs)
                 if self.told is not None:
                     self.told.real(why)
                 for member in self.members:
@@ -500,8 +510,8 @@ class _Family:
                     if isinstance(lazy, LazyTensor):
                         lazy._record.become_real(lazy, why)
                 self.members, self.inputs = [], []
-        if asked.failed is not None:
-            raise asked.failed
+        if needed.failed is not None:
+            raise needed.failed
 
     def read_kept(self) -> None:
         """Make them real if somebody keeps a copy."""
@@ -518,10 +528,9 @@ class _Standing(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, cls: type[LazyTensor], record: _Record, *inputs: Tensor | None) -> Tensor:
-        given = [each for each in inputs if each is not None]
-        ctx.make, ctx.autocast, ctx.present = record.make, record.autocast, [each is not None for each in inputs]
-        ctx.samples = [each.sample for each in record.all_remembered()]
-        ctx.save_for_backward(*given)
+        ctx.make, ctx.autocast, ctx.present = record.make, record.autocast, [x is not None for x in inputs]
+        ctx.samples = [remembered.sample for remembered in record.all_remembered()]
+        ctx.save_for_backward(*(tensor for tensor in inputs if tensor is not None))
         ctx.set_materialize_grads(False)
         lazy = cast("LazyTensor", without_memory(cls, record.layout))
         lazy._record = record
@@ -539,13 +548,13 @@ class _Standing(torch.autograd.Function):
                     f"computed something, and since then {_shape(tensor)} was changed: call backward() before that"
                 )
         saved = iter(ctx.saved_tensors)
-        inputs = [next(saved).detach() if there else None for there in ctx.present]
+        inputs = [next(saved).detach() if is_present else None for is_present in ctx.present]
         needs = ctx.needs_input_grad[2:]
-        wanted = [each.requires_grad_() for each, need in zip(inputs, needs, strict=True) if need and each is not None]
+        wanted = [x.requires_grad_() for x, need in zip(inputs, needs, strict=True) if need and x is not None]
         with torch.enable_grad(), _under(ctx.autocast):
             result = ctx.make(*inputs)
-        found = iter(torch.autograd.grad(result, wanted, gradient, allow_unused=True))
-        return None, None, *(next(found) if need else None for need in needs)
+        gradients = iter(torch.autograd.grad(result, wanted, gradient, allow_unused=True))
+        return None, None, *(next(gradients) if need else None for need in needs)
 
 
 class _Answer(torch.autograd.Function):
@@ -586,7 +595,7 @@ class _Answered(Tensor):
     ) -> Any:
         """Refuse what asks for the gradient; do all else."""
         kwargs = kwargs or {}
-        for tensor in [each for each in tree_leaves((tuple(args), kwargs)) if isinstance(each, _Answered)]:
+        for tensor in [leaf for leaf in tree_leaves((tuple(args), kwargs)) if isinstance(leaf, _Answered)]:
             if _asks_for_gradient(function, args, kwargs, tensor):
                 raise _never_computed(_name_of(function), tensor._layout)
         if function == _GRAD_FN:
@@ -655,8 +664,8 @@ class _Unknown(Tensor):
         """Refuse what is called below autograd."""
         if func is _DEVICE:
             return args[0]._device
-        found = next(each for each in tree_leaves((tuple(args), kwargs)) if isinstance(each, _Unknown))
-        raise _never_computed(_name_of(func), found)
+        gradient = next(leaf for leaf in tree_leaves((tuple(args), kwargs)) if isinstance(leaf, _Unknown))
+        raise _never_computed(_name_of(func), gradient)
 
 
 def _hooked(hooks: OrderedDict[int, Hook], layout: Tensor, hook: Hook) -> RemovableHandle:
@@ -673,8 +682,8 @@ def _call_hooks(hooks: Mapping[int, Hook], layout: Tensor, device: torch.device)
     for hook in tuple(hooks.values()):
         unknown = cast("_Unknown", without_memory(_Unknown, layout))
         unknown._device = device
-        found = hook(unknown)
-        if found is not None and found is not unknown:
+        changed = hook(unknown)
+        if changed is not None and changed is not unknown:
             raise _never_computed(f"{hook} changes it, so it", layout)
 
 

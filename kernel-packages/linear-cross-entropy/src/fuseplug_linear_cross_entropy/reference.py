@@ -163,7 +163,7 @@ def linear_cross_entropy(
     if not (label_smoothing is None or 0.0 <= label_smoothing <= 1.0):
         raise ValueError(f"label_smoothing is {label_smoothing!r}; expected a number from 0 to 1")
     smoothing = None if label_smoothing is None else float(label_smoothing)
-    loss = Loss(tuple(Step(*step) for step in steps), ignore_index, reduction, smoothing)
+    loss = Loss(tuple(Step(*step) for step in steps), ignore_index, reduction, label_smoothing=smoothing)
     loss, hidden, weight, bias, alone = _as_called(loss, hidden, weight, labels, bias)
     with alone:
         result = compute(loss, hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1), bias)
@@ -201,13 +201,13 @@ def linear_logprob(
     Raises:
         ValueError, IndexError: As `linear_cross_entropy`.
     """
-    loss = Loss(tuple(Step(*step) for step in steps), ignore_index, "none", 0.0)
+    loss = Loss(tuple(Step(*step) for step in steps), ignore_index, reduction="none", label_smoothing=0.0)
     loss, hidden, weight, bias, alone = _as_called(loss, hidden, weight, labels, bias)
     with alone:
         flat = hidden.reshape(-1, hidden.shape[-1])
-        found = compute(loss, flat, weight, labels.reshape(-1), bias, entropy=entropy)
-    entropies = None if found.entropy is None else found.entropy.reshape(labels.shape)
-    return LogProbs(found.logprob.reshape(labels.shape), entropies)
+        of_rows = compute(loss, flat, weight, labels.reshape(-1), bias, entropy=entropy)
+    entropies = None if of_rows.entropy is None else of_rows.entropy.reshape(labels.shape)
+    return LogProbs(of_rows.logprob.reshape(labels.shape), entropies)
 
 
 def _as_called(

@@ -22,7 +22,7 @@ def specimens() -> list[nn.Module]:
         Tied(),
         FromHiddenStates(),
         ShiftedLogits(),
-        Scaled(),
+        ScaledLogits(),
         Divided(),
         Softcapped(),
         Softcapped(hidden=7, vocabulary=13, bias=True),
@@ -111,7 +111,7 @@ class ShiftedLogits(Causal):
         return loss
 
 
-class Scaled(Causal):
+class ScaledLogits(Causal):
     """As Cohere's."""
 
     def logits(self, hidden: Tensor) -> Any:
@@ -171,8 +171,8 @@ class PerToken(Causal):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of the same token."""
         flat = logits.float().view(-1, logits.shape[-1])
-        each = functional.cross_entropy(flat, labels.view(-1), reduction="none")
-        return (each * torch.linspace(0.5, 1.5, len(each), dtype=each.dtype, device=each.device)).sum()
+        losses = functional.cross_entropy(flat, labels.view(-1), reduction="none")
+        return (losses * torch.linspace(0.5, 1.5, len(losses), dtype=losses.dtype, device=losses.device)).sum()
 
 
 class SlicedVocabulary(Causal):
@@ -185,5 +185,5 @@ class SlicedVocabulary(Causal):
     @property
     def dummy_inputs(self) -> dict[str, Tensor]:
         """Labels that are below the cut."""
-        given = super().dummy_inputs
-        return given | {"labels": given["labels"].clamp(max=VOCABULARY - 6)}
+        inputs = super().dummy_inputs
+        return inputs | {"labels": inputs["labels"].clamp(max=VOCABULARY - 6)}

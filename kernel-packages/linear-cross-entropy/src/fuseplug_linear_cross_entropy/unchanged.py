@@ -19,7 +19,7 @@ from fuseplug.process_lock import ProcessLock
 
 from .torch_private import storage_id
 
-__all__ = ["Reader", "Remembered", "has_sample", "read_before_steps"]
+__all__ = ["InputReader", "Remembered", "has_sample", "read_before_steps"]
 
 SAMPLED = 4096
 """How many elements of a tensor are kept: all of a small one, and some of every part of a large one."""
@@ -56,7 +56,7 @@ class Remembered:
         return ""
 
 
-class Reader(Protocol):
+class InputReader(Protocol):
     """Something that was left uncomputed from tensors."""
 
     @property
@@ -71,7 +71,7 @@ _LOCK = ProcessLock()
 _readers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def read_before_steps(reader: Reader) -> None:
+def read_before_steps(reader: InputReader) -> None:
     """Have *reader* told before the steps of optimizers that own one of its inputs, which are marked after it."""
     _hook_optimizers()
     with _LOCK:
@@ -92,17 +92,17 @@ def _before(optimizer: Optimizer, *_arguments: Any) -> None:
 
 def _after(optimizer: Optimizer, *_arguments: Any) -> None:
     for _, inputs in _owned(optimizer):
-        for each in inputs:
-            each.stepped = True
+        for remembered in inputs:
+            remembered.stepped = True
 
 
-def _owned(optimizer: Optimizer) -> Iterable[tuple[Reader, list[Remembered]]]:
+def _owned(optimizer: Optimizer) -> Iterable[tuple[InputReader, list[Remembered]]]:
     """The readers with an input that *optimizer* owns, and these inputs."""
     with _LOCK:
         readers = list(_readers)
     owned = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]} if readers else ()
     for reader in readers:
-        inputs = [each for each in reader.inputs if id(each.tensor) in owned]
+        inputs = [remembered for remembered in reader.inputs if id(remembered.tensor) in owned]
         if inputs:
             yield reader, inputs
 

@@ -48,11 +48,11 @@ def distances(unfused: nn.Module, fused: nn.Module, ids: Tensor, *, gradients: b
     if hasattr(true, "set_experts_implementation"):
         true.set_experts_implementation("eager")  # type: ignore[operator]  # torch's grouped_mm takes no float64
     truth = _results(true, ids, gradients=gradients)
-    found = [_shares(_results(model, ids, gradients=gradients), truth) for model in (fused, unfused)]
+    relative = [_shares(_results(model, ids, gradients=gradients), truth) for model in (fused, unfused)]
     floor = _ROUNDINGS * torch.finfo(dtype).eps
     return [
-        Distance(what, ours, theirs, max(_TIMES * theirs, floor))
-        for what, ours, theirs in zip(("logits", "gradients"), *found, strict=False)
+        Distance(what, fused=ours, unfused=theirs, allowed=max(_TIMES * theirs, floor))
+        for what, ours, theirs in zip(("logits", "gradients"), *relative, strict=False)
     ]
 
 
@@ -64,19 +64,19 @@ def _results(model: nn.Module, ids: Tensor, *, gradients: bool) -> list[list[Ten
     model.zero_grad(set_to_none=True)
     output = model(input_ids=ids, labels=ids, use_cache=False)
     output.loss.backward()
-    found = [torch.zeros_like(each) if each.grad is None else each.grad for each in model.parameters()]
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     model.zero_grad(set_to_none=True)
-    return [[output.logits.detach()], found]
+    return [[output.logits.detach()], grads]
 
 
-def _shares(found: list[list[Tensor]], truth: list[list[Tensor]]) -> list[float]:
-    return [_distance(ours, theirs) / _norm(theirs) for ours, theirs in zip(found, truth, strict=True)]
+def _shares(results: list[list[Tensor]], truth: list[list[Tensor]]) -> list[float]:
+    return [_distance(ours, theirs) / _norm(theirs) for ours, theirs in zip(results, truth, strict=True)]
 
 
-def _distance(found: list[Tensor], truth: list[Tensor]) -> float:
-    squares = ((ours.to(true.dtype) - true).norm().item() ** 2 for ours, true in zip(found, truth, strict=True))
+def _distance(tensors: list[Tensor], truth: list[Tensor]) -> float:
+    squares = ((ours.to(true.dtype) - true).norm().item() ** 2 for ours, true in zip(tensors, truth, strict=True))
     return math.sqrt(sum(squares))
 
 
 def _norm(tensors: list[Tensor]) -> float:
-    return math.sqrt(sum(each.norm().item() ** 2 for each in tensors))
+    return math.sqrt(sum(tensor.norm().item() ** 2 for tensor in tensors))

@@ -51,14 +51,13 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="Draw the times into this file: png, svg or pdf.")] = None,
 ) -> None:
     """Measure what the kernels gain in a model on this machine; exit with 1 if the fused model is wrong."""
-    numbers = [_number(each) for each in _each(tokens)]
+    numbers = [_number(text) for text in _items(tokens)]
     # What torch's profiler would say of itself; read when torch is imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from .comparing import compare
     from .shown import draw, show
 
-    said = console(stderr=True)
-    with said.status("importing torch and transformers") as status:
+    with console(stderr=True).status("importing torch and transformers") as status:
 
         def step(text: str | None) -> None:
             if text is None:
@@ -67,15 +66,15 @@ def bench(
                 status.update(text)
                 status.start()
 
-        found = compare(
+        benchmark = compare(
             model,
             KernelManager(),
             layers=layers,
             device=device,
             dtype=dtype,
             tokens=numbers or (512,),
-            modes=_each(mode) or ("train",),
-            versus=[each for each in _each(vs) if each != "eager"],
+            modes=_items(mode) or ("train",),
+            versus=[name for name in _items(vs) if name != "eager"],
             repeats=repeats,
             seconds=seconds,
             ops=ops,
@@ -85,18 +84,18 @@ def bench(
             step=step,
         )
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=2, default=str))
+        typer.echo(json.dumps(benchmark.to_dict(), indent=2, default=str))
     else:
-        show(found, console())
+        show(benchmark, console())
     if plot is not None:
-        draw(found, plot)
-    if not found.right:
+        draw(benchmark, plot)
+    if not benchmark.right:
         raise typer.Exit(1)
 
 
-def _each(given: list[str] | None) -> list[str]:
-    """What an option was *given*, however often, with commas or without."""
-    return [each.strip() for text in given or () for each in text.split(",") if each.strip()]
+def _items(values: list[str] | None) -> list[str]:
+    """The items in all *values* of an option; a value may have several, with commas between them."""
+    return [item.strip() for value in values or () for item in value.split(",") if item.strip()]
 
 
 def _number(text: str) -> int:

@@ -43,7 +43,7 @@ _CHECKED = 256
 
 
 @dataclass(frozen=True)
-class Row:
+class ContenderRow:
     """The time of one contender at one kind of work.
 
     Attributes:
@@ -81,7 +81,7 @@ class Benchmark:
     model: str
     report: Report
     checked: list[Distance] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ContenderRow] = field(default_factory=list)
     shares: dict[tuple[str, int], list[Share]] = field(default_factory=dict)
     ops: dict[tuple[str, int], list[OpRow]] = field(default_factory=dict)
     once: dict[str, float] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Benchmark:
     @property
     def right(self) -> bool:
         """Whether the fused model's results are as near to the true ones as the unfused model's."""
-        return all(each.right for each in self.checked)
+        return all(distance.right for distance in self.checked)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
@@ -98,16 +98,16 @@ class Benchmark:
             "model": self.model,
             "machine": self.machine,
             "right": self.right,
-            "checked": [each._asdict() for each in self.checked],
+            "checked": [distance._asdict() for distance in self.checked],
             "paid once, s": self.once,
             "rows": [asdict(row) for row in self.rows],
             "shares": [
-                {"mode": mode, "tokens": tokens, "operations": [each._asdict() for each in found]}
-                for (mode, tokens), found in self.shares.items()
+                {"mode": mode, "tokens": tokens, "operations": [share._asdict() for share in shares]}
+                for (mode, tokens), shares in self.shares.items()
             ],
             "ops": [
-                {"mode": mode, "tokens": tokens, "kernels": [asdict(each) for each in found]}
-                for (mode, tokens), found in self.ops.items()
+                {"mode": mode, "tokens": tokens, "kernels": [asdict(row) for row in rows]}
+                for (mode, tokens), rows in self.ops.items()
             ],
             "report": self.report.to_dict(),
         }
@@ -169,34 +169,35 @@ def compare(
     mode_of: Mode = "training" if training else "inference"
     step(None)
     fused, applied = fused_of(model, manager, mode_of, allow, include)
-    found = Benchmark(_said(name, model, dtype, device), applied.report)
+    benchmark = Benchmark(_description(name, model, dtype, device), applied.report)
     step("comparing results with those of a wider dtype")
     ids = tokens_for(model, min(_CHECKED, max(tokens)))
     every = sharing(model)
     # What is too small to gain is checked as well. Each kernel was verified just now.
     every_size = manager.apply_all(every, mode=mode_of, allow=allow, include=include, verify=False, every_size=True)
-    found.checked = distances(model, every, ids, gradients=training)
-    contenders = [eager_of(model), fused, *(OTHERS[each](model) for each in versus)]
-    found.once = {each.name: each.seconds for each in contenders if each.seconds}
+    benchmark.checked = distances(model, every, ids, gradients=training)
+    contenders = [eager_of(model), fused, *(OTHERS[other](model) for other in versus)]
+    benchmark.once = {contender.name: contender.seconds for contender in contenders if contender.seconds}
     for mode in modes:
         for count in tokens:
-            _measure(found, contenders, mode, count, repeats, seconds, step)
+            _measure(benchmark, contenders, mode, count, repeats=repeats, seconds=seconds, step=step)
             if ops:
                 step(f"{mode}, {count} tokens: each kernel by itself")
                 ids = tokens_for(model, count)
-                found.ops[mode, count] = measure_ops(model, applied, every_size, partial(_once, mode, ids), repeats)
-    return found
+                run = partial(_once, mode, ids)
+                benchmark.ops[mode, count] = measure_ops(model, applied, every_size, run, repeats)
+    return benchmark
 
 
 def _check(dtype: str | None, tokens: Sequence[int], modes: Sequence[str], versus: Sequence[str], repeats: int) -> None:
-    for what, given, known in (
+    for what, names, allowed in (
         ("dtype", [dtype] if dtype else [], ("bfloat16", "float16", "float32")),
         ("mode", modes, tuple(MODES)),
         ("contender", versus, CONTENDERS),
     ):
-        for each in given:
-            if each not in known:
-                raise PlanError(f"{each!r} is no {what} of a benchmark; expected one of {', '.join(known)}")
+        for name in names:
+            if name not in allowed:
+                raise PlanError(f"{name!r} is no {what} of a benchmark; expected one of {', '.join(allowed)}")
     if not tokens or min(tokens) < 2:
         raise PlanError(f"tokens are {list(tokens)}; expected numbers from 2 on")
     if repeats < 2:
@@ -204,17 +205,18 @@ def _check(dtype: str | None, tokens: Sequence[int], modes: Sequence[str], versu
 
 
 def _measure(
-    found: Benchmark,
+    benchmark: Benchmark,
     contenders: Sequence[Contender],
     mode: str,
     tokens: int,
+    *,
     repeats: int,
     seconds: float,
     step: Callable[[str | None], Any],
 ) -> None:
     step(f"{mode}, {tokens} tokens: the first calls, in which compilers work")
     ids = tokens_for(contenders[0].model, tokens)
-    runs = {each.name: MODES[mode](each.model, ids) for each in contenders}
+    runs = {contender.name: MODES[mode](contender.model, ids) for contender in contenders}
 
     def told(done: int) -> None:
         step(f"{mode}, {tokens} tokens: {done} turns")
@@ -230,20 +232,20 @@ def _measure(
         least=repeats,
     )
     for name, times in samples.items():
-        ratios = [eager / own for eager, own in zip(samples[EAGER], times, strict=True)]
+        ratios = [eager / other for eager, other in zip(samples[EAGER], times, strict=True)]
         peak = peak_memory(runs[name], ids.device.type)
-        ms = spread([each / 1e3 for each in times])
-        found.rows.append(Row(mode, tokens, name, ms, statistics.median(ratios), peak))
+        ms = spread([microseconds / 1e3 for microseconds in times])
+        benchmark.rows.append(ContenderRow(mode, tokens, name, ms, gain=statistics.median(ratios), peak=peak))
     step(f"{mode}, {tokens} tokens: profiling")
-    found.shares[mode, tokens] = shares(runs[EAGER], runs[FUSED], ids.device.type)
+    benchmark.shares[mode, tokens] = shares(runs[EAGER], runs[FUSED], ids.device.type)
 
 
 def _once(mode: str, ids: torch.Tensor, model: torch.nn.Module) -> None:
     MODES[mode](model, ids)()
 
 
-def _said(name: str, model: torch.nn.Module, dtype: str, device: str) -> str:
-    count = sum(each.numel() for each in model.parameters())
+def _description(name: str, model: torch.nn.Module, dtype: str, device: str) -> str:
+    count = sum(parameter.numel() for parameter in model.parameters())
     layers = layers_of(model)
     of_layers = "" if layers is None else f", {layers} layer{'s' * (layers != 1)}"
     return f"{name} ({type(model).__name__}{of_layers}, {count / 1e6:,.0f} million parameters), {dtype}, {device}"

@@ -99,9 +99,9 @@ def _cut(config: Any, name: str, layers: int) -> None:
     if not 1 <= layers <= present:
         raise PlanError(f"{name} has {present} layers; expected --layers from 1 to {present}, got {layers}", name=name)
     text.num_hidden_layers = layers
-    for each in ("layer_types", "mlp_layer_types"):
-        if isinstance(getattr(text, each, None), list):
-            setattr(text, each, getattr(text, each)[:layers])
+    for attribute in ("layer_types", "mlp_layer_types"):
+        if isinstance(getattr(text, attribute, None), list):
+            setattr(text, attribute, getattr(text, attribute)[:layers])
 
 
 def _text_config(config: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from fuseplug.patching.replacement import replacement_of
 
-from ..measuring.calls import Call, leaves_of, make, original_of, recorded
+from ..measuring.calls import RecordedCall, leaves_of, make, original_of, recorded
 from ..measuring.turns import by_turns, spread
 
 if TYPE_CHECKING:
@@ -84,29 +84,31 @@ def measure_ops(
     ]
 
 
-def _row(patches: Sequence[Patch], timed: Callable[..., Any], call: Call, repeats: int) -> OpRow:
+def _row(patches: Sequence[Patch], timed: Callable[..., Any], call: RecordedCall, repeats: int) -> OpRow:
     patch = patches[0]
     tensors = call.tensors
-    backward = any(each.requires_grad for each in tensors)
+    backward = any(tensor.requires_grad for tensor in tensors)
     leaves = leaves_of(call, method=patch.target.function is None) if backward else []
     functions = {ORIGINAL: original_of(patch.function)}
     with torch.set_grad_enabled(backward):
-        never, declined = (replacement_of(each).why_not(call.args, call.kwargs) for each in (timed, patch.function))
+        never, declined = (
+            replacement_of(function).why_not(call.args, call.kwargs) for function in (timed, patch.function)
+        )
     if not never:
         functions[KERNEL] = timed
     runs = {name: partial(make, function, call, leaves) for name, function in functions.items()}
     samples = by_turns(runs, repeats)
-    times = {name: spread([each / 1e3 for each in found]) for name, found in samples.items()}
+    times = {name: spread([microseconds / 1e3 for microseconds in sample]) for name, sample in samples.items()}
     ratios = [theirs / ours for theirs, ours in zip(samples[ORIGINAL], samples.get(KERNEL, ()), strict=False)]
     more = f" and {len(patches) - 1} more" if len(patches) > 1 else ""
     return OpRow(
-        patch.kernel_id,
-        patch.variant,
-        f"{patch.path or 'the model'}{more}",
-        "forward and backward" if backward else "forward",
-        ", ".join(" × ".join(map(str, each.shape)) for each in tensors),
-        times[ORIGINAL],
-        times.get(KERNEL),
-        statistics.median(ratios) if ratios else None,
-        declined,
+        kernel_id=patch.kernel_id,
+        variant=patch.variant,
+        where=f"{patch.path or 'the model'}{more}",
+        work="forward and backward" if backward else "forward",
+        sizes=", ".join(" × ".join(map(str, tensor.shape)) for tensor in tensors),
+        original=times[ORIGINAL],
+        kernel=times.get(KERNEL),
+        gain=statistics.median(ratios) if ratios else None,
+        declined=declined,
     )

@@ -48,11 +48,11 @@ def shares(unfused: Callable[[], Any], fused: Callable[[], Any], device_type: st
 
 def _times(run: Callable[[], Any], device_type: str) -> dict[str, float]:
     activities: Sequence[ProfilerActivity] = [ProfilerActivity.CPU]
-    own = {"cuda": "CUDA", "xpu": "XPU", "npu": "PrivateUse1"}.get(device_type, "")
-    if hasattr(ProfilerActivity, own):
-        activities = [*activities, getattr(ProfilerActivity, own)]
-    with profile(activities=activities) as found:
+    activity = {"cuda": "CUDA", "xpu": "XPU", "npu": "PrivateUse1"}.get(device_type, "")
+    if hasattr(ProfilerActivity, activity):
+        activities = [*activities, getattr(ProfilerActivity, activity)]
+    with profile(activities=activities) as profiler:
         for _ in range(_CALLS):
             run()
     time = "self_cpu_time_total" if device_type == "cpu" else "self_device_time_total"
-    return {each.key: float(getattr(each, time)) for each in found.key_averages() if getattr(each, time) > 0}
+    return {event.key: float(getattr(event, time)) for event in profiler.key_averages() if getattr(event, time) > 0}

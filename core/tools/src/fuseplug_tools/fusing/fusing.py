@@ -57,7 +57,7 @@ class Fusing:
     def outermost(self, model: nn.Module) -> nn.Module:
         """The largest of the watched models that have *model*; itself if there is none."""
         watched = list(self._watched.values())
-        return max((each for each in watched if _has(each, model)), key=_size, default=model)
+        return max((candidate for candidate in watched if _has(candidate, model)), key=_size, default=model)
 
     def fuse_watched(self, model: nn.Module) -> None:
         """Fuse *model*, or the largest watched one that has it, if it is or has a watched one itself."""
@@ -78,7 +78,7 @@ class Fusing:
         with self._lock:
             if not any(parameter.requires_grad for parameter in model.parameters()):
                 return
-            if any(_has(each, model) for each in list(self._done.values())):
+            if any(_has(fused, model) for fused in list(self._done.values())):
                 return
             self._done[id(model)] = model
             self._untrained = None
@@ -125,8 +125,8 @@ class Fusing:
 
 def _destination(model: nn.Module, device: torch.device | str | None) -> torch.device | str | None:
     """*device*, for a model that is not on its devices yet."""
-    found = {parameter.device.type for parameter in model.parameters()}
-    return device if found <= {"cpu", "meta"} and device is not None and found != {torch.device(device).type} else None
+    types = {parameter.device.type for parameter in model.parameters()}
+    return device if types <= {"cpu", "meta"} and device is not None and types != {torch.device(device).type} else None
 
 
 def _has(model: nn.Module, part: nn.Module) -> bool:

@@ -25,7 +25,7 @@ def _transformers(module: ModuleType) -> None:
 
     from .process import fusing
 
-    def made(self: Any, *_args: Any, **_kwargs: Any) -> None:
+    def watch(self: Any, *_args: Any, **_kwargs: Any) -> None:
         fusing().watch(self)
 
     def replicate(_self: Any, module: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -36,7 +36,7 @@ def _transformers(module: ModuleType) -> None:
         if isinstance(model, nn.Module) and torch.is_grad_enabled() and not _accelerate_prepares():
             fusing().fuse_watched(model)
 
-    _after(module.PreTrainedModel, "__init__", made)
+    _after(module.PreTrainedModel, "__init__", watch)
     # Here the first call of the model is too late: replicas have no parameters, and a compiler traces the call.
     _before(nn.DataParallel, "__init__", replicate)
     _before(torch, "compile", compile_model)
@@ -48,9 +48,9 @@ def _accelerate(module: ModuleType) -> None:
     from .process import fusing
 
     def prepare(self: Any, *objects: Any, **_kwargs: Any) -> None:
-        for each in objects:
-            if isinstance(each, nn.Module):
-                fusing().fuse(each, self.device)
+        for model in objects:
+            if isinstance(model, nn.Module):
+                fusing().fuse(model, self.device)
 
     def prepare_model(self: Any, model: Any, _placed: Any = None, evaluation_mode: bool = False, **_kw: Any) -> None:
         # Reference models are prepared for evaluation. So is a model that was sharded while it was loaded, and is then

@@ -17,9 +17,9 @@ from .fusing import Fusing
 def fusing() -> Fusing:
     """That of this process, with the options of its ``fuseplug run`` and the manager that its own code uses, too."""
     _show_log()
-    found = Fusing(RunOptions.from_environment(), manager)
-    atexit.register(found.ended)
-    return found
+    process = Fusing(RunOptions.from_environment(), manager)
+    atexit.register(process.ended)
+    return process
 
 
 def _show_log() -> None:

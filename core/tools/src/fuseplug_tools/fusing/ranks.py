@@ -83,7 +83,7 @@ class Ranks:
         told = json.dumps([self.rank, mine])
         who, first = json.loads(self.store.compare_set(f"{self.key}/plan", "", told))
         if mine != first:
-            self.refuse(_difference(who, json.loads(first), self.rank, rows))
+            self.refuse(_difference(one=who, ones=json.loads(first), other=self.rank, others=rows))
         elif self.store.add(f"{self.key}/alike", 1) == self.size:
             self._decide(_AGREED.decode())
         with contextlib.suppress(RuntimeError):
@@ -99,13 +99,14 @@ class Ranks:
 
     def _decide(self, verdict: str) -> bytes:
         """What was decided first: *verdict*, or what another rank said before."""
-        found: bytes = self.store.compare_set(f"{self.key}/verdict", "", verdict)
-        return found
+        first: bytes = self.store.compare_set(f"{self.key}/verdict", "", verdict)
+        return first
 
 
 def _difference(one: int, ones: Sequence[str], other: int, others: Sequence[str]) -> str:
-    for here, there, those in ((one, other, set(ones) - set(others)), (other, one, set(others) - set(ones))):
-        if those:
-            more = f" and {len(those) - 1} more" if len(those) > 1 else ""
-            return f"rank {here} would fuse {min(those)}{more}, and rank {there} would not"
+    one_alone, other_alone = set(ones) - set(others), set(others) - set(ones)
+    for rank, unlike, rows in ((one, other, one_alone), (other, one, other_alone)):
+        if rows:
+            more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+            return f"rank {rank} would fuse {min(rows)}{more}, and rank {unlike} would not"
     return f"rank {one} and rank {other} name the targets in another order"

@@ -72,7 +72,7 @@ class Telling:
         for told in self._told.values():
             if told.process != os.getpid():
                 continue
-            if small := sum(_too_small(each.counter) for each in told.targets):
+            if small := sum(_too_small(target.counter) for target in told.targets):
                 count = len(told.targets)
                 log.info("%d of %d fused targets had no call that is large enough to gain", small, count)
             if self._path is not None and told.number is not None:
@@ -94,13 +94,13 @@ def _too_small(count: Count) -> bool:
 
 def _added(targets: Sequence[Counted]) -> list[dict[str, Any]]:
     """The calls of models that are alike, by target, as plain data."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for calls in (each.calls() for each in targets):
+    by_target: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for calls in (target.calls() for target in targets):
         where = (calls.paths, calls.target, calls.kernel_id)
-        row = found.setdefault(where, {**_plain(calls), "fused": 0, "original": 0})
+        row = by_target.setdefault(where, {**_plain(calls), "fused": 0, "original": 0})
         row["fused"] += calls.fused
         row["original"] += calls.original
-    return [*found.values()]
+    return [*by_target.values()]
 
 
 def _plain(calls: Calls) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def kernel_mapping(model: nn.Module, **options: Unpack[AllOptions]) -> KernelMap
             mapping.left_out[name] = why
         else:
             device = _named(devices[next(iter(layer.modules))])
-            mapping[name] = {device: VerifiedLayer(_made(name, layer.forwards))}
+            mapping[name] = {device: VerifiedLayer(_layer_class(name, layer.forwards))}
     if not mapping:
         reasons = "; ".join(f"{name}: {why}" for name, why in mapping.left_out.items())
         raise PlanError(f"no layer of {class_name(model)} can be mapped: {reasons}", found=mapping.left_out)
@@ -166,7 +166,7 @@ def _kinds(forward: Forward) -> tuple[Any, ...]:
     return tuple(parameter.kind for parameter in inspect.signature(forward).parameters.values())
 
 
-def _made(name: str, forwards: Mapping[type[nn.Module], Forward]) -> type[nn.Module]:
+def _layer_class(name: str, forwards: Mapping[type[nn.Module], Forward]) -> type[nn.Module]:
     """A class without state whose forward is, by the class of the module, one of *forwards*; otherwise its own."""
     from torch import nn
 

@@ -51,7 +51,8 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
 
     def applied_to(self, model: nn.Module) -> Applied | None:
         """The handle on what this callback fused in *model*, which may be wrapped by now; ``None`` if nothing."""
-        return next((found for each in model.modules() if (found := self._applied.get(each)) is not None), None)
+        handles = (self._applied.get(module) for module in model.modules())
+        return next((applied for applied in handles if applied is not None), None)
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, _control: Any, *, model: nn.Module, **_: Any
@@ -80,8 +81,8 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         applied.check_in_use(1)
         if self._undo:
             applied.undo()
-            for each in model.modules():
-                self._applied.pop(each)
+            for module in model.modules():
+                self._applied.pop(module)
 
     def _fuse(self, model: nn.Module, args: TrainingArguments, state: TrainerState) -> None:
         manager = self._manager or fuseplug.manager

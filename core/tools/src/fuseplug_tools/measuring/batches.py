@@ -45,11 +45,11 @@ class Runs:
 
 def runs_of(model: nn.Module, measure: object) -> Runs:
     """What *measure* asks for, under autocast if that is on now; *measure* and errors as for `batches_of`."""
-    types = dict.fromkeys(["cpu", *(each.device.type for each in model.parameters())])
+    device_types = dict.fromkeys(["cpu", *(parameter.device.type for parameter in model.parameters())])
     autocast = {
-        each: torch.get_autocast_dtype(each) if torch.is_autocast_enabled(each) else None
-        for each in types
-        if torch.amp.is_autocast_available(each)
+        device_type: torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+        for device_type in device_types
+        if torch.amp.is_autocast_available(device_type)
     }
     return Runs(batches_of(model, measure), autocast)
 
@@ -68,7 +68,7 @@ def batches_of(model: nn.Module, measure: object) -> list[Batch]:
         return _random(model)
     if isinstance(measure, Mapping):
         return [measure]
-    if isinstance(measure, Sequence) and measure and all(isinstance(each, Mapping) for each in measure):
+    if isinstance(measure, Sequence) and measure and all(isinstance(batch, Mapping) for batch in measure):
         return list(measure)
     raise PlanError(f"measure is {_described(measure)}: {GIVE}, or True for random tokens")
 
@@ -84,9 +84,9 @@ def refuse_absent(model: nn.Module, device_type: str | None) -> None:
         PlanError: If parts of it are on meta, or elsewhere.
     """
     tensors = [*model.parameters(), *model.buffers()]
-    if any(each.is_meta for each in tensors):
+    if any(tensor.is_meta for tensor in tensors):
         raise PlanError("measure= runs the model, and it is on meta: load or build its weights first")
-    elsewhere = sorted({each.device.type for each in tensors} - {device_type})
+    elsewhere = sorted({tensor.device.type for tensor in tensors} - {device_type})
     if device_type is not None and elsewhere:
         raise PlanError(
             f"measure= runs the model where it is, on {', '.join(elsewhere)}, and device= says {device_type}: move the "
@@ -123,8 +123,8 @@ def _embeddings(model: nn.Module) -> Tensor | None:
 def _most_positions(model: nn.Module) -> int:
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    said = getattr(text, "max_position_embeddings", None)
-    return said if isinstance(said, int) and said > 0 else LENGTHS[-1]
+    most = getattr(text, "max_position_embeddings", None)
+    return most if isinstance(most, int) and most > 0 else LENGTHS[-1]
 
 
 def _described(value: object) -> str:

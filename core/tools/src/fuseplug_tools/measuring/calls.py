@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """How a target was called.
 
     Attributes:
@@ -42,7 +42,7 @@ class Call(NamedTuple):
         """The tensors among the arguments."""
         return tensors((self.args, dict(self.kwargs)))
 
-    def with_each(self, change: Callable[[Tensor], Tensor]) -> Call:
+    def with_each(self, change: Callable[[Tensor], Tensor]) -> RecordedCall:
         """The same call, with each tensor changed."""
 
         def changed(value: Any) -> Any:
@@ -64,7 +64,7 @@ def sharing(model: nn.Module, *, buffers: bool = True) -> nn.Module:
 
 def recorded(
     model: nn.Module, alike: Mapping[Hashable, Sequence[Patch]], run: Callable[[nn.Module], Any]
-) -> dict[Hashable, Call]:
+) -> dict[Hashable, RecordedCall]:
     """The first call of each kind of target while *run* runs an unfused copy of *model*.
 
     Args:
@@ -79,13 +79,13 @@ def recorded(
     listening = sharing(model, buffers=False)
     for module in all_below(listening):
         strip(module, "")
-    calls: dict[Hashable, Call] = {}
+    calls: dict[Hashable, RecordedCall] = {}
 
     def recorder(kind: Hashable, original: Function) -> Function:
         def record(*args: Any, **kwargs: Any) -> Any:
             if kind in calls:
                 return original(*args, **kwargs)
-            call, start = Call(args, kwargs).with_each(_cut_off), time.perf_counter()
+            call, start = RecordedCall(args, kwargs).with_each(_cut_off), time.perf_counter()
             result = original(*args, **kwargs)
             calls[kind] = call._replace(seconds=time.perf_counter() - start)
             return result
@@ -99,9 +99,9 @@ def recorded(
             methods[patch.path, patch.target.method][patch.target.function] = listener
     for (path, method), listeners in methods.items():
         module = listening.get_submodule(path)
-        own = cast("types.FunctionType", class_method(module, method))
+        original = cast("types.FunctionType", class_method(module, method))
         functions = {name: listener for name, listener in listeners.items() if name is not None}
-        bind(module, method, cast("types.FunctionType", listeners.get(None) or rebound(own, functions)))
+        bind(module, method, cast("types.FunctionType", listeners.get(None) or rebound(original, functions)))
     run(listening)
     return calls
 
@@ -117,20 +117,20 @@ def original_of(replacement: Function) -> Function:
     return original
 
 
-def make(function: Function, call: Call, leaves: Sequence[Tensor]) -> None:
+def make(function: Function, call: RecordedCall, leaves: Sequence[Tensor]) -> None:
     """Make *call* of *function*, with the backward to *leaves* if there are any, and wait until it is done."""
     with torch.set_grad_enabled(bool(leaves)):
         results = tensors(function(*call.args, **call.kwargs))
         if leaves:
-            ends = [each for each in results if each.requires_grad]
-            torch.autograd.grad(ends, leaves, [torch.ones_like(each) for each in ends], allow_unused=True)
+            ends = [result for result in results if result.requires_grad]
+            torch.autograd.grad(ends, leaves, [torch.ones_like(end) for end in ends], allow_unused=True)
     wait_for(results[0])
 
 
-def leaves_of(call: Call, *, method: bool) -> list[Tensor]:
+def leaves_of(call: RecordedCall, *, method: bool) -> list[Tensor]:
     """What gradients of *call* go to: arguments, and the parameters of the module if a *method* is called."""
     parameters = call.args[0].parameters() if method else ()
-    return [each for each in (*call.tensors, *parameters) if each.requires_grad]
+    return [tensor for tensor in (*call.tensors, *parameters) if tensor.requires_grad]
 
 
 def wait_for(tensor: Tensor) -> None:

@@ -79,19 +79,19 @@ def measured(declared: Gains, figures: Sequence[Figure]) -> Gains | None:
         that is smaller and the smallest gains too, `NEVER` if the largest does not gain. Up to which size the kernel
         is used as well is as *declared*, if all gain that were measured there. ``None`` if no kind gains.
     """
-    training = [(each.dtype, each.elements, each.both.gain) for each in figures if each.both is not None]
-    inference = [(each.dtype, each.elements, each.forward.gain) for each in figures]
+    training = [(figure.dtype, figure.elements, figure.both.gain) for figure in figures if figure.both is not None]
+    inference = [(figure.dtype, figure.elements, figure.forward.gain) for figure in figures]
     shown = _shown(declared.training, training), _shown(declared.inference, inference)
-    if any(shown) and all(ends == Ends(NEVER) for each in shown for ends in each.values()):
+    if any(shown) and all(ends == Ends(NEVER) for of_kind in shown for ends in of_kind.values()):
         return None
     kinds = zip((declared.training, declared.inference), shown, strict=True)
-    return Gains(*(tuple((by_dtype(said) | found).values()) for said, found in kinds))
+    return Gains(*(tuple((by_dtype(of_kernel) | of_kind).values()) for of_kernel, of_kind in kinds))
 
 
 def _shown(declared: Sequence[Ends], figures: Sequence[tuple[str, int, float]]) -> dict[torch.dtype, Ends]:
     """What *figures*, of dtype, elements and gain, show for each dtype of which there are some."""
-    found: dict[torch.dtype, Ends] = {}
-    for dtype, said in by_dtype(declared).items():
+    shown: dict[torch.dtype, Ends] = {}
+    for dtype, ends in by_dtype(declared).items():
         gains: dict[int, float] = {}
         for name, elements, gain in figures:
             if f"torch.{name}" == str(dtype):
@@ -99,11 +99,11 @@ def _shown(declared: Sequence[Ends], figures: Sequence[tuple[str, int, float]]) 
         if not gains:
             continue
         gaining = {elements for elements, gain in gains.items() if gain >= MARGIN}
-        until = said.until if gaining.issuperset(elements for elements in gains if elements <= said.until) else 0
+        until = ends.until if gaining.issuperset(elements for elements in gains if elements <= ends.until) else 0
         beyond = sorted((elements for elements in gains if elements > until), reverse=True)
         large = [*itertools.takewhile(gaining.__contains__, beyond)]
         least = large[-1] if large else NEVER
         if large == beyond:  # or nothing was measured there
-            least = min(said.least, least)
-        found[dtype] = Ends(least, until)
-    return found
+            least = min(ends.least, least)
+        shown[dtype] = Ends(least, until)
+    return shown

@@ -20,7 +20,7 @@ from fuseplug.planning.progress import showing
 from fuseplug_verify import class_name, random_state_kept, said_by
 
 from .batches import GIVE, Batch, Runs, refuse_absent, runs_of
-from .calls import Call, recorded
+from .calls import RecordedCall, recorded
 from .figures import Figure, measured
 from .timing import Keeping, at_most, described, figure, own_tensors_of
 
@@ -77,7 +77,7 @@ class Task(NamedTuple):
     """
 
     kind: Kind
-    call: Call
+    call: RecordedCall
     main: Tensor
 
 
@@ -145,7 +145,7 @@ class Kinds:
         new = {key: kind for key, kind in self._kinds.items() if not kind.recorded}
         if not new:
             return None
-        calls: dict[Hashable, dict[str, Call]] = {key: {} for key in new}
+        calls: dict[Hashable, dict[str, RecordedCall]] = {key: {} for key in new}
         for number, batch in enumerate(self._runs.batches):
             for key, call in self._run(new, batch, number).items():
                 calls[key].setdefault(described(call), call)
@@ -166,12 +166,12 @@ class Kinds:
         keeping = Keeping(self._kept, kind.key)
         try:
             with self._runs.entered():
-                found = figure(kind.first, task.call, task.main, keeping, gradients=self._gradients)
+                measured_call = figure(kind.first, task.call, task.main, keeping, gradients=self._gradients)
         except Exception as error:  # noqa: BLE001 - a kernel may raise anything at a size at which nobody ran it
             shape = " × ".join(map(str, task.main.shape))
             kind.fault = Rejection(f"{said_by(error)} while it and the original were timed with {shape}", kind="error")
             return
-        kind.figures = sorted([*kind.figures, found], key=lambda each: each.elements)
+        kind.figures = sorted([*kind.figures, measured_call], key=lambda figure: figure.elements)
 
     def notes(self) -> list[str]:
         """What a user should know of kinds without a figure."""
@@ -187,7 +187,7 @@ class Kinds:
         with torch.set_grad_enabled(self._gradients), self._runs.entered():
             yield
 
-    def _run(self, kinds: Mapping[Hashable, Kind], batch: Batch, number: int) -> dict[Hashable, Call]:
+    def _run(self, kinds: Mapping[Hashable, Kind], batch: Batch, number: int) -> dict[Hashable, RecordedCall]:
         alike = {key: [*kind.patches.values()] for key, kind in kinds.items()}
 
         def run(model: nn.Module) -> None:
@@ -195,7 +195,7 @@ class Kinds:
                 model(**batch)
 
         with contextlib.ExitStack() as stack:
-            for device_type in {"cpu", *(each.device.type for each in self._model.parameters())}:
+            for device_type in {"cpu", *(parameter.device.type for parameter in self._model.parameters())}:
                 stack.enter_context(random_state_kept(device_type))
             try:
                 return recorded(self._model, alike, run)
@@ -207,7 +207,7 @@ class Kinds:
                 ) from error
 
 
-def _tasks(kind: Kind, calls: Sequence[Call]) -> list[Task]:
+def _tasks(kind: Kind, calls: Sequence[RecordedCall]) -> list[Task]:
     """What is to be timed of *kind*: those of *calls* that reach the kernel."""
     kind.recorded = True
     kind.note = "" if calls else "no batch leads to a call of it"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fuseplug.devices import processor
 from fuseplug.kept import Kept
 
-from .calls import Call, leaves_of, make, original_of
+from .calls import RecordedCall, leaves_of, make, original_of
 from .figures import Figure, Timing
 from .turns import by_turns
 
@@ -45,7 +45,7 @@ class Keeping(NamedTuple):
     key: Callable[[], str]
 
 
-def figure(patch: Patch, call: Call, main: Tensor, keeping: Keeping, *, gradients: bool) -> Figure:
+def figure(patch: Patch, call: RecordedCall, main: Tensor, keeping: Keeping, *, gradients: bool) -> Figure:
     """Time *call* of what *patch* replaces.
 
     Args:
@@ -62,21 +62,21 @@ def figure(patch: Patch, call: Call, main: Tensor, keeping: Keeping, *, gradient
     both = None
     if gradients and main.is_floating_point():
         # What the guard goes by, wherever the model's own call had it from.
-        call = call.with_each(lambda each: each.detach().requires_grad_(each is main or each.requires_grad))
+        call = call.with_each(lambda tensor: tensor.detach().requires_grad_(tensor is main or tensor.requires_grad))
         both = _kept_or_timed(patch, call, keeping, backward=True)
-    return Figure(tuple(main.shape), str(main.dtype).removeprefix("torch."), forward, both)
+    return Figure(tuple(main.shape), str(main.dtype).removeprefix("torch."), forward=forward, both=both)
 
 
-def described(call: Call) -> str:
+def described(call: RecordedCall) -> str:
     """All of *call* that its time may depend on, but for values: shapes, strides, dtypes, numbers and flags."""
-    flat = [*call.args, *(each for pair in call.kwargs.items() for each in pair)]
-    numbers = [each for each in flat if each is None or type(each) in (bool, int, float, str)]
+    flat = [*call.args, *(item for pair in call.kwargs.items() for item in pair)]
+    numbers = [item for item in flat if item is None or type(item) in (bool, int, float, str)]
     return repr([*map(_layout, call.tensors), *numbers])
 
 
 def own_tensors_of(module: nn.Module) -> str:
     """The same of the parameters of *module*."""
-    return repr([(name, *_layout(each)) for name, each in module.named_parameters()])
+    return repr([(name, *_layout(parameter)) for name, parameter in module.named_parameters()])
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -84,7 +84,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.dtype, tuple(tensor.shape), steps, tensor.requires_grad)
 
 
-def _kept_or_timed(patch: Patch, call: Call, keeping: Keeping, *, backward: bool) -> Timing:
+def _kept_or_timed(patch: Patch, call: RecordedCall, keeping: Keeping, *, backward: bool) -> Timing:
     key = _key(patch, call, keeping) if keeping.kept else ""
     if key and (before := _timing_of(keeping.kept.get(key))) is not None:
         return before
@@ -94,28 +94,28 @@ def _kept_or_timed(patch: Patch, call: Call, keeping: Keeping, *, backward: bool
     samples = by_turns(runs, _TURNS, warm_up=1, within=SECONDS)
     ratios = [theirs / ours for theirs, ours in zip(samples["original"], samples["kernel"], strict=True)]
     medians = {name: statistics.median(times) for name, times in samples.items()}
-    found = Timing(gain=statistics.median(ratios), **medians)
+    timing = Timing(gain=statistics.median(ratios), **medians)
     if key:
-        keeping.kept.put(key, found._asdict())
-    return found
+        keeping.kept.put(key, timing._asdict())
+    return timing
 
 
-def _key(patch: Patch, call: Call, keeping: Keeping) -> str:
+def _key(patch: Patch, call: RecordedCall, keeping: Keeping) -> str:
     """What the time of *call* is kept under; which gradients it has is part of the call."""
     checked = keeping.key()
     if not checked:
         return ""
-    own = own_tensors_of(call.args[0]) if patch.target.function is None else ""
+    parameters = own_tensors_of(call.args[0]) if patch.target.function is None else ""
     device_type = call.tensors[0].device.type
     autocast = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-    parts = (checked, processor(), str(autocast), described(call), own)
+    parts = (checked, processor(), str(autocast), described(call), parameters)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _timing_of(answer: Any) -> Timing | None:
     """What was kept; ``None`` if it is something else."""
     try:
-        found = Timing(*(float(answer[name]) for name in Timing._fields))
+        timing = Timing(*(float(answer[name]) for name in Timing._fields))
     except (TypeError, KeyError, ValueError):
         return None
-    return found if all(math.isfinite(each) and each > 0 for each in found) else None
+    return timing if all(math.isfinite(number) and number > 0 for number in timing) else None

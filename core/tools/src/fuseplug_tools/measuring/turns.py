@@ -55,11 +55,11 @@ def by_turns(
     if least is None:
         least = _LEAST if within is None or took < within else 1
     samples: dict[str, list[float]] = {name: [] for name in contenders}
-    begun, order, shuffling = 0.0, list(contenders.items()), random.Random(0)  # noqa: S311 - no secret
+    beginning, order, shuffling = 0.0, list(contenders.items()), random.Random(0)  # noqa: S311 - no secret
     for turn in range(-warm_up, repeats):
         if within is not None and turn >= 0:
-            begun = begun or time.perf_counter()
-            if turn >= least and time.perf_counter() - begun > within:
+            beginning = beginning or time.perf_counter()
+            if turn >= least and time.perf_counter() - beginning > within:
                 break
         shuffling.shuffle(order)
         for name, run in order:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .asked import BACKENDS, asked
-from .known import KNOWN
+from .known_ops import KNOWN_OPS
+from .request import BACKENDS, request_of
 from .writing import write
 
 
@@ -21,7 +21,8 @@ def new(
         str,
         typer.Option(
             metavar="OP",
-            help=f"{', '.join(KNOWN)}: a better kernel for that op. Any other name is a new op; by default it is NAME.",
+            help=f"{', '.join(KNOWN_OPS)}: a better kernel for that op. Any other name is a new op; by default it is "
+            "NAME.",
         ),
     ] = "",
     backend: Annotated[str, typer.Option(help=f"What the kernel is written with: {', '.join(BACKENDS)}.")] = "inductor",
@@ -37,7 +38,7 @@ def new(
     ] = None,
 ) -> None:
     """Write a distribution with a kernel that works on this CPU, its tests and all else, to be changed into yours."""
-    request = asked(name, op=op, backend=backend, params=params)
+    request = request_of(name, op=op, backend=backend, params=params)
     folder = into or Path(request.distribution)
     written, edits = write(request, folder)
     typer.echo(f"{folder}: {request.distribution}, with the kernel {request.kernel_id}")

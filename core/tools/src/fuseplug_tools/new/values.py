@@ -8,8 +8,8 @@ from typing import NamedTuple
 import importlib_metadata
 from packaging.version import Version
 
-from .asked import Asked
-from .known import KNOWN
+from .known_ops import KNOWN_OPS
+from .request import Request
 
 
 class _Backend(NamedTuple):
@@ -77,17 +77,17 @@ _GAINS = '''
 '''
 
 
-def values_of(request: Asked) -> dict[str, str]:
+def values_of(request: Request) -> dict[str, str]:
     """The values of all templates of a distribution."""
     version = Version(importlib_metadata.version("fuseplug"))
     series = f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}"
     api = f">={version.major}.{version.minor},<2"  # API 1 is kept to the end of 1.x
-    backend, known = _BACKENDS[request.backend], request.known
+    backend, known_op = _BACKENDS[request.backend], request.known_op
     title = "".join(part.capitalize() for part in request.stem.split("_"))
     needed = [
         f"fuseplug{api}",
         f"fuseplug-backends{api}",
-        *([f"{known.distribution}{series}"] if known else []),
+        *([f"{known_op.distribution}{series}"] if known_op else []),
         "torch>=2.7",
     ]
     testing = [f"fuseplug-testing{api}", "pytest>=8", *backend.testing]
@@ -114,11 +114,11 @@ def values_of(request: Asked) -> dict[str, str]:
         "rows_of_test": "8" if request.backend == "triton" else "512",  # the interpreter takes milliseconds for each
         "use": ", Use" if request.backend == "inductor" else "",
         "of_backend": _of_backend(request),
-        **(_of_a_known_op(request.op) if known else _of_a_new_op(request, title)),
+        **(_of_a_known_op(request.op) if known_op else _of_a_new_op(request, title)),
     }
 
 
-def _of_backend(request: Asked) -> str:
+def _of_backend(request: Request) -> str:
     """What a class says besides its names."""
     if request.backend == "inductor":
         return _GAINS
@@ -128,18 +128,18 @@ def _of_backend(request: Asked) -> str:
     return ""
 
 
-def _of_a_known_op(op: str) -> dict[str, str]:
-    known = KNOWN[op]
+def _of_a_known_op(name: str) -> dict[str, str]:
+    op = KNOWN_OPS[name]
     return {
-        "about": f"A fused kernel for the op {op}",
-        "function": known.function,
-        "op_package": known.distribution.replace("-", "_"),
-        "op_base": known.base,
-        "variants": f"({_quoted(known.variants)}{',' if len(known.variants) == 1 else ''})",
+        "about": f"A fused kernel for the op {name}",
+        "function": op.function,
+        "op_package": op.distribution.replace("-", "_"),
+        "op_base": op.base,
+        "variants": f"({_quoted(op.variants)}{',' if len(op.variants) == 1 else ''})",
     }
 
 
-def _of_a_new_op(request: Asked, title: str) -> dict[str, str]:
+def _of_a_new_op(request: Request, title: str) -> dict[str, str]:
     """The formula ``x · silu(x)``, times the first tensor, plus all else, in the forms in which the files write it."""
     tensors, numbers = request.tensors, tuple(name for name, _ in request.numbers)
     names = (*tensors, *numbers)
@@ -155,14 +155,14 @@ def _of_a_new_op(request: Asked, title: str) -> dict[str, str]:
                 *(f"\n        {name}: A number." for name in numbers),
             ]
         ),
-        "names": _each(", {}", names),
-        "tensor_names": _each(", {}", tensors),
+        "names": _for_each(", {}", names),
+        "tensor_names": _for_each(", {}", tensors),
         "constants": _tuple(numbers),
         "module": "module" if names else "_module",
-        "of_module": _each(", module.{}", names),
+        "of_module": _for_each(", module.{}", names),
         "reads": _tuple(f'"{name}"' for name in names),
         "tensor_strings": _tuple(f'"{name}"' for name in tensors),
-        "numbers_are_there": _each(
+        "numbers_are_there": _for_each(
             '\n    if not isinstance(getattr(module, "{}", None), float):\n        return None', numbers
         ),
         "other_numbers": _other_numbers(numbers),
@@ -173,7 +173,7 @@ def _of_a_new_op(request: Asked, title: str) -> dict[str, str]:
                 *(f"\n        self.{name} = {value!r}" for name, value in request.numbers),
             ]
         ),
-        "specimens": ", ".join(f"{title}({each})" for each in (("48", "37, torch.bfloat16") if tensors else ("",))),
+        "specimens": f"{title}(48), {title}(37, torch.bfloat16)" if tensors else f"{title}()",
         **_of_triton(tensors, numbers),
         "npu_result": f"(y{_formula(tensors, numbers)}).to(x.dtype)" if names else "y.to(x.dtype)",
     }
@@ -182,15 +182,15 @@ def _of_a_new_op(request: Asked, title: str) -> dict[str, str]:
 def _formula(tensors: Iterable[str], numbers: Iterable[str]) -> str:
     """What comes after ``x · silu(x)``."""
     first, *others = (*tensors,) or ("",)
-    return (f" * {first}" if first else "") + _each(" + {}", (*others, *numbers))
+    return (f" * {first}" if first else "") + _for_each(" + {}", (*others, *numbers))
 
 
 def _of_triton(tensors: tuple[str, ...], numbers: tuple[str, ...]) -> dict[str, str]:
     """A program reads each tensor once; it goes by the name of its pointer from then on."""
     return {
-        "loads": _each("\n    {0} = tl.load({0} + column, mask=inside, other=0.0).to(tl.float32)", tensors),
-        "schema": "Tensor x" + _each(", Tensor {}", tensors) + _each(", float {}", numbers),
-        "contiguous": _each(", {}.contiguous()", tensors) + _each(", {}", numbers),
+        "loads": _for_each("\n    {0} = tl.load({0} + column, mask=inside, other=0.0).to(tl.float32)", tensors),
+        "schema": "Tensor x" + _for_each(", Tensor {}", tensors) + _for_each(", float {}", numbers),
+        "contiguous": _for_each(", {}.contiguous()", tensors) + _for_each(", {}", numbers),
     }
 
 
@@ -201,7 +201,7 @@ def _other_numbers(numbers: tuple[str, ...]) -> str:
     return ", attributes={" + ", ".join(f'"{name}": {0.25 + 0.5 * at}' for at, name in enumerate(numbers)) + "}"
 
 
-def _each(text: str, names: Iterable[str]) -> str:
+def _for_each(text: str, names: Iterable[str]) -> str:
     return "".join(text.format(name) for name in names)
 
 

@@ -8,7 +8,7 @@ from string import Template
 
 from fuseplug.errors import FuseplugError
 
-from .asked import Asked
+from .request import Request
 from .values import values_of
 
 _EVERYWHERE = {
@@ -51,7 +51,7 @@ _EDITS_OF_A_KNOWN_OP = {
 }
 
 
-def write(request: Asked, folder: Path) -> tuple[list[PurePosixPath], dict[PurePosixPath, str]]:
+def write(request: Request, folder: Path) -> tuple[list[PurePosixPath], dict[PurePosixPath, str]]:
     """Write the distribution into *folder*, which does not exist yet or is empty.
 
     Returns:
@@ -74,20 +74,20 @@ def write(request: Asked, folder: Path) -> tuple[list[PurePosixPath], dict[PureP
         raise FuseplugError(
             f"{folder} cannot be written: {error}; expected a place for a new folder: name another with --into"
         ) from error
-    edits = _EDITS_OF_A_NEW_OP if request.known is None else _EDITS_OF_A_KNOWN_OP
+    edits = _EDITS_OF_A_NEW_OP if request.known_op is None else _EDITS_OF_A_KNOWN_OP
     return list(rendered), {path: edits[path.name] for path in rendered if path.name in edits}
 
 
-def render(request: Asked) -> dict[PurePosixPath, str]:
+def render(request: Request) -> dict[PurePosixPath, str]:
     """The text of each file."""
     values = values_of(request)
-    parts = _EVERYWHERE | (_OF_A_NEW_OP if request.known is None else _OF_A_KNOWN_OP)
+    parts = _EVERYWHERE | (_OF_A_NEW_OP if request.known_op is None else _OF_A_KNOWN_OP)
     templates = files(__package__) / "templates"
-    found = {}
+    texts = {}
     for path, template in parts.items():
         name = f"{template.format_map(values)}.template"
-        if request.known is None and not request.tensors and name == "new/recognise.py.template":
+        if request.known_op is None and not request.tensors and name == "new/recognise.py.template":
             name = "new/recognise_without_tensors.py.template"
         text = templates.joinpath(*name.split("/")).read_text(encoding="utf-8")
-        found[PurePosixPath(path.format_map(values))] = Template(text).substitute(values)
-    return found
+        texts[PurePosixPath(path.format_map(values))] = Template(text).substitute(values)
+    return texts

@@ -46,8 +46,8 @@ class RunOptions:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> RunOptions:
         """What the variable says."""
-        said = json.loads(environ.get(VARIABLE, "{}"))
-        values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in said.items()}
+        options = json.loads(environ.get(VARIABLE, "{}"))
+        values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in options.items()}
         return cls(**values)
 
     def for_plan(self) -> dict[str, Any]:

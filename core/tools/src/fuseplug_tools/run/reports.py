@@ -38,8 +38,8 @@ def complete(path: Path, number: int, **more: Any) -> None:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    return found
+    reports: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    return reports
 
 
 def _write(path: Path, reports: list[dict[str, Any]]) -> None:

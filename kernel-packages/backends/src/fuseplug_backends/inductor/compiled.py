@@ -71,8 +71,8 @@ class Compiled:
         kept = self.keeps(constants, tensors, needs)
         # What the formula would not keep itself, having cast it, its caller may write into before the backward. It is
         # copied here, where the copy is recorded: one that is made inside a forward has no second derivative.
-        own = [t if t is None or itself else t.clone() for t, itself in zip(tensors, kept, strict=True)]
-        result: Tensor = _Differentiable.apply(self, constants, *own)  # type: ignore[no-untyped-call]
+        safe = [t if t is None or itself else t.clone() for t, itself in zip(tensors, kept, strict=True)]
+        result: Tensor = _Differentiable.apply(self, constants, *safe)  # type: ignore[no-untyped-call]
         return result
 
     def forward(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
@@ -84,9 +84,9 @@ class Compiled:
         self, constants: Constants, needs: tuple[bool, ...], grad: Tensor, *tensors: Tensor | None
     ) -> list[Tensor | None]:
         """The gradients of those *tensors* that *needs* names, and ``None`` for the others."""
-        found = iter(self._run(constants, needs, grad.contiguous(), *tensors))
+        results = iter(self._run(constants, needs, grad.contiguous(), *tensors))
         return [
-            _shaped(next(found), t.shape) if t is not None and need else None
+            _shaped(next(results), t.shape) if t is not None and need else None
             for t, need in zip(tensors, needs, strict=True)
         ]
 
@@ -95,10 +95,10 @@ class Compiled:
     ) -> tuple[bool, ...]:
         """Whether the formula, run by PyTorch, keeps each of *tensors* itself for its backward."""
         key = (constants, needs, tuple([None if t is None else (t.dtype, t.shape[-1], t.dim() > 1) for t in tensors]))
-        found = self._keeps.get(key)
-        if found is None:
-            found = self._keeps[key] = _keeps(self.formula, constants, tensors, needs)
-        return found
+        keeps = self._keeps.get(key)
+        if keeps is None:
+            keeps = self._keeps[key] = _keeps(self.formula, constants, tensors, needs)
+        return keeps
 
     def _run(self, constants: Constants, needs: tuple[bool, ...] | None, *tensors: Tensor | None) -> Sequence[Tensor]:
         # Lean, because between matmuls each look at a tensor is a few microseconds in a call of a hundred.
@@ -118,8 +118,9 @@ class Compiled:
         program = self._programs.get(tuple(key))
         if program is None:
             present = [t is not None for t in tensors]
-            made = _program(self.formula, constants, needs, present, [(0,) if t.dim() > 1 else () for t in rows])
-            program = self._programs.setdefault(tuple(key), made)
+            varying = [(0,) if t.dim() > 1 else () for t in rows]
+            new = _program(self.formula, constants, needs, present=present, varying=varying)
+            program = self._programs.setdefault(tuple(key), new)
         return program(*rows)
 
 
@@ -227,12 +228,13 @@ def _program(
     formula: Formula,
     constants: Constants,
     needs: tuple[bool, ...] | None,
+    *,
     present: Sequence[bool],
     varying: Sequence[Sequence[int]],
 ) -> Program:
     def all_of(tensors: Sequence[Tensor]) -> list[Any]:
-        given = iter(tensors)
-        return [next(given) if each else None for each in present]
+        values = iter(tensors)
+        return [next(values) if is_present else None for is_present in present]
 
     def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
         return (formula(*all_of(tensors), *constants).contiguous(),)
@@ -241,7 +243,7 @@ def _program(
         grad, *others = all_of(tensors)
         wanted, of_wanted = _restricted(lambda *others: formula(*others, *constants), others, needs or ())
         _, pull = torch.func.vjp(of_wanted, *wanted)  # type: ignore[misc]
-        return tuple([found.contiguous() for found in pull(grad)])
+        return tuple([gradient.contiguous() for gradient in pull(grad)])
 
     return Program(forward if needs is None else backward, varying)
 

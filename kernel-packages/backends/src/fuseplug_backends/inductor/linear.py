@@ -67,10 +67,10 @@ class CompiledLinear:
             For each of *xs* the result.
         """
         if recording(*xs, *tables):
-            found: tuple[Tensor, ...] = _Differentiable.apply(  # type: ignore[no-untyped-call]
+            results: tuple[Tensor, ...] = _Differentiable.apply(  # type: ignore[no-untyped-call]
                 self, tuple(constants), keep_order, len(xs), *xs, *tables
             )
-            return found
+            return results
         return self.run(constants, xs, tables, keep_order=keep_order)
 
     def run(
@@ -93,7 +93,7 @@ class CompiledLinear:
         if views is None:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
-            views = self._views[keep_order, memory] = _views(memory, len(xs), keep_order)
+            views = self._views[keep_order, memory] = _views(memory, len(xs), keep_order=keep_order)
         if views.copied:
             tensors = [t.contiguous() if n in views.copied else t for n, t in enumerate(tensors)]
         values = [reinterpret_tensor(t, size, stride) for t, (size, stride) in zip(tensors, views.inside, strict=True)]
@@ -106,11 +106,11 @@ class CompiledLinear:
         program = self._programs.get(key)
         if program is None:
             varying = [[dim for dim, size in enumerate(t.shape[:-1]) if size > 1] for t in values]
-            made = _program(self.formula, tuple(constants), transposed, len(xs), varying)
-            program = self._programs.setdefault(key, made)
-        found = program(*values)
+            new = _program(self.formula, tuple(constants), transposed, count=len(xs), varying=varying)
+            program = self._programs.setdefault(key, new)
+        results = program(*values)
         return tuple(
-            [reinterpret_tensor(y, size, stride) for y, (size, stride) in zip(found, views.outside, strict=True)]
+            [reinterpret_tensor(y, size, stride) for y, (size, stride) in zip(results, views.outside, strict=True)]
         )
 
 
@@ -178,14 +178,15 @@ def _by_formula(
     inputs = xs or [
         tables[0].new_zeros(shape, dtype=dtype) for shape, dtype in zip(ctx.shapes, ctx.dtypes, strict=True)
     ]
-    asked = [grad is not None for grad in grads]
+    count = len(grads)
 
     def formula(*tensors: Tensor) -> list[Tensor]:
-        own = zip(tensors[: len(asked)], ctx.constants, asked, strict=True)
-        return [ctx.compiled.formula(x, *tensors[len(asked) :], *each) for x, each, ask in own if ask]
+        """The results that have a gradient."""
+        calls = zip(tensors[:count], ctx.constants, grads, strict=True)
+        return [ctx.compiled.formula(x, *tensors[count:], *last) for x, last, grad in calls if grad is not None]
 
-    given = [grad for grad in grads if grad is not None]
-    return vjp(formula, (*inputs, *tables), needs, given, create_graph=differentiated_again())
+    present = [grad for grad in grads if grad is not None]
+    return vjp(formula, (*inputs, *tables), needs, present, create_graph=differentiated_again())
 
 
 class _Views(NamedTuple):
@@ -204,7 +205,7 @@ class _Views(NamedTuple):
     kind: Hashable
 
 
-def _views(memory: Memory, count: int, keep_order: bool) -> _Views:
+def _views(memory: Memory, count: int, *, keep_order: bool) -> _Views:
     rank = len(memory[0][0])
     # Rows are one piece of memory each. The gradient of a sum is one number, repeated: it gets an element for each.
     copied = frozenset(n for n, (_, stride) in enumerate(memory) if stride[-1] != 1 or (n < count and 0 in stride))
@@ -247,14 +248,14 @@ def _groups(tensors: Sequence[tuple[list[int], list[int]]], order: Sequence[int]
     for dim in order:
         if all(size[dim] == 1 for size, _ in tensors):
             continue
-        if groups and all(_mergeable(size, stride, groups[-1][-1], dim) for size, stride in tensors):
+        if groups and all(_mergeable(size, stride, outer=groups[-1][-1], inner=dim) for size, stride in tensors):
             groups[-1].append(dim)
         else:
             groups.append([dim])
     return groups
 
 
-def _mergeable(size: list[int], stride: list[int], outer: int, inner: int) -> bool:
+def _mergeable(size: list[int], stride: list[int], *, outer: int, inner: int) -> bool:
     if size[outer] == 1 or size[inner] == 1:
         return size[outer] == size[inner]
     return stride[outer] == size[inner] * stride[inner]
@@ -263,24 +264,25 @@ def _mergeable(size: list[int], stride: list[int], outer: int, inner: int) -> bo
 def _kind(size: tuple[int, ...], stride: tuple[int, ...]) -> Hashable:
     """What of a view is compiled in: the width, which dimensions are broadcast, and which have no gap below them."""
     tight = [size[i] == 1 or stride[i] == size[i + 1] * stride[i + 1] for i in range(len(size) - 1)]
-    return (size[-1], tuple([each == 1 for each in size[:-1]]), tuple(tight))
+    return (size[-1], tuple([extent == 1 for extent in size[:-1]]), tuple(tight))
 
 
 def _program(
     formula: Formula,
     constants: Sequence[Constants],
     transposed: tuple[torch.dtype, ...] | None,
+    *,
     count: int,
     varying: Sequence[Sequence[int]],
 ) -> Program:
     def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
         xs, tables = tensors[:count], tensors[count:]
-        return tuple([formula(x, *tables, *own).contiguous() for x, own in zip(xs, constants, strict=True)])
+        return tuple([formula(x, *tables, *last).contiguous() for x, last in zip(xs, constants, strict=True)])
 
     def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
         grads, tables = tensors[:count], tensors[count:]
         _, pull = torch.func.vjp(lambda *xs: forward(*xs, *tables), *_stand_ins(grads, transposed or ()))  # type: ignore[misc]
-        return tuple([found.contiguous() for found in pull(grads)])
+        return tuple([gradient.contiguous() for gradient in pull(grads)])
 
     return Program(forward if transposed is None else backward, varying)
 

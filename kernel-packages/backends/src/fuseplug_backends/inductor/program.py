@@ -8,6 +8,7 @@ had compiled (bfloat16, two x86 cores).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import types
 from collections.abc import Callable, Sequence
@@ -39,61 +40,66 @@ class Program:
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], varying: Sequence[Sequence[int]]) -> None:
         self.function, self.varying = function, varying
-        self._made: list[_Made] = []
-        self._begun: list[_Made] = []
+        self._ready: list[_Compilation] = []
+        self._pending: list[_Compilation] = []
+        """Compilations that nobody has waited for."""
 
     def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
         """Compute *function* and record nothing for a backward."""
         threads = torch.get_num_threads()
-        made = _covering(self._made, tensors, threads) or self._missing(tensors, threads)
-        if not torch.is_autocast_enabled(made.device_type):
-            return made.run(*tensors)
-        with torch.autocast(made.device_type, enabled=False):
-            return made.run(*tensors)
+        compilation = _covering(self._ready, tensors, threads) or self._missing(tensors, threads)
+        if not torch.is_autocast_enabled(compilation.device_type):
+            return compilation.run(*tensors)
+        with torch.autocast(compilation.device_type, enabled=False):
+            return compilation.run(*tensors)
 
     @property
     def compilations(self) -> int:
         """How often *function* was compiled."""
-        return len(self._made) + len(self._begun)
+        return len(self._ready) + len(self._pending)
 
-    def _missing(self, tensors: Sequence[Tensor], threads: int) -> _Made:
-        """What computes *function* for *tensors* now, where nothing that was made before does."""
+    def _missing(self, tensors: Sequence[Tensor], threads: int) -> _Compilation:
+        """What computes *function* for *tensors* now, where no compilation does yet."""
         builders = rehearsing()
-        begun = self._begin(tensors, threads, builders)
+        compilation = self._begin(tensors, threads, builders)
         if builders is not None:
-            return begun._replace(run=torch.no_grad()(self.function))
+            return compilation._replace(run=torch.no_grad()(self.function))
         try:
-            begun.wait()
+            compilation.wait()
         except Exception:  # noqa: BLE001 - whatever a compiler's failure raises
-            self._drop(begun)
+            self._drop(compilation)
             doubt()
-            begun = self._begin(tensors, threads, None)
+            compilation = self._begin(tensors, threads, None)
         with _compiling:
-            if self._drop(begun):  # another thread may have waited, too
-                self._made = [*self._made, begun]
-        return begun
+            if self._drop(compilation):  # another thread may have waited, too
+                self._ready = [*self._ready, compilation]
+        return compilation
 
-    def _begin(self, tensors: Sequence[Tensor], threads: int, builders: Builders | None) -> _Made:
+    def _begin(self, tensors: Sequence[Tensor], threads: int, builders: Builders | None) -> _Compilation:
         with _compiling:
-            begun = _covering([*self._made, *self._begun], tensors, threads)  # another thread may have been first
-            if begun is None:
+            # Another thread may have been first.
+            compilation = _covering([*self._ready, *self._pending], tensors, threads)
+            if compilation is None:
                 prepare_recording()
+                begin = functools.partial(
+                    _compilation_of, self.function, self.varying, tensors, threads=threads, builders=builders
+                )
                 # A new thread has no modes, no hooks and no autocast, whatever the caller has.
                 with ThreadPoolExecutor(1) as elsewhere:
-                    begun = elsewhere.submit(_make, self.function, self.varying, tensors, threads, builders).result()
-                self._begun = [*self._begun, begun]
-        return begun
+                    compilation = elsewhere.submit(begin).result()
+                self._pending = [*self._pending, compilation]
+        return compilation
 
-    def _drop(self, begun: _Made) -> bool:
-        """Whether *begun* was among those that nobody has waited for. It is no more."""
+    def _drop(self, compilation: _Compilation) -> bool:
+        """Whether *compilation* was among those that nobody has waited for. It is no more."""
         with _compiling:
-            others = [each for each in self._begun if each is not begun]
-            was_there = len(others) < len(self._begun)
-            self._begun = others
-        return was_there
+            others = [pending for pending in self._pending if pending is not compilation]
+            was_pending = len(others) < len(self._pending)
+            self._pending = others
+        return was_pending
 
 
-class _Made(NamedTuple):
+class _Compilation(NamedTuple):
     """One compilation.
 
     Attributes:
@@ -111,21 +117,22 @@ class _Made(NamedTuple):
     device_type: str
 
 
-def _covering(made: Sequence[_Made], tensors: Sequence[Tensor], threads: int) -> _Made | None:
-    for each in made:
-        if each.threads == threads and each.covers(*tensors):
-            return each
+def _covering(compilations: Sequence[_Compilation], tensors: Sequence[Tensor], threads: int) -> _Compilation | None:
+    for compilation in compilations:
+        if compilation.threads == threads and compilation.covers(*tensors):
+            return compilation
     return None
 
 
 @torch.no_grad()
-def _make(
+def _compilation_of(
     function: Callable[..., tuple[Tensor, ...]],
     varying: Sequence[Sequence[int]],
     tensors: Sequence[Tensor],
+    *,
     threads: int,
     builders: Builders | None,
-) -> _Made:
+) -> _Compilation:
     device_type = tensors[0].device.type
     trust(device_type)
     if builders is not None:
@@ -138,7 +145,7 @@ def _make(
             raise
         recording = recorded(function, tensors, varying)
         run, wait = compiled_by_inductor(recording)
-    return _Made(threads, recording.covers(), run, wait, device_type)
+    return _Compilation(threads, recording.covers(), run=run, wait=wait, device_type=device_type)
 
 
 def named(function: Callable[..., Any], formula: Callable[..., Any]) -> Callable[..., Any]:

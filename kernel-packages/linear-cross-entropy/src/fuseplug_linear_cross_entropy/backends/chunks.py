@@ -93,9 +93,9 @@ class Gradients:
 
     def finish(self) -> None:
         """Round what was added up."""
-        for result, found in ((self._of_weight, self._weight_sum), (self._of_bias, self._bias_sum)):
-            if result is not None and found is not None and result is not found:
-                result.copy_(found)
+        for result, total in ((self._of_weight, self._weight_sum), (self._of_bias, self._bias_sum)):
+            if result is not None and total is not None and result is not total:
+                result.copy_(total)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:

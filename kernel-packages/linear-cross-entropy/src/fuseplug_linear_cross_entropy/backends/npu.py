@@ -88,7 +88,7 @@ linear_logprob = computed_by(compute_logprob, reference.linear_logprob)
 
 def _measure(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *arguments: Any) -> list[Tensor]:
     *numbers, entropy, mean = arguments
-    tokens = _Tokens(labels, Terms(*numbers), len(weight), mean)
+    tokens = _Tokens(labels, Terms(*numbers), len(weight), mean=mean)
     entropies = []
     for at, logits in _chunks(hidden, weight, bias):
         for piece, part in tokens.pieces(at, logits):
@@ -96,12 +96,12 @@ def _measure(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None
             tokens.take(logp, piece)
             if entropy:
                 entropies.append(logp.clamp_(min=_NEVER).mul_(logp.exp()).sum(-1))
-    found = [tokens.values()]
+    results = [tokens.values()]
     if entropy:
-        found.append(tokens.counted(torch.cat(entropies).neg_()))
+        results.append(tokens.counted(torch.cat(entropies).neg_()))
     if mean:
-        found.append(tokens.counted(tokens.means()))
-    return found
+        results.append(tokens.counted(tokens.means()))
+    return results
 
 
 def _differentiate(
@@ -118,7 +118,7 @@ def _differentiate(
 ) -> list[Tensor]:
     *numbers, wanted = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
-    coefficients = tokens.coefficients(upstream, of_entropy, entropy, of_mean)
+    coefficients = tokens.coefficients(upstream, of_entropy=of_entropy, entropy=entropy, of_mean=of_mean)
     results, gradients = _gradients(hidden, weight, bias, wanted)
     for at, logits in _chunks(hidden, weight, bias):
         for piece, part in tokens.pieces(at, logits):
@@ -133,7 +133,7 @@ def _measure_and_differentiate(
 ) -> list[Tensor]:
     *numbers, wanted = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
-    coefficients = tokens.coefficients(upstream, None, None, None)
+    coefficients = tokens.coefficients(upstream)
     results, gradients = _gradients(hidden, weight, bias, wanted)
     for at, logits in _chunks(hidden, weight, bias):
         for piece, part in tokens.pieces(at, logits):
@@ -153,11 +153,17 @@ def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
     return result
 
 
-_OPERATIONS = recorded.Operations(_measure, _differentiate, _measure_and_differentiate, _scale, plain)
+_OPERATIONS = recorded.Operations(
+    measure=_measure,
+    differentiate=_differentiate,
+    measure_and_differentiate=_measure_and_differentiate,
+    scale=_scale,
+    serves=plain,
+)
 
 
 def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    return chunks(hidden, weight, bias, _rows(hidden, weight), len(weight))
+    return chunks(hidden, weight, bias, rows=_rows(hidden, weight), row_stride=len(weight))
 
 
 def _gradients(
@@ -168,8 +174,8 @@ def _gradients(
         torch.empty_like(t, memory_format=torch.contiguous_format) if need and t is not None else None
         for t, need in zip((hidden, weight, bias), wanted, strict=True)
     )
-    found = Gradients(of_hidden, of_weight, of_bias, hidden, weight, _rows(hidden, weight))
-    return [t for t in (of_hidden, of_weight, of_bias) if t is not None], found
+    gradients = Gradients(of_hidden, of_weight, of_bias, hidden=hidden, weight=weight, rows=_rows(hidden, weight))
+    return [t for t in (of_hidden, of_weight, of_bias) if t is not None], gradients
 
 
 def _rows(hidden: Tensor, weight: Tensor) -> int:
@@ -203,7 +209,7 @@ class _Tokens:
     where u is the gradient of the value, e that of H, and m that of mean(log p).
     """
 
-    def __init__(self, labels: Tensor, terms: Terms, width: int, mean: bool = False) -> None:
+    def __init__(self, labels: Tensor, terms: Terms, width: int, *, mean: bool = False) -> None:
         self._terms, self._width, self._averaged = terms, width, mean or terms.spread != 0.0
         self._ignored = labels == terms.ignore_index
         self._labels = labels.clamp(0, width - 1).unsqueeze(-1)
@@ -252,7 +258,12 @@ class _Tokens:
         return torch.cat(self._means)
 
     def coefficients(
-        self, upstream: Tensor, of_entropy: Tensor | None, entropy: Tensor | None, of_mean: Tensor | None
+        self,
+        upstream: Tensor,
+        *,
+        of_entropy: Tensor | None = None,
+        entropy: Tensor | None = None,
+        of_mean: Tensor | None = None,
     ) -> _Coefficients:
         """Of all tokens, for the gradients of the value, the entropy and the mean, as far as there are these."""
         terms = self._terms
@@ -268,7 +279,7 @@ class _Tokens:
         if of_entropy is not None and entropy is not None:
             p_logp = self.counted(of_entropy).unsqueeze(-1) * -slope
             p.addcmul_(p_logp, entropy.unsqueeze(-1))
-        return _Coefficients(label, p, p_logp, even)
+        return _Coefficients(label, p, p_logp=p_logp, even=even)
 
     def gradient(self, logp: Tensor, tanh: Tensor | None, piece: slice, by: _Coefficients) -> Tensor:
         """The gradient dz of the tokens of *piece*, in the memory of *logp*."""

@@ -60,9 +60,9 @@ class LazyLogits(LazyRows):
             return self._cross_entropy(logits, *args[1:], **kwargs)
         if function in LOG_SOFTMAX:
             return LazyLogProbs.of(self, function, args, kwargs)
-        found = _step(self, function, args, kwargs)
-        if found is not None:
-            return self.then(function, args, kwargs, logits=replace(logits, steps=(*logits.steps, *found)))
+        steps = _steps(self, function, args, kwargs)
+        if steps is not None:
+            return self.then(function, args, kwargs, logits=replace(logits, steps=(*logits.steps, *steps)))
         if function in _ADDING:
             bias = _added(self, args, kwargs)
             return NotImplemented if bias is None else self.then(function, args, kwargs, logits=bias)
@@ -75,7 +75,7 @@ class LazyLogits(LazyRows):
     def _cut(self, logits: Logits, key: Any) -> Logits | None:
         """The logits of ``self[key]``, if that takes the same range of each row."""
         keys = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(each, Tensor) for each in keys):
+        if any(isinstance(item, Tensor) for item in keys):
             return None
         columns = _columns(keys, self)
         if columns is None:
@@ -99,7 +99,7 @@ class LazyLogits(LazyRows):
     ) -> Any:
         if not logits.are_labelled(target, weight, size_average, reduce):
             return NotImplemented
-        return logits.losses(target, ignore_index, reduction, label_smoothing)
+        return logits.losses(target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
 
 
 _SCALING: dict[Any, str] = {
@@ -117,7 +117,9 @@ _COMMUTES = _ADDING | _SCALING.keys()
 _TANH = frozenset({torch.tanh, Tensor.tanh, functional.tanh})
 
 
-def _step(tensor: LazyLogits, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Step, ...] | None:
+def _steps(
+    tensor: LazyLogits, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Step, ...] | None:
     """The steps that *function* does to each logit; ``None`` if it does something else."""
     rest = args[1:] if args[0] is tensor else args[:1]
     if function in _SCALING:

@@ -43,20 +43,20 @@ class LazyLogProbs(LazyRows):
     """
 
     @classmethod
-    def of(cls, logits: LazyRows, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """``log_softmax(logits, ...)`` over the words; ``NotImplemented`` if it is another."""
-        given = _bound(args, kwargs, "dim", also=("dtype", "_stacklevel"))
-        known: Logits = logits.facts["logits"]
+    def of(cls, lazy: LazyRows, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """``log_softmax(lazy, ...)`` of logits, over the words; ``NotImplemented`` if it is another."""
+        arguments = _bound(args, kwargs, "dim", also=("dtype", "_stacklevel"))
+        logits: Logits = lazy.facts["logits"]
         if (
-            given is None
-            or not _are_words(given.get("dim"), logits)
-            or given.get("dtype") not in (None, logits.dtype, torch.float32)
-            or torch.is_autocast_enabled(known.hidden.device.type)
+            arguments is None
+            or not _are_words(arguments.get("dim"), lazy)
+            or arguments.get("dtype") not in (None, lazy.dtype, torch.float32)
+            or torch.is_autocast_enabled(logits.hidden.device.type)
         ):
             return NotImplemented
         # Widened, so that a sum over all words is not rounded to a half type and then multiplied.
-        wide = replace(known, steps=(*known.steps, FLOAT))
-        return logits.then(function, args, kwargs, into=cls, logits=wide, sign=1.0, losses=_Losses())
+        wide = replace(logits, steps=(*logits.steps, FLOAT))
+        return lazy.then(function, args, kwargs, into=cls, logits=wide, sign=1.0, losses=_Losses())
 
     def foreseen(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Answer without the values, or ``NotImplemented``."""
@@ -72,13 +72,13 @@ class LazyLogProbs(LazyRows):
             return self._nll_loss(*args[1:], **kwargs)
         return self.rearranged(function, args[1:], kwargs)
 
-    def _gather(self, given: Mapping[str, Any] | None) -> Any:
+    def _gather(self, arguments: Mapping[str, Any] | None) -> Any:
         """One of each row."""
         logits: Logits = self.facts["logits"]
-        index = None if given is None else given.get("index")
+        index = None if arguments is None else arguments.get("index")
         if (
-            given is None
-            or not _are_words(given.get("dim"), self)
+            arguments is None
+            or not _are_words(arguments.get("dim"), self)
             or type(index) is not Tensor
             or index.dtype != torch.int64
             or index.shape != (*logits.rows.shape, 1)
@@ -86,27 +86,29 @@ class LazyLogProbs(LazyRows):
         ):
             return NotImplemented
         try:
-            of_label, even = logits.losses(index.squeeze(-1), _NOTHING_IGNORED, "none", None)
+            of_label, even = logits.losses(
+                index.squeeze(-1), ignore_index=_NOTHING_IGNORED, reduction="none", label_smoothing=None
+            )
         except IndexError:
             return NotImplemented  # No word: the original says so.
-        known: _Losses = self.facts["losses"]
-        known.rows, known.even = logits.rows, even
+        losses: _Losses = self.facts["losses"]
+        losses.rows, losses.even = logits.rows, even
         return (of_label * -self.facts["sign"]).unsqueeze(-1).to(self.dtype)
 
-    def _sum(self, given: Mapping[str, Any] | None) -> Any:
+    def _sum(self, arguments: Mapping[str, Any] | None) -> Any:
         """The sum of each row, if the kernel has found it."""
-        known: _Losses = self.facts["losses"]
-        dtype = None if given is None else given.get("dtype") or self.dtype
+        losses: _Losses = self.facts["losses"]
+        dtype = None if arguments is None else arguments.get("dtype") or self.dtype
         if (
-            given is None
-            or not _are_words(given.get("dim"), self)
+            arguments is None
+            or not _are_words(arguments.get("dim"), self)
             or dtype not in (self.dtype, torch.float32)
-            or known.even is None
-            or known.rows is not self.facts["logits"].rows
+            or losses.even is None
+            or losses.rows is not self.facts["logits"].rows
         ):
             return NotImplemented
-        found = known.even * (-self.facts["sign"] * self.shape[-1])
-        return (found.unsqueeze(-1) if given.get("keepdim") else found).to(dtype)
+        sums = losses.even * (-self.facts["sign"] * self.shape[-1])
+        return (sums.unsqueeze(-1) if arguments.get("keepdim") else sums).to(dtype)
 
     def _nll_loss(
         self,
@@ -122,15 +124,16 @@ class LazyLogProbs(LazyRows):
         autocast = torch.is_autocast_enabled(logits.hidden.device.type)
         if autocast or not logits.are_labelled(target, weight, size_average, reduce):
             return NotImplemented
-        return (logits.losses(target, ignore_index, reduction, 0.0) * self.facts["sign"]).to(self.dtype)
+        losses = logits.losses(target, ignore_index=ignore_index, reduction=reduction, label_smoothing=0.0)
+        return (losses * self.facts["sign"]).to(self.dtype)
 
 
 def _bound(
     args: Sequence[Any], kwargs: Mapping[str, Any], *names: str, also: Sequence[str] = ()
 ) -> dict[str, Any] | None:
     """The arguments after the first, by name; ``None`` if there are others than *names* and, by keyword, *also*."""
-    given = dict(zip(names, args[1:], strict=False)) | dict(kwargs)
-    return given if len(args) <= 1 + len(names) and given.keys() <= {*names, *also} else None
+    arguments = dict(zip(names, args[1:], strict=False)) | dict(kwargs)
+    return arguments if len(args) <= 1 + len(names) and arguments.keys() <= {*names, *also} else None
 
 
 def _are_words(dim: Any, tensor: Tensor) -> bool:

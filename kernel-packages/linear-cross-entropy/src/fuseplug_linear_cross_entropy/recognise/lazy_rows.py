@@ -54,7 +54,7 @@ class Logits:
         The others are what else torch's losses take and no kernel serves: ``weight``, ``size_average``, ``reduce``.
         """
         return (
-            all(each is None for each in others)
+            all(other is None for other in others)
             and self.rows.dim() == 1
             and type(labels) is Tensor
             and labels.dtype == torch.int64
@@ -62,7 +62,9 @@ class Logits:
             and labels.device == self.hidden.device
         )
 
-    def losses(self, labels: Tensor, ignore_index: int, reduction: Reduction, label_smoothing: float | None) -> Tensor:
+    def losses(
+        self, labels: Tensor, *, ignore_index: int, reduction: Reduction, label_smoothing: float | None
+    ) -> Tensor:
         """The cross-entropy of all rows by the kernel, as `linear_cross_entropy` gives it.
 
         Args:
@@ -75,7 +77,7 @@ class Logits:
         # Under autocast F.cross_entropy widens; the input of the head has its dtype already.
         steps = (*self.steps, FLOAT) if torch.is_autocast_enabled(kind) else self.steps
         with torch.autocast(kind, enabled=False):
-            found: Tensor = self.compute(
+            losses: Tensor = self.compute(
                 self.of_rows,
                 self.weight,
                 labels,
@@ -85,7 +87,7 @@ class Logits:
                 reduction=reduction,
                 label_smoothing=label_smoothing,
             )
-        return found
+        return losses
 
 
 class LazyRows(LazyTensor):
@@ -110,9 +112,9 @@ class LazyRows(LazyTensor):
     def _chosen(self, key: Any) -> Any:
         """``self[key]``, if that is whole rows."""
         keys = key if isinstance(key, tuple) else (key,)
-        if not all(each is None or each is Ellipsis or type(each) in (int, slice, Tensor) for each in keys):
+        if not all(item is None or item is Ellipsis or type(item) in (int, slice, Tensor) for item in keys):
             return NotImplemented
-        if not any(type(each) is Tensor for each in keys):
+        if not any(type(item) is Tensor for item in keys):
             moved = moved_rows(self._rows, self.shape[-1], Tensor.__getitem__, (key,), {})
             return NotImplemented if moved is None else self._with(moved, Tensor.__getitem__, (key,), {})
         # Rows are chosen where they are kept. A mask is looked at anyway, to know how many it chooses.
@@ -171,22 +173,22 @@ def _places(keys: Sequence[Any], rows: Tensor) -> tuple[Any, ...] | None:
 
     A mask becomes the numbers of what it chooses. Each tensor is copied: it may be written into.
     """
-    found: list[Any] = []
+    places: list[Any] = []
     dimension = 0
     for key in keys:
         if type(key) is not Tensor:
-            found.append(key)
+            places.append(key)
         elif key.dtype == torch.bool and key.dim() and key.shape == rows.shape[dimension : dimension + key.dim()]:
-            found += key.cpu().nonzero(as_tuple=True)
+            places += key.cpu().nonzero(as_tuple=True)
             dimension += key.dim() - 1
         elif key.dtype == torch.int64:
-            found.append(key.to("cpu", copy=True))
+            places.append(key.to("cpu", copy=True))
         else:
             return None  # What is wrong with it, the real logits say.
         dimension += key is not None
-    if any(key is Ellipsis for key in found):
+    if any(key is Ellipsis for key in places):
         return None
-    count, dimensions = sum(key is not None for key in found), rows.dim()
-    if count == dimensions + 1 and type(found[-1]) is slice and found[-1] == slice(None):
-        return tuple(found[:-1])
-    return tuple(found) if count <= dimensions else None
+    count, dimensions = sum(key is not None for key in places), rows.dim()
+    if count == dimensions + 1 and type(places[-1]) is slice and places[-1] == slice(None):
+        return tuple(places[:-1])
+    return tuple(places) if count <= dimensions else None

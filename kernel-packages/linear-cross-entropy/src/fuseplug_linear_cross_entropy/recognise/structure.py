@@ -114,13 +114,13 @@ def _may_cap(model: nn.Module, vocabulary: int) -> bool:
     del vocabulary
     # A child without parameters may be the cap itself.
     called = (model, *(child for child in model.children() if next(child.parameters(), None) is None))
-    return any("tanh" in names(type(each).forward, type(each)) for each in called)
+    return any("tanh" in names(type(module).forward, type(module)) for module in called)
 
 
 def _may_add(model: nn.Module, vocabulary: int) -> bool:
     """Whether *model* itself holds a vector as long as the vocabulary (BART: ``final_logits_bias``)."""
-    own = (*model.parameters(recurse=False), *model.buffers(recurse=False))
-    return any(each.shape[-1:] == (vocabulary,) and each.numel() == vocabulary for each in own)
+    tensors = (*model.parameters(recurse=False), *model.buffers(recurse=False))
+    return any(tensor.shape[-1:] == (vocabulary,) and tensor.numel() == vocabulary for tensor in tensors)
 
 
 _RARE: dict[str, Callable[[nn.Module, int], bool]] = {"capped": _may_cap, "added": _may_add}

@@ -26,7 +26,7 @@ class OnImport:
         if name not in self.waiting:
             return None
         others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         loader: Any = getattr(spec, "loader", None)
         execute = getattr(loader, "exec_module", None)
         if execute is None:

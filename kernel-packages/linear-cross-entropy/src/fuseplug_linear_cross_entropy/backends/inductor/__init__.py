@@ -62,7 +62,7 @@ def compute_logprob(
         return by_reference(reference.compute_logprob, loss, hidden, weight, labels, bias, entropy=entropy)
     ignored = labels == loss.ignore_index
     head = Head(hidden, weight, bias, _columns(labels, ignored, len(weight)), loss.steps)
-    logprob, _, entropies = (each.masked_fill(ignored, 0).to(_dtype_of(loss, hidden)) for each in per_token(head))
+    logprob, _, entropies = (values.masked_fill(ignored, 0).to(_dtype_of(loss, hidden)) for values in per_token(head))
     return LogProbs(logprob, entropies if entropy else None)
 
 

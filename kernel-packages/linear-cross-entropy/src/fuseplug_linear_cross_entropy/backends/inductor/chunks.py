@@ -54,7 +54,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 def values_of(head: Head) -> Values:
     """The `Values` of each token. There are tokens and words, and each label is one of these."""
-    return _sweep(head, None, None, Needs(False, False, False))[0]
+    return _sweep(head, Needs(hidden=False, weight=False, bias=False), coefficients=None, values=None)[0]
 
 
 def differentiated(
@@ -68,17 +68,17 @@ def differentiated(
         needs: Which gradients are wanted: at least one.
         values: The values, if they are known.
     """
-    return _sweep(head, coefficients, values, needs)
+    return _sweep(head, needs, coefficients=coefficients, values=values)
 
 
 def _sweep(
-    head: Head, coefficients: Coefficients | None, known: Values | None, needs: Needs
+    head: Head, needs: Needs, *, coefficients: Coefficients | None, values: Values | None
 ) -> tuple[Values, Gradients]:
     hidden, weight = head.hidden.detach(), head.weight.detach()
     bias = None if head.bias is None else head.bias.detach()
     of_hidden = torch.empty_like(hidden) if needs.hidden else None
     of_bias = weight.new_zeros(len(weight), dtype=torch.float32) if needs.bias else None
-    found: list[Values] = []
+    by_block: list[Values] = []
     # In inference mode, too, what is made in here is an ordinary tensor.
     with torch.inference_mode(mode=False), standard_state("cpu"):
         factors, columns = factors_of(head.steps), head.labels.clone()
@@ -88,11 +88,11 @@ def _sweep(
         for block in blocks:
             x, labels, z = hidden[block], columns[block], buffer[: block.stop - block.start]
             torch.mm(x, weight.t(), out=z) if bias is None else torch.addmm(bias, x, weight.t(), out=z)
-            values = statistics(z, labels, factors) if known is None else Values(*(each[block] for each in known))
-            found.append(values)
+            of_block = statistics(z, labels, factors) if values is None else Values(*(v[block] for v in values))
+            by_block.append(of_block)
             if coefficients is None:
                 continue
-            into_gradient(z, labels, values, Coefficients(*(each[block] for each in coefficients)), factors)
+            into_gradient(z, labels, of_block, Coefficients(*(c[block] for c in coefficients)), factors)
             if of_hidden is not None:
                 torch.mm(z, weight, out=of_hidden[block])
             if of_weight is not None:
@@ -100,16 +100,16 @@ def _sweep(
             if of_bias is not None:
                 of_bias += z.sum(0, dtype=torch.float32)
         del buffer, z
-        return known or Values(*map(torch.cat, zip(*found, strict=True))), (
+        return values or Values(*map(torch.cat, zip(*by_block, strict=True))), (
             of_hidden,
             None if of_weight is None else of_weight.rounded(),
             None if of_bias is None else of_bias.to(weight.dtype),
         )
 
 
-def _blocks(tokens: int, bytes_each: int, needs: Needs) -> list[slice]:
+def _blocks(tokens: int, row_bytes: int, needs: Needs) -> list[slice]:
     """Rows whose logits fit into the budget, in blocks that differ by one at most: of two or more, if there are two."""
-    most = max(2, (_BYTES_FOR_WEIGHT if needs.weight else _BYTES) // bytes_each)
+    most = max(2, (_BYTES_FOR_WEIGHT if needs.weight else _BYTES) // row_bytes)
     number = max(1, min(-(-tokens // most), tokens // 2))
     size, larger = divmod(tokens, number)
     ends = [size * at + min(at, larger) for at in range(number + 1)]

@@ -228,14 +228,14 @@ def _chunks(
     """What `chunks` yields, then width and stride of the rows, and what is compiled in."""
     width = len(weight)
     stride = -(-width // _ROW) * _ROW
-    for at, logits in chunks(hidden, weight, bias, _rows(hidden, weight), stride):
+    for at, logits in chunks(hidden, weight, bias, rows=_rows(hidden, weight), row_stride=stride):
         yield at, logits, (width, stride), _constants(stride * hidden.element_size(), hidden.element_size())
 
 
 def _filling(results: Sequence[Tensor], hidden: Tensor, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
-    found = iter(results)
-    of_hidden, of_weight, of_bias = (next(found, None) if need else None for need in wanted)
-    return Gradients(of_hidden, of_weight, of_bias, hidden, weight, _rows(hidden, weight))
+    memory = iter(results)
+    of_hidden, of_weight, of_bias = (next(memory, None) if need else None for need in wanted)
+    return Gradients(of_hidden, of_weight, of_bias, hidden=hidden, weight=weight, rows=_rows(hidden, weight))
 
 
 def _rows(hidden: Tensor, weight: Tensor) -> int:

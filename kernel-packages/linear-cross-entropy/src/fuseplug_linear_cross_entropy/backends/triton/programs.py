@@ -58,16 +58,16 @@ def measure(
         if mean is not None:
             tl.store(mean + row, 0.0)
     else:
-        found, found_lse, found_entropy, found_mean = _measured(
+        of_value, of_lse, of_entropy, of_mean = _measured(
             logits + row * stride, label, width, stride, picked, spread, inner, outer, CAPPED, SPREAD,
             entropy is not None, BLOCK,
         )  # fmt: skip
-        tl.store(value + row, found)
-        tl.store(lse + row, found_lse)
+        tl.store(value + row, of_value)
+        tl.store(lse + row, of_lse)
         if entropy is not None:
-            tl.store(entropy + row, found_entropy)
+            tl.store(entropy + row, of_entropy)
         if mean is not None:
-            tl.store(mean + row, found_mean)
+            tl.store(mean + row, of_mean)
 
 
 @triton.jit(do_not_specialize=["width", "ignore_index", "upstream_stride", "of_entropy_stride", "of_mean_stride"])
@@ -139,10 +139,10 @@ def measure_and_differentiate(
         tl.store(value + row, 0.0)
         _clear(logits, stride, BLOCK)
     else:
-        found, lse, _, _ = _measured(
+        of_value, lse, _, _ = _measured(
             logits, label, width, stride, picked, spread, inner, outer, CAPPED, SPREAD, False, BLOCK
         )
-        tl.store(value + row, found)
+        tl.store(value + row, of_value)
         u = tl.load(upstream + row * upstream_stride)
         _differentiate(
             logits, label, lse, 0.0, u * picked, u * spread, 0.0, width, stride, inner, outer, CAPPED, False, BLOCK
@@ -166,8 +166,8 @@ def _measured(
 ):
     """Value, lse, entropy and mean of one token."""
     # Before the sums, which all threads wait for: what comes after them may write over the logits.
-    known = (label >= 0) & (label < width)
-    of_label = _stepped(tl.load(logits + label, mask=known, other=float("nan")), inner, outer, CAPPED)[0]
+    is_word = (label >= 0) & (label < width)
+    of_label = _stepped(tl.load(logits + label, mask=is_word, other=float("nan")), inner, outer, CAPPED)[0]
     lane = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), _LOWEST, tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)  # of exp(y - top)
@@ -195,7 +195,7 @@ def _measured(
     total = tl.sum(factor * total, 0)
     if ENTROPY:
         entropy = tl.log(total) - moment / total
-    lse = tl.where(known, most + tl.log(total), float("nan"))
+    lse = tl.where(is_word, most + tl.log(total), float("nan"))
     value = picked * (of_label - lse)
     mean = 0.0
     if SPREAD:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from fuseplug.discovery.ownership import normal
 from fuseplug.errors import FuseplugError
 
-from .known import KNOWN, NOT_TEMPLATES, Known
+from .known_ops import KNOWN_OPS, NOT_TEMPLATES, KnownOp
 
 BACKENDS = ("inductor", "triton", "npu")
 PREFIX = "fuseplug-"
 
 _OURS = {
-    *(known.distribution for known in KNOWN.values()),
+    *(op.distribution for op in KNOWN_OPS.values()),
     *(PREFIX + op.replace("_", "-") for op in NOT_TEMPLATES),
     *(PREFIX + name for name in ("backends", "host-npu", "liger", "testing", "tools", "verify")),
 }
@@ -30,12 +30,12 @@ _TAKEN_BY_TEMPLATES = dict.fromkeys(_NAMES_IN_TEMPLATES.split(), "the templates 
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """A distribution to write.
 
     Attributes:
         stem: The name without ``fuseplug-``, as an identifier.
-        op: A key of `KNOWN`, or a new op.
+        op: A key of `KNOWN_OPS`, or a new op.
         backend: One of `BACKENDS`.
         tensors: Parameters and buffers of a module with a new op.
         numbers: Its other attributes, and a value of each.
@@ -48,9 +48,9 @@ class Asked:
     numbers: tuple[tuple[str, float], ...] = ()
 
     @property
-    def known(self) -> Known | None:
+    def known_op(self) -> KnownOp | None:
         """The op, if it exists already."""
-        return KNOWN.get(self.op)
+        return KNOWN_OPS.get(self.op)
 
     @property
     def distribution(self) -> str:
@@ -68,7 +68,7 @@ class Asked:
         return f"{self.backend}_fused_{self.stem}"
 
 
-def asked(name: str, *, op: str, backend: str, params: str) -> Asked:
+def request_of(name: str, *, op: str, backend: str, params: str) -> Request:
     """Check the arguments of ``fuseplug new``.
 
     Raises:
@@ -79,17 +79,17 @@ def asked(name: str, *, op: str, backend: str, params: str) -> Asked:
         raise FuseplugError(f"--backend is {backend!r}; expected one of {', '.join(BACKENDS)}")
     if op in NOT_TEMPLATES:
         raise FuseplugError(f"there is no template for --op {op}: {NOT_TEMPLATES[op]}")
-    if op in KNOWN:
+    if op in KNOWN_OPS:
         if params:
             raise FuseplugError(
-                f"--params is {params!r}; expected none with --op {op}, whose modules {KNOWN[op].distribution} "
+                f"--params is {params!r}; expected none with --op {op}, whose modules {KNOWN_OPS[op].distribution} "
                 "recognises: leave it out"
             )
-        return Asked(stem, op, backend)
+        return Request(stem, op, backend)
     op = op or stem
-    _check_identifier("--op", op, "soft_cap", _TAKEN_BY_TEMPLATES)
+    _check_identifier("--op", op, instance="soft_cap", taken=_TAKEN_BY_TEMPLATES)
     tensors, numbers = _params(params, op)
-    return Asked(stem, op, backend, tensors, numbers)
+    return Request(stem, op, backend, tensors, numbers)
 
 
 def _stem(name: str) -> str:
@@ -102,7 +102,7 @@ def _stem(name: str) -> str:
     if PREFIX + stem in _OURS:
         raise FuseplugError(
             f"{PREFIX}{stem} is a distribution of Fuseplug's own; expected another name: fuseplug new my-{stem}"
-            + (f" --op {stem.replace('-', '_')}" if stem.replace("-", "_") in KNOWN else "")
+            + (f" --op {stem.replace('-', '_')}" if stem.replace("-", "_") in KNOWN_OPS else "")
         )
     return stem.replace("-", "_")
 
@@ -114,7 +114,7 @@ def _params(params: str, op: str) -> tuple[tuple[str, ...], tuple[tuple[str, flo
     numbers: list[tuple[str, float]] = []
     for item in params.split(",") if params.strip() else ():
         name, equals, value = (part.strip() for part in item.partition("="))
-        _check_identifier("--params", name, "weight,bias,eps=1e-5", taken)
+        _check_identifier("--params", name, instance="weight,bias,eps=1e-5", taken=taken)
         taken[name] = "it is there twice"
         if equals:
             numbers.append((name, _number(name, value)))
@@ -133,7 +133,7 @@ def _number(name: str, value: str) -> float:
     return number
 
 
-def _check_identifier(option: str, name: str, instance: str, taken: Mapping[str, str]) -> None:
+def _check_identifier(option: str, name: str, *, instance: str, taken: Mapping[str, str]) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise FuseplugError(
             f"{option} has the name {name!r}; expected a name in Python, in small letters: {option} {instance}"

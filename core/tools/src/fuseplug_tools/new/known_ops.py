@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Known(NamedTuple):
+class KnownOp(NamedTuple):
     """An op of a distribution of Fuseplug's own.
 
     Attributes:
@@ -21,11 +21,11 @@ class Known(NamedTuple):
     variants: tuple[str, ...]
 
 
-KNOWN = {
-    "rmsnorm": Known("fuseplug-rmsnorm", "RMSNormKernel", "rms_norm", ("llama", "cast-last")),
-    "swiglu": Known("fuseplug-swiglu", "SwiGLUKernel", "swiglu", ("silu", "silu gate-first")),
-    "rope": Known("fuseplug-rope", "RoPEKernel", "rope", ("half",)),
-    "moe": Known("fuseplug-moe", "MoEKernel", "moe", ("silu",)),
+KNOWN_OPS = {
+    "rmsnorm": KnownOp("fuseplug-rmsnorm", "RMSNormKernel", "rms_norm", variants=("llama", "cast-last")),
+    "swiglu": KnownOp("fuseplug-swiglu", "SwiGLUKernel", "swiglu", variants=("silu", "silu gate-first")),
+    "rope": KnownOp("fuseplug-rope", "RoPEKernel", "rope", variants=("half",)),
+    "moe": KnownOp("fuseplug-moe", "MoEKernel", "moe", variants=("silu",)),
 }
 
 NOT_TEMPLATES = {
