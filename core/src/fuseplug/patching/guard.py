@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fuseplug_verify import Call, Frozen, Route, Watch, said_by
+from fuseplug_verify import Call, Watch, said_by
 
 from ..accepts import Accepts
 from ..contract import Target
@@ -275,7 +275,7 @@ class Guard:
             test = f"(c := {{}}) is not None and {same} and ({unbound})"
             yield _Term(_each(route, test), _unlike(next(meanings)))
         for space, name, looked in watch.spaces:
-            test = self._equals(looked) if isinstance(looked, Frozen) else self._is_function("{}", looked.held)
+            test = self._equals(looked) if looked.by_value else self._is_function("{}", looked.held)
             there = self._is_not_in(space.held, name) if looked.absent else test.format(self._named(space.held, name))
             yield _Term(there, _unlike(next(meanings)))
 
@@ -312,10 +312,10 @@ class Guard:
             ]
         return " and ".join(same)
 
-    def _equals(self, value: Frozen) -> str:
+    def _equals(self, value: Any) -> str:
         if value.value is None or value.kind is bool:
             return f"{{}} is {value.value!r}"
-        return f"{{}} == {self._constant(value.thawed())}"
+        return f"{{}} == {self._constant(value.held)}"
 
     def _surroundings(self, watch: Watch, main: int, device_type: str) -> Iterator[_Term]:
         if watch.nonempty:
@@ -384,7 +384,7 @@ def _unlike(expected: str) -> str:
     return f"no longer as it was: {expected}"
 
 
-def _hooked(expected: str, route: Route) -> Callable[[Sequence[Any]], str]:
+def _hooked(expected: str, route: Sequence[Any]) -> Callable[[Sequence[Any]], str]:
     """As `_unlike`, and whose hooks or forward there are instead."""
 
     def meaning(args: Sequence[Any]) -> str:
@@ -398,7 +398,7 @@ def _hooked(expected: str, route: Route) -> Callable[[Sequence[Any]], str]:
     return meaning
 
 
-def _each(route: Route, test: str) -> str:
+def _each(route: Sequence[Any], test: str) -> str:
     """*test*, with a place for what it is about, of what is at *route*; of every item, where that leads into a list."""
     before = list(itertools.takewhile(lambda step: step.name != "*", route))
     if len(before) == len(route):
@@ -433,7 +433,7 @@ def _tensor(route: Sequence[Any]) -> str:
     return f"(t if (t := {_store(owner, store)}.get({name!r})) is not None else {owner}.{name})"
 
 
-def _lacks(route: Route) -> str:
+def _lacks(route: Sequence[Any]) -> str:
     above, (name, store) = route[:-1], route[-1]
     if store == "object":
         return _each(above, f"{name!r} not in {{}}.__dict__")
