@@ -268,7 +268,7 @@ def signatures() -> dict[str, list[tuple[str, str, bool]]]:
             thing = getattr(importlib.import_module(module), name)
             if not callable(thing):
                 continue
-            methods = vars(thing).items() if inspect.isclass(thing) else ()
+            methods = inspect.getmembers(thing) if inspect.isclass(thing) else ()
             public = {f".{n}": m for n, m in methods if not n.startswith("_") and inspect.isfunction(m)}
             for suffix, each in {"": thing, **public}.items():
                 try:

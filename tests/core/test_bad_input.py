@@ -104,7 +104,7 @@ def test_strict_does_not_mind_what_computes_something_else(fusing):
         ({"device_types": "npu"}, "device_types must be a tuple of strings"),
         ({"priority": True}, "priority must be an int"),
         ({"propose": lambda self, site: None}, r"propose\(\) is final"),
-        ({"match": BaseKernel.match}, "abstract: match not implemented"),
+        ({"match": BaseKernel.match}, "nothing recognises modules: name a recogniser"),
     ],
 )
 def test_what_is_no_kernel_is_not_registered(manager, declared, message):

@@ -78,7 +78,7 @@ def test_broken_on_import_is_a_record_with_its_traceback(package, text, named, t
         ("def Kernel(): ...", "is not a subclass"),
         ("class Kernel: ...", "is not a subclass"),
         (source("another"), "its kernel_id is 'another', its entry point is named 'odd': make them equal"),
-        (source("odd").partition("    def match")[0], "abstract: match not implemented"),
+        (source("odd").partition("    def match")[0], "nothing recognises modules: name a recogniser"),
         (source("odd", "device_types = 'npu'"), "device_types must be a tuple of strings, not 'npu'"),
         (source("odd", "priority = True"), "priority must be an int, not True"),
         (source("odd", "op = ''"), "op must be a non-empty string"),
@@ -193,7 +193,7 @@ class TestConflict:
             ("x-acme", "x", "x_acme_norm"),
             ("x-acme", "x-acm", "x_acme_norm"),
             ("x-acme", "x-b", "x-acme"),
-            ("fuseplug-x", "x-b", "x_norm"),
+            ("fuseplug-x", "x-b", "fuseplug_x_norm"),
         ],
     )
     def test_whose_name_the_id_begins_with_stays_in_force(self, package, tmp_path, first, newcomer, kernel_id):
@@ -209,6 +209,12 @@ class TestConflict:
         states = {name: r.state for name, r in find(prefix="", kernels=chosen).items() if r.kernel_id == kernel_id}
         assert states[f"{first}:{kernel_id}"] == "off"
         assert states[f"{newcomer}:{kernel_id}"] == "broken"  # it was imported, and there is no class in it
+
+    def test_the_id_of_a_backend_belongs_to_no_distribution_named_after_it(self, package):
+        package("fuseplug-x", "x_norm")
+        package("x-b", "x_norm")
+        found = find(prefix="")
+        assert {found[f"{name}:x_norm"].state for name in ("fuseplug-x", "x-b")} == {"conflict"}
 
     def test_our_ids_have_no_privilege(self, package, tmp_path):
         package("x-a", "inductor_fused_rmsnorm", source=f"open({str(tmp_path / 'imported')!r}, 'w')")

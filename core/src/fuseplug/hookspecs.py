@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import importlib
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, final
 
@@ -25,7 +25,7 @@ hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
-class BaseKernel(abc.ABC):
+class BaseKernel(abc.ABC):  # so that the base of several kernels may leave a method to them
     """One fused implementation of one op. Subclass it in a module that imports no torch.
 
     A kernel is declared as data and answers one question, `match`. It never touches a model: Fuseplug checks it,
@@ -39,6 +39,8 @@ class BaseKernel(abc.ABC):
         function: ``"package.module:function"`` that computes it; imported when the kernel is chosen, not before.
         reference: ``"package.module:function"`` in plain PyTorch with the same signature: the definition of right. It
             must compute in ``promote(x.dtype, float32)``, so that float64 inputs give the truth.
+        recogniser: ``"package.module:function"``, which `match` calls with the site; imported when a model is planned,
+            not before. A kernel that writes `match` itself needs none.
         specimens: ``"package.module:function"`` that returns small modules which the kernel fuses, at least one for
             each variant that it claims: what `fuseplug_testing` checks it on. If the kernel has a scope, each has a
             property ``dummy_inputs``: the arguments of a call within it, by name. Optional, and inherited.
@@ -62,6 +64,7 @@ class BaseKernel(abc.ABC):
     op: ClassVar[str]
     function: ClassVar[str]
     reference: ClassVar[str]
+    recogniser: ClassVar[str] = ""
     specimens: ClassVar[str] = ""
     device_types: ClassVar[tuple[str, ...]] = ()
     differentiable: ClassVar[bool] = True
@@ -70,14 +73,15 @@ class BaseKernel(abc.ABC):
     rehearsal: ClassVar[Mapping[str, str]] = MappingProxyType({})
     check_sizes: ClassVar[tuple[int, ...]] = (512, 1 << 17)
 
-    @abc.abstractmethod
     def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
-        """Say what this kernel would replace at *site*.
+        """Say what this kernel would replace at *site*: what `recogniser` says.
 
         Returns:
             Proposals, one per target; a `Rejection` if the site has this kernel's op but cannot be served;
             ``None`` if the module does not have the kernel's op.
         """
+        recognise: Callable[[Site], Iterable[Proposal] | Rejection | None] = resolve(self.recogniser)
+        return recognise(site)
 
     def unavailable(self, device_type: str) -> str | None:
         """Return what this machine lacks to run the kernel on *device_type*, with the remedy; ``None`` if nothing."""

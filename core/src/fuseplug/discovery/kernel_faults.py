@@ -22,10 +22,10 @@ def faults(kernel: Any) -> list[str]:
     ]
     found += [
         f'{name} must be "package.module:function", not {said!r}'
-        for name in ("function", "reference", "specimens")
+        for name in ("function", "reference", "recogniser", "specimens")
         if isinstance(said := getattr(kernel, name, None), str)
         and said.count(":") != 1
-        and said != BaseKernel.specimens
+        and said != getattr(BaseKernel, name, None)
     ]
     if not isinstance(kernel.device_types, (tuple, list)) or not all(isinstance(d, str) for d in kernel.device_types):
         found.append(f"device_types must be a tuple of strings, not {kernel.device_types!r}")
@@ -41,8 +41,8 @@ def faults(kernel: Any) -> list[str]:
     found += _wrong_rehearsal(kernel.rehearsal)
     if kernel.propose is not BaseKernel.propose:
         found.append("propose() is final: write match() instead")
-    if abstract := getattr(kernel, "__abstractmethods__", None):
-        found.append(f"abstract: {', '.join(sorted(abstract))} not implemented")
+    if kernel.match is BaseKernel.match and not kernel.recogniser:
+        found.append('nothing recognises modules: name a recogniser, "package.module:function", or write match()')
     return found
 
 

@@ -31,7 +31,7 @@ def normal(distribution: str) -> str:
 
 
 def _begins_with(kernel_id: str, distribution: str) -> bool:
-    return f"{normal(kernel_id)}-".startswith(f"{distribution.removeprefix('fuseplug-')}-")
+    return f"{normal(kernel_id)}-".startswith(f"{distribution}-")
 
 
 def in_conflict(record: KernelRecord, claimants: Sequence[str]) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
 from typing import ClassVar, Literal
 
-from fuseplug import Adapter, Proposal, Rejection, Site
+from fuseplug import Adapter
 from fuseplug_backends.triton import TritonKernel, interpreted
 from fuseplug_linear_cross_entropy.kernels import LinearCrossEntropyKernel
 from fuseplug_rmsnorm.kernels import RMSNormKernel
@@ -62,13 +61,8 @@ class LigerRoPEKernel(LigerKernel, RoPEKernel):
 
     kernel_id: ClassVar[str] = "liger_fused_rope"
     function: ClassVar[str] = "fuseplug_liger.rope:rope"
-
-    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
-        """Recognise the rotary functions; check them on tables of which Liger may read half, too."""
-        from .tables_alike import also_with_tables_alike
-
-        said = super().match(site)
-        return said if said is None or isinstance(said, Rejection) else [also_with_tables_alike(each) for each in said]
+    # Its tables are checked with two equal halves, too: of those Liger may read one.
+    recogniser: ClassVar[str] = "fuseplug_liger.tables_alike:match"
 
     def unsupported(self, adapter: Adapter) -> str | None:
         """Liger rotates q and k together, half of a head against the other."""

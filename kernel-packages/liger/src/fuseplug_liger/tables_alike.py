@@ -9,8 +9,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuseplug import Example, Proposal
+from fuseplug import Example, Proposal, Rejection, Site
+from fuseplug_rope.recognise import match as rotary_functions
 from fuseplug_rope.recognise.adapters import MethodAdapter
+
+
+def match(site: Site) -> list[Proposal] | Rejection | None:
+    """Recognise what `fuseplug_rope` does, to be checked on tables as well of which Liger may read half."""
+    answer = rotary_functions(site)
+    if answer is None or isinstance(answer, Rejection):
+        return answer
+    return [also_with_tables_alike(proposal) for proposal in answer]
 
 
 def also_with_tables_alike(proposal: Proposal) -> Proposal:

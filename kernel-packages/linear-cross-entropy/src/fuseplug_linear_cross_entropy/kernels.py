@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar
 
-from fuseplug import BaseKernel, Proposal, Rejection, Site, Use
+from fuseplug import BaseKernel, Use
 from fuseplug_backends.inductor import InductorKernel
 from fuseplug_backends.npu import NpuKernel
 from fuseplug_backends.triton import TritonKernel
@@ -21,15 +20,10 @@ class LinearCrossEntropyKernel(BaseKernel):
 
     op: ClassVar[str] = "linear_cross_entropy"
     reference: ClassVar[str] = "fuseplug_linear_cross_entropy.reference:linear_cross_entropy"
+    recogniser: ClassVar[str] = "fuseplug_linear_cross_entropy.recognise:match"
     specimens: ClassVar[str] = "fuseplug_linear_cross_entropy.specimens:specimens"
     # Sixteen rows of a small vocabulary, and 512 of one that has several tiles: more than 2²² logits.
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 14)
-
-    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
-        """Recognise a model that has a head and takes labels."""
-        from .recognise import match
-
-        return match(site)
 
 
 class NpuLinearCrossEntropyKernel(NpuKernel, LinearCrossEntropyKernel):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar
 
-from fuseplug import Adapter, BaseKernel, Proposal, Rejection, Site, Use
+from fuseplug import Adapter, BaseKernel, Use
 from fuseplug_backends.inductor import InductorKernel
 from fuseplug_backends.npu import NpuKernel
 from fuseplug_backends.triton import FORMULAS, TritonKernel
@@ -24,13 +23,8 @@ class MoEKernel(BaseKernel):
 
     op: ClassVar[str] = "moe"
     reference: ClassVar[str] = "fuseplug_moe.reference:moe"
+    recogniser: ClassVar[str] = "fuseplug_moe.recognise:match"
     specimens: ClassVar[str] = "fuseplug_moe.specimens:specimens"
-
-    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
-        """Recognise a mixture of experts by its structure: stacked weights, or a list of experts and a router."""
-        from .recognise import match
-
-        return match(site)
 
 
 class InductorMoEKernel(InductorKernel, MoEKernel):

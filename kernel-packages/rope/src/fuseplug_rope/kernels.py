@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar
 
-from fuseplug import BaseKernel, Proposal, Rejection, Site, Use
+from fuseplug import BaseKernel, Use
 from fuseplug_backends.inductor import InductorKernel
 from fuseplug_backends.npu import NpuKernel
 from fuseplug_backends.triton import TritonKernel
@@ -21,13 +20,8 @@ class RoPEKernel(BaseKernel):
 
     op: ClassVar[str] = "rope"
     reference: ClassVar[str] = "fuseplug_rope.reference:rope"
+    recogniser: ClassVar[str] = "fuseplug_rope.recognise:match"
     specimens: ClassVar[str] = "fuseplug_rope.specimens:specimens"
-
-    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
-        """Recognise the rotary functions that the module's methods call, in every variant of the reference."""
-        from .recognise import match
-
-        return match(site)
 
 
 class NpuRoPEKernel(NpuKernel, RoPEKernel):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar
 
-from fuseplug import Adapter, BaseKernel, Proposal, Rejection, Site, Use
+from fuseplug import Adapter, BaseKernel, Use
 from fuseplug_backends.inductor import InductorKernel
 from fuseplug_backends.npu import NpuKernel
 from fuseplug_backends.triton import FORMULAS, TritonKernel
@@ -21,13 +20,8 @@ class SwiGLUKernel(BaseKernel):
 
     op: ClassVar[str] = "swiglu"
     reference: ClassVar[str] = "fuseplug_swiglu.reference:swiglu"
+    recogniser: ClassVar[str] = "fuseplug_swiglu.recognise:match"
     specimens: ClassVar[str] = "fuseplug_swiglu.specimens:specimens"
-
-    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
-        """Recognise a gated MLP by its structure, in every variant of the reference."""
-        from .recognise import match
-
-        return match(site)
 
 
 class NpuSwiGluKernel(NpuKernel, SwiGLUKernel):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import ClassVar
 
-from fuseplug import BaseKernel, Proposal, Rejection, Site, Use
+from fuseplug import BaseKernel, Use
 from fuseplug_backends.inductor import InductorKernel
 
 
@@ -14,13 +13,8 @@ class LayernormKernel(BaseKernel):
 
     op: ClassVar[str] = "layer_norm"
     reference: ClassVar[str] = "fuseplug_layernorm.reference:layer_norm"
+    recogniser: ClassVar[str] = "fuseplug_layernorm.recognise:match"
     specimens: ClassVar[str] = "fuseplug_layernorm.specimens:specimens"
-
-    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
-        """Recognise the op by the structure of a module."""
-        from .recognise import match
-
-        return match(site)
 
 
 class InductorLayernormKernel(InductorKernel, LayernormKernel):
