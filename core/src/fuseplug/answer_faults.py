@@ -24,46 +24,46 @@ def faults_of_answer(answer: Any) -> list[str]:
 
 
 def _faults_of_proposal(answer: Proposal) -> list[str]:
-    target, found = answer.target, []
+    target, faults = answer.target, []
     if not (isinstance(target, Target) and isinstance(target.method, str) and isinstance(target.function, str | None)):
-        found.append(f"target must be a Target of names, not {target!r}")
+        faults.append(f"target must be a Target of names, not {target!r}")
     if not answer.adapters or not all(isinstance(a, Adapter) and hasattr(a, "variant") for a in answer.adapters):
-        found.append(f"adapters must be Adapters with a variant, at least one, not {answer.adapters!r}")
+        faults.append(f"adapters must be Adapters with a variant, at least one, not {answer.adapters!r}")
     if not answer.mixes:
-        found.append("mixes must be at least one")
+        faults.append("mixes must be at least one")
     for name, what in (("covers", "paths"), ("impossible", "conditions"), ("dtypes_of", "names")):
-        given = getattr(answer, name)
-        if isinstance(given, str) or not all(isinstance(each, str) for each in given):
-            found.append(f"{name} must be {what}, not {given!r}")
+        value = getattr(answer, name)
+        if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+            faults.append(f"{name} must be {what}, not {value!r}")
     if not callable(answer.example):
-        found.append(f"example must be callable, not {answer.example!r}")
-    found += [
+        faults.append(f"example must be callable, not {answer.example!r}")
+    faults += [
         f"{name} must be a number, not {getattr(answer, name)!r}"
         for name in ("roundings", "working_roundings")
         if not isinstance(getattr(answer, name), int | float)
     ]
     if not isinstance(answer.work, int | float) or not answer.work > 0:
-        found.append(f"work must be a positive number, not {answer.work!r}")
-    found += _faults_of_company(answer)
+        faults.append(f"work must be a positive number, not {answer.work!r}")
+    faults += _faults_of_company(answer)
     if not isinstance(answer.exact, bool):
-        found.append(f"exact must be True or False, not {answer.exact!r}")
+        faults.append(f"exact must be True or False, not {answer.exact!r}")
     try:
         hash((tuple(answer.adapters), tuple(answer.mixes)))
     except TypeError as error:
-        found.append(f"adapters and mixes must be hashable (adapters: frozen dataclasses): {error}")
-    return found
+        faults.append(f"adapters and mixes must be hashable (adapters: frozen dataclasses): {error}")
+    return faults
 
 
 def _faults_of_company(answer: Proposal) -> list[str]:
     """What is wrong with what goes with the target: other targets, a scope, a consent."""
-    found = []
+    faults = []
     for name, kind in (("scope", Scope), ("consent", Consent), ("lazy", type)):
-        given = getattr(answer, name)
-        if given is not None and not isinstance(given, kind):
-            found.append(f"{name} must be a {kind.__name__} or None, not {given!r}")
-    for each in answer.beside:
-        if not isinstance(each, Proposal) or each.beside or each.scope or each.consent:
-            found.append(f"beside must be Proposals without beside, scope and consent of their own, not {each!r:.80}")
+        value = getattr(answer, name)
+        if value is not None and not isinstance(value, kind):
+            faults.append(f"{name} must be a {kind.__name__} or None, not {value!r}")
+    for other in answer.beside:
+        if not isinstance(other, Proposal) or other.beside or other.scope or other.consent:
+            faults.append(f"beside must be Proposals without beside, scope and consent of their own, not {other!r:.80}")
         else:
-            found += _faults_of_proposal(each)
-    return found
+            faults += _faults_of_proposal(other)
+    return faults

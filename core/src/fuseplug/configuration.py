@@ -39,18 +39,22 @@ class Setting(NamedTuple):
     variable: str
     unset: str
     expected: str
-    read: Callable[[Any], str | None]
+    read: Callable[[Any], str | None] = _words
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "kernels": Setting("FUSEPLUG_KERNELS", "every kernel is used", 'a list of ids, such as ["-this_one"]', _words),
-    "allow": Setting("FUSEPLUG_ALLOW", "every distribution is allowed", "a list of distributions", _words),
+    "kernels": Setting("FUSEPLUG_KERNELS", "every kernel is used", expected='a list of ids, such as ["-this_one"]'),
+    "allow": Setting("FUSEPLUG_ALLOW", "every distribution is allowed", expected="a list of distributions"),
     "cache": Setting(
-        *("FUSEPLUG_CACHE", "the user's cache directory", '"off"; a directory has to be named by the variable'),
+        "FUSEPLUG_CACHE",
+        unset="the user's cache directory",
+        expected='"off"; a directory has to be named by the variable',
         read=lambda value: value if value == "off" else None,
     ),
     "every_size": Setting(
-        *("FUSEPLUG_EVERY_SIZE", "calls that are too small to gain are the original's", "true or false"),
+        "FUSEPLUG_EVERY_SIZE",
+        unset="calls that are too small to gain are the original's",
+        expected="true or false",
         read=lambda value: str(int(value)) if isinstance(value, bool) else None,
     ),
 }
@@ -95,7 +99,7 @@ def named(environ: Mapping[str, str], variable: str) -> str:
     source = environ.source(variable) if isinstance(environ, Environment) else None
     if source is None:
         return variable
-    return f"{next(name for name, each in SETTINGS.items() if each.variable == variable)} in {source}"
+    return f"{next(name for name, setting in SETTINGS.items() if setting.variable == variable)} in {source}"
 
 
 def nearest_file() -> File | None:
@@ -112,11 +116,11 @@ def nearest_file() -> File | None:
         for path in (folder / FILE, folder / "pyproject.toml"):
             try:
                 stat = path.stat()
-                found = _file(path, stat.st_mtime_ns, stat.st_size)
+                file = _file(path, stat.st_mtime_ns, stat.st_size)
             except OSError:  # it is not there, or not for us to read
                 continue
-            if found is not None:
-                return found
+            if file is not None:
+                return file
     return None
 
 
@@ -152,8 +156,8 @@ def _variables(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, str]
     for name, value in table.items():
         setting = SETTINGS.get(name)
         if setting is None:
-            known = ", ".join(SETTINGS)
-            raise SettingsError(f"{path}: there is no setting {name!r}; there are: {known}", path=path, setting=name)
+            names = ", ".join(SETTINGS)
+            raise SettingsError(f"{path}: there is no setting {name!r}; there are: {names}", path=path, setting=name)
         read = setting.read(value)
         if read is None:
             raise SettingsError(

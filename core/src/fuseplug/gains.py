@@ -54,20 +54,20 @@ class Gains:
 
     def __bool__(self) -> bool:
         """Whether there is any call that is too small."""
-        return any(each.least for each in self.training + self.inference)
+        return any(ends.least for ends in self.training + self.inference)
 
     def reaches(self, x: torch.Tensor) -> bool:
         """Whether a main input of as many elements as *x* is large enough in any kind of call."""
-        return any(x.numel() >= each.least or x.numel() <= each.until for each in self.training + self.inference)
+        return any(x.numel() >= ends.least or x.numel() <= ends.until for ends in self.training + self.inference)
 
     def why_not(self, x: torch.Tensor) -> str:
         """What is said where *x*, the main input, is too small."""
-        found = by_dtype(self.training if x.requires_grad else self.inference).get(x.dtype, Ends())
-        if found == _NEVER:
+        ends = by_dtype(self.training if x.requires_grad else self.inference).get(x.dtype, Ends())
+        if ends == _NEVER:
             return f"{AT_NO_SIZE} {'with' if x.requires_grad else 'without'} gradients"
-        ends = [f"up to {found.until:,}"] if found.until else []
-        ends += [f"from {found.least:,} on"] if found.least != NEVER else []
-        has = f"the main input has {x.numel():,} elements, and the kernel is faster {' and '.join(ends)}"
+        sizes = [f"up to {ends.until:,}"] if ends.until else []
+        sizes += [f"from {ends.least:,} on"] if ends.least != NEVER else []
+        has = f"the main input has {x.numel():,} elements, and the kernel is faster {' and '.join(sizes)}"
         return f"{TOO_SMALL}: {has}"
 
     def to_dict(self) -> dict[str, int | None]:
@@ -90,9 +90,9 @@ def is_about_size(reason: str) -> bool:
     return reason.startswith((TOO_SMALL, AT_NO_SIZE))
 
 
-def by_dtype(each: Sequence[T]) -> dict[torch.dtype, T]:
-    """*each*, one for each of `DTYPES`. A call in any other dtype is never too small."""
-    return dict(zip(DTYPES, each, strict=True))
+def by_dtype(values: Sequence[T]) -> dict[torch.dtype, T]:
+    """*values*, one for each of `DTYPES`. A call in any other dtype is never too small."""
+    return dict(zip(DTYPES, values, strict=True))
 
 
 EVERY_SIZE = Gains((Ends(),) * len(DTYPES), (Ends(),) * len(DTYPES))
@@ -113,18 +113,18 @@ def gains_of(kernel: BaseKernel, adapter: Adapter, device_type: str, work: float
         TypeError: If it answers with something else than a number from 0 on.
     """
 
-    def said(question: str, use: Use) -> float:
-        return _said(kernel, question, use) / work
+    def ends(use: Use) -> Ends:
+        least, until = _elements(kernel, "gains_from", use), _elements(kernel, "gains_until", use)
+        return Ends(math.ceil(least / work), round(until / work))
 
-    def asked(*, gradients: bool) -> tuple[Ends, ...]:
-        uses = [Use(adapter, device_type, dtype, gradients) for dtype in DTYPES]
-        return tuple([Ends(math.ceil(said("gains_from", use)), round(said("gains_until", use))) for use in uses])
+    def of_kind(*, gradients: bool) -> tuple[Ends, ...]:
+        return tuple([ends(Use(adapter, device_type, dtype, gradients=gradients)) for dtype in DTYPES])
 
-    return Gains(asked(gradients=True), asked(gradients=False))
+    return Gains(training=of_kind(gradients=True), inference=of_kind(gradients=False))
 
 
-def _said(kernel: BaseKernel, question: str, use: Use) -> int:
-    said: int = getattr(kernel, question)(use)
-    if isinstance(said, bool) or not isinstance(said, int) or said < 0:
-        raise TypeError(f"{question}() must give a number of elements, 0 or more; it gave {said!r} for {use.dtype}")
-    return said
+def _elements(kernel: BaseKernel, question: str, use: Use) -> int:
+    elements: int = getattr(kernel, question)(use)
+    if isinstance(elements, bool) or not isinstance(elements, int) or elements < 0:
+        raise TypeError(f"{question}() must give a number of elements, 0 or more; it gave {elements!r} for {use.dtype}")
+    return elements

@@ -48,7 +48,7 @@ class Questioner:
             if before.changed():
                 before.restore()
                 answers = [self._put_one_by_one(question) for question in questions]
-        return [sorted(each, key=lambda answer: answer.kernel_id) for each in answers]
+        return [sorted(of_question, key=lambda answer: answer.kernel_id) for of_question in answers]
 
     def _put(self, question: Question) -> list[Answer]:
         key = tuple(record.kernel_id for record in question.records)

@@ -65,45 +65,46 @@ def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: 
     Raises:
         PlanError: If a glob matches nothing.
     """
-    found = everywhere(model)
-    everything = [path for each in found.values() for path in each.paths]
+    modules = everywhere(model)
+    everything = [path for located in modules.values() for path in located.paths]
     wanted = _below(everything, only, "only") if only else set(everything)
     unwanted = _below(everything, skip, "skip")
-    devices, stand_ins = _Devices(found), StandIns()
-    units = _flat_units(found)
+    devices, stand_ins = _Devices(modules), StandIns()
+    units = _flat_units(modules)
     unreadable = {above for holders in units.values() for path in holders for above in upwards(path)}
     places = []
-    for number, each in found.items():
+    for number, located in modules.items():
+        module, paths = located.module, tuple(located.paths)
         if number in units and not (wanted - unwanted).isdisjoint(units[number]):
-            kind = _planned_type(device, devices.of(each.paths[0]))
+            kind = _planned_type(device, devices.of(paths[0]))
             why = Rejection(FLATTENED)
-            places.append(Place(each.module, tuple(each.paths), _UNREAD, nn.Module(), kind, None, why))
-        if not unreadable.isdisjoint(each.paths):
+            places.append(Place(module, paths, _UNREAD, nn.Module(), device_type=kind, device=None, fault=why))
+        if not unreadable.isdisjoint(paths):
             continue
-        if wanted.isdisjoint(each.paths) or not unwanted.isdisjoint(each.paths):
+        if wanted.isdisjoint(paths) or not unwanted.isdisjoint(paths):
             continue
-        now = devices.of(each.paths[0])
+        now = devices.of(paths[0])
         kind, usable = _planned_type(device, now), _usable(device, now)
-        alike, stand_in = stand_ins.likeness(each.module), stand_ins.of(each.module)
-        why_not = stand_ins.fault(each.module)
-        fault = None if why_not is None else _fault(each.paths[0], why_not)
-        places.append(Place(each.module, tuple(each.paths), alike, stand_in, kind, usable, fault))
+        alike, stand_in = stand_ins.likeness(module), stand_ins.of(module)
+        refusal = stand_ins.fault(module)
+        fault = None if refusal is None else _fault(paths[0], refusal)
+        places.append(Place(module, paths, alike, stand_in, device_type=kind, device=usable, fault=fault))
     return places
 
 
-def _flat_units(found: Mapping[int, Found]) -> dict[int, set[str]]:
+def _flat_units(modules: Mapping[int, Located]) -> dict[int, set[str]]:
     """The modules that flattened the parameters of others, with the paths of those others."""
-    units = {number: flattened(each.module) for number, each in found.items()}
+    units = {number: flattened(located.module) for number, located in modules.items()}
     return {
-        number: {path for holder in holders if holder in found for path in found[holder].paths}
+        number: {path for holder in holders if holder in modules for path in modules[holder].paths}
         for number, holders in units.items()
         if holders
     }
 
 
 @dataclass
-class Found:
-    """A module of a model.
+class Located:
+    """A module of a model, and where it is.
 
     Attributes:
         module: The module.
@@ -114,25 +115,25 @@ class Found:
     paths: list[str]
 
 
-def everywhere(model: nn.Module) -> dict[int, Found]:
+def everywhere(model: nn.Module) -> dict[int, Located]:
     """Every module by its ``id``, parents before children, with all its paths; a path never repeats a module.
 
     What has no registry of children that can be read has none; its stand-in says why.
     """
-    found: dict[int, Found] = {}
+    modules: dict[int, Located] = {}
     waiting: list[tuple[str, nn.Module, tuple[int, ...]]] = [("", model, ())]
     while waiting:
         path, module, above = waiting.pop()
         number = id(module)
-        each = found.setdefault(number, Found(module, []))
-        if number in above or len(each.paths) == _MOST_PATHS:
+        located = modules.setdefault(number, Located(module, []))
+        if number in above or len(located.paths) == _MOST_PATHS:
             continue
-        each.paths.append(path)
+        located.paths.append(path)
         inside, above = f"{path}." if path else "", (*above, number)
         with contextlib.suppress(Exception):  # a third party's registry may raise anything
             children = reversed(_attributes_of(module)["_modules"].items())
             waiting += [(f"{inside}{name}", child, above) for name, child in children if _is_module(child)]
-    return found
+    return modules
 
 
 def _attributes_of(module: nn.Module) -> dict[str, Any]:
@@ -159,21 +160,21 @@ def _fault(path: str, refusal: Refusal) -> Rejection:
 class _Devices:
     """Where each module runs, by its own tensors, else by those below it, else by those of the nearest module above."""
 
-    def __init__(self, everywhere: Mapping[int, Found]) -> None:
-        self._known: dict[str, torch.device] = {}
-        for each in reversed(list(everywhere.values())):
-            own = _own_device(each.module)
-            for path in each.paths:
-                device = own or self._known.get(path)
+    def __init__(self, modules: Mapping[int, Located]) -> None:
+        self._devices: dict[str, torch.device] = {}
+        for located in reversed(list(modules.values())):
+            of_tensors = _own_device(located.module)
+            for path in located.paths:
+                device = of_tensors or self._devices.get(path)
                 if device is not None:
-                    self._known[path] = device
+                    self._devices[path] = device
                     if path:
-                        self._known.setdefault(path.rpartition(".")[0], device)
+                        self._devices.setdefault(path.rpartition(".")[0], device)
 
     def of(self, path: str) -> torch.device:
         for above in upwards(path):
-            if above in self._known:
-                return self._known[above]
+            if above in self._devices:
+                return self._devices[above]
         return torch.device("cpu")
 
 
@@ -187,13 +188,13 @@ def upwards(path: str) -> Iterator[str]:
 
 def _own_device(module: nn.Module) -> torch.device | None:
     try:
-        held = _attributes_of(module)
+        attributes = _attributes_of(module)
         # An offloaded module's tensors are on meta between calls; accelerate's hook knows where they will be.
-        hook = held.get("_hf_hook")
-        for each in getattr(hook, "hooks", (hook,)):
-            if (execution := getattr(each, "execution_device", None)) is not None:
+        hook = attributes.get("_hf_hook")
+        for part in getattr(hook, "hooks", (hook,)):
+            if (execution := getattr(part, "execution_device", None)) is not None:
                 return torch.device(execution)
-        for registry in (held["_parameters"], held["_buffers"]):
+        for registry in (attributes["_parameters"], attributes["_buffers"]):
             for tensor in registry.values():
                 if tensor is not None:
                     return torch.device(tensor.device)

@@ -39,8 +39,8 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Their names: core's, then the others in the order of the alphabet."""
-        own = super().list_commands(ctx)
-        return [*own, *sorted({entry.name for entry in _entries()} - {*own})]
+        of_core = super().list_commands(ctx)
+        return [*of_core, *sorted({entry.name for entry in _entries()} - {*of_core})]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of this name; ``None`` if there is none.

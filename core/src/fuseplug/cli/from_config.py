@@ -116,14 +116,14 @@ def _from_config(transformers: Any, config: Any, trust_remote_code: bool) -> nn.
 
 
 def _remedy(name: str, error: Exception) -> str:
-    said = str(error)
-    if "trust_remote_code" in said:
+    message = str(error)
+    if "trust_remote_code" in message:
         return "If you trust the code that comes with the model, add --trust-remote-code."
-    if "valid JSON" in said:
+    if "valid JSON" in message:
         return "Mend it, or download it again."
     if Path(name).exists():
         return "If the model is newer than the installed transformers: pip install --upgrade transformers"
-    if "gated" in said or "401" in said or "403" in said:
+    if "gated" in message or "401" in message or "403" in message:
         return "If the model is private or gated, log in with `hf auth login`."
     return "Without the network, name a downloaded directory or config.json instead."
 

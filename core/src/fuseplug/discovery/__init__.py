@@ -135,7 +135,7 @@ def _installed() -> Iterator[_Claim]:
 def _claims(distribution: importlib_metadata.Distribution | Any) -> Iterator[_Claim]:
     name, version = distribution.name, distribution.version  # each reads and parses the metadata anew
     for entry in distribution.entry_points.select(group=ENTRY_POINT_GROUP):
-        yield KernelRecord(entry.name, name, version, entry.value), entry
+        yield KernelRecord(entry.name, name, version, value=entry.value), entry
 
 
 def _damaged(distribution: str, error: Exception) -> KernelRecord:

@@ -47,16 +47,16 @@ def named_by(records: Sequence[KernelRecord], word: str, *, must_be_ready: bool 
             )
     named = by_id or [record for record in records if record.kernel and record.kernel.op == word]
     if not named:
-        known = sorted({r.kernel_id for r in records} | {r.kernel.op for r in records if r.kernel})
-        raise DiscoveryError(_unknown(word, known), word=word)
+        names = sorted({r.kernel_id for r in records} | {r.kernel.op for r in records if r.kernel})
+        raise DiscoveryError(_unknown(word, names), word=word)
     return named
 
 
-def _unknown(word: str, known: Sequence[str]) -> str:
-    if not known:
+def _unknown(word: str, names: Sequence[str]) -> str:
+    if not names:
         return f"no kernel or op {word!r} is installed, nor any other: pip install fuseplug-rmsnorm, for one"
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.4)
-    others = f"nearest installed: {', '.join(near)}" if near else f"installed: {', '.join(known)}"
+    near = difflib.get_close_matches(word, names, n=3, cutoff=0.4)
+    others = f"nearest installed: {', '.join(near)}" if near else f"installed: {', '.join(names)}"
     return f"no kernel or op {word!r} is installed; {others} (see `fuseplug list`)"
 
 

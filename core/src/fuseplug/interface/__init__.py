@@ -70,11 +70,11 @@ class BaseKernel(hookspecs.BaseKernel):
         Raises:
             DiscoveryError: Also if another class has its id.
         """
-        known = scan_all_kernels().get(cls.kernel_id, cls)
-        if known is not cls:
+        registered = scan_all_kernels().get(cls.kernel_id, cls)
+        if registered is not cls:
             raise DiscoveryError(
                 f"{cls.__qualname__} cannot be applied: kernel {cls.kernel_id!r} is "
-                f"{known.__module__}.{known.__qualname__}; give yours another kernel_id and register it",
+                f"{registered.__module__}.{registered.__qualname__}; give yours another kernel_id and register it",
                 kernel=cls,
             )
         return apply_kernel(cls.kernel_id, model, **options)
@@ -95,8 +95,8 @@ def _with_apply(kernel: type[hookspecs.BaseKernel]) -> type[BaseKernel]:
     if issubclass(kernel, BaseKernel):
         return kernel
     same = {name: getattr(kernel, name) for name in ("__module__", "__qualname__", "__doc__")}
-    made = types.new_class(kernel.__name__, (_WithApply, kernel), exec_body=lambda body: body.update(same))
-    return cast("type[BaseKernel]", made)
+    double = types.new_class(kernel.__name__, (_WithApply, kernel), exec_body=lambda body: body.update(same))
+    return cast("type[BaseKernel]", double)
 
 
 def scan_all_kernels() -> dict[str, type[BaseKernel]]:
@@ -117,12 +117,12 @@ def get_default_kernels() -> list[str]:
 
     kernels = [record.kernel for record in manager.kernels() if record.kernel]
     named = {device_type for kernel in kernels for device_type in kernel.device_types}
-    found: list[str] = []
+    kernel_ids: list[str] = []
     for here in sorted(filter(present, KNOWN | named), key=lambda device_type: (device_type == "cpu", device_type)):
         usable = [kernel for kernel in kernels if kernel.runs_on(here) and kernel.lacks(here) is None]
         usable.sort(key=lambda kernel: (here not in kernel.device_types, -kernel.priority, kernel.kernel_id))
-        found += [kernel.kernel_id for kernel in usable]
-    return list(dict.fromkeys(found))
+        kernel_ids += [kernel.kernel_id for kernel in usable]
+    return list(dict.fromkeys(kernel_ids))
 
 
 def apply_kernel(kernel_id: str, model: nn.Module, **options: Unpack[Options]) -> nn.Module:
@@ -222,8 +222,8 @@ def apply_default_kernels(model: nn.Module, include_kernels: str | Sequence[str]
     if include_kernels is True or include_kernels == "auto":
         manager.apply_all(model)
     elif include_kernels:
-        given = include_kernels.split(",") if isinstance(include_kernels, str) else include_kernels
-        _apply([name.strip() for name in given], model)
+        kernel_ids = include_kernels.split(",") if isinstance(include_kernels, str) else include_kernels
+        _apply([kernel_id.strip() for kernel_id in kernel_ids], model)
     return model
 
 

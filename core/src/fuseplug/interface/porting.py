@@ -22,10 +22,10 @@ def how_to_port(kernel: Any) -> str:
 
 def _of_llama_factory(kernel: type) -> list[str]:
     """What *kernel* has that only kernels of LLaMA-Factory have."""
-    found = [name for name in ("_kernel_id", "_device") if _has_own(kernel, name)]
+    attributes = [name for name in ("_kernel_id", "_device") if _has_own(kernel, name)]
     if issubclass(kernel, BaseKernel) and _has_own(kernel, "apply"):
-        found.append("an apply() of its own")
-    return found
+        attributes.append("an apply() of its own")
+    return attributes
 
 
 def _has_own(kernel: type, name: str) -> bool:

@@ -212,15 +212,9 @@ class LazyTensor(Tensor):
             layout = replay(of.layout, *(tensor.detach().to("meta") for tensor in further))
         if layout is of.layout:
             return self  # As a flatten of one dimension has it.
+        inputs, facts = (*of.inputs, *further), {**of.facts, **facts}
         record = _Record(
-            of.family,
-            whole,
-            replay=replay,
-            inputs=(*of.inputs, *further),
-            layout=layout,
-            parent=self,
-            facts={**of.facts, **facts},
-            further=further,
+            of.family, whole, replay=replay, inputs=inputs, layout=layout, parent=self, facts=facts, further=further
         )
         record.kept = function in _COPIES and record.recorded
         return (into or type(self))._new(record)

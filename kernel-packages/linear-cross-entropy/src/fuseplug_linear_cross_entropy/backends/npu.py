@@ -133,7 +133,7 @@ def _measure_and_differentiate(
 ) -> list[Tensor]:
     *numbers, wanted = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
-    coefficients = tokens.coefficients(upstream)
+    coefficients = tokens.coefficients(upstream, of_entropy=None, entropy=None, of_mean=None)
     results, gradients = _gradients(hidden, weight, bias, wanted)
     for at, logits in _chunks(hidden, weight, bias):
         for piece, part in tokens.pieces(at, logits):
@@ -153,13 +153,7 @@ def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
     return result
 
 
-_OPERATIONS = recorded.Operations(
-    measure=_measure,
-    differentiate=_differentiate,
-    measure_and_differentiate=_measure_and_differentiate,
-    scale=_scale,
-    serves=plain,
-)
+_OPERATIONS = recorded.Operations(_measure, _differentiate, _measure_and_differentiate, _scale, serves=plain)
 
 
 def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
@@ -258,12 +252,7 @@ class _Tokens:
         return torch.cat(self._means)
 
     def coefficients(
-        self,
-        upstream: Tensor,
-        *,
-        of_entropy: Tensor | None = None,
-        entropy: Tensor | None = None,
-        of_mean: Tensor | None = None,
+        self, upstream: Tensor, of_entropy: Tensor | None, entropy: Tensor | None, of_mean: Tensor | None
     ) -> _Coefficients:
         """Of all tokens, for the gradients of the value, the entropy and the mean, as far as there are these."""
         terms = self._terms

@@ -117,22 +117,20 @@ _COMMUTES = _ADDING | _SCALING.keys()
 _TANH = frozenset({torch.tanh, Tensor.tanh, functional.tanh})
 
 
-def _steps(
-    tensor: LazyLogits, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Step, ...] | None:
+def _steps(lazy: LazyLogits, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Step, ...] | None:
     """The steps that *function* does to each logit; ``None`` if it does something else."""
-    rest = args[1:] if args[0] is tensor else args[:1]
+    rest = args[1:] if args[0] is lazy else args[:1]
     if function in _SCALING:
         number: Any = rest[0] if len(rest) == 1 and not kwargs else None
         kind = _SCALING[function]
         if type(number) not in (int, float) or not math.isfinite(number) or (kind == "div" and number == 0):
             return None
         # A number on the left of a division is not a step: x / y goes to y's __rtruediv__.
-        return (Step(kind, float(number)),) if args[0] is tensor or kind == "mul" else None
+        return (Step(kind, float(number)),) if args[0] is lazy or kind == "mul" else None
     if function in _TANH and not rest and not kwargs:
-        return (Step("tanh"),) if "capped" in tensor.facts["logits"].checked else None
+        return (Step("tanh"),) if "capped" in lazy.facts["logits"].checked else None
     if function is Tensor.to:
-        widened = rest == (torch.float32,) and tensor.dtype in (torch.float16, torch.bfloat16)
+        widened = rest == (torch.float32,) and lazy.dtype in (torch.float16, torch.bfloat16)
         return (FLOAT,) if widened and not kwargs else None
     return None
 

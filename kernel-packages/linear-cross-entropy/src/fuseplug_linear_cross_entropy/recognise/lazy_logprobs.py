@@ -86,9 +86,8 @@ class LazyLogProbs(LazyRows):
         ):
             return NotImplemented
         try:
-            of_label, even = logits.losses(
-                index.squeeze(-1), ignore_index=_NOTHING_IGNORED, reduction="none", label_smoothing=None
-            )
+            labels = index.squeeze(-1)
+            of_label, even = logits.losses(labels, _NOTHING_IGNORED, reduction="none", label_smoothing=None)
         except IndexError:
             return NotImplemented  # No word: the original says so.
         losses: _Losses = self.facts["losses"]

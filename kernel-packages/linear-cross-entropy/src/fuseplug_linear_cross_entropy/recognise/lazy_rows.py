@@ -62,9 +62,7 @@ class Logits:
             and labels.device == self.hidden.device
         )
 
-    def losses(
-        self, labels: Tensor, *, ignore_index: int, reduction: Reduction, label_smoothing: float | None
-    ) -> Tensor:
+    def losses(self, labels: Tensor, ignore_index: int, reduction: Reduction, label_smoothing: float | None) -> Tensor:
         """The cross-entropy of all rows by the kernel, as `linear_cross_entropy` gives it.
 
         Args:

@@ -16,13 +16,7 @@ from ...reference import LogProbs, Loss
 from .. import recorded
 from .launches import differentiate, measure, measure_and_differentiate, scale
 
-_OPERATIONS = recorded.Operations(
-    measure=measure,
-    differentiate=differentiate,
-    measure_and_differentiate=measure_and_differentiate,
-    scale=scale,
-    serves=transparent,
-)
+_OPERATIONS = recorded.Operations(measure, differentiate, measure_and_differentiate, scale, serves=transparent)
 
 
 def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
