@@ -130,6 +130,12 @@ class _Pickler(pickle.Pickler):
             self.shared.append(copy)
         return self._numbers[id(value)]
 
+    def reducer_override(self, value: Any) -> Any:
+        # Python would look the function up by its name, which may mean another one there.
+        return (
+            (types.MethodType, (value.__func__, value.__self__)) if type(value) is types.MethodType else NotImplemented
+        )
+
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
