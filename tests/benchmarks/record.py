@@ -19,6 +19,15 @@ WIDTH = 150
 BOTH = ("bfloat16", "float32")
 
 
+def must_have_kept(folder: Path | str) -> None:
+    """Stop where no passed check was kept in *folder*, so that nothing is published as measured with kept ones."""
+    if not any(Path(folder).rglob("*.json")):
+        raise SystemExit(
+            f"nothing was kept in {folder}: of editable installations nothing is; install the distributions (pip "
+            "install ./core/verify ./core ./core/tools ./kernel-packages/*) and measure again"
+        )
+
+
 @dataclass
 class Table:
     """Rows of one measurement; a cell may be the dictionary that `spread` gives."""

@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from record import must_have_kept
+
 SCRIPT = Path(__file__).parents[1] / "stacks" / "scripts" / "train.py"
 RUN = (sys.executable, "-m", "fuseplug", "run")
 
@@ -59,6 +61,7 @@ def main() -> None:
         for number in range(options.first):
             took.setdefault(FIRST, []).append(measured(model, caches(directory, f"first-{number}"), (*RUN, "--"), {}))
         kept = caches(directory, "first-0")
+        must_have_kept(kept["FUSEPLUG_CACHE"])
         for turn in range(options.runs + 1):
             for name, (before, environ) in WAYS.items():
                 times = measured(model, kept, before, environ)

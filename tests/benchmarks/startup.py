@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from record import Table, write
+from record import Table, must_have_kept, write
 
 from fuseplug_tools.bench import spread
 
@@ -136,6 +136,8 @@ def applying(runs: int) -> Table:
         for mode, fused in FUSED.items():
             with tempfile.TemporaryDirectory() as compiled, tempfile.TemporaryDirectory() as kept:
                 for kind, cache in zip(kinds, ("off", kept, kept), strict=True):
+                    if kind == kinds[-1]:
+                        must_have_kept(kept)
                     # Inductor keeps a compiled header among the machine's temporary files, wherever its cache is.
                     environ = {"TORCHINDUCTOR_CACHE_DIR": compiled, "TMPDIR": compiled, "FUSEPLUG_CACHE": cache}
                     seconds[kind, mode].append(float(python("-c", APPLY, mode, str(fused), **environ)))

@@ -22,7 +22,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4830,
-    "core/verify/src": 5510,
+    "core/verify/src": 5320,
     "core/tools/src": 2620,
     "kernel-packages/backends/src": 1390,
     "kernel-packages/liger/src": 590,

@@ -46,17 +46,25 @@ def rms_norm(*args, **kwargs):
 BEFORE = time.time() - 3600
 
 
+def install(folder, name, version, when=BEFORE):
+    """Write the metadata of a distribution, in the place of another version."""
+    for other in folder.glob(f"{name}-*.dist-info"):
+        other.rmdir()
+    path = folder / f"{name}-{version}.dist-info"
+    path.mkdir()
+    os.utime(path, (when, when))
+
+
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """Write a package with a kernel; give the folder, and a function that writes a file of it."""
+    """Install a distribution with a kernel; give a function that writes a file of it."""
     root = tmp_path / "kept_kernel"
     root.mkdir()
+    install(tmp_path, "kept_kernel", "1.0")
 
-    def write(name, text, when=BEFORE):
+    def write(name, text):
         (root / name).write_text(text)
-        os.utime(root / name, (when, when))
         importlib.invalidate_caches()
-        evidence._code_of.cache_clear()
 
     write("__init__.py", PACKAGE)
     write("numbers.py", NUMBERS)
@@ -64,25 +72,17 @@ def written(tmp_path, monkeypatch):
     yield write
     for name in [name for name in sys.modules if name.startswith("kept_kernel")]:
         del sys.modules[name]
-    evidence._code_of.cache_clear()
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     where = tmp_path / "cache"
     monkeypatch.setenv(kept.VARIABLE, str(where))
-    monkeypatch.setattr(evidence, "_code_of", _without_the_checkout(evidence._code_of))
+    installed = evidence._must_be_installed
+    # This checkout is installed as editable.
+    monkeypatch.setattr(evidence, "_must_be_installed", lambda name: name.startswith("fuseplug") or installed(name))
+    monkeypatch.setattr(evidence, "_installed", evidence._installed.__wrapped__)
     return where
-
-
-def _without_the_checkout(code_of):
-    """The files of this checkout may be newer than this process: somebody works on them."""
-
-    def found(package):
-        return package if package.startswith("fuseplug") else code_of(package)
-
-    found.cache_clear = code_of.cache_clear
-    return found
 
 
 @pytest.fixture
@@ -178,14 +178,9 @@ class TestWhatMakesItRunAgain:
         self.again(checked)
         assert checked() == checked(mode="inference") == ("passed before", 0)
 
-    def test_other_code_of_the_kernel(self, checked, written):
+    def test_another_version_of_the_kernel(self, checked, tmp_path):
         checked()
-        written("numbers.py", NUMBERS + "# another\n")
-        self.again(checked)
-
-    def test_another_file_of_the_kernel(self, checked, written):
-        checked()
-        written("table.json", "{}")
+        install(tmp_path, "kept_kernel", "1.1")
         self.again(checked)
 
     @pytest.mark.parametrize("name", ["TORCHINDUCTOR_CPP_ENABLE_FAST_MATH", "CXX", "TRITON_INTERPRET"])
@@ -203,10 +198,9 @@ class TestWhatMakesItRunAgain:
         finally:
             torch.set_num_threads(threads)
 
-    def test_another_distribution(self, checked, tmp_path, monkeypatch):
+    def test_another_distribution(self, checked, tmp_path):
         checked()
-        (tmp_path / "something-1.0.dist-info").mkdir()
-        monkeypatch.setattr(evidence, "_installed", evidence._installed.__wrapped__)
+        install(tmp_path, "something", "1.0")
         self.again(checked)
 
     def test_another_version_of_the_driver(self, checked, tmp_path, monkeypatch):
@@ -248,8 +242,16 @@ class TestWhatIsNotKept:
             assert calls
         assert not len(Kept("checks", cache))
 
-    def test_anything_of_files_that_are_newer_than_the_process(self, checked, written, cache):
-        written("numbers.py", NUMBERS, when=time.time() + 1)
+    def test_anything_of_a_kernel_that_is_not_installed(self, checked, tmp_path, cache):
+        """As where it is editable: beside its package are no metadata."""
+        (tmp_path / "kept_kernel-1.0.dist-info").rmdir()
+        for _ in range(2):
+            assert checked()[0] == "passed"
+        assert not len(Kept("checks", cache))
+
+    def test_anything_after_a_distribution_was_installed(self, checked, tmp_path, cache):
+        """The process may have imported what was there before, and the new version would answer for it."""
+        install(tmp_path, "kept_kernel", "1.1", when=time.time() + 1)
         for _ in range(2):
             assert checked()[0] == "passed"
         assert not len(Kept("checks", cache))
@@ -332,10 +334,10 @@ class TestTimes:
         assert timed()[0] == 1
 
     @pytest.mark.parametrize("change", ["shape", "dtype", "module", "kernel", "threads", "processor"])
-    def test_other_questions_have_other_answers(self, timed, written, monkeypatch, change):
+    def test_other_questions_have_other_answers(self, timed, tmp_path, monkeypatch, change):
         timed()
         if change == "kernel":
-            written("numbers.py", NUMBERS + "# another\n")
+            install(tmp_path, "kept_kernel", "1.1")
         if change == "processor":
             monkeypatch.setattr(timing, "processor", lambda: "another")
         threads = torch.get_num_threads()

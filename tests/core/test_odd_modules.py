@@ -87,8 +87,20 @@ class Uncopying:
     __deepcopy__ = __reduce_ex__ = raising
 
 
+class Asking(Norm):
+    """Its forward needs what cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = Uncopying()
+        self.more.scale = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.more.scale
+
+
 class Exiting:
-    def __deepcopy__(self, memo):
+    def __reduce_ex__(self, protocol):
         raise SystemExit
 
 
@@ -114,6 +126,17 @@ class Hash(Norm):
 
 class Class(Norm):
     __class__ = property(raising)
+
+
+class Listing(Norm):
+    """Its forward calls a module that is no child of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = [nn.Identity()]
+
+    def forward(self, x):
+        return super().forward(self.more[0](x))
 
 
 class Walks(Norm):
@@ -187,7 +210,7 @@ ODD = {
     "list of itself": (lambda: holding_itself(list), None),
     "dict of itself": (lambda: holding_itself(dict), None),
     "many lists of one": (diamond, None),
-    "deep list": (deep, "RecursionError"),
+    "deep list": (deep, None),
     "no __init__": (Without, "has no registries"),
     "child that is no module": (no_module, "its child child is int"),
     "no registry": (no_registry, "cannot be looked at"),
@@ -196,10 +219,12 @@ ODD = {
     "__eq__": (Equal, "unhashable"),
     "__hash__": (Hash, "not today"),
     "__class__": (Class, None),
+    "module that is no child": (Listing, "a Identity is called that is not below the module"),
     "metaclass": (OfMeta, "not today"),
     "modules()": (Walks, "not today"),
     "hostile attribute": (lambda: with_attribute(Hostile()), None),
     "uncopyable attribute": (lambda: with_attribute(Uncopying()), None),
+    "uncopyable attribute that is used": (Asking, "its attribute more, a Uncopying, cannot be copied.*not today"),
     "attribute whose copy exits": (lambda: with_attribute(Exiting()), None),
     "lock that is not used": (lambda: with_attribute(threading.Lock()), None),
     "lock that is used": (Locked, "in a context whose effect is not known: self.more"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from dataclasses import dataclass, replace
 
 import pytest
@@ -215,3 +216,19 @@ def test_a_function_that_is_not_looked_up_is_refused():
     assert answer == Refusal("Calling.forward does not call turn", kind="unsupported")
     with pytest.raises(TypeError, match="a function has no twin"):
         Subject(scale, None).twin(Example([torch.ones(1)]))
+
+
+def forward(self, x):
+    return 2 * x
+
+
+def test_a_twin_has_the_functions_of_the_module_bound_to_itself():
+    """Not those that their names mean in its class."""
+    module = Norm()
+    module.more = [types.MethodType(forward, module), {"one": module.forward}]
+    subject = Subject.of_method(module, Norm.forward)
+    assert isinstance(subject, Subject)
+    twin = subject.twin(Example([torch.ones(1, 16)], {"weight": torch.ones(16)}))
+    doubling, own = twin.more[0], twin.more[1]["one"]
+    assert (doubling.__func__, own.__func__) == (forward, Norm.forward)
+    assert doubling.__self__ is own.__self__ is twin

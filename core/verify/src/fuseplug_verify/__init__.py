@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .verification.comparing import Tolerance
     from .verification.neutral import neutral
     from .verification.outcome import Outcome
-    from .verification.twin import StandIns
+    from .verification.stand_ins import StandIns
     from .verification.verifier import Verifier
     from .verifying import check, examine
     from .watch import Call, Watch
@@ -62,7 +62,7 @@ __all__ = [
 _HOMES = {
     "Call": ".watch",
     "Outcome": ".verification.outcome",
-    "StandIns": ".verification.twin",
+    "StandIns": ".verification.stand_ins",
     "Subject": ".subjects",
     "Tolerance": ".verification.comparing",
     "VerifiedCalls": ".calls",

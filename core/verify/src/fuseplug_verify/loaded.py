@@ -3,4 +3,4 @@
 import time
 
 LOADED = time.time()
-"""Of a file that is newer, the process may have imported what was there before."""
+"""Of a distribution that was installed later, the process may have imported what was there before."""

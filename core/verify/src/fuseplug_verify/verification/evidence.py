@@ -1,8 +1,9 @@
 """Hashes of everything that the check of a kernel depends on, so that its result can be kept between runs.
 
 There are three kinds. *Evidence* is what the original computed on small examples just now, bit for bit, and the code
-that it ran: it stands for the module. *Surroundings* are the machine and what is installed. The rest is the question:
-kernel, adapter, dtypes and tolerances. Whatever cannot be told in a stable way makes the whole not worth keeping.
+that it ran: it stands for the module. *Surroundings* are the machine and the versions of all that is installed. The
+rest is the question: kernel, adapter, dtypes and tolerances. Whatever cannot be told in a stable way makes the whole
+not worth keeping; so does code that belongs to no installed distribution, and therefore has no version.
 """
 
 from __future__ import annotations
@@ -79,10 +80,11 @@ def key_of(semantics: Semantics, device: torch.device, how: tuple[bool, ...]) ->
         return ""
     sizes = tuple(candidate.check_sizes)
     try:
+        for package in _packages(candidate, adapter):
+            _must_be_installed(package)
         parts = (
             semantics.evidence,
             _surroundings(device),
-            *map(_code_of, _packages(candidate, adapter)),
             stable((candidate.identity, sizes)),
             stable(adapter),
             stable((candidate.mixes, candidate.likely, candidate.exact)),
@@ -172,17 +174,16 @@ def _version_of_cann(part: str) -> Any:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """Every distribution that can be imported from, with its version: a kernel may call what others wrote."""
-    folders = [Path(each) for each in sys.path if each]
-    return tuple(
-        sorted(
-            path.name
-            for folder in folders
-            if folder.is_dir()
-            for path in folder.iterdir()
-            if path.suffix in (".dist-info", ".egg-info")
-        )
-    )
+    """Every distribution that can be imported from, with its version: a kernel may call what others wrote.
+
+    Raises:
+        UnstableError: If one was installed while this process ran, which may have imported what was there before.
+    """
+    folders = [Path(each) for each in sys.path if each and Path(each).is_dir()]
+    paths = [path for folder in folders for path in folder.iterdir() if path.suffix in (".dist-info", ".egg-info")]
+    if late := [path.name for path in paths if path.stat().st_mtime > LOADED]:
+        raise UnstableError(f"{late[0]} is newer than this process")
+    return tuple(sorted(path.name for path in paths))
 
 
 def _packages(candidate: Candidate, adapter: Adapter) -> Sequence[str]:
@@ -192,30 +193,20 @@ def _packages(candidate: Candidate, adapter: Adapter) -> Sequence[str]:
     return sorted(found - set(sys.stdlib_module_names))
 
 
-@functools.cache
-def _code_of(package: str) -> str:
-    """A hash of the files of *package*, as they were when this process began to import them.
+def _must_be_installed(package: str) -> None:
+    """Raise an `UnstableError` unless *package* lies where distributions are installed, and so has its version.
 
-    Raises:
-        UnstableError: If there are none, or one has changed since.
+    The files of an editable installation, of a checkout on the path and of a script may be others in the next process.
     """
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):  # of what was made by hand, and of a program that is run as a file
         spec = None
-    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        raise UnstableError(package)
-    if package == "torch":
-        return package  # told by its version; it has thousands of files
-    origin = Path(spec.origin)
-    files = sorted(origin.parent.rglob("*")) if spec.submodule_search_locations else [origin]
-    found = hashlib.sha256()
-    for path in files:
-        if path.is_file() and "__pycache__" not in path.parts:
-            if path.stat().st_mtime > LOADED:
-                raise UnstableError(str(path))
-            found.update(path.relative_to(origin.parent).as_posix().encode() + b"\0" + path.read_bytes())
-    return f"{package} {found.hexdigest()}"
+    if spec is not None and spec.origin is not None:
+        folder = Path(spec.origin).parents[bool(spec.submodule_search_locations)]
+        if any(folder.glob("*.dist-info")):
+            return
+    raise UnstableError(f"{package} is not installed as a distribution")
 
 
 def _bytes(tensor: Tensor) -> bytes:

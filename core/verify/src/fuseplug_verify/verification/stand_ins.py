@@ -1,0 +1,148 @@
+"""Copies of modules without values, which kernels are shown, and which modules certainly behave alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..data import Refusal
+from ..safe_access import attributes_of, children_of, said_by
+from .copying import Copying, UncopyableError
+from .memory import dense, readable
+from .twin import NOT_COMPUTED, copied_attributes, copied_tensors, fill, valueless
+
+_SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+_CONTAINERS = frozenset({list, tuple, set, frozenset, dict})
+_SMALL = 1 << 16
+_DEEP = 4
+"""Containers inside of so many others are compared by identity."""
+
+
+class StandIns:
+    """Makes copies whose tensors have a shape and a dtype but no values, one for each module, and says which are alike.
+
+    Stand-ins of modules that are alike share what need not be separate. It serves as long as the modules live and are
+    not changed.
+    """
+
+    def __init__(self) -> None:
+        self._faults: dict[int, Exception] = {}
+        self._made: dict[int, nn.Module] = {}
+        self._attributes: dict[int, dict[str, Any]] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._known: dict[int, int] = {}
+        self._copying = Copying(valueless, self.of)
+
+    def of(self, module: nn.Module) -> nn.Module:
+        """The stand-in of *module*, those of all below it included.
+
+        For TorchScript, which cannot be copied so, and for what cannot be looked at an empty module stands in.
+        """
+        if id(module) not in self._made:
+            try:
+                self._make(module)
+            except Exception as error:  # noqa: BLE001 - a third party's class may raise anything
+                self._faults[id(module)] = error
+                self._made[id(module)] = nn.Module()
+        return self._made[id(module)]
+
+    def likeness(self, module: nn.Module) -> int:
+        """A number that is equal for two modules only if both compute the same function of inputs and parameters.
+
+        Behind it stand the class; every attribute, scalars, containers and small tensors by value and everything else
+        by identity; names, shapes and dtypes of parameters; buffers as attributes; the numbers of all children.
+        """
+        number = self._known.get(id(module))
+        if number is None:
+            # For a descendant that refers to it: nothing else is like what goes round in a circle.
+            alone = self._known[id(module)] = self._number(("identity", id(module)))
+            try:
+                # A number for each level keeps what is compared small, however deep the module.
+                number = self._number(self._describe(module))
+            except Exception as error:  # noqa: BLE001 - a third party's attributes may raise anything
+                self._faults[id(module)] = error
+                number = alone
+            self._known[id(module)] = number
+        return number
+
+    def fault(self, module: nn.Module) -> Refusal | None:
+        """Why *module*, whose stand-in was made, cannot be looked at or copied; an empty module stands in for it."""
+        error = self._faults.get(id(module))
+        if error is None:
+            return None
+        if isinstance(error, UncopyableError):
+            return Refusal(str(error), kind="unsupported")
+        return Refusal(said_by(error), kind="error")
+
+    def _make(self, module: nn.Module) -> None:
+        number = self.likeness(module)
+        if issubclass(type(module), torch.jit.ScriptModule) or id(module) in self._faults:
+            self._made[id(module)] = nn.Module()
+            return
+        # Before its children, one of which may refer to it.
+        copy = self._made[id(module)] = object.__new__(type(module))
+        if number not in self._attributes:
+            self._attributes[number] = copied_attributes(module, self._copying) | copied_tensors(module, valueless)
+        children = {name: None if child is None else self.of(child) for name, child in children_of(module).items()}
+        fill(copy, self._attributes[number] | {"_modules": children})
+
+    def _number(self, description: Hashable) -> int:
+        return self._numbers.setdefault(description, len(self._numbers))
+
+    def _describe(self, module: nn.Module) -> Hashable:
+        if issubclass(type(module), torch.jit.ScriptModule):
+            return ("identity", id(module))
+        held, below = attributes_of(module), children_of(module)
+        _must_have_shapes(held)
+        attributes = [(name, _value(value)) for name, value in held.items() if name not in NOT_COMPUTED]
+        children = [(name, None if child is None else self.likeness(child)) for name, child in below.items()]
+        parameters = [(name, None if value is None else _kind(value)) for name, value in held["_parameters"].items()]
+        buffers = [(name, _value(buffer)) for name, buffer in held["_buffers"].items()]
+        return (type(module), tuple(attributes), tuple(parameters), tuple(buffers), tuple(children))
+
+
+def _must_have_shapes(held: Mapping[str, Any]) -> None:
+    for registry in (held["_parameters"], held["_buffers"]):
+        for name, tensor in registry.items():
+            if is_lazy(tensor):
+                raise UncopyableError(
+                    f"its {name} is lazy, without a shape yet: run the model once, then call apply_all again"
+                )
+
+
+def _value(value: Any, within: int = 0) -> Hashable:
+    kind = type(value)
+    if kind in _SCALARS:
+        # 1, 1.0 and True are equal to Python and not to a forward.
+        return (kind, value)
+    if issubclass(kind, torch.Tensor):
+        return _tensor(value)
+    if kind not in _CONTAINERS or within == _DEEP:
+        return ("identity", id(value))
+    if kind is dict:
+        return (kind, tuple((_value(key, within + 1), _value(item, within + 1)) for key, item in value.items()))
+    items = (_value(item, within + 1) for item in value)
+    return (kind, frozenset(items) if kind in (set, frozenset) else tuple(items))
+
+
+def _kind(tensor: torch.Tensor) -> Hashable:
+    """Shape and dtype, as far as there is a shape; what is not dense is like nothing else."""
+    return (getattr(tensor, "ds_shape", tensor.shape), tensor.dtype) if dense(tensor) else ("identity", id(tensor))
+
+
+def _tensor(value: torch.Tensor) -> Hashable:
+    # What a forward reads from a buffer is part of what it computes: a per-layer scale must not be taken for another's.
+    if not dense(value):
+        return ("identity", id(value))
+    kind = (tuple(value.shape), value.dtype)
+    if value.is_meta:
+        return kind
+    plain = type(value) in (torch.Tensor, nn.Parameter, nn.Buffer)
+    if value.numel() > _SMALL or value.dtype.is_complex or not plain or not readable(value):
+        return (*kind, id(value))
+    # By a list, which needs no numpy: torch is installed without it.
+    return (*kind, bytes(value.detach().cpu().contiguous().view(-1).view(torch.uint8).tolist()))
