@@ -21,9 +21,9 @@ SLACK = 0.02
 """By how much a budget may lie above what is measured, so that a line less does not fail."""
 
 LINES = {
-    "core/src": 4790,
+    "core/src": 4390,
     "core/verify/src": 5640,
-    "core/tools/src": 2640,
+    "core/tools/src": 2820,
     "kernel-packages/backends/src": 1390,
     "kernel-packages/liger/src": 590,
     "kernel-packages/linear-cross-entropy/src": 2580,

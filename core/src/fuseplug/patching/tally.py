@@ -14,17 +14,17 @@ from ..fallback import this_thread
 DECLINED = "the kernel's function leaves it to its reference"
 
 ENOUGH = 10
-"""After how many calls of a target it is judged whether its kernel is in use."""
+"""After how many refused calls of a target it is said that its kernel is not in use."""
 
 _ASKED = (1, 3, ENOUGH - 1)
 """Which of the refused calls are asked for their reason, which takes much longer than the call."""
 
 
 class Watcher(Protocol):
-    """What wants to know when there were `ENOUGH` calls of a target."""
+    """What wants to know when a target was refused `ENOUGH` calls in a row."""
 
-    def enough(self, pace: Count) -> None:
-        """There were, of what *pace* counts."""
+    def enough(self) -> None:
+        """One was."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,6 @@ class Count:
             small have none.
         refused: While somebody watches: how many calls in a row the kernel should have computed and was not let.
         before: How many calls the kernel had computed when the first of these came.
-        until: At how many calls of the kernel the watcher is told.
         watcher: Who watches; a weak reference.
         alive: The module; a weak reference that makes room for another with its id.
     """
@@ -50,7 +49,6 @@ class Count:
     reasons: dict[str, None] = field(default_factory=dict)
     refused: int = 0
     before: int = 0
-    until: int = 0
     watcher: weakref.ref[Watcher] | None = None
     alive: weakref.ref[Any] | None = None
 
@@ -59,19 +57,9 @@ class Count:
         self.made_real[why] = self.made_real.get(why, 0) + 1
 
     def watched_by(self, watcher: Watcher) -> None:
-        """Tell *watcher* of the next `ENOUGH` calls of the kernel, and of as many refused in a row."""
-        self.watcher, self.until = weakref.ref(watcher), self.fused + ENOUGH
+        """Tell *watcher* when `ENOUGH` calls in a row are refused, from now on."""
+        self.watcher = weakref.ref(watcher)
         self.reasons, self.refused, self.before = {}, 0, self.fused
-        self.__class__ = _Watched
-
-    def settle(self) -> None:
-        """Tell nobody of calls of the kernel any more."""
-        self.__class__ = Count
-
-    def unwatched(self) -> None:
-        """Tell nobody anything any more."""
-        self.settle()
-        self.watcher = None
 
     def refuse(self, why: Callable[[], str]) -> None:
         """Note a call that the kernel was not let compute; *why* finds the reason."""
@@ -80,38 +68,10 @@ class Count:
         self.refused += 1
         if self.refused in _ASKED:
             self.reasons[why()] = None
-        if self.refused % ENOUGH == 0:
-            self._tell()
-
-    def _tell(self) -> None:
         watcher = None if self.watcher is None else self.watcher()
-        if watcher is not None:
-            watcher.enough(self)
+        if watcher is not None and self.refused % ENOUGH == 0:
+            watcher.enough()
 
-
-class _Watched(Count):
-    """A count that notices the calls of the kernel until its watcher settles it; from then on it is a plain one.
-
-    So the way to the kernel has nothing to ask: adding one to a plain count is all that it does.
-    """
-
-    __slots__ = ()
-
-    @property
-    def fused(self) -> int:
-        """As `Count.fused`."""
-        fused: int = _FUSED.__get__(self)
-        return fused
-
-    @fused.setter
-    def fused(self, fused: int) -> None:
-        _FUSED.__set__(self, fused)
-        if fused >= self.until:
-            self.until *= 2
-            self._tell()
-
-
-_FUSED: Any = Count.__dict__["fused"]
 
 Listener = Callable[[Count, Callable[[], str]], None]
 """``heard(count, why)``: told of every call that goes to an original, by where it is counted; ``why()`` finds the
