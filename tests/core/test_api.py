@@ -17,6 +17,7 @@ import torch
 from test_docs import LONG, blocks
 
 import fuseplug
+import fuseplug_verify
 from fuseplug import BaseKernel, KernelManager
 from fuseplug.discovery.kernel_faults import faults
 from fuseplug_testing import public_names
@@ -165,6 +166,15 @@ def test_the_page_lists_the_public_modules():
     assert list(written_down()) == list(public_names.MODULES)
     packages = {path.name for path in ROOT.glob("kernel-packages/*/src/*")}
     assert packages | {"fuseplug", "fuseplug_tools", "fuseplug_testing", "fuseplug_host_npu"} == public_names.OURS
+
+
+def test_the_page_lists_what_is_public_of_the_library():
+    """It offers more to this project's own distributions, so `__all__` does not say what is promised."""
+    (paragraph,) = re.findall(r"^Of `fuseplug_verify` .*?\n\n", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    reference = (ROOT / "docs" / "reference" / "verify.md").read_text()
+    promised = set(re.findall(r"^\.\. auto\w+:: (\w+)$", reference, re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", paragraph)) - {"fuseplug_verify"} == promised
+    assert promised < set(fuseplug_verify.__all__)
 
 
 OWN_SCRIPTS = {"docs/demo": {"fuseplug_tools.bench"}, "docs/examples": {"fuseplug_tools.doctor"}}

@@ -48,7 +48,7 @@ LAYERS = (
     {"answer_faults"},
     {"hookspecs"},
     {"discovery"},
-    {"gc_paused", "devices", "fsdp1", "report"},
+    {"gc_paused", "devices", "fsdp1", "report", "snapshot"},
     {"reading"},
     {"gains", "candidates"},
     {"accepts"},

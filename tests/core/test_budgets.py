@@ -21,8 +21,8 @@ SLACK = 0.02
 """By how much a budget may lie above what is measured, so that a line less does not fail."""
 
 LINES = {
-    "core/src": 4390,
-    "core/verify/src": 5640,
+    "core/src": 4450,
+    "core/verify/src": 5510,
     "core/tools/src": 2820,
     "kernel-packages/backends/src": 1390,
     "kernel-packages/liger/src": 590,
@@ -40,8 +40,8 @@ PRIVATE_NAMES_OF_TORCH = 68
 WRONG_WAY = 0
 """The aim: none."""
 
-NAMES_AT_THE_DOOR = 39
-"""Of fuseplug-verify. The aim: 25."""
+NAMES_AT_THE_DOOR = 25
+"""Of fuseplug-verify."""
 
 MAY_IMPORT = {
     "fuseplug_verify": (),

@@ -10,8 +10,8 @@ from fuseplug import Target
 from fuseplug.accepts import Accepts
 from fuseplug.gains import DTYPES, NEVER, Ends, Gains
 from fuseplug.patching.guard import Guard
-from fuseplug_verify import ById, Call, Watch
-from fuseplug_verify.watch import Bare, Step
+from fuseplug_verify import Call, Watch
+from fuseplug_verify.watch import Bare, ById, Step
 
 
 def turn(x):

@@ -17,8 +17,8 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from fuseplug import PlanError
-from fuseplug_verify import StandIns
-from fuseplug_verify.verification import kernel_check, verifier
+from fuseplug_verify import StandIns, Subject
+from fuseplug_verify.verification import kernel_check
 
 
 @contextmanager
@@ -287,8 +287,8 @@ def test_hooks_patches_and_values_of_parameters_make_no_difference(fusing):
 
 def test_what_is_alike_is_verified_once(fusing, monkeypatch):
     runs = []
-    run = verifier.run
-    monkeypatch.setattr(verifier, "run", lambda *args, **options: runs.append(args) or run(*args, **options))
+    run = Subject.run
+    monkeypatch.setattr(Subject, "run", lambda *args, **options: runs.append(args) or run(*args, **options))
     fusing.plan(Norm())
     once = len(runs)
     fusing.plan(nn.ModuleList([Norm() for _ in range(6)]))
@@ -299,7 +299,7 @@ def test_what_is_alike_is_verified_once(fusing, monkeypatch):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, NotImplementedError])
 def test_a_truth_that_the_device_cannot_compute_is_computed_on_the_cpu(fusing, model, monkeypatch, error):
-    run, where = kernel_check.run, []
+    run, where = Subject.run, []
 
     def cramped(*arguments, **how):
         if how.get("dtype") is torch.float64:
@@ -308,7 +308,7 @@ def test_a_truth_that_the_device_cannot_compute_is_computed_on_the_cpu(fusing, m
                 raise error
         return run(*arguments, **how)
 
-    monkeypatch.setattr(kernel_check, "run", cramped)
+    monkeypatch.setattr(Subject, "run", cramped)
     monkeypatch.setattr(kernel_check, "_WITH_FLOAT64", ("cpu",))
     assert all(entry.check == "passed" for entry in fusing.plan(model).report.entries)
     assert where == ["cpu", "None"] * (len(where) // 2) != []

@@ -147,23 +147,23 @@ def test_children_of_examples_are_copied(manager):
             self.inner.calls["forward"] += 1
             return self.inner(x)
 
-    from fuseplug_verify import Example, Subject, run
+    from fuseplug_verify import Example, Subject
 
     subject = Subject(Calling.forward, Calling())
-    run(subject, Calling.forward, Example([torch.ones(2, 16)], children={"inner": child}))
+    subject.run(Calling.forward, Example([torch.ones(2, 16)], children={"inner": child}))
     assert not child.calls
 
 
 def test_planning_what_draws_nothing_leaves_the_generators_to_others():
     """`run` is told whether a forward may draw; where it may not, the process's generators are not touched."""
-    from fuseplug_verify import Example, Subject, run
+    from fuseplug_verify import Example, Subject
 
     def drawing(module, x):
         torch.rand(3)  # stands for another thread
         return x * 1
 
     state = torch.get_rng_state()
-    run(Subject(drawing, nn.Identity(), draws=True), drawing, Example([torch.ones(2)]))
+    Subject(drawing, nn.Identity(), draws=True).run(drawing, Example([torch.ones(2)]))
     assert torch.equal(torch.get_rng_state(), state)
-    run(Subject(drawing, nn.Identity(), draws=False), drawing, Example([torch.ones(2)]))
+    Subject(drawing, nn.Identity(), draws=False).run(drawing, Example([torch.ones(2)]))
     assert not torch.equal(torch.get_rng_state(), state)

@@ -14,7 +14,7 @@ from support.tiny import BASE, HEAD
 from transformers import AutoConfig
 
 from fuseplug import KernelManager
-from fuseplug_verify import Outcome, Tolerance, excess
+from fuseplug_verify import Outcome, Tolerance
 
 WIDTH = BASE["hidden_size"]
 GEMMA3N = BASE | HEAD | {"intermediate_size": [64, 64], "activation_sparsity_pattern": [0.9, 0.0]}
@@ -71,7 +71,7 @@ def assert_fused_is_what_it_was(host_npu, module, arguments, dtype, kernel, vari
     fused = outcome(module, given)
     assert host_npu.calls[operation] == 1
     assert all(value is not None for value in fused.values.values())
-    assert excess(fused, expected, truth, TOLERANCE) == ""
+    assert TOLERANCE.excess(fused, expected, truth) == ""
 
 
 def outcome(module, given):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug_verify import Outcome, Tolerance, excess
+from fuseplug_verify import Outcome, Tolerance
 
 
 def outcome(
@@ -33,5 +33,5 @@ def assert_right(
     found = outcome(ours, tensors, "npu")
     missing = [name for name, value in found.values.items() if value is None]
     assert not missing, f"no {', '.join(missing)}"
-    why = excess(found, outcome(theirs, tensors), outcome(theirs, tensors, dtype=torch.float64), tolerance)
+    why = tolerance.excess(found, outcome(theirs, tensors), outcome(theirs, tensors, dtype=torch.float64))
     assert not why, why

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fuseplug_verify import Outcome, Tolerance, excess
+from fuseplug_verify import Outcome, Tolerance
 
 HALVES = (torch.bfloat16, torch.float16)
 SHAPES = {"vector": (2048,), "matrix": (192, 256), "heads": (2, 8, 64, 32), "experts": (8, 48, 32)}
@@ -13,7 +13,7 @@ TOLERANCE = Tolerance(roundings=8.0, working_roundings=64.0)
 def judged(found, expected, true, **how):
     """What is said of one tensor."""
     ours, theirs, truth = (Outcome({"gradient of x": value}) for value in (found, expected, true))
-    return excess(ours, theirs, truth, TOLERANCE, **how)
+    return TOLERANCE.excess(ours, theirs, truth, **how)
 
 
 def normal(shape, seed=0):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
-from fuseplug_verify import ById, VerifiedCalls
+from fuseplug_verify import VerifiedCalls
 
 from .gains import EVERY_SIZE, Gains
 
@@ -15,12 +16,12 @@ class Accepts(VerifiedCalls):
     """The calls that the kernel computes; every other goes to the original.
 
     Attributes:
-        space: For a function target, where the name is looked up, if it is known.
+        space: For a function target, where the name is looked up, as `Subject.space`; ``None``: it is not known.
         scope: What must be entered, as in `fuseplug.patching.scoping`; ``None``: nothing.
         gains: From which size on the kernel is used.
     """
 
-    space: ById | None = None
+    space: Any = None
     scope: Hashable | None = None
     gains: Gains = EVERY_SIZE
 

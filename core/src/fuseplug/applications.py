@@ -105,15 +105,13 @@ def _all_patches(applications: Iterable[Application], more: Iterable[Patch] = ()
 
 def _report_of(model: nn.Module, patches: Sequence[Patch]) -> Report:
     """The report on a model whose plan is not known, such as a copy of a fused model."""
-    from fuseplug_verify import class_name
-
     from .patching import mark_of
     from .report import Entry, Report
 
     entries = [
         Entry(
             (patch.path,),
-            class_name(module),
+            type(module).__name__,
             mark_of(patch.function).device_type,
             "",
             patch.target,
@@ -123,4 +121,4 @@ def _report_of(model: nn.Module, patches: Sequence[Patch]) -> Report:
         for patch in patches
         if (module := patch.module_ref()) is not None
     ]
-    return Report(class_name(model), "training", entries, notes=["read off the model: its plan is not at hand"])
+    return Report(type(model).__name__, "training", entries, notes=["read off the model: its plan is not at hand"])

@@ -11,8 +11,6 @@ from collections.abc import Set as AbstractSet
 
 from torch import nn
 
-from fuseplug_verify import all_below, attributes_of
-
 WHY = (
     "its parameters are FSDP's flat ones, of which each rank has a part: apply before wrapping in FSDP (what was fused "
     "before it stays fused), or use fully_shard, which keeps parameters apart"
@@ -25,8 +23,8 @@ def flattened(module: nn.Module) -> AbstractSet[int]:
     unit = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if unit is None or not issubclass(type(module), unit):
         return frozenset()
-    handle = attributes_of(module).get("_handle")
+    handle = module.__dict__.get("_handle")
     if handle is None:
         return frozenset()
     holders = getattr(getattr(handle, "flat_param", None), "_modules", None)
-    return {id(each) for each in (all_below(module) if holders is None else holders)}
+    return {id(each) for each in (module.modules() if holders is None else holders)}

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import pluggy
 
-from fuseplug_verify import Snapshot, neutral, random_state_kept
+from fuseplug_verify import neutral
 
 from .contract import Answer, Rejection, Site
 from .discovery.records import KernelRecord
 from .gc_paused import collection_paused
+from .snapshot import Snapshot
 
 IMPURE = Rejection("it changed the module it was asked about; match() may only look", kind="error")
 
@@ -42,7 +43,7 @@ class Questioner:
         If something was changed, each kernel is asked alone, to find out which one did it.
         """
         before = Snapshot(question.site.module for question in questions)
-        with neutral(), random_state_kept("cpu"):
+        with neutral(random_kept=True):
             answers = [self._put(question) for question in questions]
             if before.changed():
                 before.restore()

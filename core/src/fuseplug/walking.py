@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from fuseplug_verify import Refusal, StandIns, attributes_of, children_of, said_by
+from fuseplug_verify import Refusal, StandIns
 
 from .candidates import rejection_of
 from .contract import Rejection
@@ -83,7 +85,7 @@ def walk(model: nn.Module, *, only: Sequence[str], skip: Sequence[str], device: 
         now = devices.of(each.paths[0])
         kind, usable = _planned_type(device, now), _usable(device, now)
         alike, stand_in = stand_ins.likeness(each.module), stand_ins.of(each.module)
-        why_not = stand_ins.fault(each.module) if each.error is None else Refusal(said_by(each.error), kind="error")
+        why_not = stand_ins.fault(each.module)
         fault = None if why_not is None else _fault(each.paths[0], why_not)
         places.append(Place(each.module, tuple(each.paths), alike, stand_in, kind, usable, fault))
     return places
@@ -106,16 +108,17 @@ class Found:
     Attributes:
         module: The module.
         paths: Where it is.
-        error: What was raised when its children were listed.
     """
 
     module: nn.Module
     paths: list[str]
-    error: Exception | None = None
 
 
 def everywhere(model: nn.Module) -> dict[int, Found]:
-    """Every module by its ``id``, parents before children, with all its paths; a path never repeats a module."""
+    """Every module by its ``id``, parents before children, with all its paths; a path never repeats a module.
+
+    What has no registry of children that can be read has none; its stand-in says why.
+    """
     found: dict[int, Found] = {}
     waiting: list[tuple[str, nn.Module, tuple[int, ...]]] = [("", model, ())]
     while waiting:
@@ -125,16 +128,21 @@ def everywhere(model: nn.Module) -> dict[int, Found]:
         if number in above or len(each.paths) == _MOST_PATHS:
             continue
         each.paths.append(path)
-        try:
-            children = children_of(module)
-        except Exception as error:  # noqa: BLE001 - a third party's registry may raise anything
-            each.error = error
-            continue
         inside, above = f"{path}." if path else "", (*above, number)
-        waiting += [
-            (f"{inside}{name}", child, above) for name, child in reversed(children.items()) if child is not None
-        ]
+        with contextlib.suppress(Exception):  # a third party's registry may raise anything
+            children = reversed(_attributes_of(module)["_modules"].items())
+            waiting += [(f"{inside}{name}", child, above) for name, child in children if _is_module(child)]
     return found
+
+
+def _attributes_of(module: nn.Module) -> dict[str, Any]:
+    """The attributes of *module* itself, whatever its class would say of them."""
+    attributes: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    return attributes
+
+
+def _is_module(value: object) -> bool:
+    return issubclass(type(value), nn.Module)
 
 
 def _fault(path: str, refusal: Refusal) -> Rejection:
@@ -179,7 +187,7 @@ def upwards(path: str) -> Iterator[str]:
 
 def _own_device(module: nn.Module) -> torch.device | None:
     try:
-        held = attributes_of(module)
+        held = _attributes_of(module)
         # An offloaded module's tensors are on meta between calls; accelerate's hook knows where they will be.
         hook = held.get("_hf_hook")
         for each in getattr(hook, "hooks", (hook,)):

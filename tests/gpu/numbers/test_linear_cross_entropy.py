@@ -35,7 +35,6 @@ from fuseplug_linear_cross_entropy.backends import triton
 from fuseplug_linear_cross_entropy.backends.triton import launches, linear_cross_entropy, linear_logprob
 from fuseplug_linear_cross_entropy.reference import FLOAT, Step, softcapped
 from fuseplug_linear_cross_entropy.specimens import VOCABULARY, Softcapped
-from fuseplug_verify import excess
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -65,7 +64,7 @@ def assert_right(device):
         found = outcome(ours, given, device)
         missing = [name for name, value in found.values.items() if value is None]
         assert not missing, f"no {', '.join(missing)}"
-        why = excess(found, outcome(theirs, given), outcome(theirs, given, dtype=DOUBLE), allowed)
+        why = allowed.excess(found, outcome(theirs, given), outcome(theirs, given, dtype=DOUBLE))
         assert not why, why
 
     return check

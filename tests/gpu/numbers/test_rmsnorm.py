@@ -20,7 +20,7 @@ from fuseplug_rmsnorm.backends import triton as kernel
 from fuseplug_rmsnorm.backends.triton import launches
 from fuseplug_rmsnorm.reference import VARIANTS
 from fuseplug_rmsnorm.specimens import CastLast, GatedSilu, GateFirst, Llama
-from fuseplug_verify import Tolerance, excess
+from fuseplug_verify import Tolerance
 
 WIDTH = 48
 TOLERANCE = Tolerance(roundings=4.0, working_roundings=20.0)
@@ -83,7 +83,7 @@ def assert_right(device):
         missing = [name for name, value in found.values.items() if value is None]
         assert not missing, f"no {', '.join(missing)}"
         expected, truth = outcome(theirs, given), outcome(theirs, given, dtype=torch.float64)
-        why = excess(found, expected, truth, tolerance)
+        why = tolerance.excess(found, expected, truth)
         assert not why, why
 
     return check

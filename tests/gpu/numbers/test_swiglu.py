@@ -24,7 +24,7 @@ from fuseplug_swiglu.backends.triton import launches, swiglu
 from fuseplug_swiglu.reference import LAYOUTS, VARIANTS
 from fuseplug_swiglu.specimens.activations import ReLU2
 from fuseplug_swiglu.specimens.mlps import HIDDEN, Clamped, InOne, Multiplied, Offset, Separate, Sparse, Wide
-from fuseplug_verify import Tolerance, excess
+from fuseplug_verify import Tolerance
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # in exp, by the interpreter, on the way to 0
 
@@ -70,7 +70,7 @@ def assert_right(ours, theirs, given, device):
     for name, value in original.values.items():
         assert found.values[name].dtype is value.dtype
         assert found.values[name].shape == value.shape
-    why = excess(found, original, outcome(theirs, given, dtype=DOUBLE), TOLERANCE)
+    why = TOLERANCE.excess(found, original, outcome(theirs, given, dtype=DOUBLE))
     assert not why, why
 
 

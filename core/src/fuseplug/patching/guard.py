@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fuseplug_verify import Call, Route, Watch, said_by
+from fuseplug_verify import Call, Watch, said_by
 
 from ..accepts import Accepts
 from ..contract import Target
 from ..gains import Gains, by_dtype
 from ..torch_private import GLOBAL_HOOKS
 from .hooked import HOOKS, hooked_by, is_own, replaced_by
-from .lookups import at, equal_to, every, is_absent, looked_up, same_as
+from .lookups import Route, at, equal_to, every, is_absent, looked_up, same_as
 from .scoping import entered
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)

@@ -9,18 +9,16 @@ from typing import Any
 
 from torch import nn
 
-from fuseplug_verify import Route
-
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def hooked_by(module: nn.Module, route: Route) -> str:
+def hooked_by(module: nn.Module, route: Sequence[Any]) -> str:
     """The packages whose hooks are on what is at *route* below *module*, for a message; ``""`` if none are."""
     hooks = [hook for child in _at(module, route) for name in HOOKS for hook in getattr(child, name).values()]
     return " and ".join(dict.fromkeys(map(_home, hooks)))
 
 
-def replaced_by(module: nn.Module, route: Route) -> str:
+def replaced_by(module: nn.Module, route: Sequence[Any]) -> str:
     """The forwards that replace those of what is at *route* below *module*, for a message; ``""`` if none do."""
     children = [child for child in _at(module, route) if "forward" in child.__dict__]
     others = [child for child in children if not is_own(child.__dict__["forward"], child, type(child).forward)]
@@ -46,7 +44,7 @@ def name_of(value: Any) -> str:
     return f"{getattr(function, '__module__', '?')}.{name}"
 
 
-def _at(module: nn.Module, route: Route) -> Sequence[nn.Module]:
+def _at(module: nn.Module, route: Sequence[Any]) -> Sequence[nn.Module]:
     found = [module]
     for step in route:
         children = [item for each in found for item in each._modules.items()]

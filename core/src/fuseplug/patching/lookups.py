@@ -7,7 +7,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fuseplug_verify import ById, Frozen, Route
+Route = Sequence[Any]
+"""As in `Watch`: steps with a name and the store where that is."""
 
 
 def at(owner: Any, route: Route) -> Any:
@@ -62,12 +63,12 @@ def is_absent(space: Any, name: Any) -> Callable[[Sequence[Any]], bool]:
     return lambda _: name not in space
 
 
-def equal_to(value: Frozen | ById) -> Callable[[Any], Any]:
-    """What compares with *value*, as what was found is compared: scalars and containers by value."""
-    if isinstance(value, ById):
-        return same_as(value.held)
-    known = value.thawed()
-    if known is None or value.kind is bool:
+def equal_to(value: Any) -> Callable[[Any], Any]:
+    """What compares with *value*, of a `Watch`, as it is to be compared: scalars and containers by value."""
+    known = value.held
+    if not value.by_value:
+        return same_as(known)
+    if known is None or isinstance(known, bool):
         return lambda found: found is known
     return lambda found: found == known
 

@@ -6,8 +6,6 @@ import types
 
 from torch import nn
 
-from fuseplug_verify import attributes_of
-
 NAME = "_replicate_for_data_parallel"
 
 
@@ -25,11 +23,11 @@ def _replicate_for_data_parallel(module: nn.Module) -> nn.Module:
 
 def make_replicable(module: nn.Module) -> None:
     """Make replicas of *module* call the replaced methods of the instance on themselves."""
-    attributes_of(module).setdefault(NAME, types.MethodType(_replicate_for_data_parallel, module))
+    module.__dict__.setdefault(NAME, types.MethodType(_replicate_for_data_parallel, module))
 
 
 def leave_replicas(module: nn.Module) -> None:
     """Undo `make_replicable`."""
-    held = attributes_of(module)
+    held = object.__getattribute__(module, "__dict__")
     if getattr(held.get(NAME), "__func__", None) is _replicate_for_data_parallel:
         del held[NAME]

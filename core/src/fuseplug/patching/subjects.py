@@ -6,7 +6,7 @@ import types
 
 from torch import nn
 
-from fuseplug_verify import Refusal, Subject, class_name
+from fuseplug_verify import Refusal, Subject
 
 from ..candidates import rejection_of
 from ..contract import Rejection, Target
@@ -36,7 +36,7 @@ def own_method(module: nn.Module, name: str) -> types.FunctionType | Rejection:
     """The method *name* of the class of *module*; or why nothing can be put in its place, or around it."""
     method = class_method(module, name)
     if method is None:
-        return Rejection(f"{class_name(module)}.{name} is not a plain method, so it cannot be replaced")
+        return Rejection(f"{type(module).__name__}.{name} is not a plain method, so it cannot be replaced")
     if is_original(module, name) or our_replacements(module, name):
         return method
     return Rejection(

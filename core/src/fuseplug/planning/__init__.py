@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from fuseplug_verify import class_name
-
 from ..discovery import elsewhere
 from ..discovery.records import KernelRecord
 from ..hookspecs import resolve
@@ -73,7 +71,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
             decisions = _decided(decider, places)
         measuring = time.perf_counter() - begun
     report = Report(
-        model_class=class_name(model),
+        model_class=type(model).__name__,
         mode=rules.mode,
         entries=[decision.entry for decision in decisions],
         records=[record for record in rules.installed if _concerns(record, places)],
@@ -86,7 +84,7 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
         compile_seconds=decider.compile_seconds,
         measure_seconds=measuring,
     )
-    classes = {path: class_name(place.module) for place in places for path in place.paths}
+    classes = {path: type(place.module).__name__ for place in places for path in place.paths}
     return Plan(report, [patch for decision in decisions for patch in decision.patches], classes)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import NamedTuple
 
-from fuseplug_verify import Subject, class_name, said_by
+from fuseplug_verify import Subject, said_by
 
 from ..contract import Proposal, Rejection, Scope, Target
 from ..discovery.records import KernelRecord
@@ -283,7 +283,7 @@ class Decider:
 
 
 def _blank(place: Place) -> Entry:
-    return Entry(place.paths, class_name(place.module), place.device_type)
+    return Entry(place.paths, type(place.module).__name__, place.device_type)
 
 
 def _joined(path: str, below: str) -> str:

@@ -8,8 +8,6 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import nn
 
-from fuseplug_verify import attributes_of, class_name
-
 from ..discovery.records import KernelRecord
 from ..measurer import Measurer
 from ..patching import computes_past
@@ -40,7 +38,7 @@ def _notes(model: nn.Module, decisions: Sequence[Decision], records: Sequence[Ke
         notes.append(f"the machine that this is planned for needs: pip install {' '.join(lacking)}")
     if any(entry.check == "pending" for entry in entries):
         notes.append("kernel check pending: call apply_all again once the model is on its device")
-    if attributes_of(model).get("_use_kernels") is True:
+    if object.__getattribute__(model, "__dict__").get("_use_kernels") is True:
         notes.append(
             "this model has use_kernels=True: transformers sets forwards again on train() and eval(), which takes "
             "kernels off; call apply_all after, or set model.use_kernels = False"
@@ -58,8 +56,8 @@ def _passed_by(decisions: Sequence[Decision]) -> list[str]:
                 module, path = around.module_ref(), patch.path
                 if module is not None and (who := computes_past(module, around.target.method, path)):
                     notes.append(
-                        f"{who} is the {around.target.method} of {class_name(module)}, and reads the weight of {path} "
-                        f"itself: calls that it computes so go past {patch.kernel_id}, which then does nothing"
+                        f"{who} is the {around.target.method} of {type(module).__name__}, and reads the weight of "
+                        f"{path} itself: calls that it computes so go past {patch.kernel_id}, which then does nothing"
                     )
     return notes
 

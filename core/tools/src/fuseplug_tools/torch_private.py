@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["default_store", "get_tracing_state", "tree_map"]
+__all__ = ["default_store", "get_tracing_state", "tree_leaves", "tree_map"]
 
 # pytree is imported above: torch itself walks through arguments and results with it.
 

@@ -1,10 +1,12 @@
-"""What is verified: a method of a module, or a function that a method looks up."""
+"""What is verified, a method of a module or a function that a method looks up, and how it is run on an example."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +15,21 @@ from .data import Example, Refusal
 from .rebind import RebindError, calls, lookup, space_of
 from .safe_access import all_below, attributes_of, class_name
 from .verification.memory import dense
+from .verification.nested import leaves, mapped, tensors
+from .verification.neutral import same_random_numbers
+from .verification.outcome import GRADIENT, Outcome
 from .verification.twin import twin
 from .watch import ById
+
+T = TypeVar("T")
+
+
+def _as_it_is(value: T) -> T:
+    return value
+
+
+def _every(_name: str) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,87 @@ class Subject:
         except RebindError as error:
             return Refusal(str(error), kind="unsupported")
 
+    def run(
+        self,
+        function: Callable[..., Any],
+        example: Example,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        gradients: bool = True,
+        training: bool | None = None,
+        arguments: Callable[[Tensor], Tensor] = Tensor.clone,
+        upstream: Callable[[Tensor], Tensor] = _as_it_is,
+        wants: Callable[[str], bool] = _every,
+        autocast: bool = False,
+        watching: contextlib.AbstractContextManager[Any] | None = None,
+        change: Callable[[nn.Module], None] | None = None,
+    ) -> Outcome:
+        """Call *function* in the place of the original.
+
+        Args:
+            function: The original itself, the reference or a kernel, each with the target's signature.
+            example: Inputs and parameters; copied, never changed.
+            device: Where to run.
+            dtype: If given, every floating-point tensor is cast to it first.
+            gradients: Whether to run backward, with a fixed random gradient for each differentiable output. If not, it
+                is run as under ``no_grad``.
+            training: If given, the training flag that the twin runs with.
+            arguments: Lays an argument out anew; differentiable, and never the tensor itself: code which writes into
+                its input shall run, and be seen to do so.
+            upstream: Lays out the gradient that comes from above.
+            wants: Whether the gradient of a floating-point argument (``"args[0]"``) or parameter (its name) is wanted.
+            autocast: Whether the forward is run under autocast, to the dtype that is the device's own choice.
+            watching: Entered around the forward.
+            change: Called with the twin before it is run.
+        """
+        device = torch.device(device)
+
+        def place(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
+            return value.detach().to(device, cast, copy=True)
+
+        placed = mapped(place, (tuple(example.args), dict(example.kwargs)))
+        named = {f"args[{i}]": value for i, value in enumerate(leaves(placed)) if isinstance(value, Tensor)}
+        for name, leaf in named.items():
+            leaf.requires_grad_(gradients and leaf.is_floating_point() and wants(name))
+        given = mapped(lambda value: arguments(value) if isinstance(value, Tensor) else value, placed)
+        args, kwargs = given
+        call = args
+        double = None
+        if self.module is not None:
+            double = twin(self.module, example, _place(device, dtype, gradients))
+            if training is not None:
+                double.train(training)
+            for name, parameter in double.named_parameters():
+                named[name] = parameter.requires_grad_(parameter.requires_grad and wants(name))
+            if change is not None:
+                change(double)
+            call = (double, *args)
+        with same_random_numbers(device.type) if self.draws else contextlib.nullcontext():
+            # Nothing else around a call with gradients: it would put back what a kernel leaves turned off, and that
+            # must be seen.
+            with _surroundings(device.type, gradients=gradients, autocast=autocast, watching=watching):
+                result = function(*call, **kwargs)
+                _refuse_undeclared(self.lazy, result)
+                result = (example.after or _as_it_is)(result)
+            result = mapped(functools.partial(_computed, self.lazy), result)
+            outputs = tensors(result)
+            values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
+            if gradients:
+                wanted = {name: leaf for name, leaf in named.items() if leaf.requires_grad}
+                values |= _gradients(outputs, wanted, tensors(given), upstream)
+        values |= {f"args[{i}] afterwards": value for i, value in enumerate(tensors(given))}
+        if double is not None:
+            own = (*double.named_parameters(), *double.named_buffers())
+            values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
+        structure = str(mapped(_Kind, result))
+        steps = {f"output[{i}]": _steps(output) for i, output in enumerate(outputs)}
+        detached = {name: value if value is None else value.detach() for name, value in values.items()}
+        return Outcome(detached, structure, steps)
+
     def twin(self, example: Example) -> nn.Module:
         """A copy of the module with the values of *example*, on the CPU.
 
@@ -98,3 +194,104 @@ def _layout(tensor: Tensor) -> str:
     if tensor.layout is not torch.strided:
         return f"of layout {tensor.layout}"
     return f"quantised to {tensor.dtype}" if tensor.is_quantized else "wrapped by torch.func"
+
+
+def _refuse_undeclared(lazy: type[Any] | None, result: Any) -> None:
+    """Raise a `TypeError` if *result* holds a lazy tensor, one that has ``computed()``, of an undeclared class."""
+    for each in tensors(result):
+        if hasattr(type(each), "computed") and not (lazy is not None and isinstance(each, lazy)):
+            raise TypeError(f"it returns a {type(each).__name__}, which is lazy, and it was not declared")
+
+
+def _computed(lazy: type[Any] | None, value: Any) -> Any:
+    """The tensor for which *value* stands, if it is of the class *lazy*."""
+    return value.computed() if lazy is not None and isinstance(value, lazy) else value
+
+
+def _steps(tensor: Tensor) -> tuple[int, ...] | None:
+    """The strides of *tensor*, 0 along dimensions of one element; ``None`` if it leaves out memory or uses it twice."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    steps = sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
+    filled = 1
+    for step, size in steps:
+        if step != filled:
+            return None
+        filled *= size
+    return tuple(0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+@contextlib.contextmanager
+def _surroundings(
+    device_type: str, *, gradients: bool, autocast: bool, watching: contextlib.AbstractContextManager[Any] | None
+) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if not gradients:
+            stack.enter_context(torch.no_grad())
+        if autocast:
+            stack.enter_context(torch.autocast(device_type, torch.get_autocast_dtype(device_type)))
+        if watching is not None:
+            stack.enter_context(watching)
+        yield
+
+
+def _place(device: torch.device, dtype: torch.dtype | None, gradients: bool) -> Callable[[Tensor], Tensor]:
+    """Copies tensors of a twin to where it runs, parameters as parameters."""
+
+    def place(value: Tensor) -> Tensor:
+        if value.is_meta:
+            return value
+        cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        moved = value.detach().to(device, cast, copy=True)
+        if issubclass(type(value), nn.Parameter):
+            return nn.Parameter(moved, requires_grad=gradients and moved.is_floating_point())
+        return moved
+
+    return place
+
+
+def _gradients(
+    outputs: Sequence[Tensor],
+    leaves: dict[str, Tensor],
+    given: Sequence[Tensor],
+    lay_out: Callable[[Tensor], Tensor],
+) -> dict[str, Tensor | None]:
+    """The gradients of *leaves*, from above those that lie as the first tensor *given* of their shape.
+
+    In a model what becomes of a result mostly lies as what was given does. Whoever computes it gets the same.
+    """
+    differentiable = [output for output in outputs if output.requires_grad]
+    if not differentiable:
+        return {f"{GRADIENT}{name}": None for name in leaves}
+    generator = torch.Generator().manual_seed(1)
+    # Eighths of integers below 16 are the same number in every dtype, so that the truth gets what the others get.
+    upstream = [
+        lay_out(
+            _lying_as(
+                next((each for each in given if each.shape == output.shape), None),
+                torch.randint(-15, 16, output.shape, generator=generator, device="cpu")
+                .div(8)
+                .to(output.device, output.dtype),
+            )
+        )
+        for output in differentiable
+    ]
+    found = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)
+    return {f"{GRADIENT}{name}": gradient for name, gradient in zip(leaves, found, strict=True)}
+
+
+def _lying_as(other: Tensor | None, values: Tensor) -> Tensor:
+    if other is None:
+        return values
+    return torch.empty_like(other, dtype=values.dtype, device=values.device, requires_grad=False).copy_(values)
+
+
+class _Kind:
+    """Stands for a leaf of the outputs: by value if it is ``None`` or a number, else by what it is."""
+
+    def __init__(self, value: object) -> None:
+        plain = value is None or isinstance(value, int | float)
+        self._name = repr(value) if plain else type(value).__name__
+
+    def __repr__(self) -> str:
+        return self._name

@@ -39,7 +39,13 @@ class Frozen(NamedTuple):
         """Whether it stands for a name that means nothing: as `ById.absent`."""
         return False
 
-    def thawed(self) -> Any:
+    @property
+    def by_value(self) -> bool:
+        """Whether what is there later must be equal to `held`, and not the same object."""
+        return True
+
+    @property
+    def held(self) -> Any:
         """The value as it was found."""
         return self.kind(self.value) if self.kind in _CONTAINERS else self.value
 
@@ -70,6 +76,11 @@ class ById:
     def absent(self) -> bool:
         """Whether it stands for a name that means nothing."""
         return self.held is MISSING
+
+    @property
+    def by_value(self) -> bool:
+        """As `Frozen.by_value`."""
+        return False
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ById) and other.held is self.held

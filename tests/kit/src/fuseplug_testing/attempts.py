@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from fuseplug_verify import run
+from fuseplug_verify import Subject
 
 from .results import Finding
 
 T = TypeVar("T")
+_RUN = Subject.run.__code__
 
 
 class KitError(RuntimeError):
@@ -100,8 +101,8 @@ def _codes(error: Exception) -> Iterator[CodeType]:
 
 
 def _is_of_the_kit(codes: list[CodeType]) -> bool:
-    """Whether the kit raised: within `run`, which the kit calls, its wrappers, or the call of one of them."""
-    within = codes[codes.index(run.__code__) + 1 :] if run.__code__ in codes else codes
+    """Whether the kit raised: within `Subject.run`, which the kit calls, its wrappers, or the call of one of them."""
+    within = codes[codes.index(_RUN) + 1 :] if _RUN in codes else codes
     return not within or any(code.co_filename.startswith(_KIT) for code in within)
 
 

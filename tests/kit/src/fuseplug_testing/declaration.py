@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fuseplug.contract import Answer, Consent, Site
 from fuseplug.hookspecs import ENTRY_POINT_GROUP, resolve
-from fuseplug_verify import Candidate, Example, Snapshot
+from fuseplug.snapshot import Snapshot
+from fuseplug_verify import Candidate, Example
 
 from .attempts import raised
 from .edges import arguments

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug_verify import difference
-
 from .attempts import Raised, attempt, foreign
 from .results import Finding
 from .subjects import Case
@@ -58,7 +56,7 @@ def _becomes(case: Case, where: str, mix: Any, inside: Around) -> Finding:
     theirs, ours = looks
     if ours != theirs:
         return Finding(where, fault=f"stands for {ours}, and the original's is {theirs}")
-    why = difference(found, expected)
+    why = found.difference(expected)
     return Finding(where, fault=why and f"becomes something else: {why}")
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug.patching import our_marks
-from fuseplug_verify import Example, difference, random_state_kept
+from fuseplug_verify import Example, neutral
 
 from . import torch_private
 from .attempts import Raised, attempt, foreign, raised
@@ -110,7 +110,7 @@ def _must_be(holds: object, otherwise: str) -> None:
 def _used(case: Case, module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """Fuse *module* and call it: what the kernel may keep on it is copied along."""
     case.fuse(module)
-    with random_state_kept(case.examined.device_type):
+    with neutral(case.examined.device_type, dtype=None, random_kept=True):
         _method(module, case)(*args, **kwargs)
 
 
@@ -181,7 +181,7 @@ def _differs(case: Case, around: Around, example: Example) -> bool:
     """Whether the original with *around* around it does not give what it does without, bit for bit."""
     inside = attempt(lambda: case.kernel_on(example, case.original, around))
     outside = attempt(lambda: case.original_on(example))  # some mixes of dtypes only autocast brings together
-    return isinstance(inside, Raised) or isinstance(outside, Raised) or bool(difference(inside, outside))
+    return isinstance(inside, Raised) or isinstance(outside, Raised) or bool(inside.difference(outside))
 
 
 def casts(case: Case) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fuseplug_backends.triton.kernel import TritonKernel, interpreted
-from fuseplug_verify import Example, Handing, Outcome, tensors
+from fuseplug_verify import Example, Outcome
 
 from .attempts import Raised, attempt
 from .edges import MEMORY_LAYOUTS, UPSTREAM, arguments, planted, zeroed
@@ -33,9 +33,7 @@ def numbers(case: Case) -> Iterator[Finding]:
         if not finding.fault and not finding.skipped:
             idle = "the kernel was not called: its adapter computes something itself"
             yield Finding(f"{mix}", fault="" if case.compute.calls > before else idle)
-            if any(
-                value.is_floating_point() and value.itemsize <= 2 for value in tensors(tuple(case.example(mix).args))
-            ):
+            if any(value.is_floating_point() and value.itemsize <= 2 for value in _tensors(case.example(mix))):
                 yield case.compare(f"{mix}, {_MANY} elements", case.example(mix, size=_MANY))
     if module is not None:
         flag = not module.training
@@ -93,8 +91,7 @@ def layouts(case: Case) -> Iterator[Finding]:
     """Arguments that lie in memory in any way, with NaN between their elements."""
     for size in case.edge_sizes:
         for name, layout in MEMORY_LAYOUTS.items():
-            handing = Handing(arguments=layout)
-            yield case.compare(f"{name}, {size} elements", case.example(size=size), handing=handing)
+            yield case.compare(f"{name}, {size} elements", case.example(size=size), arguments=layout)
 
 
 def gradients(case: Case) -> Iterator[Finding]:
@@ -106,11 +103,10 @@ def gradients(case: Case) -> Iterator[Finding]:
         example = case.example(size=size)
         usual = case.truth_on(example)
         for name, layout in UPSTREAM.items():
-            handing = Handing(upstream=layout)
-            yield case.compare(f"from above {name}, {size} elements", example, handing=handing, usual=usual)
+            yield case.compare(f"from above {name}, {size} elements", example, upstream=layout, usual=usual)
         names = _differentiable(case.original_on(example))
         for wanted in names if len(names) > 1 else ():
-            yield case.compare(f"of {wanted} alone, {size} elements", example, handing=Handing(wants=wanted.__eq__))
+            yield case.compare(f"of {wanted} alone, {size} elements", example, wants=wanted.__eq__)
 
 
 def no_grad(case: Case) -> Iterator[Finding]:
@@ -166,6 +162,10 @@ def _runs(case: Case, example: Example, dim: int, new: int) -> bool:
     outputs = _outputs(outcome)
     rank = example.args[0].dim()
     return bool(outputs) and (outputs[0].dim() != rank or outputs[0].shape[dim] == new)
+
+
+def _tensors(example: Example) -> list[Tensor]:
+    return [value for value in arguments(example) if isinstance(value, Tensor)]
 
 
 def _outputs(outcome: Outcome) -> list[Tensor]:

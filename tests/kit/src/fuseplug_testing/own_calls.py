@@ -18,7 +18,7 @@ from fuseplug.contract import Scope
 from fuseplug.patching import class_method
 from fuseplug.patching.counting import Calls
 from fuseplug.patching.placing import Binding
-from fuseplug_verify import Tolerance, excess
+from fuseplug_verify import Tolerance
 
 from .attempts import Raised, attempt, foreign, raised
 from .modules import of_its_own, spoilt
@@ -141,7 +141,7 @@ def _compared(
     if isinstance(found, Raised):
         return found.by_the_kernel(where)
     coarsest = coarsest or how.get("dtype") or _coarsest(specimen.module)
-    return Finding(where, fault=excess(found, expected, truth, _tolerance(specimen, coarsest)))
+    return Finding(where, fault=_tolerance(specimen, coarsest).excess(found, expected, truth))
 
 
 def _coarsest(module: nn.Module) -> torch.dtype:

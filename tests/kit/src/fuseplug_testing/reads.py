@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fuseplug_verify import Outcome, difference, run
+from fuseplug_verify import Outcome
 
 from .attempts import Raised, attempt
 from .results import Finding
@@ -71,7 +71,7 @@ def _noted(case: Case) -> Notes:
                         return case.reference(module, *args, **kwargs)
 
                 def noted(mix: Any = mix, training: bool | None = training, gradients: bool = gradients) -> Outcome:
-                    return run(case.subject, noting, case.example(mix), training=training, gradients=gradients)
+                    return case.subject.run(noting, case.example(mix), training=training, gradients=gradients)
 
                 attempt(noted)  # where it raises, another check says so
     return notes
@@ -204,7 +204,7 @@ def _changeable(case: Case) -> list[str]:
             )
         return case.reference(module, *args, **kwargs)
 
-    run(case.subject, listing, case.example(), gradients=False)
+    case.subject.run(listing, case.example(), gradients=False)
     return found
 
 
@@ -234,10 +234,10 @@ def _matters(case: Case, name: str) -> bool:
         with _as_usual_when_called(module, store, attribute, value):
             return case.reference(module, *args, **kwargs)
 
-    usual = run(case.subject, case.reference, case.example(), gradients=False)
-    other = attempt(lambda: run(case.subject, changed, case.example(), gradients=False))
+    usual = case.subject.run(case.reference, case.example(), gradients=False)
+    other = attempt(lambda: case.subject.run(changed, case.example(), gradients=False))
     # A number that makes it raise is one that it reads.
-    return isinstance(other, Raised) or bool(difference(_outputs(other), _outputs(usual)))
+    return isinstance(other, Raised) or bool(_outputs(other).difference(_outputs(usual)))
 
 
 def _outputs(outcome: Outcome) -> Outcome:

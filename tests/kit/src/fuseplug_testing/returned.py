@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug_verify import Example, Handing, Outcome
+from fuseplug_verify import Example, Outcome
 
 from .attempts import Raised, attempt
 from .edges import MEMORY_LAYOUTS, arguments
@@ -36,11 +36,11 @@ def _contiguous(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-HANDED: dict[str, Handing] = {
-    _CONTIGUOUS: Handing(arguments=_contiguous),
-    _AS_THEY_ARE: Handing(),
-    _SWAPPED: Handing(arguments=_swapped),
-    **{name: Handing(arguments=layout) for name, layout in MEMORY_LAYOUTS.items()},
+HANDED: dict[str, Callable[[Tensor], Tensor]] = {
+    _CONTIGUOUS: _contiguous,
+    _AS_THEY_ARE: Tensor.clone,
+    _SWAPPED: _swapped,
+    **MEMORY_LAYOUTS,
 }
 
 
@@ -51,12 +51,12 @@ def returned(case: Case) -> Iterator[Finding]:
     """
     given = arguments(case.example())
     contiguous = all(value.is_contiguous() for value in given if isinstance(value, Tensor))
-    for name, handing in HANDED.items():
+    for name, layout in HANDED.items():
         if contiguous and name == _AS_THEY_ARE:
             continue
         for gradients in dict.fromkeys((case.gradients, False)):
             where = name if gradients else f"{name}, without gradients"
-            yield _compared(case, where, strides=name == _CONTIGUOUS, handing=handing, gradients=gradients)
+            yield _compared(case, where, strides=name == _CONTIGUOUS, arguments=layout, gradients=gradients)
 
 
 def _compared(case: Case, where: str, *, strides: bool, **how: Any) -> Finding:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fuseplug_verify import Example, Outcome, difference, random_state_kept
+from fuseplug_verify import Example, Outcome, neutral
 
 from .attempts import Raised, attempt
 from .importing.process_state import ProcessState
@@ -70,7 +70,7 @@ def determinism(case: Case) -> Iterator[Finding]:
         example = case.example(size=size)
         first, *more = [case.kernel_on(example) for _ in range(RUNS)]
         for again in more:
-            why = difference(again, first)
+            why = again.difference(first)
             yield Finding(f"{RUNS} runs, {size} elements", fault=f"not the same each time: {why}" if why else "")
 
 
@@ -103,7 +103,7 @@ def _at_once(case: Case, examples: Sequence[Example]) -> list[Outcome | Raised]:
 
 def process_state(case: Case) -> Iterator[Finding]:
     """Nothing that belongs to the process is otherwise afterwards: settings, random state, what names stand for."""
-    with random_state_kept(case.device.type):
+    with neutral(case.device.type, dtype=None, random_kept=True):
         # As one whose random numbers are left alone: what a run puts back would not be seen.
         yield from _left_behind(replace(case, subject=replace(case.subject, draws=False)))
 

@@ -33,9 +33,6 @@ from fuseplug_verify import (
     Subject,
     Tolerance,
     Verifier,
-    difference,
-    excess,
-    run,
 )
 
 from .attempts import Raised, attempt, foreign, raised
@@ -397,7 +394,7 @@ class Case:
 
     def original_on(self, example: Example, **how: Any) -> Outcome:
         """Run the original."""
-        return run(self.subject, self.original, example, **self._how(how))
+        return self.subject.run(self.original, example, **self._how(how))
 
     def kernel_on(
         self,
@@ -407,11 +404,11 @@ class Case:
         **how: Any,
     ) -> Outcome:
         """Run the kernel, or *function* in its place; *around* is as in `compare`."""
-        return run(self.subject, *_put_around(around, function or self.fused, example), **self._how(how))
+        return self.subject.run(*_put_around(around, function or self.fused, example), **self._how(how))
 
     def truth_on(self, example: Example, **how: Any) -> Outcome:
         """Run the reference in float64, on the CPU."""
-        return run(self.subject, self.reference, example, **{**self._how(how), "dtype": torch.float64, "device": "cpu"})
+        return self.subject.run(self.reference, example, **{**self._how(how), "dtype": torch.float64, "device": "cpu"})
 
     def compare(
         self,
@@ -438,8 +435,8 @@ class Case:
             around_original: Whether *around* concerns the original at all.
             surroundings: A context for the kernel's run alone.
             coarsest: As in `fuseplug_verify.Tolerance`.
-            usual: As in `fuseplug_verify.excess`.
-            **how: As in `fuseplug_verify.run`.
+            usual: As in `fuseplug_verify.Tolerance.excess`.
+            **how: As in `fuseplug_verify.Subject.run`.
         """
         how = self._how(how)
         usual_way = around if around_original else None
@@ -475,12 +472,12 @@ class Case:
             times: How many times larger the example is than any that the proposal's tolerance was stated for. What is
                 summed over all rows, the gradient of a weight, then has as many times more terms. Each partial sum is
                 rounded, and these errors add up like a random walk, with the root of their number.
-            usual: As in `fuseplug_verify.excess`.
+            usual: As in `fuseplug_verify.Tolerance.excess`.
         """
         stated = Tolerance.of(self.semantics.candidate)
         working = stated.working_roundings * math.sqrt(times)
         tolerance = replace(stated, working_roundings=working, coarsest=coarsest)
-        return excess(found, expected, truth, tolerance, usual)
+        return tolerance.excess(found, expected, truth, usual)
 
     def random(self, size: int) -> bool:
         """Whether the original draws random numbers for an example of *size*, or does not repeat itself."""
@@ -493,8 +490,8 @@ class Case:
 
             # Whatever its code says: the generators are put back.
             subject = replace(self.subject, draws=True)
-            outcomes.append(run(subject, reseeded, self.example(size=size), **self._how({})))
-        return bool(difference(*outcomes))
+            outcomes.append(subject.run(reseeded, self.example(size=size), **self._how({})))
+        return bool(outcomes[0].difference(outcomes[1]))
 
     def _how(self, how: dict[str, Any]) -> dict[str, Any]:
         return {"device": self.device, "gradients": self.gradients, **how}

@@ -17,11 +17,11 @@ from fuseplug.discovery.records import KernelRecord
 from fuseplug.kernel_manager import KernelManager
 from fuseplug.patching import Patch, put_on
 from fuseplug.patching.counting import Calls, tried
-from fuseplug_verify import Outcome, random_state_kept, tensors
+from fuseplug_verify import Outcome, neutral
 
 from .attempts import foreign
 from .subjects import Examined, Specimen
-from .torch_private import tree_map
+from .torch_private import tree_leaves, tree_map
 
 Inputs = dict[str, Any]
 Prepare = Callable[[nn.Module], Callable[..., Any]]
@@ -112,7 +112,7 @@ class Whole:
         put_on(on)
         call = (prepare or self._own)(module)
         inputs = placed(self._inputs, module)
-        with random_state_kept(examined.device_type):
+        with neutral(examined.device_type, dtype=None, random_kept=True):
             torch.manual_seed(0)
             done = tried(on, lambda: call(**inputs))
         self.calls = done
@@ -128,12 +128,12 @@ class Whole:
 
 def _outcome(result: Any, module: nn.Module, inputs: Inputs, *, gradients: bool) -> Outcome:
     result = tree_map(_real, result)
-    outputs = tensors(result)
+    outputs = _tensors(result)
     values: dict[str, Tensor | None] = {f"output[{number}]": value for number, value in enumerate(outputs)}
     given = {
         f"{name}[{number}]" if isinstance(value, list | tuple) else name: leaf
         for name, value in inputs.items()
-        for number, leaf in enumerate(tensors(value))
+        for number, leaf in enumerate(_tensors(value))
     }
     if gradients:
         leaves = {name: each for name, each in (*module.named_parameters(), *given.items()) if each.requires_grad}
@@ -141,6 +141,10 @@ def _outcome(result: Any, module: nn.Module, inputs: Inputs, *, gradients: bool)
     values |= {f"{name} afterwards": value for name, value in given.items()}
     structure = str(tree_map(lambda value: type(value).__name__ if isinstance(value, Tensor) else repr(value), result))
     return Outcome({name: each if each is None else each.detach() for name, each in values.items()}, structure)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _real(value: Any) -> Any:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from fuseplug import manager
 from fuseplug.contract import Target
 from fuseplug.errors import PlanError
-from fuseplug_verify import class_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,7 +87,7 @@ def kernel_mapping(model: nn.Module, **options: Unpack[AllOptions]) -> KernelMap
     layers = _layers(model)
     if not layers:
         raise PlanError(
-            f"no module of {class_name(model)} has a kernel_layer_name: transformers gives its classes one if a "
+            f"no module of {type(model).__name__} has a kernel_layer_name: transformers gives its classes one if a "
             "version of `kernels` that it accepts is installed; without, use manager.apply_all(model)",
             found=model,
         )
@@ -102,7 +101,7 @@ def kernel_mapping(model: nn.Module, **options: Unpack[AllOptions]) -> KernelMap
             mapping[name] = {device: VerifiedLayer(_made(name, layer.forwards))}
     if not mapping:
         reasons = "; ".join(f"{name}: {why}" for name, why in mapping.left_out.items())
-        raise PlanError(f"no layer of {class_name(model)} can be mapped: {reasons}", found=mapping.left_out)
+        raise PlanError(f"no layer of {type(model).__name__} can be mapped: {reasons}", found=mapping.left_out)
     return mapping
 
 
@@ -133,7 +132,7 @@ def _left_out(
 ) -> str:
     """Why *layer* cannot be mapped; ``""`` if it can, and then its forwards are known."""
     for path, module in layer.modules.items():
-        where = f"{path or 'the model'} ({class_name(module)})"
+        where = f"{path or 'the model'} ({type(module).__name__})"
         forward = planned.get(id(module))
         if forward is None:
             return f"{where} was not verified, and transformers replaces all or none: {_why(plan, path, named)}"

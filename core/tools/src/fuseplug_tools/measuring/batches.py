@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fuseplug.errors import PlanError
-from fuseplug_verify import class_name
 
 LENGTHS = (16, 128, 512, 2048)
 """Tokens of the random batches: from a short prompt to a long one. Decoding, one token at a time, is below them all."""
@@ -98,8 +97,8 @@ def _random(model: nn.Module) -> list[Batch]:
     table = _embeddings(model)
     if table is None or "input_ids" not in inspect.signature(type(model).forward).parameters:
         raise PlanError(
-            f"measure=True runs the model on random tokens, and {class_name(model)} takes no input_ids or has no input "
-            f"embeddings: {GIVE}"
+            f"measure=True runs the model on random tokens, and {type(model).__name__} takes no input_ids or has no "
+            f"input embeddings: {GIVE}"
         )
     words = table.shape[0]
     generator = torch.Generator().manual_seed(0)
@@ -128,4 +127,6 @@ def _most_positions(model: nn.Module) -> int:
 
 
 def _described(value: object) -> str:
-    return f"an empty {class_name(value)}" if isinstance(value, Sequence) and not value else f"a {class_name(value)}"
+    return (
+        f"an empty {type(value).__name__}" if isinstance(value, Sequence) and not value else f"a {type(value).__name__}"
+    )

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fuseplug.patching import class_method, strip
 from fuseplug.patching.slots import bind
-from fuseplug_verify import all_below, rebound, tensors
+from fuseplug_verify import rebound
 
-from ..torch_private import tree_map
+from ..torch_private import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from fuseplug.patching import Patch
@@ -40,7 +40,7 @@ class Call(NamedTuple):
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments."""
-        return tensors((self.args, dict(self.kwargs)))
+        return tensors_in((self.args, dict(self.kwargs)))
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> Call:
         """The same call, with each tensor changed."""
@@ -49,6 +49,11 @@ class Call(NamedTuple):
             return change(value) if isinstance(value, Tensor) else value
 
         return self._replace(args=tree_map(changed, self.args), kwargs=tree_map(changed, self.kwargs))
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in *value*."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def sharing(model: nn.Module, *, buffers: bool = True) -> nn.Module:
@@ -77,7 +82,7 @@ def recorded(
         are missing.
     """
     listening = sharing(model, buffers=False)
-    for module in all_below(listening):
+    for module in listening.modules():
         strip(module, "")
     calls: dict[Hashable, Call] = {}
 
@@ -120,7 +125,7 @@ def original_of(replacement: Function) -> Function:
 def make(function: Function, call: Call, leaves: Sequence[Tensor]) -> None:
     """Make *call* of *function*, with the backward to *leaves* if there are any, and wait until it is done."""
     with torch.set_grad_enabled(bool(leaves)):
-        results = tensors(function(*call.args, **call.kwargs))
+        results = tensors_in(function(*call.args, **call.kwargs))
         if leaves:
             ends = [each for each in results if each.requires_grad]
             torch.autograd.grad(ends, leaves, [torch.ones_like(each) for each in ends], allow_unused=True)

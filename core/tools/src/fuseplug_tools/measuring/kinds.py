@@ -17,7 +17,7 @@ from fuseplug.gains import Gains
 from fuseplug.kept import NOWHERE, Kept, folder
 from fuseplug.patching import replacement_of
 from fuseplug.planning.progress import showing
-from fuseplug_verify import class_name, random_state_kept, said_by
+from fuseplug_verify import neutral, said_by
 
 from .batches import GIVE, Batch, Runs, refuse_absent, runs_of
 from .calls import Call, recorded
@@ -194,16 +194,16 @@ class Kinds:
             with self._surroundings():
                 model(**batch)
 
-        with contextlib.ExitStack() as stack:
-            for device_type in {"cpu", *(each.device.type for each in self._model.parameters())}:
-                stack.enter_context(random_state_kept(device_type))
+        device_types = (each.device.type for each in self._model.parameters())
+        device_type = next((kind for kind in device_types if kind != "cpu"), "cpu")
+        with neutral(device_type, dtype=None, random_kept=True):
             try:
                 return recorded(self._model, alike, run)
             except Exception as error:
                 which = f"batch {number + 1} of {len(self._runs.batches)} ({', '.join(map(str, batch))})"
                 raise PlanError(
-                    f"measure= runs a copy of {class_name(self._model)}, which fails with {which}: {said_by(error)}; "
-                    f"{GIVE}, or drop measure="
+                    f"measure= runs a copy of {type(self._model).__name__}, which fails with {which}: "
+                    f"{said_by(error)}; {GIVE}, or drop measure="
                 ) from error
 
 

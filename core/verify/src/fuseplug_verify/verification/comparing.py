@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,7 @@ from torch import Tensor
 
 from ..data import Candidate
 from .leaning import leaning
-from .outcome import Outcome
-
-_Judge = Callable[[str, Tensor, Tensor], str]
+from .outcome import Judge, Outcome, same
 
 _FEW = 1 << 12
 """Up to so many numbers may be too few to tell a small bias from roundings."""
@@ -51,63 +49,44 @@ class Tolerance:
         """The share of a magnitude by which a result of *dtype* may be wrong."""
         return self.roundings * torch.finfo(self.coarsest or dtype).eps + self.share_of_float32
 
+    def excess(
+        self, ours: Outcome, theirs: Outcome, truth: Outcome, usual: Outcome | None = None, *, repeated: bool = False
+    ) -> str:
+        """Where *ours* is further from the *truth* than this allows, or biased; ``""`` if nowhere.
+
+        Twice the error of *theirs* is allowed in any case. A right implementation that rounds differently passes; a
+        wrong one is off by far more, or by less and always to the same side.
+
+        Args:
+            ours: What is judged.
+            theirs: What the original gave.
+            truth: What the reference gives in float64.
+            usual: The truth of another run of the same sizes, whose magnitudes count as well: where the terms of a true
+                gradient cancel, as all do of a layer norm under a constant, what is left does not say how large they
+                were.
+            repeated: Whether rows of the example are copies of each other, so that their roundings are, too. Nothing
+                can be said of a bias then.
+        """
+        true = truth.on_cpu()
+        other = {} if usual is None else usual.on_cpu()
+        coarsest = self.coarsest_of(ours)
+
+        def error(name: str, found: Tensor, expected: Tensor) -> str:
+            share, size, exact = self.share(found.dtype), other.get(name), true[name]
+            why = _worst(name, found, expected, exact, share, by_row=self.by_row, usual=size)
+            if why or exact is None or repeated or coarsest.itemsize > 2:
+                return why
+            how = (coarsest, self.share_of_float32, self.by_row)
+            why = leaning((found, expected, exact), size, *how)
+            return why and f"{name} {why}"
+
+        return ours.judged(theirs, _judging_results(error))
+
     def coarsest_of(self, outcome: Outcome) -> torch.dtype:
         """The dtype with the largest roundings that takes part in *outcome*."""
         dtypes = {value.dtype for value in outcome.values.values() if value is not None and value.is_floating_point()}
         known = dtypes | ({self.coarsest} if self.coarsest else set())
         return max(known, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-
-
-def difference(ours: Outcome, theirs: Outcome) -> str:
-    """The first thing in which two outcomes are not equal bit for bit; ``""`` if they are."""
-
-    def bits(name: str, found: Tensor, expected: Tensor) -> str:
-        if _same(found, expected):
-            return ""
-        gap = (found.double() - expected.double()).abs().nan_to_num(nan=float("inf")).max()
-        return f"{name} differs by up to {gap:.3g}"
-
-    return _first(ours, theirs, bits)
-
-
-def excess(
-    ours: Outcome,
-    theirs: Outcome,
-    truth: Outcome,
-    tolerance: Tolerance,
-    usual: Outcome | None = None,
-    *,
-    repeated: bool = False,
-) -> str:
-    """Where *ours* is further from the *truth* than the tolerance allows, or biased; ``""`` if nowhere.
-
-    Twice the error of *theirs* is allowed in any case. A right implementation that rounds differently passes; a wrong
-    one is off by far more, or by less and always to the same side.
-
-    Args:
-        ours: What is judged.
-        theirs: What the original gave.
-        truth: What the reference gives in float64.
-        tolerance: How far from it is right.
-        usual: The truth of another run of the same sizes, whose magnitudes count as well: where the terms of a true
-            gradient cancel, as all do of a layer norm under a constant, what is left does not say how large they were.
-        repeated: Whether rows of the example are copies of each other, so that their roundings are, too. Nothing can be
-            said of a bias then.
-    """
-    true = truth.on_cpu()
-    other = {} if usual is None else usual.on_cpu()
-    coarsest = tolerance.coarsest_of(ours)
-
-    def error(name: str, found: Tensor, expected: Tensor) -> str:
-        share, size, exact = tolerance.share(found.dtype), other.get(name), true[name]
-        why = _worst(name, found, expected, exact, share, by_row=tolerance.by_row, usual=size)
-        if why or exact is None or repeated or coarsest.itemsize > 2:
-            return why
-        how = (coarsest, tolerance.share_of_float32, tolerance.by_row)
-        why = leaning((found, expected, exact), size, *how)
-        return why and f"{name} {why}"
-
-    return _first(ours, theirs, _judging_results(error))
 
 
 @dataclass(frozen=True)
@@ -124,7 +103,7 @@ class Few:
 
     @classmethod
     def of(cls, ours: Outcome, theirs: Outcome, truth: Outcome, tolerance: Tolerance) -> Few:
-        """What there is of it in outcomes that `excess` has compared."""
+        """What there is of it in outcomes that `Tolerance.excess` has compared."""
         small = {
             name: tuple(outcome.values[name].cpu().double() for outcome in (ours, theirs, truth))  # type: ignore[union-attr]
             for name, value in ours.values.items()
@@ -170,7 +149,7 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Toleran
             return f"{name} is finite elsewhere than the original's"
         return _worst(name, expected, None, true[name], share, by_row=tolerance.by_row)
 
-    return _first(ours, theirs, _judging_results(error))
+    return ours.judged(theirs, _judging_results(error))
 
 
 def distance(ours: Outcome, theirs: Outcome) -> float:
@@ -186,47 +165,21 @@ def _apart(found: Tensor | None, expected: Tensor | None) -> float:
         return 0.0 if found is expected else math.inf
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
         return math.inf
-    if _same(found, expected):
+    if same(found, expected):
         return 0.0
     gap = (found.double() - expected.double()).abs().max() / expected.double().abs().max()
     return gap.nan_to_num(nan=math.inf).item()
 
 
-def _first(ours: Outcome, theirs: Outcome, judge: _Judge) -> str:
-    """The first difference in kind, or in what *judge* finds in two tensors alike in kind; ``""`` if there is none."""
-    if missing := [name for name in theirs.values if name not in ours.values]:
-        return f"gives no {', '.join(missing)}"
-    if added := [name for name in ours.values if name not in theirs.values]:
-        return f"gives {', '.join(added)}, which the original does not"
-    if ours.structure != theirs.structure:
-        return f"returns {ours.structure:.200} instead of {theirs.structure:.200}"
-    values = ours.on_cpu()
-    for name, expected in theirs.on_cpu().items():
-        found = values[name]
-        if found is None or expected is None:
-            # No gradient, and one without elements, are the same to whoever adds it up.
-            if found is not expected and (found if expected is None else expected).numel():  # type: ignore[union-attr]
-                return f"{name} is {_shape(found)} instead of {_shape(expected)}"
-        elif (found.shape, found.dtype) != (expected.shape, expected.dtype):
-            return f"{name} is {_shape(found)} instead of {_shape(expected)}"
-        elif why := judge(name, found, expected):
-            return why
-    return ""
-
-
-def _judging_results(error: _Judge) -> _Judge:
+def _judging_results(error: Judge) -> Judge:
     """*error* where there is room for one; inputs afterwards, and integers, must be the same."""
 
     def judge(name: str, found: Tensor, expected: Tensor) -> str:
         if not name.endswith("afterwards") and found.is_floating_point():
             return error(name, found, expected)
-        return "" if _same(found, expected) else f"{name} is not what the original leaves there: it is written into"
+        return "" if same(found, expected) else f"{name} is not what the original leaves there: it is written into"
 
     return judge
-
-
-def _same(found: Tensor, expected: Tensor) -> bool:
-    return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
 
 
 def _worst(
@@ -263,7 +216,3 @@ def _worst(
     row = at // width
     magnitude = f"row of magnitude {scale[row, 0]:.3g}"
     return f"{name} is off by {error.flatten()[at]:.3g} where {allowed[row, 0]:.3g} is allowed ({magnitude})"
-
-
-def _shape(value: Tensor | None) -> str:
-    return "None" if value is None else f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

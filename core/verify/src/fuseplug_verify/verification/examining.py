@@ -19,8 +19,8 @@ from ..subjects import Subject
 from ..watch import Extra, Route, Watch
 from .branches import Branches
 from .changing import Change, another_number, other_values
-from .comparing import Tolerance, departure, difference
-from .outcome import Outcome, run
+from .comparing import Tolerance, departure
+from .outcome import Outcome
 from .tried import Likeness, Tried, arguments_of, calls_of, dtypes_in
 from .varying import Variation, main_argument, variations
 from .watching import Dependence, dependence, route_to
@@ -94,22 +94,17 @@ class Examination:
     def _try(self, variation: Variation) -> Likeness:
         """Run the original and every variant on *variation*; drop those that differ, unless all do."""
         gradients = self.candidate.exact or variation.kind != "magnitude"
-        how: dict[str, Any] = {
-            "gradients": gradients,
-            "handing": variation.handing,
-            "autocast": variation.autocast,
-            "change": variation.change,
-        }
+        how: dict[str, Any] = {"gradients": gradients, **variation.how}
         example = variation.example
         try:
-            expected = run(self.subject, self.subject.original, example, **how, watching=self.branches)
+            expected = self.subject.run(self.subject.original, example, **how, watching=self.branches)
         except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
             self.why = f"{type(error).__name__}: {error}"
             return "unanswered"
         same = []
         for adapter, function in self.variants:
             try:
-                found = run(self.subject, function, example, **how)
+                found = self.subject.run(function, example, **how)
                 why = self._compared(found, expected, variation, function, how)
             except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
                 why = f"its reference raises {type(error).__name__}: {error}"
@@ -125,13 +120,13 @@ class Examination:
     def _compared(
         self, found: Outcome, expected: Outcome, variation: Variation, function: Callable[..., Any], how: dict[str, Any]
     ) -> str:
-        why = difference(found, expected)
+        why = found.difference(expected)
         # Matrix products of other sizes are summed in other orders, which need not be the same for all.
         exact = self.candidate.exact and variation.kind not in ("rank", "length", "magnitude", "layout")
         if exact or not why:
             return why
-        truth = run(self.subject, function, variation.example, **{**how, "autocast": False}, dtype=torch.float64)
-        coarsest = torch.get_autocast_dtype("cpu") if how["autocast"] else None
+        truth = self.subject.run(function, variation.example, **{**how, "autocast": False}, dtype=torch.float64)
+        coarsest = torch.get_autocast_dtype("cpu") if how.get("autocast") else None
         return departure(expected, found, truth, replace(Tolerance.of(self.candidate), coarsest=coarsest))
 
     def _state_varied(self, depends: Dependence) -> Refusal | None:
@@ -165,7 +160,7 @@ class Examination:
     def _with(self, kind: Literal["number", "tensor"], path: Path, change: Change) -> Likeness:
         # In the sharpest dtype: with another number a router may choose by a rounding, where examples see to a margin.
         sharpest = min(self.answered, key=lambda each: _eps(each.args[main_argument(each)].dtype))
-        return self._try(Variation(kind, ".".join(path), sharpest, change=change))
+        return self._try(Variation(kind, ".".join(path), sharpest, {"change": change}))
 
     def _untaken(self) -> Refusal | None:
         if not self.reading.conditions:
@@ -211,7 +206,7 @@ class Examination:
 
         for example in self.answered:
             with contextlib.suppress(Exception):
-                run(self.subject, listening, example, gradients=False)
+                self.subject.run(listening, example, gradients=False)
         # Those that it calls every time.
         return frozenset(set.intersection(*found)) if found else frozenset()
 

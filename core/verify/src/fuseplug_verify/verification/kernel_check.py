@@ -13,10 +13,10 @@ import torch
 from ..calls import Dtypes
 from ..data import Compute, Conditions, Example, Refusal, Semantics
 from ..subjects import Subject
-from .comparing import Few, Tolerance, departure, difference, excess, excess_together
+from .comparing import Few, Tolerance, departure, excess_together
 from .examples import mixes_run, raised
 from .nested import mapped, tensors
-from .outcome import AS_USUAL, Handing, Outcome, run
+from .outcome import Outcome
 from .tried import dtypes_in
 from .varying import main_argument, transposed, variations
 
@@ -155,7 +155,7 @@ class KernelCheck:
         example = replace(self._candidate.example_of(mix, min(self._candidate.check_sizes)), after=None)
         for autocast in (False, True):
             found = self._run(self._fused, example, autocast=autocast)
-            if why := difference(found, self._run(self._subject.original, example, autocast=autocast)):
+            if why := found.difference(self._run(self._subject.original, example, autocast=autocast)):
                 under = " under autocast" if autocast else ""
                 return Refusal(
                     f"its lazy result becomes something else than the original's on {self._device}{under}: {why}",
@@ -190,14 +190,14 @@ class KernelCheck:
         return raised(f"running {describe(example)} on {self._device}", error)
 
     def _judged(self, example: Example, outcome: Outcome, *, repeated: bool = False) -> Refusal | None:
-        """What is wrong with *outcome*; *repeated* as `excess` takes it."""
+        """What is wrong with *outcome*; *repeated* as `Tolerance.excess` takes it."""
         expected = self._run(self._subject.original, example)
         truth = self._truth(example)
         on = f"{describe(example)} on {self._device}"
         # The kernel may be twice as far from the truth as the original. So that must be near it.
         if departure(expected, expected, truth, self._tolerance):
             own = self._run(self._reference, example)
-            if why := excess(expected, own, truth, self._tolerance, repeated=True):
+            if why := self._tolerance.excess(expected, own, truth, repeated=True):
                 return Refusal(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
         if wrong := self._wrong(example, outcome, expected, truth, on, repeated=repeated):
             return wrong
@@ -214,13 +214,13 @@ class KernelCheck:
             return wrong
         if not self._exact:
             return None
-        why = difference(quiet, self._run(self._subject.original, example, gradients=False))
+        why = quiet.difference(self._run(self._subject.original, example, gradients=False))
         return Refusal(f"its rounding is not the original's for {on}: {why}", kind="rounding") if why else None
 
     def _wrong(
         self, example: Example, found: Outcome, expected: Outcome, truth: Outcome, on: str, *, repeated: bool
     ) -> Refusal | None:
-        if why := excess(found, expected, truth, self._tolerance, repeated=repeated):
+        if why := self._tolerance.excess(found, expected, truth, repeated=repeated):
             return Refusal(f"its numbers are wrong for {on}: {why}", kind="failed")
         if _is_contiguous(example) and (why := found.lies_otherwise(expected)):
             return Refusal(f"for {on} its {why}", kind="failed")
@@ -228,7 +228,7 @@ class KernelCheck:
 
     def _rounds_otherwise(self, found: Outcome, expected: Outcome) -> str:
         """The first thing that must be the original's bit for bit, and is not; ``""`` if there is none."""
-        return difference(found, expected) if self._exact else ""
+        return found.difference(expected) if self._exact else ""
 
     def _needs_order(self, mix: Any) -> bool | Refusal:
         """Whether the kernel is right only for contiguous inputs; or what is wrong with it for those."""
@@ -236,14 +236,13 @@ class KernelCheck:
         if not _is_contiguous(example):
             contiguous = replace(example, args=mapped(_contiguous, tuple(example.args)))
             return self._judged(contiguous, self._run(self._fused, contiguous)) or False
-        handing = Handing(arguments=transposed)
         try:
-            found = self._run(self._fused, example, handing=handing)
-            expected = self._run(self._subject.original, example, handing=handing)
+            found = self._run(self._fused, example, arguments=transposed)
+            expected = self._run(self._subject.original, example, arguments=transposed)
         except Exception:  # noqa: BLE001 - as above
             return True
         return bool(
-            self._rounds_otherwise(found, expected) or excess(found, expected, self._truth(example), self._tolerance)
+            self._rounds_otherwise(found, expected) or self._tolerance.excess(found, expected, self._truth(example))
         )
 
     def _fails_under_autocast(self, mix: Any) -> bool:
@@ -258,30 +257,22 @@ class KernelCheck:
                 expected = self._run(self._subject.original, example, autocast=True)
             except Exception:  # noqa: BLE001 - either may raise anything; such calls are the original's then
                 return True
-            if self._rounds_otherwise(found, expected) or excess(found, expected, self._truth(example), tolerance):
+            if self._rounds_otherwise(found, expected) or tolerance.excess(found, expected, self._truth(example)):
                 return True
         return False
 
-    def _run(
-        self,
-        function: Callable[..., Any],
-        example: Example,
-        *,
-        handing: Handing = AS_USUAL,
-        autocast: bool = False,
-        gradients: bool = True,
-    ) -> Outcome:
-        how: dict[str, Any] = {"handing": handing, "autocast": autocast, "gradients": gradients and self._gradients}
+    def _run(self, function: Callable[..., Any], example: Example, *, gradients: bool = True, **how: Any) -> Outcome:
+        how["gradients"] = gradients and self._gradients
         with self._around():
-            return run(self._subject, function, example, device=self._device, **how)
+            return self._subject.run(function, example, device=self._device, **how)
 
     def _truth(self, example: Example) -> Outcome:
         how: dict[str, Any] = {"dtype": torch.float64, "gradients": self._gradients}
         if self._device.type in _WITH_FLOAT64:
             # Beside a model there may be room for the kernel alone, and an operation may lack float64 there.
             with contextlib.suppress(RuntimeError):
-                return run(self._subject, self._reference, example, device=self._device, **how)
-        return run(self._subject, self._reference, example, **how)
+                return self._subject.run(self._reference, example, device=self._device, **how)
+        return self._subject.run(self._reference, example, **how)
 
 
 _WITH_FLOAT64 = ("cuda",)

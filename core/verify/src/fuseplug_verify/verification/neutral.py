@@ -20,7 +20,9 @@ _alone = ProcessLock()
 
 
 @contextlib.contextmanager
-def neutral(device_type: str = "cpu", *, dtype: torch.dtype | None = torch.float32) -> Iterator[None]:
+def neutral(
+    device_type: str = "cpu", *, dtype: torch.dtype | None = torch.float32, random_kept: bool = False
+) -> Iterator[None]:
     """Plain eager PyTorch inside, whatever the state outside: gradients on, no modes, no autocast.
 
     All of this is the calling thread's own. One thread at a time, because *dtype* and what `same_random_numbers` sets
@@ -31,6 +33,8 @@ def neutral(device_type: str = "cpu", *, dtype: torch.dtype | None = torch.float
         dtype: The default dtype, for what runs code of models and kernels. It is the whole process's. Where the ambient
             one is another, other threads see this one meanwhile; PyTorch offers no other way. Where it is that
             already, nothing is set; nor is it if ``None``.
+        random_kept: Whether random state, of the CPU and of *device_type*, is afterwards what it was. It is the whole
+            process's, too: other threads draw meanwhile what they draw again later.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_alone)
@@ -42,6 +46,8 @@ def neutral(device_type: str = "cpu", *, dtype: torch.dtype | None = torch.float
             stack.enter_context(torch.autocast(kind, enabled=False))
         if dtype is not None:
             stack.enter_context(_default_dtype(dtype))
+        if random_kept:
+            stack.enter_context(_random_state_kept(device_type))
         yield
 
 
@@ -52,9 +58,7 @@ def same_random_numbers(device_type: str) -> Iterator[None]:
     They are the whole process's, and a forward has no others. Another thread that draws meanwhile gets some of these
     numbers, and its own later: so enter this around one short run only, and only around one that may draw.
     """
-    with contextlib.ExitStack() as stack:
-        for kind in dict.fromkeys(("cpu", device_type)):
-            stack.enter_context(random_state_kept(kind))
+    with _random_state_kept(device_type):
         seed(device_type)
         yield
 
@@ -67,18 +71,15 @@ def seed(device_type: str) -> None:
 
 
 @contextlib.contextmanager
-def random_state_kept(device_type: str) -> Iterator[None]:
-    """Random state, of the CPU or of *device_type*, is afterwards what it was; where nobody drew, nothing is set."""
-    if device_type != "cpu":
-        devices = range(torch.get_device_module(device_type).device_count())
-        with torch.random.fork_rng(devices, device_type=device_type):
-            yield
-        return
+def _random_state_kept(device_type: str) -> Iterator[None]:
+    """Random state, of the CPU and of *device_type*, is afterwards what it was; on the CPU, where somebody drew."""
     state, plain = torch.default_generator.get_state(), random.getstate()
     numpy = sys.modules.get("numpy")
     numpys = numpy.random.get_state(legacy=False) if numpy else None
+    devices = range(0 if device_type == "cpu" else torch.get_device_module(device_type).device_count())
     try:
-        yield
+        with torch.random.fork_rng(devices, device_type=device_type) if devices else contextlib.nullcontext():
+            yield
     finally:
         if not torch.equal(torch.default_generator.get_state(), state):
             torch.default_generator.set_state(state)

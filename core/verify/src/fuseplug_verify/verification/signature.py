@@ -61,7 +61,7 @@ class Signatures:
     def _describe(self, module: nn.Module) -> Hashable:
         if issubclass(type(module), torch.jit.ScriptModule):
             return ("identity", id(module))
-        held = attributes_of(module)
+        held, below = attributes_of(module), children_of(module)
         _must_have_shapes(held)
         within: dict[int, Hashable] = {}
         attributes = [
@@ -69,7 +69,7 @@ class Signatures:
             for name, value in held.items()
             if name not in _IGNORED
         ]
-        children = [(name, None if child is None else self.of(child)) for name, child in children_of(module).items()]
+        children = [(name, None if child is None else self.of(child)) for name, child in below.items()]
         parameters = [
             (name, None if parameter is None else _kind(parameter)) for name, parameter in held["_parameters"].items()
         ]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import Example
 from .nested import mapped, tensors
-from .outcome import AS_USUAL, Handing
 
 Kind = Literal["rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number", "tensor"]
 
@@ -36,19 +35,15 @@ class Variation:
         kind: What is varied.
         label: How, for a person.
         example: The example.
-        handing: The memory layout of its tensors.
-        autocast: Whether it is run under autocast.
+        how: The arguments with which `run` is to run it.
         rank: The number of dimensions of its arguments, if that is varied.
-        change: Changes the twin before it is called.
     """
 
     kind: Kind
     label: str
     example: Example
-    handing: Handing = AS_USUAL
-    autocast: bool = False
+    how: Mapping[str, Any] = field(default_factory=dict)
     rank: int = 0
-    change: Callable[[nn.Module], None] | None = None
 
 
 def variations(
@@ -65,10 +60,10 @@ def variations(
     yield from _ranks(example)
     yield from _lengths(example, sizes)
     yield from _magnitudes(example, numbers, clamps)
-    yield Variation("layout", "transposed in memory", example, Handing(arguments=transposed))
-    yield Variation("layout", "at an odd place in memory", example, Handing(arguments=unaligned))
-    yield Variation("layout", "and weights of which no gradient is wanted", example, Handing(wants=_is_argument))
-    yield Variation("autocast", "under autocast", example, autocast=True)
+    yield Variation("layout", "transposed in memory", example, {"arguments": transposed})
+    yield Variation("layout", "at an odd place in memory", example, {"arguments": unaligned})
+    yield Variation("layout", "and weights of which no gradient is wanted", example, {"wants": _is_argument})
+    yield Variation("autocast", "under autocast", example, {"autocast": True})
 
 
 def main_argument(example: Example) -> int:

@@ -15,7 +15,7 @@ from ..data import Candidate, Compute, Conditions, Example, Refusal, Semantics
 from ..subjects import Subject
 from ..watch import ById
 from .branches import Branches
-from .comparing import Tolerance, departure, difference, distance
+from .comparing import Tolerance, departure, distance
 from .evidence import Evidence, key_of
 from .examining import Bound, Examination
 from .examples import raised
@@ -23,7 +23,7 @@ from .kernel_check import Around, KernelCheck
 from .nested import tensors
 from .neutral import neutral
 from .original import forbidden, read_original
-from .outcome import Outcome, run
+from .outcome import Outcome
 
 
 class Kept(Protocol):
@@ -198,7 +198,7 @@ def _surviving(
         for training, gradients in ways if number == 0 else ways[:1]:
             how: dict[str, Any] = {"training": training, "gradients": gradients}
             try:
-                expected = run(subject, subject.original, example, **how, watching=branches)
+                expected = subject.run(subject.original, example, **how, watching=branches)
             except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
                 unanswered = f"{type(error).__name__}: {error}"
                 continue
@@ -260,11 +260,11 @@ def _miss(
     gradients: bool,
 ) -> _Miss | None:
     try:
-        found = run(subject, function, example, training=training, gradients=gradients)
+        found = subject.run(function, example, training=training, gradients=gradients)
         if candidate.exact:
-            why = difference(found, expected)
+            why = found.difference(expected)
         else:
-            truth = run(subject, function, example, dtype=torch.float64, training=training, gradients=gradients)
+            truth = subject.run(function, example, dtype=torch.float64, training=training, gradients=gradients)
             why = departure(expected, found, truth, Tolerance.of(candidate))
     except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
         return _Miss(variant, f"its reference raises {type(error).__name__}: {error}")
