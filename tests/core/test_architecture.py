@@ -59,6 +59,7 @@ LAYERS = (
     {"kernel_manager"},
     {"cli"},
     {"__init__", "__main__"},
+    {"interface"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 VENDORS = {"transformers", "triton", "torch_npu"}
@@ -366,10 +367,10 @@ LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])
         "import fuseplug_testing; dir(fuseplug_testing); fuseplug_testing.ConformanceError",
         "import fuseplug_testing.plugin, fuseplug_host_npu.plugin",
         "from fuseplug_host_npu import ContractError, FakeNPU, HostNPU, limit, load, reference, require",
-        "import fuseplug_tools.integrations.llama_factory",
+        "import fuseplug.interface",
         "import fuseplug_moe.kernels, fuseplug_rmsnorm.kernels, fuseplug_rope.kernels, fuseplug_swiglu.kernels",
         "import fuseplug_linear_cross_entropy.kernels",
-        "from fuseplug_tools.integrations.llama_factory import Kernel; assert Kernel.kernel_id == 'good'",
+        "from fuseplug.interface import Kernel; assert Kernel.kernel_id == 'good'",
     ],
 )
 def test_importing_does_nothing(package, fresh_python, code):

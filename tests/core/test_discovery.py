@@ -9,7 +9,7 @@ import textwrap
 import pytest
 from torch import nn
 
-from fuseplug import BaseKernel, DiscoveryError, KernelManager
+from fuseplug import BaseKernel, DiscoveryError, KernelManager, RejectedError
 from fuseplug.discovery import discover, elsewhere
 from fuseplug.discovery.records import KernelRecord
 
@@ -155,14 +155,14 @@ class TestConflict:
             assert found[name].state == "conflict"
             assert found[name].kernel is None
             assert "claimed by x-a:same and x-b:same" in found[name].reason
-            assert f"choose this one with FUSEPLUG_KERNELS=-{other}" in found[name].reason
+            assert f"choose this one with FUSEPLUG_KERNELS=-{other}," in found[name].reason
 
     @pytest.mark.parametrize("number", [2, 3])
     def test_the_remedy_it_names_works(self, package, number):
         for i in range(number):
             package(f"x-{i}", "same")
         reason = find()["x-0:same"].reason
-        chosen = find(kernels=re.search(r"FUSEPLUG_KERNELS=(\S+)", reason)[1])
+        chosen = find(kernels=re.search(r"FUSEPLUG_KERNELS=(\S+),", reason)[1])
         assert {name: r.state for name, r in chosen.items()} == {
             "x-0:same": "ready",
             **{f"x-{i}:same": "off" for i in range(1, number)},
@@ -185,6 +185,31 @@ class TestConflict:
         assert not (tmp_path / "x-a").exists()
         assert not (tmp_path / "x-b").exists()
 
+    @pytest.mark.parametrize(
+        ("first", "newcomer", "kernel_id"),
+        [
+            ("x-acme", "x-b", "x_acme_norm"),
+            ("X_Acme", "x-b", "x_acme_norm"),
+            ("x-acme", "x", "x_acme_norm"),
+            ("x-acme", "x-acm", "x_acme_norm"),
+            ("x-acme", "x-b", "x-acme"),
+            ("fuseplug-x", "x-b", "x_norm"),
+        ],
+    )
+    def test_whose_name_the_id_begins_with_stays_in_force(self, package, tmp_path, first, newcomer, kernel_id):
+        package(newcomer, kernel_id, source=f"open({str(tmp_path / 'imported')!r}, 'w')")
+        package(first, kernel_id)
+        found = find(prefix="")
+        assert found[f"{first}:{kernel_id}"].state == "ready"
+        quarantined = found[f"{newcomer}:{kernel_id}"]
+        assert (quarantined.state, quarantined.kernel) == ("conflict", None)
+        assert f"the id is that of {first}, which stays in force; uninstall {newcomer}, or choose" in quarantined.reason
+        assert not (tmp_path / "imported").exists()
+        chosen = quarantined.reason.partition("FUSEPLUG_KERNELS=")[2].partition(",")[0]
+        states = {name: r.state for name, r in find(prefix="", kernels=chosen).items() if r.kernel_id == kernel_id}
+        assert states[f"{first}:{kernel_id}"] == "off"
+        assert states[f"{newcomer}:{kernel_id}"] == "broken"  # it was imported, and there is no class in it
+
     def test_our_ids_have_no_privilege(self, package, tmp_path):
         package("x-a", "inductor_fused_rmsnorm", source=f"open({str(tmp_path / 'imported')!r}, 'w')")
         claimants = {name: r for name, r in find(prefix="").items() if r.kernel_id == "inductor_fused_rmsnorm"}
@@ -193,12 +218,43 @@ class TestConflict:
         assert all("claimed by fuseplug-rmsnorm:" in record.reason for record in claimants.values())
         assert not (tmp_path / "imported").exists()
 
-    def test_asked_for_by_both_names_it_is_in_conflict_still(self, package):
-        for name in ("x-a", "x-b"):
-            package(name, "same")
-        with pytest.raises(DiscoveryError, match="asked for by name, but is conflict: claimed by x-a:same"):
-            manager().plan(nn.Linear(1, 1), include="x-b:same")
-        manager().plan(nn.Linear(1, 1), exclude=["x-a:same", "x-b:same"])
+    def test_an_owner_that_claims_it_twice_owns_nothing(self, package, distribution):
+        distribution("x-a", entry_points="x_a_norm = a:B\nx_a_norm = a:C\n")
+        package("x-b", "x_a_norm")
+        found = find()
+        assert "declared 2 times by its own distribution" in found["x-a:x_a_norm"].reason
+        assert found["x-b:x_a_norm"].state == "conflict"
+
+    @pytest.mark.parametrize("first", ["x-c", "x-same"], ids=["nobody's", "another's"])
+    def test_one_asked_for_by_both_names_is_in_force_for_that_call(self, package, first):
+        """The other one is quarantined for as long."""
+        package(first, "x_same", source=source("x_same", "priority = 1"))
+        package("x-b", "x_same")
+        ours = manager()
+        before = ours.kernels()
+        plan = ours.plan(nn.Linear(1, 1), include="x-b:x_same")
+        states = {r.distribution: (r.state, r.reason) for r in plan.report.records if r.kernel_id == "x_same"}
+        assert states["x-b"] == ("ready", "")
+        assert states[first][0] == "conflict"
+        assert first == "x-c" or states[first][1] == "x-b:x_same was asked for instead"
+        assert ours.kernels() == before
+        with pytest.raises(RejectedError, match="x-b:x_same was asked for by name, but fits nothing in Linear"):
+            ours.apply("x-b:x_same", nn.Linear(1, 1))
+        with pytest.raises(DiscoveryError, match="was asked for by name, but is conflict"):
+            ours.plan(nn.Linear(1, 1), include=["x-b:x_same", f"{first}:x_same"])
+
+    def test_asked_for_by_its_id_is_the_one_in_force(self, package):
+        package("x-same", "x_same", source=source("x_same"))
+        package("x-b", "x_same")
+        ours = manager()
+        assert not ours.plan(nn.Linear(1, 1), include="x_same").report.entries
+        ours.plan(nn.Linear(1, 1), exclude=["x-same:x_same", "x-b:x_same"])
+
+    def test_a_newcomer_asked_for_by_both_names_that_is_broken_is_told(self, package):
+        package("x-same", "x_same")
+        package("x-b", "x_same", source="1 / 0")
+        with pytest.raises(DiscoveryError, match="x-b:x_same was asked for by name, but is broken: ZeroDivisionError"):
+            manager().plan(nn.Linear(1, 1), include="x-b:x_same")
 
     def test_twice_in_one_distribution(self, distribution):
         distribution("x-a", entry_points="same = a:B\nsame = a:C\n")

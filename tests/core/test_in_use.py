@@ -220,12 +220,57 @@ class TestUnasked:
         (warning,) = said()
         assert warning.startswith("1 of 5 fused targets are not in use:\n  norm.forward: toy_norm: ")
 
+    def test_a_module_that_is_passed_by_is_said_with_who_may_do_it(self, fusing, model, said):
+        fusing.apply_all(model)
+
+        def short_cut(self, x):
+            return self.layers[1](self.layers[0](x))
+
+        model.forward = types.MethodType(short_cut, model)
+        self.run(model, 9)
+        assert said() == []
+        self.run(model, 5)
+        (warning,) = said()
+        assert warning.startswith("1 of 5 fused targets are not in use:\n  norm.forward: toy_norm: it was not called")
+        assert "10 times; the forward of the model is " in warning
+        assert ".short_cut, which may compute past it" in warning
+
+    def test_who_reads_the_weight_computes_past_it(self, fusing, model, said):
+        fusing.apply_all(model)
+        forward = type(model).forward
+
+        @functools.wraps(forward)
+        def own_head(self, x):
+            x = self.layers[1](self.layers[0](x))
+            return x * self.norm.weight
+
+        model.forward = types.MethodType(own_head, model)
+        self.run(model)
+        assert f": {__name__}.own_head computes past it" in said()[0]
+
+    def test_a_module_that_another_took_the_place_of_is_said(self, fusing, model, said):
+        fusing.apply_all(model)
+        model.norm = torch.nn.Identity()
+        gc.collect()
+        self.run(model)
+        assert "norm.forward: toy_norm: its module is gone" in said()[0]
+
     def test_what_cannot_be_judged_hinders_no_call(self, fusing, model, said, monkeypatch):
         fusing.apply_all(model)
         monkeypatch.setattr(InUse, "_refused", lambda self: 1 / 0)
         model.half()
         self.run(model, 25, dtype=torch.float16)
         assert said() == []
+
+    def test_a_method_that_was_replaced_is_said_with_whose_it_is(self, model, said):
+        manager_of(NormKernel, RotaryKernel).apply_all(model)
+        model.layers[1].attention.forward = types.MethodType(lambda self, x: x, model.layers[1].attention)
+        self.run(model)
+        (warning,) = said()
+        assert warning.startswith(
+            "1 of 7 fused targets are not in use:\n  layers.*.attention.forward:apply_rotary: toy_rotary"
+        )
+        assert "its replacement was taken off, and it is " in warning
 
     def test_what_a_block_took_off_again_is_not_missed(self, model, said):
         manager = manager_of(NormKernel, RotaryKernel)
@@ -237,6 +282,26 @@ class TestUnasked:
         model.half()
         self.run(model, dtype=torch.float16)
         assert said()[0].startswith("5 of 5 fused targets are not in use:")
+
+    def test_a_layer_that_is_left_out_is_not_said(self, fusing, model, said):
+        fusing.apply_all(model)
+        model.forward = lambda x: model.norm(model.layers[0](x))
+        self.run(model, 30)
+        assert said() == []
+
+    def test_a_part_that_is_called_many_times_in_one_call_says_nothing_of_what_comes_after(self, fusing, said):
+        class Looped(Toy):
+            def forward(self, x):
+                x = self.norm(x)
+                for _ in range(12):
+                    x = self.layers[0](x)
+                return self.last(self.layers[1](x))
+
+        model = Looped()
+        model.last = Norm()
+        fusing.apply_all(model)
+        self.run(model, 12)
+        assert said() == []
 
     @pytest.mark.usefixtures("_as_users_call")
     def test_ten_tokens_that_are_decoded_are_no_evidence(self, model, said):
@@ -275,6 +340,27 @@ class TestUnasked:
             for _ in range(30):
                 model(input_ids=ids(), labels=ids())
         assert applied.calls()[0].original == 30
+        assert said() == []
+
+    def test_logits_that_are_read_in_every_step_are_said(self, said):
+        from support.losses import PlainKernel, apply, ids
+
+        model = tiny_llama().train()
+        apply(PlainKernel, model)
+        for _ in range(12):
+            model(input_ids=ids(), labels=ids()).logits.sum().item()
+        (warning,) = said()
+        assert "lazy results were computed after all, for " in warning
+
+    def test_a_loss_that_reads_them_now_and_then_is_not(self, said):
+        from support.losses import PlainKernel, apply, ids
+
+        model = tiny_llama().train()
+        apply(PlainKernel, model)
+        for number in range(24):
+            logits = model(input_ids=ids(), labels=ids()).logits
+            if number % 3 == 0:
+                logits.sum().item()
         assert said() == []
 
     @pytest.mark.parametrize("rank", ["0", "1"])
@@ -378,43 +464,3 @@ def test_what_a_compiled_program_calls_is_taken_to_be_in_use(model, said, backen
     assert looked(applied, lambda: compiled(inputs())) == QUIET
     assert said() == []
     assert not ran
-
-
-def test_a_module_that_is_passed_by_is_named_with_who_may_do_it(fusing, model, said):
-    applied = fusing.apply_all(model)
-
-    def short_cut(self, x):
-        return self.layers[1](self.layers[0](x))
-
-    model.forward = types.MethodType(short_cut, model)
-    (found,) = looked(applied, lambda: model(inputs()))
-    assert found.paths == ("norm",)
-    assert found.why.startswith("it was not called, though others were; the forward of the model is ")
-    assert ".short_cut, which may compute past it" in said()[0]
-
-
-def test_who_reads_the_weight_computes_past_it(fusing, model):
-    applied = fusing.apply_all(model)
-    forward = type(model).forward
-
-    @functools.wraps(forward)
-    def own_head(self, x):
-        x = self.layers[1](self.layers[0](x))
-        return x * self.norm.weight
-
-    model.forward = types.MethodType(own_head, model)
-    (found,) = looked(applied, lambda: model(inputs()))
-    assert f": {__name__}.own_head computes past it" in found.why
-
-
-def test_a_loss_that_reads_them_now_and_then_is_in_use(said):
-    from support.losses import PlainKernel, apply, ids
-
-    model = tiny_llama().train()
-    applied = apply(PlainKernel, model)
-    for number in range(6):
-        logits = model(input_ids=ids(), labels=ids()).logits
-        if number % 3 == 0:
-            logits.sum().item()
-    assert applied.check_in_use(1) == []
-    assert said() == []

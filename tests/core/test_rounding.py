@@ -1,14 +1,16 @@
 """With rounding="exact", only kernels that are the original bit for bit are used."""
 
+import contextlib
 import json
 
 import pytest
 import torch
 from support.kernels import NormKernel, norm_reference, quiet_norm, variant_of
 from support.managers import manager_of
-from support.models import Norm
+from support.models import Norm, tiny_llama
 
 from fuseplug import PlanError, RejectedError
+from fuseplug.cli import main
 
 REFERENCE = "support.kernels:norm_reference"
 
@@ -143,3 +145,14 @@ def test_what_cannot_be_meant_is_refused(options, why):
 def test_the_report_can_be_written():
     report = planned("support.kernels:quiet_norm").to_dict()
     assert json.loads(json.dumps(report))["entries"][0]["rejections"][0]["kind"] == "rounding"
+
+
+def test_in_a_shell_the_model_gets_weights_to_find_it_out(tmp_path, monkeypatch, capsys):
+    tiny_llama().config.save_pretrained(tmp_path)
+    exact = variant_of(NormKernel, "exact", function=REFERENCE)
+    monkeypatch.setattr("fuseplug.cli.KernelManager", lambda: manager_of(exact))
+    with contextlib.suppress(SystemExit):
+        main(["plan", str(tmp_path), "--rounding", "exact", "--device", "cpu", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert [entry["check"] for entry in told["entries"]] == ["passed"] * 5
+    assert "5 are fused" in told["notes"][0]

@@ -64,6 +64,7 @@ IN_MATCH = {
 """What each does when it is asked, and what is said of it."""
 
 BY_METADATA = {
+    "x-clash:toy_norm": "the id is that of toy, which stays in force; uninstall x-clash",
     "x-one:both": "claimed by x-one:both and x-two:both",
     "x-two:both": "claimed by x-one:both and x-two:both",
     "x-needs:needs": "needs no-such-thing",
@@ -81,6 +82,7 @@ def zoo(package, site):
     package("x-needs", "needs", requires=["no-such-thing"])
     for name in ("x-one", "x-two"):
         package(name, "both")
+    package("x-clash", "toy_norm")
     if not (site / "toy.py").exists():
         package("toy", "toy_norm", source=RIGHT)
 

@@ -113,6 +113,25 @@ def test_the_report_says_that_trls_head_goes_past_the_loss_kernel(with_loss):
     assert without.report.notes == []
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_warning_says_so_after_ten_calls(with_loss, caplog, first):
+    model, manager = with_loss
+    if first:
+        add_trls_head(model)
+    applied = manager.apply_all(model, allow="lazy_logits")
+    if not first:
+        add_trls_head(model)
+    scored(model, 9)
+    assert not caplog.records
+    scored(model, 5)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"1 of {len(applied.calls())} fused targets are not in use:\n"
+        "  lm_head.forward: plain_linear_cross_entropy: it was not called, though what is beside it was, 10 times: "
+        "trl.trainer.utils._fused_forward computes past it"
+    )
+
+
 def test_check_in_use_says_so_after_one(with_loss):
     model, manager = with_loss
     applied = manager.apply_all(model, allow="lazy_logits")

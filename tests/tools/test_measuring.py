@@ -5,6 +5,7 @@ What is slow here sleeps for far longer than the other side computes, so that no
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ from support.models import Attention, Experts
 from torch import nn
 
 from fuseplug import PlanError, Target
+from fuseplug.cli import main
 from fuseplug.cli.from_config import config_of_type, model_of
 from fuseplug.gains import EVERY_SIZE, NEVER, Ends, Gains
 from fuseplug_tools.measuring import batches_of, timing
@@ -474,3 +476,40 @@ class TestErrors:
     def test_a_model_that_cannot_be_copied(self):
         with pytest.raises(PlanError, match="TypeError: there is but one"):
             manager_of(kernel(QUICK)).plan(Unique(), measure=batch(8))
+
+
+class TestTheCommand:
+    @pytest.fixture
+    def config(self, tmp_path):
+        (tmp_path / "config.json").write_text(
+            json.dumps({"model_type": "llama", "max_position_embeddings": 16, **LLAMA})
+        )
+        return str(tmp_path)
+
+    def run(self, *args):
+        try:
+            main(("plan", *args))
+        except SystemExit as leave:
+            return int(leave.code or 0)
+        return 0
+
+    def test_it_measures_a_model_with_random_weights(self, config, monkeypatch, capsys):
+        monkeypatch.setattr("fuseplug.cli.KernelManager", lambda: manager_of(NormKernel))
+        assert self.run(config, "--measure", "--device", "cpu", "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["measure_seconds"] > 0
+        assert len(told["entries"]) == 5
+        for entry in told["entries"]:
+            slower = [why["kind"] for why in entry["rejections"]] == ["slower"]
+            assert slower or [figure["shape"] for figure in entry["figures"]] == [[1, 16, 32]]
+
+    def test_explaining_tells_the_figures(self, config, monkeypatch, capsys):
+        monkeypatch.setattr("fuseplug.cli.KernelManager", lambda: manager_of(NormKernel))
+        assert self.run(config, "--measure", "--device", "cpu", "--explain", "model.norm") == 0
+        out = capsys.readouterr().out
+        assert "1 × 16 × 32, float32: × " in out
+        assert "forward and backward" in out
+
+    def test_a_device_that_is_not_here_is_refused(self, config, capsys):
+        assert self.run(config, "--measure", "--device", "npu") == 2
+        assert "--device npu: there is none here, and the model is to be run" in capsys.readouterr().err

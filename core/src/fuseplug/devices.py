@@ -63,3 +63,20 @@ def processor() -> str:
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     # One name may stand for many processors, above all on rented machines.
     return f"{next(named, platform.processor())}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def device_here(device: str | None) -> str:
+    """The device on which a model is to be run now: *device*, or by default the accelerator, if there is one.
+
+    Raises:
+        PlanError: If *device* is unknown, or not here.
+    """
+    if device is None:
+        here = torch.accelerator.current_accelerator(check_available=True)
+        return "cpu" if here is None else here.type
+    found = destination(device, KNOWN)
+    if found.device is None:
+        raise PlanError(
+            f"--device {device}: there is none here, and the model is to be run; `fuseplug doctor` says more"
+        )
+    return str(found.device)

@@ -20,6 +20,7 @@ from .options import Allow, AsJson, Exclude, Include, Only, Skip, TrustRemoteCod
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from torch import nn
 
 
 NOTHING_INSTALLED = """No kernels are installed. To begin with:
@@ -98,16 +99,29 @@ def plan(
     explain: Annotated[
         str | None, typer.Option(metavar="PATH", help="Say what every kernel answers about the module at this path.")
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Build the model with random weights, and measure from which size on each kernel gains in it here.",
+        ),
+    ] = False,
+    rounding: Annotated[
+        str,
+        typer.Option(
+            help="close, or exact: build the model with random weights, and use only kernels that are the originals "
+            "bit for bit here.",
+        ),
+    ] = "close",
     as_json: AsJson = False,
 ) -> None:
     """Show what would be fused in a model, what would not, and why."""
     manager = KernelManager()
     if not kernels_of(manager):
         typer.echo(NOTHING_INSTALLED, err=True)
-    from .from_config import build
-
-    with console(stderr=True).status(f"building {one_line(model)} on meta"):
-        built = build(model, trust_remote_code=trust_remote_code)
+    run = measure or rounding == "exact"
+    with console(stderr=True).status(f"building {one_line(model)}{'' if run else ' on meta'}"):
+        built = _built(model, device, random_weights=run, trust_remote_code=trust_remote_code)
     planned = manager.plan(
         built,
         device=device,
@@ -117,6 +131,8 @@ def plan(
         only=only or (),
         skip=skip or (),
         allow=allow or (),
+        measure=measure,
+        rounding=rounding,  # type: ignore[arg-type]  # as above
     )
     if explain is not None:
         typer.echo(some_lines(planned.explain(explain)))
@@ -124,6 +140,19 @@ def plan(
         print_json(planned.report.to_dict())
     else:
         console().print(planned.report)
+
+
+def _built(model: str, device: str | None, *, random_weights: bool, trust_remote_code: bool) -> nn.Module:
+    """The model to plan: on meta, or with weights, so that it can be run."""
+    from .from_config import build, config_of, with_random_weights
+
+    if not random_weights:
+        return build(model, trust_remote_code=trust_remote_code)
+    from ..devices import device_here
+
+    where = device_here(device)
+    config = config_of(model, trust_remote_code=trust_remote_code)
+    return with_random_weights(config, model, device=where, trust_remote_code=trust_remote_code)
 
 
 def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:

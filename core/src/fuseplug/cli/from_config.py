@@ -43,6 +43,15 @@ def model_of(config: Any, name: str, *, device: str, trust_remote_code: bool = F
         ) from error
 
 
+def with_random_weights(config: Any, name: str, *, device: str, trust_remote_code: bool = False) -> nn.Module:
+    """As `model_of`, with weights that are random and always the same, and all of it on *device*."""
+    torch = _torch()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = model_of(config, name, device=device, trust_remote_code=trust_remote_code)
+    return model.to(device=device)
+
+
 def config_of(name: str, *, trust_remote_code: bool = False) -> Any:
     """The config that *name* stands for, as `build` takes it and with what that raises."""
     _must_exist(name)

@@ -12,23 +12,40 @@ REGISTERED = "(registered)"
 """What a kernel's record names as its distribution if the kernel was registered in this process."""
 
 
+def owner(kernel_id: str, distributions: Sequence[str]) -> str | None:
+    """Which of *distributions*, all of which claim *kernel_id*, has it; ``None`` if that cannot be told.
+
+    What the user registered in this process comes first, then the distribution with whose name the id begins. Of
+    several such names, the longest.
+    """
+    if REGISTERED in distributions:
+        return REGISTERED
+    by_name = {normal(name): name for name in distributions}
+    named = [name for name in by_name if _begins_with(kernel_id, name)]
+    return by_name[max(named, key=len)] if named else None
+
+
 def normal(distribution: str) -> str:
     """The name of *distribution* as the package index compares it."""
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def in_conflict(record: KernelRecord, claimants: Sequence[str]) -> str:
-    """Why *record* is not in force, given the distributions that have its id and may be used; ``""`` if it is.
+def _begins_with(kernel_id: str, distribution: str) -> bool:
+    return f"{normal(kernel_id)}-".startswith(f"{distribution.removeprefix('fuseplug-')}-")
 
-    What the user registered in this process is; otherwise nobody can tell whose the id is.
-    """
-    if len(claimants) < 2 or record.distribution == REGISTERED:
+
+def in_conflict(record: KernelRecord, claimants: Sequence[str]) -> str:
+    """Why *record* is not in force, given the distributions that have its id and may be used; ``""`` if it is."""
+    holder = owner(record.kernel_id, claimants)
+    if claimants.count(holder or "") > 1:
+        holder = None
+    if len(claimants) < 2 or holder == record.distribution:
         return ""
     if (times := claimants.count(record.distribution)) > 1:
         return f"{record.name} is declared {times} times by its own distribution, which has to be mended"
     names = sorted({f"{name}:{record.kernel_id}" for name in claimants})
     others = ",".join(f"-{name}" for name in names if name != record.name)
-    return (
-        f"claimed by {' and '.join(names)}; uninstall all but one, or choose this one with "
-        f"{SETTINGS['kernels'].variable}={others}"
-    )
+    choose = f"choose this one with {SETTINGS['kernels'].variable}={others}, or ask for it as {record.name}"
+    if holder is None:
+        return f"claimed by {' and '.join(names)}; uninstall all but one, or {choose}"
+    return f"the id is that of {holder}, which stays in force; uninstall {record.distribution}, or {choose}"

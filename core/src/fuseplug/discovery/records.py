@@ -21,7 +21,8 @@ class KernelRecord:
         value: What the entry point names.
         state: ``"ready"``; ``"off"`` (by ``FUSEPLUG_KERNELS``); ``"not allowed"`` (by ``FUSEPLUG_ALLOW``);
             ``"not installed"`` (the extra that it needs); ``"missing"`` (a requirement of the distribution itself);
-            ``"broken"`` (it could not be loaded); ``"conflict"`` (another distribution claims its id, too).
+            ``"broken"`` (it could not be loaded); ``"conflict"`` (another distribution claims its id, and has it, or
+            nobody can tell whose it is).
         reason: Why it is not ready, and what to do; ``""`` if it is.
         requires: Of one that is ready on another machine only: what has to be installed there.
         kernel: The kernel, if it was loaded.

@@ -97,8 +97,9 @@ class Applied:
     def check_in_use(self, after: int = 3) -> list[NotInUse]:
         """Warn, once, of kernels that do nothing in the first steps. Call it at the end of each step.
 
-        Of a target whose last ten calls went to the original, though they were large enough, a warning comes without
-        this. Of a model there is one warning, whoever gives it.
+        After ten calls one warning comes without this. It names targets whose calls all went to the original, though
+        they were large enough; targets that were not called, though what is beside them was; and targets whose lazy
+        results were all computed after all. Each model has one warning, whoever gives it.
 
         A target is not in use if its replacement was lost, if the original computed all its calls, if it was not
         called, or if all its lazy results were computed after all. Calls inside compiled programs are not counted, so a

@@ -1,4 +1,4 @@
-"""Whether the kernels of a model are reached: said once, after ten refused calls or to who asks after each step."""
+"""Whether the kernels of a model are reached: said once, after ten calls or to whoever asks after each step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class NotInUse:
 class InUse:
     """Watches the counts of a model from when it is made, and warns once of kernels that do nothing.
 
-    The way to a kernel gets no longer for it. Of the calls that originals compute a few are asked for their reason.
+    It costs the way to a kernel one comparison of numbers. Of the calls that originals compute a few are asked for their
+    reason.
 
     Args:
         patches: What is fused.
@@ -69,7 +70,7 @@ class InUse:
     def __init__(self, patches: Sequence[Patch], model: Callable[[], nn.Module | None], *, anew: bool = True) -> None:
         self._patches = [patch for patch in patches if not patch.target.around]
         self._model = model
-        self._targets = [(target, as_it_is(target.counter) if anew else Count()) for target in counted(patches)]
+        self._targets = [(each, as_it_is(each.counter) if anew else Count()) for each in counted(patches)]
         self._looks = 0
         self._found: list[NotInUse] | None = None
         self._said = False
@@ -78,8 +79,8 @@ class InUse:
     def watch(self) -> None:
         """Be told of the calls from now on, in the place of whoever is told of them."""
         if not self._said:
-            for target, _ in self._targets:
-                target.counter.watched_by(self)
+            for each, _ in self._targets:
+                each.counter.watched_by(self)
 
     def look(self, after: int) -> list[NotInUse]:
         """Note that a step is over. Once *after* are, judge, and log what was found; from then on return the same."""
@@ -87,16 +88,23 @@ class InUse:
             self._looks += 1
             if self._looks < after:
                 return []
-            self._found = [*self._lost(), *self._made_real(), *self._unused()]
+            self._found = [*self._lost(), *self._made_real(1, 0), *self._unused()]
             self._say(self._found)
         return self._found
 
-    def enough(self) -> None:
-        """Warn of the targets whose last `ENOUGH` calls were refused: one was."""
+    def enough(self, pace: Count) -> None:
+        """Judge what is certain by now: *pace* had `ENOUGH` calls by its kernel, or that many refused in a row."""
         try:
-            self._say([*self._refused()])
+            passed_by, undecided = self._passed_by()
+            found = [*passed_by, *self._refused(), *self._made_real(ENOUGH - 1, 1)]
         except Exception:
             _logger.debug("it cannot be judged whether kernels are in use", exc_info=True)
+            found, undecided = [], False
+        for each, _ in self._targets:
+            if not (undecided and each.counter is pace):
+                each.counter.settle()
+        if found:
+            self._say(found)
 
     def _say(self, found: Sequence[NotInUse]) -> None:
         """One warning of all that is wrong, and one line of what is merely too small."""
@@ -109,8 +117,8 @@ class InUse:
             if not wrong or self._said:
                 return
             self._said = True
-        for target, _ in self._targets:
-            target.counter.watcher = None
+        for each, _ in self._targets:
+            each.counter.unwatched()
         if rank() == 0:
             lines = "\n".join(f"  {line}" for line in _lines(wrong))
             _logger.warning("%d of %d fused targets are not in use:\n%s", len(wrong), count, lines)
@@ -147,12 +155,34 @@ class InUse:
             if each.counter.refused >= ENOUGH - 1 and each.counter.fused == each.counter.before:
                 yield _not_in_use(each.patch, _by_the_original(f"its last {ENOUGH} calls", of.reasons))
 
-    def _made_real(self) -> Iterator[NotInUse]:
-        """The targets whose lazy results were all computed after all."""
+    def _made_real(self, least: int, pending: int) -> Iterator[NotInUse]:
+        """The targets with *least* lazy results or more, all of which, but for *pending*, were computed after all."""
         for each, of in self._calls():
-            if of.made_real and sum(of.made_real.values()) >= of.fused:
+            if of.fused >= least and sum(of.made_real.values()) >= max(1, of.fused - pending):
                 why = f"its {of.fused} lazy results were computed after all, for {', '.join(of.made_real)}"
                 yield _not_in_use(each.patch, why)
+
+    def _passed_by(self) -> tuple[list[NotInUse], bool]:
+        """The targets that were never called, though what is beside them was; and whether that is too early to say.
+
+        What is beside them may be called several times in one call of the model: the least called counts.
+        """
+        often = [_number(each.calls(before)) for each, before in self._targets]
+        found, undecided = [], False
+        for (each, _), number in zip(self._targets, often, strict=True):
+            above, _, name = each.patch.path.rpartition(".")
+            # One of a list may be left out: an expert, a layer. A function may be: a layer without positions.
+            spared = name.isdecimal() or each.patch.target.function is not None or each.traced
+            if number or (spared and each.patch.in_place()):
+                continue
+            paths = (other.patch.path for other, _ in self._targets)
+            beside = [calls for path, calls in zip(paths, often, strict=True) if calls and _is_below(path, above)]
+            if beside and min(beside) < ENOUGH - 1:
+                undecided = True
+            elif beside:
+                why = f"it was not called, though what is beside it was, {ENOUGH} times{self._past(each.patch)}"
+                found.append(_not_in_use(each.patch, why if each.patch.in_place() else _how_lost(each.patch)))
+        return found, undecided
 
     def _past(self, patch: Patch) -> str:
         """Whose forward of what has the module of *patch* computes past it, or may."""
@@ -166,6 +196,10 @@ class InUse:
                 return f"; the forward of {'.'.join(names[:depth]) or 'the model'} is {who}, which may compute past it"
             module = module._modules.get(name)
         return ""
+
+
+def _is_below(path: str, above: str) -> bool:
+    return not above or path.startswith(f"{above}.")
 
 
 def _number(calls: Calls) -> int:

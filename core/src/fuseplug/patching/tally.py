@@ -14,17 +14,17 @@ from ..fallback import this_thread
 DECLINED = "the kernel's function leaves it to its reference"
 
 ENOUGH = 10
-"""After how many refused calls of a target it is said that its kernel is not in use."""
+"""After how many calls of a target it is judged whether its kernel is in use."""
 
 _ASKED = (1, 3, ENOUGH - 1)
 """Which of the refused calls are asked for their reason, which takes much longer than the call."""
 
 
 class Watcher(Protocol):
-    """What wants to know when a target was refused `ENOUGH` calls in a row."""
+    """What wants to know when there were `ENOUGH` calls of a target."""
 
-    def enough(self) -> None:
-        """One was."""
+    def enough(self, pace: Count) -> None:
+        """There were, of what *pace* counts."""
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class Count:
             small have none.
         refused: While somebody watches: how many calls in a row the kernel should have computed and was not let.
         before: How many calls the kernel had computed when the first of these came.
+        until: At how many calls of the kernel the watcher is told; 0 for never.
         watcher: Who watches; a weak reference.
         alive: The module; a weak reference that makes room for another with its id.
     """
@@ -49,6 +50,7 @@ class Count:
     reasons: dict[str, None] = field(default_factory=dict)
     refused: int = 0
     before: int = 0
+    until: int = 0
     watcher: weakref.ref[Watcher] | None = None
     alive: weakref.ref[Any] | None = None
 
@@ -57,9 +59,22 @@ class Count:
         self.made_real[why] = self.made_real.get(why, 0) + 1
 
     def watched_by(self, watcher: Watcher) -> None:
-        """Tell *watcher* when `ENOUGH` calls in a row are refused, from now on."""
-        self.watcher = weakref.ref(watcher)
+        """Tell *watcher* of the next `ENOUGH` calls of the kernel, and of as many refused in a row."""
+        self.watcher, self.until = weakref.ref(watcher), self.fused + ENOUGH
         self.reasons, self.refused, self.before = {}, 0, self.fused
+
+    def unwatched(self) -> None:
+        """Tell nobody anything any more."""
+        self.watcher, self.until = None, 0
+
+    def settle(self) -> None:
+        """Tell nobody of calls of the kernel any more."""
+        self.until = 0
+
+    def reached(self) -> None:
+        """Note that the kernel has computed as many calls as the watcher waits for."""
+        self.until *= 2
+        self._tell()
 
     def refuse(self, why: Callable[[], str]) -> None:
         """Note a call that the kernel was not let compute; *why* finds the reason."""
@@ -68,9 +83,13 @@ class Count:
         self.refused += 1
         if self.refused in _ASKED:
             self.reasons[why()] = None
+        if self.refused % ENOUGH == 0:
+            self._tell()
+
+    def _tell(self) -> None:
         watcher = None if self.watcher is None else self.watcher()
-        if watcher is not None and self.refused % ENOUGH == 0:
-            watcher.enough()
+        if watcher is not None:
+            watcher.enough(self)
 
 
 Listener = Callable[[Count, Callable[[], str]], None]
@@ -106,9 +125,12 @@ class Tally:
                 tell(count, lambda: DECLINED)
             return
         try:
-            self.counts[id(module)].fused += 1
+            count = self.counts[id(module)]
         except KeyError:
-            self.of(module).fused += 1
+            count = self.of(module)
+        count.fused += 1
+        if 0 < count.until <= count.fused:
+            count.reached()
 
     def original(self, module: Any) -> Count:
         """Count a call that the original computes."""

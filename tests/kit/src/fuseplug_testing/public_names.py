@@ -16,6 +16,7 @@ from typing import NamedTuple
 MODULES = (
     "fuseplug",
     "fuseplug.fallback",
+    "fuseplug.interface",
     "fuseplug.lazy",
     "fuseplug.process_lock",
     "fuseplug.reading",
@@ -53,7 +54,6 @@ MODULES = (
     "fuseplug_testing",
     "fuseplug_testing.triton",
     "fuseplug_tools.integrations.kernelize",
-    "fuseplug_tools.integrations.llama_factory",
     "fuseplug_tools.integrations.transformers",
 )
 """The modules that have public names. What begins otherwise is not Fuseplug's, or is private."""

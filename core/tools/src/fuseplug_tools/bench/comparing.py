@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fuseplug.devices import KNOWN, destination
+from fuseplug.devices import device_here
 from fuseplug.errors import PlanError
 
 from ..measuring.calls import sharing
@@ -156,7 +156,7 @@ def compare(
         FuseplugError: What ``apply_all`` raises.
     """
     _check(dtype, tokens, modes, versus, repeats)
-    device = _device_here(device)
+    device = device_here(device)
     if dtype is None:
         dtype = "float32" if torch.device(device).type == "cpu" and emulates_bfloat16() else "bfloat16"
     step("building the model")
@@ -247,20 +247,3 @@ def _said(name: str, model: torch.nn.Module, dtype: str, device: str) -> str:
     layers = layers_of(model)
     of_layers = "" if layers is None else f", {layers} layer{'s' * (layers != 1)}"
     return f"{name} ({type(model).__name__}{of_layers}, {count / 1e6:,.0f} million parameters), {dtype}, {device}"
-
-
-def _device_here(device: str | None) -> str:
-    """The device on which a model is to be run now: *device*, or by default the accelerator, if there is one.
-
-    Raises:
-        PlanError: If *device* is unknown, or not here.
-    """
-    if device is None:
-        here = torch.accelerator.current_accelerator(check_available=True)
-        return "cpu" if here is None else here.type
-    found = destination(device, KNOWN)
-    if found.device is None:
-        raise PlanError(
-            f"--device {device}: there is none here, and the model is to be run; `fuseplug doctor` says more"
-        )
-    return str(found.device)

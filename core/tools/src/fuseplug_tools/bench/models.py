@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fuseplug.cli.from_config import config_of, config_of_type, model_of
+from fuseplug.cli.from_config import config_of, config_of_type, with_random_weights
 from fuseplug.errors import PlanError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 _QWEN3 = {"vocab_size": 151_936, "head_dim": 128, "rms_norm_eps": 1e-6, "max_position_embeddings": 40_960}
@@ -83,10 +82,8 @@ def build_random(
         config.dtype = dtype
     if layers is not None:
         _cut(config, name, layers)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = model_of(config, name, device=device, trust_remote_code=trust_remote_code)
-    return model.to(device=device, dtype=dtype)
+    model = with_random_weights(config, name, device=device, trust_remote_code=trust_remote_code)
+    return model if dtype is None else model.to(dtype=dtype)
 
 
 def layers_of(model: nn.Module) -> int | None:

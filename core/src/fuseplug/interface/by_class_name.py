@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fuseplug.discovery import kernel_of
-from fuseplug.discovery.records import KernelRecord
-from fuseplug.discovery.selecting import KERNELS_VARIABLE
-from fuseplug.errors import DiscoveryError
-from fuseplug.hookspecs import BaseKernel
+from ..discovery import kernel_of
+from ..discovery.records import KernelRecord
+from ..discovery.selecting import KERNELS_VARIABLE
+from ..errors import DiscoveryError
+from ..hookspecs import BaseKernel
 
 FUNCTIONS = {
     "GmmFunction": "fuseplug_moe.backends.npu:GmmFunction",

@@ -1,6 +1,6 @@
 """LLaMA-Factory's kernel interface, kept by Fuseplug: code that uses it changes its imports, and nothing else.
 
->>> from fuseplug_tools.integrations.llama_factory import NpuRMSNormKernel, apply_default_kernels  # doctest: +SKIP
+>>> from fuseplug.interface import NpuRMSNormKernel, apply_default_kernels  # doctest: +SKIP
 >>> model = apply_default_kernels(model=model, include_kernels="auto")  # doctest: +SKIP
 >>> model = NpuRMSNormKernel.apply(model=model)  # doctest: +SKIP
 
@@ -22,9 +22,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast, final
 
-from fuseplug import hookspecs, manager
-from fuseplug.errors import DiscoveryError, RejectedError
-
+from .. import hookspecs, manager
+from ..errors import DiscoveryError, RejectedError
 from .by_class_name import FUNCTIONS, INSTEAD, class_named, ready_names
 from .porting import how_to_port
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
-    from fuseplug.kernel_manager import K, Options
+    from ..kernel_manager import K, Options
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -114,7 +113,7 @@ def get_default_kernels() -> list[str]:
     Those for accelerators come before those for the CPU alone. Within a device the order is that in which they are
     preferred: kernels that name it, then priority, then id.
     """
-    from fuseplug.devices import KNOWN, present
+    from ..devices import KNOWN, present
 
     kernels = [record.kernel for record in manager.kernels() if record.kernel]
     named = {device_type for kernel in kernels for device_type in kernel.device_types}

@@ -9,10 +9,8 @@ import pytest
 from support.kernels import NormKernel, RotaryKernel, variant_of
 
 import fuseplug
-from fuseplug import Consent, DiscoveryError, PlanError, RejectedError
-from fuseplug.patching import our_marks
-from fuseplug_tools.integrations import llama_factory as interface
-from fuseplug_tools.integrations.llama_factory import (
+from fuseplug import Consent, DiscoveryError, PlanError, RejectedError, interface
+from fuseplug.interface import (
     BaseKernel,
     KernelPlugin,
     apply_default_kernels,
@@ -21,13 +19,14 @@ from fuseplug_tools.integrations.llama_factory import (
     register_kernel,
     scan_all_kernels,
 )
-from fuseplug_tools.integrations.llama_factory import manager as the_manager
-from fuseplug_tools.integrations.llama_factory.by_class_name import FUNCTIONS, INSTEAD
+from fuseplug.interface import manager as the_manager
+from fuseplug.interface.by_class_name import FUNCTIONS, INSTEAD
+from fuseplug.patching import our_marks
 
 
 @pytest.fixture(autouse=True)
 def _manager(fusing, monkeypatch):
-    monkeypatch.setattr("fuseplug_tools.integrations.llama_factory.manager", fusing)
+    monkeypatch.setattr("fuseplug.interface.manager", fusing)
 
 
 def fused_by(manager, model):
@@ -250,7 +249,7 @@ class TestClasses:
         assert BaseKernel._device == "cpu"
 
     def test_are_made_once(self, fusing):
-        from fuseplug_tools.integrations.llama_factory import NormKernel as Found
+        from fuseplug.interface import NormKernel as Found
 
         fusing.refresh()
         assert scan_all_kernels()["toy_norm"] is Found is interface.NormKernel
@@ -294,11 +293,11 @@ class TestClasses:
         assert fused_by(fusing, model) == {"mine"}
 
     def test_an_unknown_name_is_answered_with_those_there_are(self):
-        said = r"llama_factory' has no attribute 'Nothing'; the kernels that are ready: NormKernel, Rot"
+        said = r"module 'fuseplug.interface' has no attribute 'Nothing'; the kernels that are ready: NormKernel, Rot"
         with pytest.raises(AttributeError, match=said):
             _ = interface.Nothing
-        with pytest.raises(ImportError, match="cannot import name 'Nothing' from"):
-            from fuseplug_tools.integrations.llama_factory import Nothing  # noqa: F401
+        with pytest.raises(ImportError, match=r"cannot import name 'Nothing' from 'fuseplug.interface'"):
+            from fuseplug.interface import Nothing  # noqa: F401
 
     def test_names_of_pythons_own_load_nothing(self, monkeypatch):
         monkeypatch.setattr(interface.manager, "kernels", lambda: pytest.fail("it looked for kernels"))
@@ -306,13 +305,13 @@ class TestClasses:
         assert not hasattr(interface, "_private")
 
     def test_two_of_one_name_are_refused_by_both_their_names(self):
-        interface.manager.register(type("NormKernel", (NormKernel,), {"kernel_id": "namesake"}))
+        fuseplug.interface.manager.register(type("NormKernel", (NormKernel,), {"kernel_id": "namesake"}))
         said = (
             r"NormKernel is the class name of the kernels \(registered\):namesake and \(registered\):toy_norm: .* "
             r"FUSEPLUG_KERNELS=-\(registered\):toy_norm"
         )
         with pytest.raises(DiscoveryError, match=said):
-            from fuseplug_tools.integrations.llama_factory import NormKernel as _  # noqa: F401
+            from fuseplug.interface import NormKernel as _  # noqa: F401
         assert {scan_all_kernels()[kernel_id].__name__ for kernel_id in ("toy_norm", "namesake")} == {"NormKernel"}
         assert "NormKernel" not in dir(interface)
 
@@ -329,7 +328,7 @@ def test_functions_of_the_other_project_are_there(name):
 def test_what_takes_the_place_of_others_is_said(name, said):
     with pytest.raises(AttributeError) as raised:
         getattr(interface, name)
-    assert str(raised.value) == f"module 'fuseplug_tools.integrations.llama_factory' has no attribute {name!r}{said}"
+    assert str(raised.value) == f"module 'fuseplug.interface' has no attribute {name!r}{said}"
 
 
 def test_it_is_the_one_manager():

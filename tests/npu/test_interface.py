@@ -31,14 +31,14 @@ def fused_by(model):
 
 
 def test_what_there_is(host_npu):
-    from fuseplug_tools.integrations.llama_factory import get_default_kernels, scan_all_kernels
+    from fuseplug.interface import get_default_kernels, scan_all_kernels
 
     assert set(NPU_KERNELS) <= scan_all_kernels().keys()
     assert get_default_kernels()[:5] == NPU_KERNELS
 
 
 def test_one_kernel(host_npu, model):
-    from fuseplug_tools.integrations.llama_factory import apply_kernel
+    from fuseplug.interface import apply_kernel
 
     model = apply_kernel("npu_fused_rmsnorm", model=model)
     assert fused_by(model) == {"npu_fused_rmsnorm"}
@@ -56,7 +56,7 @@ DENSE = {"npu_fused_rmsnorm", "npu_fused_rope", "npu_fused_swiglu"}
 
 @pytest.mark.parametrize("include", first_quick(["auto", True, ",".join(sorted(DENSE))]))
 def test_the_default_kernels(model, include):
-    from fuseplug_tools.integrations.llama_factory import apply_default_kernels
+    from fuseplug.interface import apply_default_kernels
 
     model = apply_default_kernels(model=model, include_kernels=include)
     assert fused_by(model) == DENSE
@@ -65,7 +65,7 @@ def test_the_default_kernels(model, include):
 
 
 def test_the_plugin(model):
-    from fuseplug_tools.integrations.llama_factory import KernelPlugin
+    from fuseplug.interface import KernelPlugin
 
     model = KernelPlugin("auto")(model=model, include_kernels="npu_fused_rope,npu_fused_swiglu")
     assert fused_by(model) == {"npu_fused_rope", "npu_fused_swiglu"}
@@ -73,7 +73,7 @@ def test_the_plugin(model):
 
 
 def test_the_classes(model):
-    from fuseplug_tools.integrations.llama_factory import NpuRMSNormKernel, NpuRoPEKernel, NpuSwiGluKernel
+    from fuseplug.interface import NpuRMSNormKernel, NpuRoPEKernel, NpuSwiGluKernel
 
     for kernel in (NpuRMSNormKernel, NpuSwiGluKernel, NpuRoPEKernel):
         model = kernel.apply(model=model)
@@ -91,7 +91,7 @@ def fused_in(model):
     ),
 )
 def test_every_default_kernel_in_a_loop(host_npu, name, expected):
-    from fuseplug_tools.integrations.llama_factory import apply_kernel, get_default_kernels
+    from fuseplug.interface import apply_kernel, get_default_kernels
 
     model = build(name).to("npu")
     with warnings.catch_warnings(record=True) as warned:
@@ -106,7 +106,7 @@ def test_every_default_kernel_in_a_loop(host_npu, name, expected):
 
 
 def test_a_kernel_for_what_the_model_has_not_is_warned_of(model):
-    from fuseplug_tools.integrations.llama_factory import NpuFusedMoEKernel, apply_kernel
+    from fuseplug.interface import NpuFusedMoEKernel, apply_kernel
 
     for call in (lambda: apply_kernel("npu_fused_moe", model=model), lambda: NpuFusedMoEKernel.apply(model=model)):
         with pytest.warns(UserWarning, match="npu_fused_moe was asked for by name, but fits nothing in Qwen3ForCausal"):
@@ -115,7 +115,7 @@ def test_a_kernel_for_what_the_model_has_not_is_warned_of(model):
 
 
 def test_names_of_the_kernels_classes(host_npu):
-    from fuseplug_tools.integrations import llama_factory as interface
+    from fuseplug import interface
 
     classes = [interface.NpuRMSNormKernel, interface.NpuSwiGluKernel, interface.NpuRoPEKernel]
     classes += [interface.NpuFusedMoEKernel]
@@ -127,7 +127,7 @@ def test_names_of_the_kernels_classes(host_npu):
 
 
 def test_functions(host_npu):
-    from fuseplug_tools.integrations.llama_factory import GmmFunction, npu_swiglu_forward
+    from fuseplug.interface import GmmFunction, npu_swiglu_forward
 
     mlp = build("qwen3").to("npu").model.layers[0].mlp
     x = torch.randn(3, 5, mlp.hidden_size, device="npu")
@@ -145,7 +145,7 @@ def test_functions(host_npu):
 
 
 def test_a_mixture_of_experts(host_npu):
-    from fuseplug_tools.integrations.llama_factory import NpuFusedMoEKernel, apply_default_kernels
+    from fuseplug.interface import NpuFusedMoEKernel, apply_default_kernels
 
     assert fused_by(NpuFusedMoEKernel.apply(model=build("qwen3_moe").to("npu"))) == {"npu_fused_moe"}
     # It has no gated MLP, and nobody was asked whether its logits may be lazy.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from fuseplug.hookspecs import PROJECT, BaseKernel
+from ..hookspecs import PROJECT, BaseKernel
 
 
 def how_to_port(kernel: Any) -> str:
@@ -29,7 +29,7 @@ def _of_llama_factory(kernel: type) -> list[str]:
 
 
 def _has_own(kernel: type, name: str) -> bool:
-    """Whether what *kernel* has as *name* is another than that of `BaseKernel` here."""
-    # By the name of its distribution: the package imports this module.
+    """Whether what *kernel* has as *name* is another than that of `fuseplug.interface.BaseKernel`."""
+    # By the name of its package: `fuseplug.interface` imports this module.
     homes = (base.__module__ for base in kernel.__mro__ if name in vars(base))
-    return next(homes, PROJECT).partition(".")[0] not in (PROJECT, __name__.partition(".")[0])
+    return next(homes, PROJECT).partition(".")[0] != PROJECT

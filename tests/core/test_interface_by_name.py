@@ -1,11 +1,10 @@
-"""LLaMA-Factory's interface has the class of an installed kernel by its name, in each state the kernel can be in."""
+"""`fuseplug.interface` has the class of an installed kernel by its name, in each state the kernel can be in."""
 
 from __future__ import annotations
 
 import pytest
 
-from fuseplug import DiscoveryError, KernelManager
-from fuseplug_tools.integrations import llama_factory as interface
+from fuseplug import DiscoveryError, KernelManager, interface
 
 
 @pytest.fixture
@@ -15,7 +14,7 @@ def use(monkeypatch):
     def use(**environ):
         variables = {"ALLOW": "x-odd,x-even", **environ}
         manager = KernelManager({f"FUSEPLUG_{name}": value for name, value in variables.items()})
-        monkeypatch.setattr("fuseplug_tools.integrations.llama_factory.manager", manager)
+        monkeypatch.setattr("fuseplug.interface.manager", manager)
 
     return use
 
@@ -42,7 +41,7 @@ NO_EXTRA = r'is not installed: needs not-there>=2 \(not installed\): pip install
 def test_not_usable_here_is_said_when_it_is_applied(package, use, model, options, environ, reason):
     package("x-odd", "odd", **options)
     use(**environ)
-    from fuseplug_tools.integrations.llama_factory import Kernel
+    from fuseplug.interface import Kernel
 
     assert Kernel is interface.Kernel
     assert "odd" not in interface.scan_all_kernels()
@@ -64,7 +63,7 @@ def test_not_loadable_is_said_when_it_is_imported(package, use, options, environ
     package("x-odd", "odd", **options)
     use(**environ)
     with pytest.raises(DiscoveryError, match=f"Kernel cannot be imported: kernel x-odd:odd {reason}"):
-        from fuseplug_tools.integrations.llama_factory import Kernel  # noqa: F401
+        from fuseplug.interface import Kernel  # noqa: F401
     assert "Kernel" not in dir(interface)
 
 
@@ -81,7 +80,7 @@ def test_the_environment_chooses_between_two_of_one_name(package, use):
     package("x-odd", "odd", **EXTRA)
     use()
     with pytest.raises(DiscoveryError, match=r"x-even:even and x-odd:odd.* FUSEPLUG_KERNELS=-x-odd:odd"):
-        from fuseplug_tools.integrations.llama_factory import Kernel  # noqa: F401
+        from fuseplug.interface import Kernel  # noqa: F401
     assert "Kernel" not in dir(interface)
     use(KERNELS="-x-odd:odd")
     assert interface.Kernel.kernel_id == "even"
