@@ -13,9 +13,7 @@ from support.managers import manager_of
 from support.models import Norm, Toy, inputs, tiny_llama
 
 from fuseplug.patching import InUse
-from fuseplug.patching.counting import counted
 from fuseplug.patching.replacement import Replacement
-from fuseplug.patching.tally import Count
 
 QUIET = []
 
@@ -398,13 +396,6 @@ class TestUnasked:
         applied.undo()
         self.run(model, 20, dtype=torch.float16)
         assert said() == []
-
-    def test_once_it_is_judged_a_count_is_a_plain_one(self, fusing, model):
-        applied = fusing.apply_all(model)
-        counts = [each.counter for each in counted(applied.patches)]
-        assert Count not in set(map(type, counts))
-        self.run(model)
-        assert set(map(type, counts)) == {Count}
 
     @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
     def test_compiled_calls_are_no_evidence(self, model, said, backend):

@@ -55,20 +55,6 @@ def partial_itself(module):
     module.forward = functools.partial(module.forward)
 
 
-def default(module):
-    def forward(x, _original=module.forward, *, _unused=None):
-        return _original(x)
-
-    module.forward = forward
-
-
-def keyword_default(module):
-    def forward(x, *, _original=module.forward):
-        return _original(x)
-
-    module.forward = forward
-
-
 def remembered(module):
     module._original_forward = module.forward
 
@@ -136,8 +122,6 @@ WRAPPERS = [
     partial,
     partial_keyword,
     partial_itself,
-    default,
-    keyword_default,
     remembered,
     an_object,
     method_of_an_object,
@@ -349,6 +333,24 @@ def test_what_only_remembers_ours_is_not_taken_for_it(fusing, model):
 
     model.norm.forward = instead
     assert [patch.path for patch in applied.lost] == ["norm"]
+
+
+def in_a_default(module):
+    def forward(x, _original=module.forward):
+        return _original(x)
+
+    module.forward = forward
+
+
+def test_what_is_in_a_default_is_not_looked_for(fusing, model):
+    in_a_default(model.layers[0].norm1)
+    applied = fusing.apply_all(model)
+    (entry,) = [entry for entry in applied.report.left_alone if not entry.covered_by]
+    assert (entry.paths, entry.rejections[0][1].kind) == (("layers.0.norm1",), "foreign")
+    in_a_default(model.norm)
+    assert [patch.path for patch in applied.lost] == ["norm"]
+    with pytest.raises(UndoError, match=r"norm\.forward is now .*in_a_default"):
+        applied.undo()
 
 
 def test_ligers_ways_are_seen(fusing, model):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fuseplug.patching.counting import tried
 from support.managers import manager_of
 
 Outcome = list[Any]
@@ -150,8 +151,7 @@ def _tried(
     def run() -> None:
         found.extend(outcome(called, args, kwargs, seed))
 
-    applied._run = run
-    return found, applied.try_()
+    return found, tried(applied.patches, run)
 
 
 def _answer(tried: Any) -> str:

@@ -56,6 +56,12 @@ class Gains:
         """Whether there is any call that is too small."""
         return any(ends.least for ends in self.training + self.inference)
 
+    @property
+    def smallest(self) -> int:
+        """Below how many elements every call is too small; 0 if the smallest are not."""
+        ends = self.training + self.inference
+        return 0 if any(each.until for each in ends) else min(each.least for each in ends)
+
     def reaches(self, x: torch.Tensor) -> bool:
         """Whether a main input of as many elements as *x* is large enough in any kind of call."""
         return any(x.numel() >= ends.least or x.numel() <= ends.until for ends in self.training + self.inference)

@@ -4,9 +4,7 @@ Each is here because torch documents nothing that says or does the same. All are
 metadata admit; `tests/core/test_torch_private.py` asks each whether it does what is said here, and ``nox -s
 tests-torch-releases`` asks it on other releases.
 
-What is asked at each call of a kernel is torch's own C function under a public name: a function around it would take
-a third longer, and `torch.compile` knows torch's functions by identity. Importing this imports torch, but neither
-Dynamo nor Inductor, which take a second.
+Importing this imports torch, but neither Dynamo nor Inductor, which take a second.
 """
 
 from __future__ import annotations
@@ -17,13 +15,10 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch.nn.modules import module as _nn_module
 
-__all__ = ["GLOBAL_HOOKS", "MISCOMPILES_FUNCTIONS", "get_tracing_state", "traced_away"]
+__all__ = ["GLOBAL_HOOKS", "MISCOMPILES_FUNCTIONS", "traced_away"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-get_tracing_state = torch._C._get_tracing_state
-"""The state of `torch.jit.trace`; ``None`` outside of one. `torch.jit.is_tracing` takes almost twice as long."""
 
 MISCOMPILES_FUNCTIONS = torch.__version__.startswith("2.11.")
 """Whether this torch compiles an `autograd.Function` without its gradient, silently, if its forward returns a tensor

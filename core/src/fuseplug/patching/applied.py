@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import UndoError
+from torch import nn
+
+from ..errors import PlanError, UndoError
 from .counting import Calls, Tried, counted, tried
 from .hooked import describe
 from .in_use import InUse, NotInUse
@@ -16,6 +20,29 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..report import Report
+
+
+@dataclass
+class Application:
+    """One call that changed a model: what it planned, what it did, and what watches all that is fused since."""
+
+    report: Report
+    patches: Sequence[Patch]
+    changes: list[Change]
+    in_use: InUse
+
+
+class Applications(Protocol):
+    """What was applied to which model."""
+
+    def are_on(self, model: nn.Module) -> bool:
+        """Whether anything was applied to *model*."""
+
+    def undo(self, model: nn.Module) -> None:
+        """Take everything off *model*."""
+
+    def undo_one(self, model: nn.Module, application: Application) -> None:
+        """Take off *model* what *application* put on."""
 
 
 class Applied:
@@ -29,23 +56,12 @@ class Applied:
         patches: Every replacement of the plan, including those that were already in place.
     """
 
-    def __init__(
-        self,
-        report: Report,
-        patches: list[Patch],
-        undo_all: Callable[[], None],
-        undo_call: Callable[[], None],
-        run: Callable[..., Any],
-        in_force: Callable[[], bool] = lambda: True,
-        in_use: InUse | None = None,
-    ) -> None:
-        self.report = report
-        self.patches = patches
-        self._run = run
-        self._undo_all = undo_all
-        self._undo_call = undo_call
-        self._in_force = in_force
-        self._in_use = in_use or InUse(patches, lambda: None)
+    def __init__(self, applications: Applications, model: nn.Module, application: Application) -> None:
+        self.report = application.report
+        self.patches = list(application.patches)
+        self._applications = applications
+        self._application = application
+        self._model = weakref.ref(model)  # the handle does not keep the model alive
 
     @property
     def lost(self) -> list[Patch]:
@@ -74,14 +90,16 @@ class Applied:
         Raises:
             PlanError: If the model is gone.
         """
-        return tried(self.patches, lambda: self._run(*args, **batch))
+        if (model := self._model()) is None:
+            raise PlanError("the model that was fused is gone: keep a reference to it while you use its handle")
+        return tried(self.patches, lambda: model(*args, **batch))
 
     def check_in_use(self, after: int = 3) -> list[NotInUse]:
         """Warn, once, of kernels that do nothing in the first steps. Call it at the end of each step.
 
-        What is certain after ten calls is warned of without this: a target whose calls all went to the original, though
-        they were large enough; one that was not called, though what is beside it was; and one whose lazy results were
-        computed after all. Of a model there is one warning, whoever gives it.
+        After ten calls one warning comes without this. It names targets whose calls all went to the original, though
+        they were large enough; targets that were not called, though what is beside them was; and targets whose lazy
+        results were all computed after all. Each model has one warning, whoever gives it.
 
         A target is not in use if its replacement was lost, if the original computed all its calls, if it was not
         called, or if all its lazy results were computed after all. Calls inside compiled programs are not counted, so a
@@ -97,7 +115,9 @@ class Applied:
             What is not in use on this rank, once *after* steps are over, and the same from then on; empty before, and
             if the model was undone.
         """
-        return self._in_use.look(after) if self._in_force() else []
+        model = self._model()
+        in_force = model is not None and self._applications.are_on(model)
+        return self._application.in_use.look(after) if in_force else []
 
     def undo(self) -> None:
         """Take every fused kernel off the model, whichever call put it on. Safe to call twice.
@@ -105,7 +125,8 @@ class Applied:
         Raises:
             UndoError: If somebody else has replaced a replacement since. All others have been taken off.
         """
-        self._undo_all()
+        if (model := self._model()) is not None:
+            self._applications.undo(model)
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +134,8 @@ class Applied:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._undo_call()
+        if (model := self._model()) is not None:
+            self._applications.undo_one(model, self._application)
 
     def __repr__(self) -> str:
         return f"<Applied: {len(self.patches)} replacements, {len(self.lost)} lost>"

@@ -58,8 +58,8 @@ class NotInUse:
 class InUse:
     """Watches the counts of a model from when it is made, and warns once of kernels that do nothing.
 
-    The way to a kernel gets no longer for it, after the first `ENOUGH` calls not even by a comparison. Of the calls
-    that originals compute a few are asked for their reason.
+    It costs the way to a kernel one comparison of numbers. Of the calls that originals compute a few are asked for their
+    reason.
 
     Args:
         patches: What is fused.

@@ -3,10 +3,46 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fuseplug_verify import Call
+
+
+class Binding:
+    """Finds the arguments of a call by name. ``torch.compile`` does not follow `inspect.Signature.bind`.
+
+    Args:
+        function: The function that is called.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        parameters = [*inspect.signature(function).parameters.values()]
+        self.positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._by_name = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        self._required = [p.name for p in parameters if p.default is p.empty and "VAR" not in p.kind.name]
+        self._takes_further = any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The arguments by name, and those that are no parameters.
+
+        ``None`` if Python would refuse the call, or if it has more arguments by position than parameters have names.
+        """
+        if len(args) > len(self.positional):
+            return None
+        arguments = dict(zip(self.positional, args))  # noqa: B905 - there may be fewer arguments
+        further = {}
+        for name, value in kwargs.items():
+            if name not in self._by_name:
+                further[name] = value
+            elif name in arguments:
+                return None
+            else:
+                arguments[name] = value
+        if (further and not self._takes_further) or any(name not in arguments for name in self._required):
+            return None
+        return {**self.defaults, **arguments}, further
 
 
 class Placed(NamedTuple):
@@ -33,58 +69,26 @@ class Placing:
     """
 
     def __init__(self, original: Callable[..., Any], calls: Sequence[Call], extra: str) -> None:
-        parameters = [*inspect.signature(original).parameters.values()]
-        self._bind = binding(original)
+        self._bind = Binding(original)
         self._calls = calls
         self._extra = extra
-        self._defaults = {p.name: p.default for p in parameters}
-        self._positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed | None:
         """The verified call that means the same; ``None`` if there is none."""
-        try:
-            given, rest, further = self._bind(*args, **kwargs)
-        except TypeError:  # The original says better what is wrong.
+        if (bound := self._bind(args, kwargs)) is None:
             return None
-        if rest or (further and self._extra == "original"):
+        arguments, further = bound
+        if further and self._extra == "original":
             return None
+        defaults = self._bind.defaults
         for number, call in enumerate(self._calls):
-            wanted = (*self._positional[: call.count], *call.names)
-            if all(_same(given[name], self._defaults[name]) for name in given if name not in wanted):
-                values = [given[name] for name in wanted]
-                named = {name: given[name] for name in call.names}
+            wanted = (*self._bind.positional[: call.count], *call.names)
+            others = [name for name in arguments if name not in wanted]
+            if all(name in defaults and _same(arguments[name], defaults[name]) for name in others):
+                values = [arguments[name] for name in wanted]
+                named = {name: arguments[name] for name in call.names}
                 return Placed(number, values, {**named, **further} if self._extra == "pass" else named)
         return None
-
-
-def binding(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with the parameters of *function* that returns what it is given: by name, by position, by other names.
-
-    It is generated as Python code, because ``torch.compile`` does not follow `inspect.Signature.bind`.
-    """
-    parameters = [*inspect.signature(function).parameters.values()]
-    constants = {f"d{number}": p.default for number, p in enumerate(parameters) if p.default is not p.empty}
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-    further = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-    named = ", ".join(f"{p.name!r}: {p.name}" for p in parameters if p.name not in (rest, further))
-    code = f"def bind({', '.join(_parameter_list(parameters))}): return {{{named}}}, {rest or '()'}, {further or '{}'}"
-    exec(compile(code, "<binding of a call>", "exec"), constants)  # noqa: S102 - names of parameters, nothing else
-    bind: Callable[..., Any] = constants["bind"]
-    return bind
-
-
-def _parameter_list(parameters: Sequence[inspect.Parameter]) -> Iterator[str]:
-    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    before: Any = None
-    for number, p in enumerate(parameters):
-        if before is p.POSITIONAL_ONLY and p.kind is not p.POSITIONAL_ONLY:
-            yield "/"
-        if p.kind is p.KEYWORD_ONLY and before not in (p.KEYWORD_ONLY, p.VAR_POSITIONAL):
-            yield "*"
-        yield f"{stars.get(p.kind, '')}{p.name}" + ("" if p.default is p.empty else f"=d{number}")
-        before = p.kind
-    if before is inspect.Parameter.POSITIONAL_ONLY:
-        yield "/"
 
 
 def _same(value: Any, default: Any) -> bool:

@@ -16,12 +16,11 @@ from fuseplug_verify import Adapter, ProcessLock, rebound, said_by
 from ..accepts import Accepts
 from ..contract import Compute, Target
 from ..fallback import this_thread
-from ..torch_private import get_tracing_state, traced_away
-from .guard import OUTSIDE, Guard, module_of
+from ..torch_private import traced_away
+from .guard import OUTSIDE, Guard, Test, is_tracing, original_now
 from .mark import Mark
 from .placing import Placing
 from .scoping import Around, entered, put_around
-from .short_way import with_short_way
 from .tally import Count, Tally, listeners, running, tell
 
 # By identity, not as attributes: functools.wraps copies those onto what somebody else puts around ours.
@@ -86,7 +85,7 @@ class Replacement:
             count.reasons.setdefault(DECLINED)
         elif scope is not None and scope not in entered():
             count.reasons.setdefault(OUTSIDE)
-        elif held is not None and get_tracing_state() is None:
+        elif held is not None and not is_tracing():
             # In a way that was not tried it is not known which is the main input.
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             if not gains or any(map(gains.reaches, tensors)):
@@ -188,31 +187,29 @@ def _guarded(
     original: Callable[..., Any], fused: Callable[..., Any], about: Replacement, accepts: Accepts
 ) -> Callable[..., Any]:
     place, tally, compiling = about.place, about.tally, torch.compiler.is_compiling
-    holds = [guard.holds for guard in about.guards]
-    as_tried = {call.count: test for call, test in zip(accepts.calls, holds, strict=True) if not call.names}
-    one_way = len(holds) == 1 == len(as_tried)
+    tests = [guard.holds for guard in about.guards]
+    as_tried = {call.count: test for call, test in zip(accepts.calls, tests, strict=True) if not call.names}
+    one_way = len(tests) == 1 == len(as_tried)
     bound = about.mark.target.function is None
-    method, name = about.mark.target.method, about.mark.target.function
-    space = {name: original} if accepts.space is None else accepts.space.held
-    python_module, attribute = module_of(space, name), method if bound else str(name)
+    now = original_now(original, about.mark.target, accepts)
     uncompiled, count_original, note_tracing = accepts.uncompiled, tally.original, _noting_traces(tally)
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
         # For the compiler this is a constant: where the original is to be traced, nothing of the guard is.
         traced = compiling() and note_tracing()
         test = None if kwargs else as_tried.get(len(args))
-        given: Sequence[Any] | None = None
+        positional: Sequence[Any] | None = None
         named: Mapping[str, Any] = {}
         held: bool | None = False
         if traced and uncompiled:
             pass
         elif test is not None and (held := test(args)):
-            given = args
+            positional = args
         elif held is not None and (test is None or not one_way) and (placed := place(args, kwargs)) is not None:
             number, values, named = placed
-            if held := holds[number](values):
-                given = values[: accepts.calls[number].count]
-        result, refusal = _computed(fused, given, named, traced)
+            if held := tests[number](values):
+                positional = values[: accepts.calls[number].count]
+        result, refusal = _computed(fused, positional, named, traced)
         if result is not NotImplemented:
             if not traced:
                 tally.fused(args[0] if bound else running.module)
@@ -221,14 +218,40 @@ def _guarded(
             count = count_original(args[0] if bound else running.module)
             if count.watcher is not None or listeners:
                 about.note_original(count, held, refusal, args, kwargs)
-        # What stands there now, if somebody put another there; and the call as it was made: what the original wraps
-        # may look at its keywords.
-        owner = type(args[0]) if bound else python_module
-        now = space[name] if owner is None else getattr(owner, attribute)
-        return now(*args, **kwargs)
+        # The call as it was made: what the original wraps may look at its keywords.
+        return now(args)(*args, **kwargs)
 
-    outermost = with_short_way(replaced, about.guards[0], tally, [*as_tried], bound=bound)
-    return functools.wraps(original)(outermost)
+    return functools.wraps(original)(_small_first(replaced, now, about, accepts, frozenset(as_tried)))
+
+
+def _small_first(
+    guarded: Callable[..., Any], now: Test, about: Replacement, accepts: Accepts, numbers: frozenset[int]
+) -> Callable[..., Any]:
+    """*guarded*, behind the one comparison that sends the smallest calls to the original.
+
+    While a model decodes, what Python needs for a call is no longer in the processor's caches, and each further
+    function that a call enters takes about a microsecond.
+    """
+    main, smallest, counts = accepts.main, accepts.gains.smallest, about.tally.counts
+    method, bound = about.mark.target.method, about.mark.target.function is None
+    # The cheapest question to which Dynamo knows the answer. What others trace with is no plain tensor.
+    compiling = torch.compiler.is_dynamo_compiling
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        if (
+            not compiling()
+            and not kwargs
+            and len(args) in numbers
+            and type(x := args[main]) is Tensor
+            and x.numel() < smallest
+            and not listeners
+            and (count := counts.get(id(args[0] if bound else running.module))) is not None
+        ):
+            count.original += 1
+            return (getattr(type(args[0]), method) if bound else now(args))(*args)
+        return guarded(*args, **kwargs)
+
+    return replaced if smallest else guarded
 
 
 def _computed(

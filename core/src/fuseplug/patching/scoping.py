@@ -13,7 +13,7 @@ from torch import nn
 
 from ..contract import Scope
 from .mark import Mark
-from .placing import binding
+from .placing import Binding
 
 _entered: contextvars.ContextVar[frozenset[Hashable]] = contextvars.ContextVar("fuseplug_scopes", default=frozenset())
 
@@ -69,20 +69,18 @@ def put_around(
         name: Of the method.
         arounds: At least one.
     """
-    bind = binding(own)
+    bind = Binding(own)
 
     @functools.wraps(own)
     def scoped(*args: Any, **kwargs: Any) -> Any:
         now = getattr(type(args[0]), name, own) if method is own else method
         if torch.compiler.is_compiling():
             return now(*args, **kwargs)
-        try:
-            given, _, further = bind(*args, **kwargs)
-        except TypeError:  # The method says better what is wrong.
+        if (bound := bind(args, kwargs)) is None:  # The method says better what is wrong.
             return now(*args, **kwargs)
         before = inside = _entered.get()
         for around in arounds:
-            inside = around(inside, args[0], {**given, **further})
+            inside = around(inside, args[0], {**bound[0], **bound[1]})
         if inside is before:
             return now(*args, **kwargs)
         token = _entered.set(inside)

@@ -39,7 +39,7 @@ class Count:
             small have none.
         refused: While somebody watches: how many calls in a row the kernel should have computed and was not let.
         before: How many calls the kernel had computed when the first of these came.
-        until: At how many calls of the kernel the watcher is told.
+        until: At how many calls of the kernel the watcher is told; 0 for never.
         watcher: Who watches; a weak reference.
         alive: The module; a weak reference that makes room for another with its id.
     """
@@ -62,16 +62,19 @@ class Count:
         """Tell *watcher* of the next `ENOUGH` calls of the kernel, and of as many refused in a row."""
         self.watcher, self.until = weakref.ref(watcher), self.fused + ENOUGH
         self.reasons, self.refused, self.before = {}, 0, self.fused
-        self.__class__ = _Watched
-
-    def settle(self) -> None:
-        """Tell nobody of calls of the kernel any more."""
-        self.__class__ = Count
 
     def unwatched(self) -> None:
         """Tell nobody anything any more."""
-        self.settle()
-        self.watcher = None
+        self.watcher, self.until = None, 0
+
+    def settle(self) -> None:
+        """Tell nobody of calls of the kernel any more."""
+        self.until = 0
+
+    def reached(self) -> None:
+        """Note that the kernel has computed as many calls as the watcher waits for."""
+        self.until *= 2
+        self._tell()
 
     def refuse(self, why: Callable[[], str]) -> None:
         """Note a call that the kernel was not let compute; *why* finds the reason."""
@@ -88,30 +91,6 @@ class Count:
         if watcher is not None:
             watcher.enough(self)
 
-
-class _Watched(Count):
-    """A count that notices the calls of the kernel until its watcher settles it; from then on it is a plain one.
-
-    So the way to the kernel has nothing to ask: adding one to a plain count is all that it does.
-    """
-
-    __slots__ = ()
-
-    @property
-    def fused(self) -> int:
-        """As `Count.fused`."""
-        fused: int = _FUSED.__get__(self)
-        return fused
-
-    @fused.setter
-    def fused(self, fused: int) -> None:
-        _FUSED.__set__(self, fused)
-        if fused >= self.until:
-            self.until *= 2
-            self._tell()
-
-
-_FUSED: Any = Count.__dict__["fused"]
 
 Listener = Callable[[Count, Callable[[], str]], None]
 """``heard(count, why)``: told of every call that goes to an original, by where it is counted; ``why()`` finds the
@@ -146,9 +125,12 @@ class Tally:
                 tell(count, lambda: DECLINED)
             return
         try:
-            self.counts[id(module)].fused += 1
+            count = self.counts[id(module)]
         except KeyError:
-            self.of(module).fused += 1
+            count = self.of(module)
+        count.fused += 1
+        if 0 < count.until <= count.fused:
+            count.reached()
 
     def original(self, module: Any) -> Count:
         """Count a call that the original computes."""

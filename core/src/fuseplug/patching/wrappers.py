@@ -1,7 +1,8 @@
 """What a wrapper holds: the callables that it may call, and how to replace them.
 
-Parallelism, mixed precision and hooks replace a method by a function that closes over the method that was there. What
-they hold is in closure cells, partials, bound methods, defaults and attributes of callable objects.
+Parallelism, mixed precision and hooks replace a method by a function that closes over the method that was there: every
+layer that transformers' tensor parallelism shards has such a one. What they hold is in closure cells, partials, bound
+methods and attributes of objects. What is in the defaults of a function is not looked for.
 """
 
 from __future__ import annotations
@@ -94,15 +95,6 @@ def _of_function(function: types.FunctionType) -> Iterator[Held]:
             yield Held(cell.cell_contents, functools.partial(setattr, cell, "cell_contents"))
         except ValueError:  # not filled yet
             continue
-    for number, value in enumerate(function.__defaults__ or ()):
-        yield Held(value, functools.partial(_put_default, function, number))
-    for name, value in (function.__kwdefaults__ or {}).items():
-        yield Held(value, functools.partial((function.__kwdefaults__ or {}).__setitem__, name))
-
-
-def _put_default(function: types.FunctionType, number: int, value: Any) -> None:
-    defaults = function.__defaults__ or ()
-    function.__defaults__ = (*defaults[:number], value, *defaults[number + 1 :])
 
 
 def _of_partial(partial: functools.partial[Any]) -> Iterator[Held]:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from fuseplug.contract import Scope
 from fuseplug.patching import class_method
 from fuseplug.patching.counting import Calls
-from fuseplug.patching.placing import binding
+from fuseplug.patching.placing import Binding
 from fuseplug_verify import Tolerance
 
 from .attempts import Raised, attempt, foreign, raised
@@ -60,9 +60,11 @@ def _outside(module: nn.Module, scope: Scope, inputs: Inputs) -> str:
     method = class_method(module, scope.method)
     if method is None:
         return f"its scope is of {scope.method}, and that is no method of it"
+    bound = Binding(method)((module,), inputs)
+    if bound is None:
+        return f"{scope.method} does not take {', '.join(inputs)}, which the specimen names in dummy_inputs"
     try:
-        given, _, further = binding(method)(module, **inputs)
-        holds = scope.holds(module, {**given, **further})
+        holds = scope.holds(module, {**bound[0], **bound[1]})
     except Exception as error:  # noqa: BLE001 - what a scope asks may raise anything
         return f"its scope raises {raised(error)}, so that the originals compute: look a name up that the call has"
     if holds:

@@ -1,0 +1,96 @@
+"""Finds again what a guard compares: below a module, by way of no ``__getattr__``, or by its name elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Route = Sequence[Any]
+"""As in `Watch`: steps with a name and the store where that is."""
+
+
+def at(owner: Any, route: Route) -> Any:
+    """What is at *route* below *owner*.
+
+    Raises:
+        AttributeError, LookupError: If nothing is there.
+    """
+    for name, store in route:
+        if store == "plain":
+            owner = getattr(owner, name)
+        elif store == "object":
+            owner = object.__getattribute__(owner, name)
+        else:
+            owner = owner.__dict__[store][name]
+    return owner
+
+
+def every(owner: Any, route: Route) -> list[Any]:
+    """All that is at *route*, which may lead through lists of modules.
+
+    Raises:
+        AttributeError, LookupError: If nothing is there, or a list does not have as many items as it had.
+    """
+    for number, (name, count) in enumerate(route):
+        if name == "*":
+            items = at(owner, route[:number]).__dict__["_modules"].values()
+            if len(items) != count:
+                raise LookupError(f"there are {len(items)} modules where there were {count}")
+            return [inner for item in items for inner in every(item, route[number + 1 :])]
+    return [at(owner, route)]
+
+
+def looked_up(space: Any, name: Any) -> Callable[[], Any]:
+    """What looks up *name* in *space*, a cell or a mapping, and raises as that does if it is not there."""
+    if isinstance(space, types.CellType):
+        return lambda: space.cell_contents
+    if (module := _module_of(space, name)) is not None:
+        return lambda: getattr(module, name)
+    if isinstance(space, dict) and type(space) is not dict:
+        # A registry of a model's own may make something new of what it holds.
+        return lambda: dict.__getitem__(space, name)
+    return lambda: space[name]
+
+
+def is_absent(space: Any, name: Any) -> Callable[[Sequence[Any]], bool]:
+    """What says whether *space* has no *name*, whatever it is called with."""
+    if (module := _module_of(space, name)) is not None:
+        return lambda _: not hasattr(module, name)
+    if isinstance(space, dict) and type(space) is not dict:
+        return lambda _: not dict.__contains__(space, name)
+    return lambda _: name not in space
+
+
+def equal_to(value: Any) -> Callable[[Any], Any]:
+    """What compares with *value*, of a `Watch`, as it is to be compared: scalars and containers by value."""
+    known = value.held
+    if not value.by_value:
+        return same_as(known)
+    if known is None or isinstance(known, bool):
+        return lambda found: found is known
+    return lambda found: found == known
+
+
+def same_as(known: Any, *, deep: bool = True) -> Callable[[Any], bool]:
+    """What tells *known* from any other object; of a function, if *deep*, also its code and defaults."""
+    if not deep or not isinstance(known, types.FunctionType):
+        return lambda found: found is known
+    code, defaults, named = known.__code__, known.__defaults__, known.__kwdefaults__
+    # Reloading a module replaces these in the function that was there.
+    return lambda found: (
+        found is known and known.__code__ is code and known.__defaults__ is defaults and known.__kwdefaults__ is named
+    )
+
+
+def _module_of(space: Any, name: Any) -> types.ModuleType | None:
+    """The Python module whose names *space* holds, if *name* can be read as an attribute of it.
+
+    ``torch.compile`` reads an attribute alone, and of a dictionary every name. While it does so, the garbage collector
+    may remove what it wrote there for an earlier program, and then it raises.
+    """
+    if type(space) is not dict or "__getattr__" in space or not (isinstance(name, str) and name.isidentifier()):
+        return None
+    module = sys.modules.get(str(space.get("__name__")))
+    return module if type(module) is types.ModuleType and vars(module) is space else None
