@@ -48,7 +48,10 @@ class _Term(NamedTuple):
                 return ""
         except _GONE:
             pass
-        return self.meaning if isinstance(self.meaning, str) else self.meaning(args)
+        try:
+            return self.meaning if isinstance(self.meaning, str) else self.meaning(args)
+        except _GONE:
+            return "something that is compared is no longer there"
 
 
 class Guard:
