@@ -58,8 +58,7 @@ class NotInUse:
 class InUse:
     """Watches the counts of a model from when it is made, and warns once of kernels that do nothing.
 
-    It costs the way to a kernel one comparison of numbers. Of the calls that originals compute a few are asked for their
-    reason.
+    It costs a call of a kernel one comparison. Of the calls that originals compute a few are asked for their reason.
 
     Args:
         patches: What is fused.
