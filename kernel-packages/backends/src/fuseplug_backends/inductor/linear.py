@@ -7,12 +7,12 @@ them into one. The backward of a linear formula needs neither its input nor its 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..differentiating import differentiated_again, recording, vjp
+from ..differentiating import differentiable_linear
 from ..torch_private import reinterpret_tensor
 from .compiled import plain
 from .layout import strides_of
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Constants = tuple[Hashable, ...]
     Formula = Callable[..., Tensor]
+    _Form = tuple[tuple[Constants, ...], bool]
     Memory = tuple[tuple[torch.Size, tuple[int, ...]], ...]
 
 _MOST_VIEWS = 1 << 10
@@ -45,6 +46,7 @@ class CompiledLinear:
         self.formula = formula
         self._programs: dict[Hashable, Program] = {}
         self._views: dict[tuple[bool, Memory], _Views] = {}
+        self._differentiable = differentiable_linear(self._launched, self._transposed, self._formulas, plain)
 
     def __call__(
         self,
@@ -53,7 +55,7 @@ class CompiledLinear:
         tables: Sequence[Tensor],
         *,
         keep_order: bool = True,
-    ) -> tuple[Tensor, ...]:
+    ) -> Sequence[Tensor]:
         """Compute the formula for each of *xs*, tensors that are `plain`.
 
         Args:
@@ -66,12 +68,21 @@ class CompiledLinear:
         Returns:
             For each of *xs* the result.
         """
-        if recording(*xs, *tables):
-            results: tuple[Tensor, ...] = _Differentiable.apply(  # type: ignore[no-untyped-call]
-                self, tuple(constants), keep_order, len(xs), *xs, *tables
-            )
-            return results
+        return self._differentiable((tuple(constants), keep_order), xs, tables)
+
+    def _launched(self, form: _Form, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        constants, keep_order = form
         return self.run(constants, xs, tables, keep_order=keep_order)
+
+    def _transposed(
+        self, form: _Form, grads: Sequence[Tensor | None], tables: Sequence[Tensor], dtypes: Sequence[torch.dtype]
+    ) -> tuple[Tensor, ...]:
+        wanted = [part for part in zip(form[0], grads, dtypes, strict=True) if part[1] is not None]
+        constants, of_results, narrow = zip(*wanted, strict=True)
+        return self.run(constants, of_results, tables, narrow)
+
+    def _formulas(self, form: _Form, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> list[Tensor]:
+        return [self.formula(x, *tables, *constants) for x, constants in zip(xs, form[0], strict=True)]
 
     def run(
         self,
@@ -112,81 +123,6 @@ class CompiledLinear:
         return tuple(
             [reinterpret_tensor(y, size, stride) for y, (size, stride) in zip(results, views.outside, strict=True)]
         )
-
-
-_NO_TENSORS = (None,) * 4
-"""Gradients of what is handed to `_Differentiable` before the tensors."""
-
-
-class _Differentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        compiled: CompiledLinear,
-        constants: tuple[Constants, ...],
-        keep_order: bool,
-        count: int,
-        *tensors: Tensor,
-    ) -> Any:
-        # A result that nobody used has no gradient, and neither then has what it was made from.
-        ctx.set_materialize_grads(False)
-        ctx.compiled, ctx.constants, ctx.dtypes = compiled, constants, [x.dtype for x in tensors[:count]]
-        xs, tables = tensors[:count], tensors[count:]
-        found = compiled.run(constants, xs, tables, keep_order=keep_order)
-        ctx.shapes = [y.shape for y in found]
-        if any(ctx.needs_input_grad[4 + count :]):
-            ctx.save_for_backward(*tensors)
-        else:
-            # The gradient of what is linear takes the tables alone.
-            ctx.save_for_backward(*tables)
-            ctx.mark_non_differentiable(
-                *[y for y, need in zip(found, ctx.needs_input_grad[4 : 4 + count], strict=True) if not need]
-            )
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        count = len(ctx.dtypes)
-        needs = list(ctx.needs_input_grad[4:])
-        needs[:count] = [need and grad is not None for need, grad in zip(needs, grads, strict=False)]
-        saved = ctx.saved_tensors
-        xs, tables = saved[: len(saved) - (len(needs) - count)], saved[-(len(needs) - count) :]
-        # A program has no derivative of its own.
-        if differentiated_again() or not plain(*grads, *tables):
-            return *_NO_TENSORS, *_by_formula(ctx, needs, grads, xs, tables)
-        found: list[Tensor | None] = [None] * len(needs)
-        wanted = [number for number in range(count) if needs[number]]
-        if wanted:
-            results = ctx.compiled.run(
-                [ctx.constants[number] for number in wanted],
-                [grads[number] for number in wanted],
-                tables,
-                tuple([ctx.dtypes[number] for number in wanted]),
-            )
-            for number, result in zip(wanted, results, strict=True):
-                found[number] = result
-        if any(needs[count:]):
-            of_tables = (*(False for _ in ctx.dtypes), *needs[count:])
-            found[count:] = _by_formula(ctx, of_tables, grads, xs, tables)[count:]
-        return *_NO_TENSORS, *found
-
-
-def _by_formula(
-    ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor | None], xs: Sequence[Tensor], tables: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """The gradients that *needs* names, by operations that can be differentiated again."""
-    inputs = xs or [
-        tables[0].new_zeros(shape, dtype=dtype) for shape, dtype in zip(ctx.shapes, ctx.dtypes, strict=True)
-    ]
-    count = len(grads)
-
-    def formula(*tensors: Tensor) -> list[Tensor]:
-        """The results that have a gradient."""
-        calls = zip(tensors[:count], ctx.constants, grads, strict=True)
-        return [ctx.compiled.formula(x, *tensors[count:], *last) for x, last, grad in calls if grad is not None]
-
-    present = [grad for grad in grads if grad is not None]
-    return vjp(formula, (*inputs, *tables), needs, present, create_graph=differentiated_again())
 
 
 class _Views(NamedTuple):
