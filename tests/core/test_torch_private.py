@@ -536,11 +536,6 @@ def test_decorators_of_dynamo_are_written_there():
     assert all(each.__globals__["__name__"].startswith(private.DYNAMO_WRAPPERS) for each in decorated)
 
 
-@of("JIT_INTERNALS")
-def test_functions_of_the_jit_are_written_there():
-    assert torch.jit.ignore.__module__ == torch.jit.export.__module__ == private.JIT_INTERNALS
-
-
 class Watched(torch.Tensor):
     asked = 0
 

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "DYNAMO_WRAPPERS",
-    "JIT_INTERNALS",
     "OpOverload",
     "OpOverloadPacket",
     "disable_current_modes",
@@ -42,9 +41,6 @@ len_torch_function_stack = torch._C._len_torch_function_stack
 
 DYNAMO_WRAPPERS = ("torch._dynamo", "torch._compile")
 """The modules in which the decorators of `torch.compiler` are written, and those around torch's own functions."""
-
-JIT_INTERNALS = "torch._jit_internal"
-"""The module in which functions of `torch.jit` are written."""
 
 
 @contextlib.contextmanager

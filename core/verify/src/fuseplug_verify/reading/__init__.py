@@ -4,10 +4,12 @@
 >>> reading = read(type(module).forward, module)  # doctest: +SKIP
 >>> reading.reads, reading.side_effects, reading.unread  # doctest: +SKIP
 
-No code is run: no function, no property, no ``__getattr__``. What cannot be read is listed, never guessed.
+No code is run: no function, no property, no ``__getattr__``. What the reader does not know it lists as unread, and it
+never guesses: it knows the kinds of statements, expressions and calls of which the forwards of norms, gated MLPs,
+experts and rotary functions consist.
 """
 
-from .found import MISSING, Finding, Held, Looked, Path, Reading
+from .findings import MISSING, Finding, Looked, Path, Reading
 from .hazards import hazard
 from .libraries import is_library
 from .lookup import attribute
@@ -18,7 +20,6 @@ from .remembered import remembered
 __all__ = [
     "MISSING",
     "Finding",
-    "Held",
     "Looked",
     "Path",
     "Reading",

@@ -1,318 +1,253 @@
 """What a call runs, returns and changes."""
 
-# ruff: noqa: D102 - an on_ method says in its name what it is for
 from __future__ import annotations
 
-import ast
+import contextlib
 import functools
+import logging
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .arguments import Arguments, Partial
-from .attributes import item_of, kind_of
-from .expressions import Expressions, Local
-from .found import MISSING
-from .known import BUILTINS
-from .libraries import is_library, is_readable, only_computes, wrapped_by
-from .library import call_library, is_log
+from ..torch_private import OpOverload, OpOverloadPacket, schemas_of
+from .arguments import Arguments
+from .builtin_calls import BUILTINS, method_of_python
+from .findings import MISSING
+from .libraries import home, is_library, is_readable, is_wrapped
 from .lookup import in_class, is_a
-from .reaching import is_wrapped
-from .settled import SCALARS, answer_of, is_filled
-from .values import NEVER, NOTHING, Value, either, kinds_of, known, listed
+from .memoised import Memoised, answer_of, answered
+from .objects import item_of
+from .tables import CLAMPS, CREATES, DTYPES, LIBRARIES, LOGS, NOT_COMPUTING, RANDOM, SHAPES
+from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
+
+if TYPE_CHECKING:
+    from .expressions import Expressions
+
+CONTEXTS = (torch.autocast, contextlib.nullcontext, torch.no_grad, torch.enable_grad, torch.inference_mode)
+"""Contexts that may be entered: the runs of the original enter them, too."""
+
+_Handler = Callable[["Expressions", Any, Value, Arguments], Value]
 
 
-class Calls(Expressions):
-    """Expressions, with calls."""
-
-    def on_call(self, node: ast.Call) -> Value:
-        if isinstance(node.func, ast.Name) and node.func.id == "super" and "super" not in self.env:
-            return self._super(node)
-        called = self.value(node.func)
-        given = self._given(node)
-        return either(self._call(node, each, given) for each in called.each)
-
-    def _given(self, node: ast.Call) -> Arguments:
-        values: list[Value] = []
-        rest: Value | None = None
-        for each in node.args:
-            found = self.value(each)
-            if not isinstance(each, ast.Starred):
-                values.append(found if found.others is None else self._without_names(found))
-            elif found.items is not None and found.exact and rest is None:
-                values += found.items
-            else:
-                item = item_of(self.reader, found, None)
-                rest = item if rest is None else either((rest, item))
-        named: dict[str, Value] = {}
-        others: Value | None = None
-        for keyword in node.keywords:
-            found = self.value(keyword.value)
-            if keyword.arg is not None:
-                named[keyword.arg] = found if found.others is None else self._without_names(found)
-            elif found.named is not None:
-                named |= found.named
-                others = found.others if others is None else either((others, *filter(None, [found.others])))
-            else:
-                item = item_of(self.reader, found, Value())
-                others = item if others is None else either((others, item))
-        return Arguments(tuple(values), rest, named, others)
-
-    def call(self, node: Any, called: Value, given: Arguments) -> Value:
-        """Follow a call of *called*."""
-        return either(self._call(node, each, given) for each in called.each)
-
-    def _call(self, node: Any, f: Value, given: Arguments) -> Value:
-        thing = f.object
-        if f is NEVER or f.name == "never":
-            return NEVER
-        if isinstance(f.local, Local):
-            return self.call_local(f.local, given)
-        if isinstance(f.local, Partial):
-            return self.call(node, f.local.called, f.local.with_more(given))
-        if f.made is not None:
-            return self._made(node, f, given)
-        if (builtin := BUILTINS.get(id(thing))) is not None:
-            return builtin(self, node, given)
-        if thing is MISSING or is_a(thing, torch.Tensor) or thing is None:
-            return self._unknown(node, f, given)
-        return self._object(node, f, thing, given)
-
-    def _object(self, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
-        """A call of the very object *thing*."""
-        if (cls := _applied_by(f, thing)) is not None:
-            return self._differentiated(cls, given)
-        if is_a(thing, types.MethodType):
-            return self._method(node, f, thing, given)
-        if is_a(thing, functools.partial):
-            first = Arguments(tuple(map(_outside, thing.args)), named=_outsides(thing.keywords))
-            return self._call(node, _outside(thing.func), Partial(f, first).with_more(given))
-        if is_a(thing, nn.Module):
-            return self._module(f, given)
-        if is_a(thing, type):
-            return self._made_of(node, thing, given)
-        if is_a(thing, types.FunctionType):
-            return self._function(node, f, thing, given)
-        return self._other(node, f, thing, given)
-
-    def _method(self, node: Any, f: Value, method: types.MethodType, given: Arguments) -> Value:
-        bound = f if f.receiver is None else f.receiver
-        itself = bound if bound.object is method.__self__ else known(method.__self__, owned=False)
-        if itself.object is getattr(self.env.get("self"), "object", MISSING):
-            itself = self.env["self"]
-        return self._call(node, Value(object=method.__func__, owned=False, receiver=itself, name=f.name), given)
-
-    def _module(self, f: Value, given: Arguments) -> Value:
-        found = self.reader.module(f, given)
-        if found.items is not None or not found.owned:
-            return found
-        kinds = kinds_of(given.all) & {"value", "param"} | {"value"}
-        return Value(kinds) if not is_a(f.object, nn.Identity | nn.Flatten) else given.at(0) or Value(kinds)
-
-    def _function(self, node: Any, f: Value, function: types.FunctionType, given: Arguments) -> Value:
-        bound = given if f.receiver is None else given.after(f.receiver)
-        if is_readable(function) or is_wrapped(wrapped_by(function)):
-            return self.reader.function(function, bound)
-        name = function.__name__
-        owner: Any = f.receiver.object if f.receiver is not None else MISSING
-        calls = name in ("__call__", "_call_impl", "_wrapped_call_impl")
-        if calls and f.receiver is not None and is_a(owner, nn.Module):
-            return self._call(node, f.receiver, given)
-        # The ``get`` that ``Mapping`` gives a class of a model calls the class's own ``__getitem__``.
-        if name == "get" and f.receiver is not None and is_readable(in_class(type(owner), "__getitem__")):
-            at, default = given.at(0) or NOTHING, given.at(1, "default") or known(None)
-            return either((item_of(self.reader, f.receiver, at), default))
-        return call_library(self, node, f, function, given)
-
-    def _differentiated(self, cls: type, given: Arguments) -> Value:
-        found = []
-        for name in ("forward", "backward", "setup_context"):
-            function = in_class(cls, name)
-            function = function.__func__ if is_a(function, staticmethod) else function
-            if is_a(function, types.FunctionType) and is_wrapped(function):
-                context = () if "setup_context" in vars(cls) and name == "forward" else (NOTHING,)
-                unknown = Arguments(context, rest=Value(frozenset({"value"})))
-                found.append(self.reader.function(function, given.after(*context) if name == "forward" else unknown))
-        return found[0] if found else NOTHING
-
-    def _made_of(self, node: Any, cls: type, given: Arguments) -> Value:
-        """An instance of *cls*."""
-        if issubclass(cls, BaseException):
-            return NOTHING
-        if cls in (list, tuple, set, frozenset):
-            return self._collected(given.at(0))
-        if cls is dict:
-            return self._dict(given)
-        if cls in (int, float, bool, str, complex, range, slice, bytes):
-            self.asked(node, *given.values)
-            return Value(kinds_of(given.all))
-        if is_library(cls):
-            return call_library(self, node, Value(object=cls, owned=False), cls, given)
-        return self._constructed(node, cls, given)
-
-    def _collected(self, source: Value | None) -> Value:
-        """A list, tuple or set of what is in *source*."""
-        if source is None:
-            return listed(())
-        if source.items:
-            return replace(source, owned=True, given=False, _key=[])
-        return listed((item_of(self.reader, source, None),), exact=False)
-
-    def _dict(self, given: Arguments) -> Value:
-        if not given.values and given.others is None:
-            return Value(kinds_of(given.all), items=tuple(given.named.values()), exact=False, named=dict(given.named))
-        items = [item_of(self.reader, each, NOTHING) for each in given.values]
-        return listed([*items, *given.named.values()], exact=False)
-
-    def _constructed(self, node: Any, cls: type, given: Arguments) -> Value:
-        """An instance of a class of a model: its constructors are read."""
-        made = Value(kinds_of(given.all), made=cls, fields={})
-        for name in ("__new__", "__init__", "__post_init__"):
-            function = in_class(cls, name)
-            function = function.__func__ if is_a(function, staticmethod) else function
-            if not is_a(function, types.FunctionType) or _is_generated(function):
-                continue
-            if is_readable(function):
-                first = known(cls, owned=False) if name == "__new__" else made
-                self.reader.function(function, given.after(first) if name != "__post_init__" else Arguments((first,)))
-        metaclass = in_class(type(cls), "__call__")
-        if is_readable(metaclass):
-            self.unread(node, "its metaclass makes the instance")
-        return made
-
-    def _made(self, node: Any, f: Value, given: Arguments) -> Value:
-        cls: Any = f.made
-        name = "forward" if issubclass(cls, nn.Module) else "__call__"
-        function = in_class(cls, name)
-        if is_readable(function):
-            return self.reader.function(function, given.after(f))
-        if not is_library(cls):
-            self.unread(node, f"a {cls.__name__} cannot be called by reading")
-        return Value(kinds_of([f, *given.all]))
-
-    def _unknown(self, node: Any, f: Value, given: Arguments) -> Value:
-        if f.receiver is not None:
-            return call_library(self, node, f, MISSING, given)
-        if f.object is None:
-            return NEVER
-        self.unread(node, "an argument is called" if f.given else "what is called is not known")
-        self.escapes(node, given)
-        return Value(kinds_of(given.all))
-
-    def _other(self, node: Any, f: Value, thing: Any, given: Arguments) -> Value:
-        """A call of something that is neither a function of Python nor a module nor a class."""
-        if is_a(thing, functools._lru_cache_wrapper):
-            inner: Any = thing.__wrapped__
-            if is_log(f.receiver, thing, f.name):
-                return known(None)
-            # Without arguments a filled cache answers and nothing runs. Only ``cache_clear`` could change the answer.
-            if not given.all and f.receiver is None and thing.cache_info().currsize:
-                found = thing()
-                if is_filled(thing) and type(found) in SCALARS:
-                    self.reader.looked(answer := answer_of(thing), answer.name, found)
-                return known(found, *kind_of(found), owned=False)
-            return self._function(node, replace(f, object=inner, _key=[]), inner, given)
-        function = in_class(type(thing), "__call__")
-        if function is MISSING:
-            return NEVER
-        if not is_a(thing, types.BuiltinFunctionType) and is_readable(function):
-            return self.reader.function(function, given.after(f))
-        return call_library(self, node, f, thing, given)
-
-    def _super(self, node: ast.Call) -> Value:
-        """What ``super()`` is, with arguments or without."""
-        given = [self.value(each) for each in node.args]
-        if len(given) == 2:
-            itself, cls = given[1], given[0].object
-        else:
-            code = self.function.__code__
-            itself = self.env.get(code.co_varnames[0], NOTHING) if code.co_argcount else NOTHING
-            cls = self.name("__class__").object if "__class__" in code.co_freevars else MISSING
-        if not isinstance(cls, type) or not (itself.known or itself.made):
-            self.unread(node, "which class super() looks in is not known")
-            return NOTHING
-        return Value(after=cls, receiver=itself, owned=itself.owned)
-
-    def escapes(self, node: Any, given: Arguments) -> None:
-        """Note what is handed to code that is not read; functions among it are read."""
-        for each in _flattened(given.all):
-            if isinstance(each.local, Local):
-                if not each.local.called:
-                    self.call_local(each.local, Arguments(rest=_ARGUMENT, others=_ARGUMENT))
-                continue
-            if isinstance(each.local, Partial):
-                self.call(node, each, Arguments(rest=_ARGUMENT, others=_ARGUMENT))
-                continue
-            thing = each.object
-            function = thing.__func__ if is_a(thing, types.MethodType) else thing
-            if is_a(function, types.FunctionType) and is_wrapped(function):
-                more = Arguments(rest=_ARGUMENT, others=_ARGUMENT)
-                self.call(node, each, more)
-            elif is_a(thing, nn.Module) and not each.owned:
-                self.unread(node, f"a {type(thing).__name__} is handed to what is not read")
-            elif not each.owned and each.known and _has_state(thing):
-                what = ".".join(each.path) if each.path else f"a {type(thing).__name__}"
-                self.unread(node, f"{what} is handed to what is not read")
-
-    def grown(self, target: Any, before: Value, added: Value) -> None:
-        """Add a thing to a container that was made in the call."""
-        if isinstance(target, ast.Name) and before.items is not None:
-            self.env[target.id] = self._without_names(before, added)
-
-    def _without_names(self, before: Value, added: Value = NOTHING) -> Value:
-        """*before* after something was put into it; whatever else is the same dict of arguments, too."""
-        items = (either((*(before.items or ()), added)),)
-        after = replace(before, kinds=before.kinds | added.kinds, items=items, exact=False, named=None, _key=[])
-        if before.others is not None:
-            self.env.update((name, after) for name, value in self.env.items() if value.key == before.key)
-        return after
-
-    def call_local(self, local: Local, given: Arguments) -> Value:
-        """Follow a call of a function that is defined in the code."""
-        raise NotImplementedError
+def call(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+    """Follow a call of *function* at *node*."""
+    return either(_call(walk, node, option, arguments) for option in function.each)
 
 
-_ARGUMENT = Value(frozenset({"value"}), owned=False, given=True)
+def _call(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+    thing = function.object
+    if function is NEVER or thing is None:
+        return NEVER
+    if function.fields is not None:
+        return _made(walk, node, function, arguments)
+    if _logs(function, thing):
+        return known(None)
+    if (builtin := BUILTINS.get(id(thing))) is not None:
+        return builtin(walk, node, arguments)
+    if thing is MISSING or is_a(thing, Tensor):
+        return _of_tensor(walk, node, function, arguments)
+    handler: _Handler = next((handler for kind, handler in _BY_KIND if is_a(thing, kind)), _other)
+    return handler(walk, node, function, arguments)
 
 
-def _outside(thing: Any) -> Value:
-    return known(thing, owned=False)
-
-
-def _outsides(things: dict[str, Any]) -> dict[str, Value]:
-    return {name: _outside(thing) for name, thing in things.items()}
-
-
-_CALLABLE = types.FunctionType | types.ClassMethodDescriptorType | types.BuiltinMethodType
-
-
-def _applied_by(f: Value, thing: Any) -> type[torch.autograd.Function] | None:
-    """The class whose ``apply`` of torch's is called: written in Python, and from torch 2.15 on in C."""
-    if not is_a(thing, _CALLABLE) or thing.__name__ != "apply" or is_readable(thing):
-        return None
-    owner: Any = thing.__self__ if is_a(thing, types.BuiltinMethodType) else getattr(f.receiver, "object", MISSING)
-    return owner if is_a(owner, type) and issubclass(owner, torch.autograd.Function) else None
-
-
-def _is_generated(function: types.FunctionType) -> bool:
-    """Whether ``dataclass`` or ``namedtuple`` wrote it: then it only stores its arguments."""
-    return function.__code__.co_filename == "<string>" or function.__globals__.get("__name__", "").startswith(
-        "namedtuple_"
+def _logs(function: Value, thing: Any) -> bool:
+    """Whether a call only logs; what is logged once is memoised."""
+    plain = is_a(thing, (types.FunctionType, types.BuiltinFunctionType))
+    name = function.name or (thing.__name__ if plain else "")
+    logger = function.receiver is not None and is_a(function.receiver.object, logging.Logger | logging.LoggerAdapter)
+    return (logger and (name in LOGS or name.endswith("_once"))) or (
+        name in LOGS and home(thing) in ("warnings", "_warnings", "logging")
     )
 
 
-def _has_state(thing: Any) -> bool:
-    return not isinstance(
-        thing, torch.Tensor | int | float | str | tuple | type | types.ModuleType | None.__class__
-    ) and (not only_computes(thing) or is_a(thing, list | dict | set))
+def _method(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+    method, receiver = function.object, function.receiver
+    if receiver is None or receiver.object is not method.__self__:
+        receiver = walk.owner_of(method.__self__)
+    return _call(walk, node, Value(object=method.__func__, receiver=receiver, name=function.name), arguments)
 
 
-def _flattened(values: list[Value]) -> Iterator[Value]:
-    for value in values:
-        for each in value.each:
-            yield each
-            yield from _flattened(list(each.items or ()))
+def _partial(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+    partial = function.object
+    first = [known(value, fresh=False) for value in partial.args]
+    named = {name: known(value, fresh=False) for name, value in partial.keywords.items()}
+    more = replace(arguments, named={**named, **arguments.named}).after(*first)
+    return _call(walk, node, known(partial.func, fresh=False), more)
+
+
+def _module(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+    result = walk.reader.module(walk, node, function, arguments)
+    if result.items is not None or not result.fresh or is_a(function.object, nn.Identity):
+        return result
+    return Value(tried=True)
+
+
+def _function(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+    thing, receiver = function.object, function.receiver
+    if is_wrapped(thing):
+        return walk.reader.function(thing, arguments if receiver is None else arguments.after(receiver))
+    if receiver is not None and not is_a(receiver.object, types.ModuleType):
+        owner, name = receiver.object, thing.__name__
+        if is_a(owner, nn.Module) and name in ("__call__", "_call_impl", "_wrapped_call_impl"):
+            return _call(walk, node, receiver, arguments)
+        if receiver.fields is not None and thing is nn.Module.__init__:
+            return known(None)
+        # The ``get`` that ``Mapping`` gives a class of a model calls the class's own ``__getitem__``.
+        if name == "get" and is_readable(in_class(type(owner), "__getitem__")):
+            default = arguments.at(1, "default") or known(None)
+            return either((item_of(walk, node, receiver, arguments.at(0) or NOTHING), default))
+        if receiver.known and not is_a(owner, Tensor):
+            return _unread(walk, node, f"{name} of a {type(owner).__name__} is not known", arguments)
+    return _computed(walk, node, function, thing, arguments)
+
+
+def _instance(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+    """An instance of a class."""
+    cls = function.object
+    if issubclass(cls, CONTEXTS):
+        return Value(cls=cls)
+    if home(cls).startswith("torch.distributions."):
+        return Value(tried=is_tried(arguments.all), cls=cls)
+    if not issubclass(cls, nn.Module):
+        return _computed(walk, node, known(cls), cls, arguments)
+    if is_readable(in_class(type(cls), "__call__")) or is_readable(in_class(cls, "__new__")):
+        return _unread(walk, node, f"how a {cls.__name__} is made cannot be read", arguments)
+    value = Value(cls=cls, fields={})
+    constructor = in_class(cls, "__init__")
+    if is_readable(constructor):
+        walk.reader.function(constructor, arguments.after(value))
+    return value
+
+
+def _made(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+    """A call of a module that was made in the call."""
+    forward = in_class(function.cls or object, "forward")
+    if is_readable(forward) and in_class(function.cls or object, "__call__") is nn.Module.__call__:
+        return walk.reader.function(forward, arguments.after(function))
+    return _unread(walk, node, "what is made and called cannot be read", arguments)
+
+
+def _other(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+    """A call of something that is neither a function of Python nor a module nor a class."""
+    thing = function.object
+    method = in_class(type(thing), "__call__")
+    if method is MISSING:
+        return NEVER
+    if not is_a(thing, types.BuiltinFunctionType) and is_readable(method):
+        return walk.reader.function(method, arguments.after(function))
+    receiver = function.receiver
+    if receiver is not None and receiver.known and not is_a(receiver.object, (Tensor, types.ModuleType)):
+        return method_of_python(walk, node, receiver, function.name, arguments)
+    return _computed(walk, node, function, thing, arguments)
+
+
+def _memoised(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+    memoised = function.object
+    if not arguments.all and (answer := answered(memoised)) is not MISSING:
+        space = answer_of(memoised)
+        walk.reader.looked(space, space.name, answer)
+        return known(answer, fresh=False)
+    return _call(walk, node, replace(function, object=memoised.__wrapped__), arguments)
+
+
+def _of_tensor(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+    """A method of what is not known, which may be a tensor; or of a container that was made in the call."""
+    receiver = function.receiver
+    if receiver is None:
+        what = "an argument" if function.argument else "what is not known"
+        return _unread(walk, node, f"{what} is called", arguments)
+    if receiver.items is not None or receiver.named is not None:
+        return method_of_python(walk, node, receiver, function.name, arguments)
+    if not hasattr(receiver.cls or Tensor, function.name) or (receiver.cls and issubclass(receiver.cls, CONTEXTS)):
+        return _unread(walk, node, f"what is called {function.name} is not known", arguments)
+    return _computed(walk, node, function, MISSING, arguments)
+
+
+_BY_KIND: tuple[tuple[type, _Handler], ...] = (
+    (types.MethodType, _method),
+    (functools.partial, _partial),
+    (Memoised, _memoised),
+    (nn.Module, _module),
+    (type, _instance),
+    (types.FunctionType, _function),
+)
+
+
+def _computed(walk: Expressions, node: Any, function: Value, thing: Any, arguments: Arguments) -> Value:
+    """What a function of a library, or a method of a tensor, returns: its code is not read."""
+    receiver = function.receiver if function.receiver and not is_a(function.receiver.object, types.ModuleType) else None
+    name = function.name if thing is MISSING else getattr(thing, "__name__", function.name)
+    reading = walk.reader.reading
+    tensors = [*filter(None, [receiver]), *arguments.all]
+    if not computes(thing, name):
+        return _unread(walk, node, f"{home(thing)}.{name} is not known only to compute", arguments)
+    for value in tensors:
+        _hand_over(walk, node, value)
+    reading.draws |= name in RANDOM
+    reading.clamps |= name in CLAMPS or (name in ("max", "min") and len(tensors) == 2 and _is_tensor(tensors[1]))
+    first = tensors[0] if tensors else NOTHING
+    changed = [first] if _is_in_place(thing, name, arguments) else []
+    if any(value.foreign for value in (*changed, *_parts(arguments.named.get("out", NOTHING)))):
+        walk.note(reading.side_effects, node)
+    if name in DTYPES and (name != "type" or len(tensors) < 2):
+        return NOTHING
+    if name in SHAPES or (name in RANDOM and not changed):
+        return Value(tried=True)
+    if is_a(thing, type) or not tensors or name in CREATES or name.startswith("new_") or name == "clone":
+        return Value(tried=is_tried(tensors))
+    return part_of(*tensors)
+
+
+def computes(thing: Any, name: str) -> bool:
+    """Say whether *thing*, of a library, is known to do nothing but compute; *name* is its name."""
+    if name in NOT_COMPUTING:
+        return False
+    if thing is MISSING:
+        return True
+    if is_a(thing, OpOverload | OpOverloadPacket):
+        return not any(a.alias_info and a.alias_info.is_write for op in schemas_of(thing) for a in op.arguments)
+    where = home(thing)
+    if any(where == library or where.startswith(f"{library}.") for library in LIBRARIES):
+        return is_library(thing)
+    if where.partition(".")[0] != "torch" or where.startswith(("torch._ops", "torch.jit", "torch.distributed")):
+        return False
+    of_aten = is_a(thing, types.BuiltinFunctionType) and hasattr(torch.ops.aten, name)
+    return of_aten or name in CREATES | DTYPES | SHAPES
+
+
+def _is_tensor(value: Value) -> bool:
+    return value.tried or is_a(value.object, (Tensor, float))
+
+
+def _is_in_place(thing: Any, name: str, arguments: Arguments) -> bool:
+    inplace = arguments.named.get("inplace")
+    if inplace is not None:
+        return inplace.object is not False
+    # It may be given by position, as to F.relu.
+    asked = home(thing) == "torch.nn.functional" and any(value.object is True for value in arguments.values)
+    return asked or (name.endswith("_") and not name.endswith("__"))
+
+
+def _hand_over(walk: Expressions, node: Any, value: Value) -> None:
+    """What a library's code does with an object of a model is not known."""
+    for option in _parts(value):
+        walk.opaque(node, option)
+        if is_a(option.object, (types.FunctionType, types.MethodType, nn.Module)):
+            walk.unread(node, f"a {type(option.object).__name__} is handed to what is not read")
+
+
+def _parts(value: Value) -> Iterator[Value]:
+    """What *value* may be, and what is in it."""
+    for option in value.each:
+        yield option
+        for item in option.items.values if option.items is not None else ():
+            yield from _parts(item)
+
+
+def _unread(walk: Expressions, node: Any, why: str, arguments: Arguments) -> Value:
+    walk.unread(node, why)
+    return Value(tried=True, fresh=False, argument=not any(value.foreign for value in arguments.all))

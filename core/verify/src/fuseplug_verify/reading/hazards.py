@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from .libraries import is_library, only_computes
+from .calls import computes
+from .libraries import is_wrapped
 from .lookup import in_class
-from .reaching import is_wrapped
 from .reader import read
 
 
@@ -32,8 +32,11 @@ def hazard(called: Any) -> str:
     elif isinstance(called, types.MethodType):
         function, owner = called.__func__, called.__self__ if isinstance(called.__self__, nn.Module) else None
     if not isinstance(function, types.FunctionType) or not is_wrapped(function):
-        known = is_library(function) and only_computes(function)
-        return "" if known else f"the code of a {type(called).__name__} cannot be read"
+        return (
+            ""
+            if computes(function, getattr(function, "__name__", ""))
+            else f"the code of a {type(called).__name__} cannot be read"
+        )
     reading = read(function, owner)
     if reading.side_effects:
         return f"it does more than compute: {reading.side_effects[0].text}"

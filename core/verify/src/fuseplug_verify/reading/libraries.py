@@ -6,19 +6,14 @@ import sys
 import types
 from typing import Any
 
-from ..torch_private import JIT_INTERNALS
-from .found import MISSING
+from ..torch_private import DYNAMO_WRAPPERS
+from .findings import MISSING
 from .lookup import is_a
 
 _OTHERS = frozenset({"typing_extensions", "packaging"})
 _COMPUTING = frozenset({"torch", "torch_npu", "numpy", "einops", "triton"})
-_PURE = frozenset({
-    "abc", "bisect", "builtins", "cmath", "collections", "contextlib", "copy", "copyreg", "dataclasses", "decimal",
-    "enum", "fractions", "functools", "heapq", "inspect", "itertools", "keyword", "logging", "math", "numbers",
-    "operator", "random", "re", "statistics", "string", "textwrap", "types", "typing", "typing_extensions", "packaging",
-    "warnings", "weakref", "_collections_abc", "_operator", "_functools", "_collections", "_weakref", "_abc",
-    "_warnings", "_bisect", "_heapq", "_random", "_typing",
-})  # fmt: skip
+_TRANSPARENT = ("functools", "torch.compiler", *DYNAMO_WRAPPERS)
+"""Where wrappers are written that compute what they wrap, and do nothing else."""
 
 
 def home(thing: Any) -> str:
@@ -45,14 +40,6 @@ def is_library(thing: Any) -> bool:
     return top in _COMPUTING or (top in sys.stdlib_module_names and top != "__main__") or top in _OTHERS
 
 
-def only_computes(thing: Any) -> bool:
-    """Say whether *thing*, of a library, has nothing to do with files, processes, clocks or other machines."""
-    name = home(thing)
-    if name.startswith(("torch.distributed", "torch.jit", JIT_INTERNALS, "torch.utils.data")):
-        return False
-    return name.partition(".")[0] in _COMPUTING | _PURE
-
-
 def is_readable(function: Any) -> bool:
     """Say whether *function* is Python code of a model or of `torch.nn.modules`."""
     if not is_a(function, types.FunctionType):
@@ -65,3 +52,21 @@ def wrapped_by(function: types.FunctionType) -> types.FunctionType | None:
     """The function that *function* says it wraps, as ``functools.wraps`` does; ``None`` if it says nothing."""
     found = function.__dict__.get("__wrapped__", MISSING)
     return found if is_a(found, types.FunctionType) else None
+
+
+def unwrapped(function: types.FunctionType) -> types.FunctionType:
+    """*function*, or what it wraps if it is a wrapper of a library that only calls that."""
+    while not is_readable(function) and home(function).startswith(_TRANSPARENT):
+        if (inner := wrapped_by(function)) is None:
+            break
+        function = inner
+    return function
+
+
+def is_wrapped(function: Any) -> bool:
+    """Say whether *function*, or what its decorators wrap, is code to be read."""
+    while is_a(function, types.FunctionType):
+        if is_readable(function):
+            return True
+        function = wrapped_by(function)
+    return False

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from .found import MISSING
+from .findings import MISSING
 
 _STORES = ("_parameters", "_buffers", "_modules")
 _C_MEMBERS = (types.MemberDescriptorType, type(types.SimpleNamespace.__dict__.get("__dict__")))

@@ -168,26 +168,3 @@ def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
     for inner in nested(code):
         yield from all_codes(inner)
-
-
-def code_of(node: Any, around: types.CodeType) -> types.CodeType:
-    """The code object of a function or comprehension in *around*; *around* itself where it has none of its own."""
-    named = {
-        ast.ListComp: "<listcomp>",
-        ast.SetComp: "<setcomp>",
-        ast.DictComp: "<dictcomp>",
-        ast.GeneratorExp: "<genexpr>",
-    }
-    name = named.get(type(node)) or getattr(node, "name", "<lambda>")
-    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
-    found = [each for each in nested(around) if (each.co_name, each.co_firstlineno) == (name, first)]
-    if len(found) > 1 and hasattr(around, "co_positions"):
-        found = [each for each in found if _within(each, node)] or found
-    return found[0] if found else around
-
-
-def _within(code: types.CodeType, node: Any) -> bool:
-    places = [(line, column) for line, _, column, _ in code.co_positions() if line and column is not None]
-    last = (node.end_lineno, node.end_col_offset)
-    # Code without a place of its own is given the first line and column 0.
-    return all((node.lineno, node.col_offset) <= place < last for place in places if place[1])

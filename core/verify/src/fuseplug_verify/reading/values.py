@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from .found import MISSING, Path
+from torch import Tensor
+
+from .findings import MISSING, Path
 from .lookup import is_a
 
 _MOST = 16
-_PLAIN = (int, float, complex, str, bytes, bool, tuple, frozenset, range, type(None), type(...))
+
+
+class Items:
+    """What is in a container that was made in the call. All names for the container share it.
+
+    Attributes:
+        values: The items; each once, unless *exact*.
+        exact: Whether *values* are all the items, in order; otherwise each item is one of them.
+    """
+
+    def __init__(self, values: Iterable[Value] = (), *, exact: bool = True) -> None:
+        self.values, self.exact = list(values), exact
+
+    def add(self, value: Value) -> None:
+        """Note that *value* is put in somewhere."""
+        self.exact = False
+        if value.key not in [item.key for item in self.values]:
+            self.values.append(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,41 +37,33 @@ class Value:
     """What a name or an expression stands for, as far as reading tells.
 
     Attributes:
-        kinds: What it derives from, as in `Finding.kinds`.
-        path: Where it is below the module.
         object: The object itself, if it is known.
-        owned: Whether it was made in the call. Changing it then has no effect after the call.
-        given: Whether it is an argument of what is read, or part of one.
+        path: Where it is below the module.
+        tried: Whether it depends on what only examples can vary, as in `Reading.branches`.
+        fresh: Whether it was made in the call. Changing it then has no effect after the call.
+        argument: Whether it is an argument of what is read, or part of one.
         items: What is in it, if it is a container made in the call.
-        exact: Whether *items* are all its items, in order; otherwise each item is one of them.
+        named: What is in it by name, if it is what a function takes as ``**kwargs``; ``None`` stands for other names.
         options: What it may be, if it is one of several things.
-        receiver: What it is a method of.
-        name: What it is called as a method.
-        made: The class that it is an instance of, if it was made in the call.
-        local: The function that it is, if it was defined in the call.
-        named: What is in it by name, if it is a dict made in the call and all of it is known, but for *others*.
-        others: What may be in it besides, by names that are not known.
-        fields: The attributes it was given, if it was made in the call.
-        after: For ``super()``: the class whose bases are looked through.
+        receiver: What it is a method or an attribute of.
+        name: What it is called there.
+        cls: The class that it is an instance of, if it is a module made in the call; for ``super()``, the class whose
+            bases are looked through.
+        fields: The attributes of a module made in the call. All names for it share them.
     """
 
-    kinds: frozenset[str] = frozenset()
-    path: Path | None = None
     object: Any = MISSING
-    owned: bool = True
-    given: bool = False
-    items: tuple[Value, ...] | None = None
-    exact: bool = True
+    path: Path | None = None
+    tried: bool = False
+    fresh: bool = True
+    argument: bool = False
+    items: Items | None = None
+    named: Mapping[str | None, Value] | None = None
     options: tuple[Value, ...] = ()
     receiver: Value | None = None
     name: str = ""
-    made: type | None = None
-    local: Any = None
-    named: dict[str, Value] | None = None
-    others: Value | None = None
+    cls: type | None = None
     fields: dict[str, Value] | None = None
-    after: type | None = None
-    _key: list[Any] = field(default_factory=list, repr=False)
 
     @property
     def each(self) -> tuple[Value, ...]:
@@ -67,69 +78,56 @@ class Value:
     @property
     def foreign(self) -> bool:
         """Whether it outlives the call and is no argument."""
-        return any(not v.owned and not v.given for v in self.each)
-
-    @property
-    def unchangeable(self) -> bool:
-        """Whether it is a number, a string or the like, which ``+=`` does not change."""
-        return all(is_a(v.object, _PLAIN) for v in self.each)
+        return any(not option.fresh and not option.argument for option in self.each)
 
     @property
     def key(self) -> Any:
         """Equal where the same is known of the values."""
-        if not self._key:
-            parts = None if self.items is None else tuple(v.key for v in self.items)
-            receiver = self.receiver and self.receiver.key
-            options = tuple(v.key for v in self.options)
-            named = None if self.named is None else tuple((n, v.key) for n, v in self.named.items())
-            ids = (id(self.object), id(self.local), id(self.fields), id(self.made), id(self.after))
-            self._key.append((self.kinds, self.path, ids, self.owned, self.given, parts, self.exact, options,
-                              receiver, self.name, named, self.others and self.others.key))  # fmt: skip
-        return self._key[0]
-
-    def of(self, *kinds: str) -> Value:
-        """The same, of other kinds."""
-        return replace(self, kinds=frozenset(kinds), _key=[])
+        items = None if self.items is None else (self.items.exact, *(item.key for item in self.items.values))
+        named = None if self.named is None else tuple((name, value.key) for name, value in self.named.items())
+        options, receiver = tuple(option.key for option in self.options), self.receiver and self.receiver.key
+        ids = (id(self.object), id(self.cls), id(self.fields))
+        return (ids, self.path, self.tried, self.fresh, self.argument, self.name, items, named, options, receiver)
 
 
 NOTHING = Value()
-NEVER = Value(name="never")
+NEVER = Value(name="(never)")
 """The value of an expression that raises: there is none."""
+ARGUMENT = Value(tried=True, fresh=False, argument=True)
+"""An argument of which nothing is known."""
 
 
-def known(thing: Any, *kinds: str, owned: bool = True) -> Value:
+def known(thing: Any, *, fresh: bool = True) -> Value:
     """The value that is this very object."""
-    return Value(frozenset(kinds), object=thing, owned=owned)
+    return Value(object=thing, tried=is_a(thing, Tensor), fresh=fresh)
 
 
-def kinds_of(values: Iterable[Value]) -> frozenset[str]:
-    """What any of *values* derives from."""
-    return frozenset().union(*(v.kinds for v in values))
+def is_tried(values: Iterable[Value]) -> bool:
+    """Whether any of *values* depends on what only examples can vary."""
+    return any(value.tried or (value.items is not None and is_tried(value.items.values)) for value in values)
 
 
 def either(values: Iterable[Value]) -> Value:
-    """The value that may be any of *values*."""
-    options: dict[Any, Value] = {}
-    for value in values:
-        options.update((v.key, v) for v in value.each if v is not NEVER)
-    found = list(options.values())
-    if len(found) < 2:
-        return found[0] if found else NEVER
-    kinds, owned, given = kinds_of(found), all(v.owned for v in found), all(v.given or v.owned for v in found)
-    given = given and any(v.given for v in found)
-    plain = all(v.path is None and not v.known and v.items is None and v.receiver is None for v in found)
-    if (plain and all(v.made is None and v.local is None for v in found)) or len(found) > _MOST:
-        return Value(kinds, owned=owned and len(found) <= _MOST, given=given)
-    return Value(kinds, owned=owned, given=given, options=tuple(found))
+    """The value that may be any of *values*; `NEVER` if there are none."""
+    several = [option for value in values for option in value.each if option is not NEVER]
+    if len(several) > 1:
+        several = list({option.key: option for option in several}.values())
+    if len(several) < 2:
+        return several[0] if several else NEVER
+    tried, fresh = is_tried(several), all(option.fresh for option in several)
+    argument = not fresh and not any(option.foreign for option in several)
+    if len(several) > _MOST:
+        return Value(tried=True, fresh=False)
+    return Value(tried=tried, fresh=fresh, argument=argument, options=tuple(several))
 
 
-def listed(items: Iterable[Value], *, exact: bool = True) -> Value:
+def listed(values: Iterable[Value], *, exact: bool = True) -> Value:
     """A container made in the call."""
-    items = tuple(items)
-    items = items if exact else (either(items),) if items else ()
-    return Value(kinds_of(items), items=items, exact=exact)
+    items = Items(values, exact=exact)
+    return Value(tried=is_tried(items.values), items=items)
 
 
-def part_of(whole: Value, *kinds: str) -> Value:
-    """An unknown part of *whole*, with the same owner."""
-    return Value(frozenset(kinds) or whole.kinds, owned=whole.owned, given=whole.given)
+def part_of(*wholes: Value) -> Value:
+    """Something unknown that is computed from *wholes* and may share memory with the first."""
+    first = wholes[0]
+    return Value(tried=is_tried(wholes), fresh=first.fresh, argument=first.argument)

@@ -28,9 +28,6 @@ from .watching import Dependence, dependence, route_to
 Bound = tuple[Adapter, Callable[..., Any]]
 """A variant that the original may be, and its adapter bound to the reference."""
 
-_TRIED = frozenset({"shape", "value", "param", "grad", "memory", "random"})
-"""What a condition may depend on that only examples can test. Everything else is watched, or varied by mixes."""
-
 _FEW = 8
 """Whole numbers up to here in the code are mostly no lengths."""
 
@@ -74,8 +71,7 @@ class Examination:
                 return why
         if (why := self._untaken()) is not None:
             return why
-        traced = any("traced" in condition.kinds for condition in self.reading.conditions)
-        watch = replace(depends.watch, nonempty=tried.nonempty, no_autocast=tried.no_autocast, untraced=traced)
+        watch = replace(depends.watch, nonempty=tried.nonempty, no_autocast=tried.no_autocast)
         return self._described(adapter, watch, tried)
 
     def _calls_varied(self) -> Tried | Refusal:
@@ -83,7 +79,7 @@ class Examination:
         numbers = self.reading.numbers
         # Any whole number in the code may be a length, whether or not it is compared with one.
         sizes = self.reading.sizes | {int(number) for number in numbers if _FEW < number == int(number)}
-        clamps = bool(self.reading.clamps or any(_TRIED & each.kinds for each in self.reading.conditions))
+        clamps = self.reading.clamps or bool(self.reading.branches)
         for variation in variations(self.answered[0], sizes=sizes, numbers=numbers, clamps=clamps):
             answer = self._try(variation)
             if answer == "differs" and variation.kind in ("length", "magnitude", "layout"):
@@ -163,20 +159,18 @@ class Examination:
         return self._try(Variation(kind, ".".join(path), sharpest, {"change": change}))
 
     def _untaken(self) -> Refusal | None:
-        if not self.reading.conditions:
+        if not self.reading.branches:
             return None
         called = self._called()
-        for condition in self.reading.conditions:
-            if condition.code is None or condition.span is None or not _TRIED & condition.kinds:
+        for branch in self.reading.branches:
+            if branch.span is None or branch.source in self.candidate.impossible:
                 continue
-            if any(condition.inside[:count] in called for count in range(1, len(condition.inside) + 1)):
+            if any(branch.inside[:count] in called for count in range(1, len(branch.inside) + 1)):
                 continue
-            if condition.source in self.candidate.impossible:
-                continue
-            if self.branches.one_sided(condition.code.co_filename, condition.span):
+            if self.branches.one_sided(branch.file, branch.span):
                 return Refusal(
                     f"it has a branch that no example takes both ways, so what it does there is not known: "
-                    f"{condition.text}",
+                    f"{branch.text}",
                     kind="unlike",
                 )
         return None

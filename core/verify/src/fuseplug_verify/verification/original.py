@@ -39,11 +39,9 @@ def forbidden(reading: Reading, replaced: Sequence[str]) -> Refusal | None:
     def own(findings: Sequence[Finding]) -> list[str]:
         return [finding.text for finding in findings if not (finding.inside and finding.inside[0] in replaced)]
 
-    others = [context for context in reading.contexts if "other" in context.kinds]
     for findings, why in (
         (reading.side_effects, "it does more than compute, and a fused one would not"),
         (reading.unknown, "what it depends on cannot be read"),
-        (others, "it computes in a context whose effect is not known"),
     ):
         if found := own(findings):
             more = f" (and {len(found) - 2} more)" if len(found) > 2 else ""

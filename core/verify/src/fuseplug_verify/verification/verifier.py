@@ -162,7 +162,7 @@ def _find_semantics(candidate: Candidate, subject: Subject) -> Semantics | Refus
     if (why := forbidden(reading, [*examples[0].children])) is not None:
         return why
     # The children that examples bring may draw, to show in which order they are called.
-    subject = replace(subject, draws=bool(reading.random or examples[0].children))
+    subject = replace(subject, draws=bool(reading.draws or examples[0].children))
     branches, evidence = Branches(reading.codes), Evidence()
     found = _surviving(candidate, subject, variants, examples, branches, evidence)
     if isinstance(found, Refusal):

@@ -67,7 +67,7 @@ def dependence(
         _sort_attributes(found, reading, module, reads, called)
         methods = _methods(reading, module, reads, called)
         found.watch = found.watch.and_(*methods)
-    outside = (*_looked_up(reading, called), *_closed_over(reading, called))
+    outside = [*_looked_up(reading, called)]
     found.unseen += dict.fromkeys(each for each in outside if isinstance(each, str))
     found.watch = found.watch.and_(*dict.fromkeys(each for each in outside if not isinstance(each, str)))
     return found
@@ -199,44 +199,32 @@ def route_to(module: nn.Module, path: Path) -> Route | None:
 
 
 def _looked_up(reading: Reading, called: Collection[Path]) -> Iterator[Global | str]:
-    """What was looked up in Python modules; or a description of what may change unnoticed."""
+    """What was looked up in Python modules and closures; or a description of what may change unnoticed.
+
+    A cell of a closure is a namespace with one name.
+    """
     indexed = {id(looked.space) for looked in reading.globals}
     for looked in reading.globals:
-        name, value = looked.name, looked.value
-        if _below(looked.inside, called) or id(value) in indexed:
-            continue  # What is found in a namespace is listed by itself.
-        if _is_torchs(looked.space.get("__name__")) or is_a(value, logging.Logger | types.ModuleType):
+        space, name, value = looked.space, looked.name, looked.value
+        if _below(looked.inside, called):
             continue
-        if value is MISSING:
-            yield Global(ById(looked.space), name, ById(value))
-        elif is_a(value, _BY_IDENTITY):
-            # A name of a model's may come to stand for another, even if what it stands for is torch's own.
-            yield Global(ById(looked.space), name, ById(value))
-        elif (frozen := freeze(value)) is not None:
-            yield Global(ById(looked.space), name, frozen)
-        elif _may_change(value):
-            yield f"the global {name}, a {type(value).__name__} that may change"
-        elif is_a(value, torch.Tensor):
-            yield f"the global {name}, a tensor"
-        else:
-            yield Global(ById(looked.space), name, ById(value))
-
-
-def _closed_over(reading: Reading, called: Collection[Path]) -> Iterator[Global | str]:
-    """What closures hold, as `Global`: a cell is a namespace with one name."""
-    for held in reading.cells:
-        if _below(held.inside, called):
-            continue
-        if is_a(held.value, _BY_IDENTITY):
-            yield Global(ById(held.cell), held.name, ById(held.value))
-        elif (frozen := freeze(held.value)) is not None:
-            yield Global(ById(held.cell), held.name, frozen)
-        elif is_a(held.value, torch.Tensor):
-            yield f"what {held.name} holds, a tensor"
-        elif _may_change(held.value):
-            yield f"what {held.name} holds, a {type(held.value).__name__} that may change"
-        else:
-            yield Global(ById(held.cell), held.name, ById(held.value))
+        if not isinstance(space, types.CellType):
+            # What is found in a namespace is listed by itself.
+            if id(value) in indexed or is_a(value, logging.Logger | types.ModuleType):
+                continue
+            if _is_torchs(space.get("__name__")):
+                continue
+        # A name of a model's may come to stand for another, even if what it stands for is torch's own.
+        if value is not MISSING and not is_a(value, _BY_IDENTITY):
+            if (frozen := freeze(value)) is not None:
+                yield Global(ById(space), name, frozen)
+                continue
+            if _may_change(value) or is_a(value, torch.Tensor):
+                what = "a tensor" if is_a(value, torch.Tensor) else f"a {type(value).__name__} that may change"
+                held = isinstance(space, types.CellType)
+                yield f"what {name} holds, {what}" if held else f"the global {name}, {what}"
+                continue
+        yield Global(ById(space), name, ById(value))
 
 
 def _may_change(value: Any) -> bool:

@@ -35,49 +35,31 @@ class Finding:
     Attributes:
         text: The code and where it is, for a person: ``"x[0] = 3 (line 12 of Llama.forward)"``.
         inside: The path of the called child whose forward contains it; ``()`` for the module itself.
-        kinds: What it depends on; of a context, its kind.
-        code: The code object that contains it; a nested function has its own.
-        span: First line, first column, last line, last column.
-        source: The whole code alone, as `ast.unparse` writes it.
+        file: The file that it is in.
+        span: First line, first column, last line, last column; ``None`` where no one place is meant.
+        source: The code alone, as `ast.unparse` writes it.
     """
 
     text: str
     inside: Path = ()
-    kinds: frozenset[str] = frozenset()
-    code: types.CodeType | None = None
+    file: str = ""
     span: Span | None = None
     source: str = ""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """A name that is looked up outside the module, usually a global.
+    """A name that is looked up outside the module: usually a global.
 
     Attributes:
-        space: Where it is looked up: the globals of a function, the namespace of a module, object or class, or a dict.
+        space: Where it is looked up: the globals of a function, the namespace of a module, object or class, a dict; or
+            the closure cell that is read.
         name: The name.
         value: What it is now, or `MISSING`.
         inside: The path of the called child whose forward looks it up; ``()`` for the module itself.
     """
 
-    space: Mapping[str, Any] = field(repr=False)
-    name: str
-    value: Any
-    inside: Path = ()
-
-
-@dataclass(frozen=True)
-class Held:
-    """A closure cell that is read.
-
-    Attributes:
-        cell: The cell.
-        name: What the code calls it.
-        value: What it holds now.
-        inside: The path of the called child whose forward reads it; ``()`` for the module itself.
-    """
-
-    cell: types.CellType
+    space: Mapping[str, Any] | types.CellType = field(repr=False)
     name: str
     value: Any
     inside: Path = ()
@@ -92,18 +74,14 @@ class Reading:
             of a Python class is read like a function, so what it reads is listed in its place.
         calls: The modules below the module that are called; their forwards are read too.
         methods: The methods used, of the module and of what is below it, by the owner's path and the method's name.
-        globals: What is looked up elsewhere, once for each child whose forward does.
-        cells: The closure cells that are read, likewise.
+        globals: What is looked up elsewhere, closure cells included, once for each child whose forward does.
         side_effects: Changes of anything that was not made in the call. Writing into a tensor argument does not
             count, because running the function shows it.
-        contexts: Contexts and decorators that change how torch computes: kinds ``"autocast"``, ``"grad"``, ``"other"``.
-        random: Random numbers that are drawn.
-        conditions: What is tested. Kinds are of ``"shape"``, ``"value"``, ``"param"``, ``"dtype"``, ``"device"``,
-            ``"grad"``, ``"autocast"``, ``"tracing"``, ``"training"``, ``"state"``, ``"presence"``, ``"option"``,
-            ``"memory"`` (where a tensor lies), ``"random"`` and ``"traced"`` (by ``torch.jit.trace``).
-            Tests that only decide whether to raise are left out.
-        clamps: Computation that treats some magnitudes differently from others.
-        sizes: Integers that shapes are compared with.
+        branches: Tests of what only examples can vary: shapes, values and memory of tensors, whether gradients are
+            recorded, random numbers. Tests that only decide whether to raise are left out.
+        clamps: Whether some magnitudes may be treated differently from others.
+        draws: Whether random numbers may be drawn.
+        sizes: Integers that shapes and values are compared with.
         numbers: Numbers that are written in the code.
         unknown: What could not be read, and where.
         codes: The code objects that were read, nested ones too.
@@ -114,12 +92,10 @@ class Reading:
     calls: dict[Path, nn.Module] = field(default_factory=dict)
     methods: dict[tuple[Path, str], types.FunctionType] = field(default_factory=dict)
     globals: list[Looked] = field(default_factory=list)
-    cells: list[Held] = field(default_factory=list)
     side_effects: list[Finding] = field(default_factory=list)
-    contexts: list[Finding] = field(default_factory=list)
-    random: list[Finding] = field(default_factory=list)
-    conditions: list[Finding] = field(default_factory=list)
-    clamps: list[Finding] = field(default_factory=list)
+    branches: list[Finding] = field(default_factory=list)
+    clamps: bool = False
+    draws: bool = False
     sizes: set[int] = field(default_factory=set)
     numbers: set[float] = field(default_factory=set)
     unknown: list[Finding] = field(default_factory=list)

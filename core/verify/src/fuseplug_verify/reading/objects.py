@@ -1,0 +1,266 @@
+"""Finds what an attribute or an item of a value is, and notes everything that is read on the way."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .arguments import Arguments
+from .findings import MISSING
+from .libraries import is_library, is_readable
+from .lookup import answers_itself, attribute, class_with, in_class, is_a, namespace
+from .memoised import Memoised
+from .tables import DTYPES, SHAPES
+from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
+
+if TYPE_CHECKING:
+    from .expressions import Expressions
+
+MAPPINGS = (dict, types.MappingProxyType)
+LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_OF_CLASS = (types.FunctionType, staticmethod, classmethod, property)
+_OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
+         types.BuiltinFunctionType, Memoised)  # fmt: skip
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodType)
+_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float)
+_MOST = 16
+
+
+def attribute_of(walk: Expressions, node: Any, value: Value, name: str) -> Value:
+    """What the attribute *name* of *value* is; *node* is the code that asks for it."""
+    return either(_attribute(walk, node, option, name) for option in value.each)
+
+
+def _attribute(walk: Expressions, node: Any, value: Value, name: str) -> Value:
+    if value is NEVER:
+        return NEVER
+    if value.fields is not None:
+        return _of_made(walk, node, value, name)
+    if value.cls is not None and value.receiver is not None:
+        return _of_bases(walk, node, value.receiver, value.cls, name)
+    if not value.known or is_a(value.object, Tensor):
+        if name in ("_version", "_base", "grad", "__dict__") and (value.tried or value.foreign):
+            walk.unread(node, f"{name} is looked at")
+        tried = (value.tried or name in SHAPES) and name not in DTYPES
+        return Value(tried=tried, fresh=value.fresh, argument=value.argument, receiver=value, name=name)
+    if is_a(value.object, types.ModuleType):
+        return _of_python_module(walk, node, value.object, name)
+    return _of_object(walk, node, value, name)
+
+
+def _of_made(walk: Expressions, node: Any, value: Value, name: str) -> Value:
+    """An attribute of a module that was made in the call."""
+    if value.fields is not None and name in value.fields:
+        return value.fields[name]
+    member = in_class(value.cls or object, name)
+    if is_a(member, _OF_CLASS):
+        return _member(walk, node, value, name, member)
+    return NOTHING if member is MISSING else known(member, fresh=False)
+
+
+def _of_bases(walk: Expressions, node: Any, receiver: Value, cls: type, name: str) -> Value:
+    """What ``super()`` finds: it belongs to the base that has it, not to the receiver's own class."""
+    owner = receiver.cls or receiver.object
+    base = class_with(owner if is_a(owner, type) else type(owner), name, cls)
+    member = MISSING if base is None else vars(base)[name]
+    if base is not None and not receiver.fresh and not is_library(base):
+        walk.reader.looked(vars(base), name, member, base)
+    return _member(walk, node, receiver, name, member, of_base=True)
+
+
+def _of_python_module(walk: Expressions, node: Any, module: types.ModuleType, name: str) -> Value:
+    value = vars(module).get(name, MISSING)
+    if value is MISSING:
+        value = sys.modules.get(f"{module.__name__}.{name}", MISSING)
+    if is_library(module):
+        absent = value is MISSING and type(module) is types.ModuleType
+        if not absent and not is_a(value, _CODE + _CONSTANTS) and not callable(value):
+            walk.unread(node, f"{module.__name__}.{name} is a setting of {module.__name__}")
+    else:
+        walk.reader.looked(vars(module), name, value)
+        if value is MISSING and answers_itself(module):
+            walk.unread(node, f"{module.__name__}.{name} is answered by code of the module")
+    return NEVER if value is MISSING else known(value, fresh=False)
+
+
+def _of_object(walk: Expressions, node: Any, value: Value, name: str) -> Value:
+    """An attribute of an object that outlives the call."""
+    owner = value.object
+    if name in ("__dict__", "__class__"):
+        walk.unread(node, f"everything that a {type(owner).__name__} has is looked at")
+        return NOTHING
+    member = attribute(owner, name)
+    if is_a(member, _OF_CLASS):
+        return _member(walk, node, value, name, member)
+    if member is MISSING:
+        return _absent(walk, node, value, name)
+    of_class = name not in namespace(owner)
+    if (of_class and is_a(member, _OF_C)) or is_a(owner, logging.Logger):
+        return Value(object=member, fresh=value.fresh, argument=value.argument, receiver=value, name=name)
+    if of_class and in_class(type(member), "__get__") is not MISSING and not is_a(member, type):
+        walk.unread(node, f"{name} of a {type(owner).__name__} is a descriptor, which is not read")
+        return part_of(value)
+    tried = is_a(member, Tensor)
+    if value.path is not None:
+        path = (*value.path, name)
+        walk.reader.reading.reads.setdefault(path, member)
+        return Value(object=member, path=path, tried=tried, fresh=False, name=name)
+    if not value.fresh:
+        if not of_class:
+            walk.reader.looked(namespace(owner), name, member)
+        elif not is_library(owner):
+            walk.reader.looked(vars(owner if is_a(owner, type) else type(owner)), name, member, owner)
+    return Value(object=member, tried=tried, fresh=value.fresh, argument=value.argument, name=name)
+
+
+def _member(walk: Expressions, node: Any, value: Value, name: str, member: Any, *, of_base: bool = False) -> Value:
+    """An attribute that a class defines."""
+    if is_a(member, property):
+        return _of_property(walk, node, value, name, member)
+    if not is_a(member, _OF_CLASS):
+        return Value(object=member, fresh=False, receiver=value, name=name)
+    function = member if is_a(member, types.FunctionType) else member.__func__
+    of_class = of_base or value.fields is not None or name not in namespace(value.object)
+    if value.path is not None and is_a(function, types.FunctionType):
+        if not of_class:
+            walk.reader.reading.reads.setdefault((*value.path, name), member)
+        elif not of_base:
+            walk.reader.reading.methods.setdefault((value.path, name), function)
+    receiver: Value | None = value
+    if is_a(member, classmethod) and not is_a(value.object, type):
+        receiver = known(value.cls or type(value.object), fresh=False)
+    elif is_a(member, staticmethod) or not of_class or (is_a(value.object, type) and not is_a(member, classmethod)):
+        receiver = None
+    return Value(object=function, fresh=False, receiver=receiver, name=name)
+
+
+def _of_property(walk: Expressions, node: Any, value: Value, name: str, member: property) -> Value:
+    if value.path is not None and (holder := class_with(type(value.object), name)) is not None:
+        walk.reader.looked(vars(holder), name, member)
+    getter: Any = member.fget
+    if is_readable(getter):
+        return walk.reader.function(getter, Arguments((value,)))
+    walk.unread(node, f"the property {name} cannot be read")
+    return part_of(value)
+
+
+def _absent(walk: Expressions, node: Any, value: Value, name: str) -> Value:
+    """An attribute that is not there now: below the module it may appear later."""
+    if answers_itself(value.object):
+        walk.unread(node, f"{name} of a {type(value.object).__name__} is answered by code of its own")
+    if value.path is None:
+        return NEVER
+    walk.reader.reading.reads.setdefault((*value.path, name), MISSING)
+    return NEVER
+
+
+def item_of(walk: Expressions, node: Any, value: Value, index: Value | None) -> Value:
+    """What is in *value*: at *index*, or anywhere."""
+    indices = (None,) if index is None else index.each
+    result = either(_item(walk, node, option, at) for option in value.each for at in indices)
+    if index is None or not index.tried or result is NEVER:
+        return result
+    return either(replace(option, tried=True) for option in result.each)
+
+
+def _item(walk: Expressions, node: Any, value: Value, index: Value | None) -> Value:
+    at: Any = MISSING if index is None else index.object
+    if value is NEVER:
+        return NEVER
+    if value.named is not None:
+        others = value.named.get(None, NEVER)
+        return value.named.get(at, others) if is_a(at, str) else either(value.named.values())
+    if value.items is not None:
+        values = value.items.values
+        if value.items.exact and type(at) is int and -len(values) <= at < len(values):
+            return values[at]
+        return either(values) if values else NOTHING
+    if value.known and not is_a(value.object, Tensor):
+        return _item_of_object(walk, node, value, index)
+    return Value(tried=is_tried((value, index or value)), fresh=value.fresh, argument=value.argument)
+
+
+def _item_of_object(walk: Expressions, node: Any, value: Value, index: Value | None) -> Value:
+    """Modules and Python's own containers are looked into, methods of models are read."""
+    holder, method = value.object, "__iter__" if index is None else "__getitem__"
+    function = in_class(type(holder), method)
+    if is_readable(function) and not is_library(function):
+        base = class_with(type(holder), method)
+        walk.reader.looked(vars(base), method, function, base)
+        result = walk.reader.function(function, Arguments((value, *filter(None, [index]))))
+        return result if index is not None else item_of(walk, node, result, None)
+    if is_a(holder, LISTS) and not (index is None and is_a(holder, nn.ModuleDict)):
+        return _module_in(value, holder._modules, MISSING if index is None else index.object)
+    if is_a(holder, (list, tuple, *MAPPINGS)):
+        return item_in(walk, node, value, index)
+    if holder is None or (is_a(holder, (type, types.FunctionType)) and function is MISSING):
+        return NEVER
+    if not is_a(holder, (str, bytes, range)):
+        walk.unread(node, f"what is in a {type(holder).__name__} is looked at")
+    return part_of(value)
+
+
+def item_in(walk: Expressions, node: Any, value: Value, index: Value | None) -> Value:
+    """What is in a dict, list or tuple, past what a subclass says."""
+    holder: Any = value.object
+    mapping = is_a(holder, MAPPINGS)
+    if mapping and index is None:
+        return NOTHING
+    if index is not None and index.known and is_a(index.object, (int, str, type(None))):
+        member = _at(holder, index.object)
+        if mapping and value.path is None and not value.fresh:
+            walk.reader.looked(holder, index.object, member)
+        return NEVER if member is MISSING else _held(value, member)
+    if not mapping:
+        return _any_of(value, (list if is_a(holder, list) else tuple).__iter__(holder))
+    entries = list(dict.items(holder) if is_a(holder, dict) else holder.items())
+    if len(entries) > _MOST:
+        walk.unread(node, f"a {type(holder).__name__} is looked into by a key that is not known")
+    elif value.path is None:
+        for key, entry in entries:
+            walk.reader.looked(holder, key, entry)
+    return _any_of(value, [entry for _, entry in entries])
+
+
+def _at(holder: Any, index: Any) -> Any:
+    if is_a(holder, MAPPINGS):
+        return dict.get(holder, index, MISSING) if is_a(holder, dict) else holder.get(index, MISSING)
+    try:
+        return (list if is_a(holder, list) else tuple).__getitem__(holder, index)
+    except (IndexError, TypeError):
+        return MISSING
+
+
+def _module_in(value: Value, modules: Mapping[str, Any], at: Any) -> Value:
+    """The module at *at*, or any of *modules*: one stands for all if they are of one class."""
+    present = {name: module for name, module in modules.items() if module is not None}
+    if len({type(module) for module in present.values()}) < 2 or len(present) > _MOST:
+        return _any_of(value, present.values())
+    if type(at) in (int, str):
+        name = str(len(modules) + at if type(at) is int and at < 0 else at)
+        present = {name: present[name]} if name in present else {}
+    return either(_held(value, module, name) for name, module in present.items())
+
+
+def _any_of(value: Value, things: Iterable[Any]) -> Value:
+    """Any of *things*; one module of each class stands for all of that class."""
+    several: dict[Any, Any] = {}
+    for thing in things:
+        plain = is_a(thing, nn.Module) and "forward" not in namespace(thing)
+        several.setdefault(type(thing) if plain else id(thing), thing)
+    if len(several) > _MOST:
+        return part_of(value)
+    return either(_held(value, thing) for thing in several.values()) if several else part_of(value)
+
+
+def _held(value: Value, thing: Any, name: str = "*") -> Value:
+    # Only modules have paths: what a plain list or dict holds is not registered anywhere.
+    path = (*value.path, name) if value.path is not None and is_a(value.object, LISTS) else None
+    return Value(object=thing, path=path, tried=is_a(thing, Tensor), fresh=value.fresh, argument=value.argument)
