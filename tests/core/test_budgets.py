@@ -21,10 +21,10 @@ SLACK = 0.02
 """By how much a budget may lie above what is measured, so that a line less does not fail."""
 
 LINES = {
-    "core/src": 4790,
-    "core/verify/src": 4750,
-    "core/tools/src": 2640,
-    "kernel-packages/backends/src": 1420,
+    "core/src": 4760,
+    "core/verify/src": 4440,
+    "core/tools/src": 2630,
+    "kernel-packages/backends/src": 1430,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 2550,
     "kernel-packages/moe/src": 3820,
