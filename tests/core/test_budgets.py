@@ -22,7 +22,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4790,
-    "core/verify/src": 4750,
+    "core/verify/src": 4762,
     "core/tools/src": 2640,
     "kernel-packages/backends/src": 1390,
     "kernel-packages/liger/src": 590,
