@@ -379,7 +379,6 @@ def test_what_is_rare_is_not_read(forward):
         ("def y(): pass", "FunctionDef"),
         ("y = lambda: x", "Lambda"),
         ("y = (z := x)", "NamedExpr"),
-        ("del x", "Delete"),
         ("y = {1 for _ in x}", "SetComp"),
     ],
 )

@@ -5,27 +5,25 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from .arguments import Arguments
 from .findings import MISSING
+from .following import Walking
 from .lookup import is_a
 from .objects import LISTS, MAPPINGS, attribute_of, item_in, item_of
 from .tables import MUTATES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, listed
 
-if TYPE_CHECKING:
-    from .expressions import Expressions
-
-_Call = Callable[["Expressions", Any, Arguments], Value]
+_Call = Callable[[Walking, Any, Arguments], Value]
 _READS = ("index", "count", "copy", "lower", "upper", "startswith", "endswith", "join", "split", "format", "strip")
 _IS_SCRIPTING = torch.jit.is_scripting  # type: ignore[attr-defined]
 
 
-def _getattr(walk: Expressions, node: Any, arguments: Arguments) -> Value:
+def _getattr(walk: Walking, node: Any, arguments: Arguments) -> Value:
     owner, name = (arguments.at(0) or NOTHING), (arguments.at(1) or NOTHING)
     if not is_a(name.object, str):
         walk.unread(node, "which attribute is meant is not known")
@@ -36,46 +34,46 @@ def _getattr(walk: Expressions, node: Any, arguments: Arguments) -> Value:
     return either((value, default))
 
 
-def _hasattr(walk: Expressions, node: Any, arguments: Arguments) -> Value:
+def _hasattr(walk: Walking, node: Any, arguments: Arguments) -> Value:
     _getattr(walk, node, Arguments(arguments.values[:2]))
     return NOTHING
 
 
-def _effect(walk: Expressions, node: Any, arguments: Arguments) -> Value:
+def _effect(walk: Walking, node: Any, arguments: Arguments) -> Value:
     del arguments
     walk.note(walk.reader.reading.side_effects, node)
     return NOTHING
 
 
-def _type(walk: Expressions, _node: Any, arguments: Arguments) -> Value:
+def _type(walk: Walking, _node: Any, arguments: Arguments) -> Value:
     del walk
     value = arguments.at(0) or NOTHING
     return known(type(value.object), fresh=False) if value.known else NOTHING
 
 
-def _is(_walk: Expressions, _node: Any, _arguments: Arguments) -> Value:
+def _is(_walk: Walking, _node: Any, _arguments: Arguments) -> Value:
     return NOTHING  # kinds of arguments are compared at each call
 
 
-def _number(walk: Expressions, node: Any, arguments: Arguments) -> Value:
+def _number(walk: Walking, node: Any, arguments: Arguments) -> Value:
     for value in arguments.all:
         walk.opaque(node, value)
     return Value(tried=is_tried(arguments.all))
 
 
-def _len(walk: Expressions, node: Any, arguments: Arguments) -> Value:
+def _len(walk: Walking, node: Any, arguments: Arguments) -> Value:
     value = _number(walk, node, arguments)
     return Value(tried=value.tried or any(not option.known for option in (arguments.at(0) or NOTHING).each))
 
 
-def _extreme(walk: Expressions, node: Any, arguments: Arguments) -> Value:
+def _extreme(walk: Walking, node: Any, arguments: Arguments) -> Value:
     value = _number(walk, node, arguments)
     walk.reader.reading.clamps |= value.tried
     walk.sizes(arguments.all)
     return value
 
 
-def _listed(walk: Expressions, node: Any, arguments: Arguments) -> Value:
+def _listed(walk: Walking, node: Any, arguments: Arguments) -> Value:
     """``list``, ``tuple``, ``set`` and ``reversed``: they give the items of their argument."""
     source = arguments.at(0)
     if source is None:
@@ -86,22 +84,22 @@ def _listed(walk: Expressions, node: Any, arguments: Arguments) -> Value:
     return listed((item_of(walk, node, source, None),), exact=False)
 
 
-def _zip(walk: Expressions, node: Any, arguments: Arguments) -> Value:
+def _zip(walk: Walking, node: Any, arguments: Arguments) -> Value:
     items = [item_of(walk, node, value, None) for value in arguments.values]
     return listed((listed(items),), exact=False)
 
 
-def _enumerate(walk: Expressions, node: Any, arguments: Arguments) -> Value:
+def _enumerate(walk: Walking, node: Any, arguments: Arguments) -> Value:
     source = arguments.at(0) or NOTHING
     number = Value(tried=any(not option.known and option.items is None for option in source.each))
     return listed((listed((number, item_of(walk, node, source, None))),), exact=False)
 
 
-def _range(walk: Expressions, node: Any, arguments: Arguments) -> Value:
+def _range(walk: Walking, node: Any, arguments: Arguments) -> Value:
     return listed((_number(walk, node, arguments),), exact=False)
 
 
-def _scripting(_walk: Expressions, _node: Any, _arguments: Arguments) -> Value:
+def _scripting(_walk: Walking, _node: Any, _arguments: Arguments) -> Value:
     return known(False)  # what is scripted is no longer Python, and is not read
 
 
@@ -124,7 +122,7 @@ BUILTINS: Mapping[int, _Call] = {id(function): handler for handler, functions in
 """By the ``id`` of the function: not everything that is called has a hash."""
 
 
-def method_of_python(walk: Expressions, node: Any, receiver: Value, name: str, arguments: Arguments) -> Value:
+def method_of_python(walk: Walking, node: Any, receiver: Value, name: str, arguments: Arguments) -> Value:
     """A call of the method *name* of a string or container, which was made in the call, or outlives it."""
     first = arguments.at(0) or NOTHING
     if name in MUTATES:
@@ -148,14 +146,14 @@ def method_of_python(walk: Expressions, node: Any, receiver: Value, name: str, a
 _HOLDERS = (*MAPPINGS, *LISTS)
 
 
-def _any_item(walk: Expressions, node: Any, receiver: Value) -> Value:
+def _any_item(walk: Walking, node: Any, receiver: Value) -> Value:
     if is_a(receiver.object, LISTS):
         modules = receiver.object._modules.values()
         return either(item_of(walk, node, receiver, known(number)) for number in range(len(modules)))
     return item_of(walk, node, receiver, Value())
 
 
-def _changed(walk: Expressions, node: Any, receiver: Value, name: str, arguments: Arguments) -> Value:
+def _changed(walk: Walking, node: Any, receiver: Value, name: str, arguments: Arguments) -> Value:
     """A method that changes its owner."""
     if receiver.foreign:
         walk.note(walk.reader.reading.side_effects, node)

@@ -8,7 +8,7 @@ import logging
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from ..torch_private import OpOverload, OpOverloadPacket, schemas_of
 from .arguments import Arguments
 from .builtin_calls import BUILTINS, method_of_python
 from .findings import MISSING
+from .following import Walking
 from .libraries import home, is_library, is_readable, is_wrapped
 from .lookup import in_class, is_a
 from .memoised import Memoised, answer_of, answered
@@ -24,21 +25,18 @@ from .objects import item_of
 from .tables import CLAMPS, CREATES, DTYPES, LIBRARIES, LOGS, NOT_COMPUTING, RANDOM, SHAPES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
 
-if TYPE_CHECKING:
-    from .expressions import Expressions
-
 CONTEXTS = (torch.autocast, contextlib.nullcontext, torch.no_grad, torch.enable_grad, torch.inference_mode)
 """Contexts that may be entered: the runs of the original enter them, too."""
 
-_Handler = Callable[["Expressions", Any, Value, Arguments], Value]
+_Handler = Callable[[Walking, Any, Value, Arguments], Value]
 
 
-def call(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+def call(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     """Follow a call of *function* at *node*."""
     return either(_call(walk, node, option, arguments) for option in function.each)
 
 
-def _call(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+def _call(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     thing = function.object
     if function is NEVER or thing is None:
         return NEVER
@@ -64,14 +62,14 @@ def _logs(function: Value, thing: Any) -> bool:
     )
 
 
-def _method(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+def _method(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     method, receiver = function.object, function.receiver
     if receiver is None or receiver.object is not method.__self__:
         receiver = walk.owner_of(method.__self__)
     return _call(walk, node, Value(object=method.__func__, receiver=receiver, name=function.name), arguments)
 
 
-def _partial(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+def _partial(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     partial = function.object
     first = [known(value, fresh=False) for value in partial.args]
     named = {name: known(value, fresh=False) for name, value in partial.keywords.items()}
@@ -79,14 +77,14 @@ def _partial(walk: Expressions, node: Any, function: Value, arguments: Arguments
     return _call(walk, node, known(partial.func, fresh=False), more)
 
 
-def _module(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+def _module(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     result = walk.reader.module(walk, node, function, arguments)
     if result.items is not None or not result.fresh or is_a(function.object, nn.Identity):
         return result
     return Value(tried=True)
 
 
-def _function(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+def _function(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     thing, receiver = function.object, function.receiver
     if is_wrapped(thing):
         return walk.reader.function(thing, arguments if receiver is None else arguments.after(receiver))
@@ -105,7 +103,7 @@ def _function(walk: Expressions, node: Any, function: Value, arguments: Argument
     return _computed(walk, node, function, thing, arguments)
 
 
-def _instance(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+def _instance(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     """An instance of a class."""
     cls = function.object
     if issubclass(cls, CONTEXTS):
@@ -123,7 +121,7 @@ def _instance(walk: Expressions, node: Any, function: Value, arguments: Argument
     return value
 
 
-def _made(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+def _made(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     """A call of a module that was made in the call."""
     forward = in_class(function.cls or object, "forward")
     if is_readable(forward) and in_class(function.cls or object, "__call__") is nn.Module.__call__:
@@ -131,7 +129,7 @@ def _made(walk: Expressions, node: Any, function: Value, arguments: Arguments) -
     return _unread(walk, node, "what is made and called cannot be read", arguments)
 
 
-def _other(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+def _other(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     """A call of something that is neither a function of Python nor a module nor a class."""
     thing = function.object
     method = in_class(type(thing), "__call__")
@@ -145,7 +143,7 @@ def _other(walk: Expressions, node: Any, function: Value, arguments: Arguments) 
     return _computed(walk, node, function, thing, arguments)
 
 
-def _memoised(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+def _memoised(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     memoised = function.object
     if not arguments.all and (answer := answered(memoised)) is not MISSING:
         space = answer_of(memoised)
@@ -154,7 +152,7 @@ def _memoised(walk: Expressions, node: Any, function: Value, arguments: Argument
     return _call(walk, node, replace(function, object=memoised.__wrapped__), arguments)
 
 
-def _of_tensor(walk: Expressions, node: Any, function: Value, arguments: Arguments) -> Value:
+def _of_tensor(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     """A method of what is not known, which may be a tensor; or of a container that was made in the call."""
     receiver = function.receiver
     if receiver is None:
@@ -177,7 +175,7 @@ _BY_KIND: tuple[tuple[type, _Handler], ...] = (
 )
 
 
-def _computed(walk: Expressions, node: Any, function: Value, thing: Any, arguments: Arguments) -> Value:
+def _computed(walk: Walking, node: Any, function: Value, thing: Any, arguments: Arguments) -> Value:
     """What a function of a library, or a method of a tensor, returns: its code is not read."""
     receiver = function.receiver if function.receiver and not is_a(function.receiver.object, types.ModuleType) else None
     name = function.name if thing is MISSING else getattr(thing, "__name__", function.name)
@@ -213,7 +211,7 @@ def computes(thing: Any, name: str) -> bool:
     where = home(thing)
     if any(where == library or where.startswith(f"{library}.") for library in LIBRARIES):
         return is_library(thing)
-    if where.partition(".")[0] != "torch" or where.startswith(("torch._ops", "torch.jit", "torch.distributed")):
+    if where.partition(".")[0] != "torch" or where.startswith(("torch.jit", "torch.distributed")):
         return False
     of_aten = is_a(thing, types.BuiltinFunctionType) and hasattr(torch.ops.aten, name)
     return of_aten or name in CREATES | DTYPES | SHAPES
@@ -232,7 +230,7 @@ def _is_in_place(thing: Any, name: str, arguments: Arguments) -> bool:
     return asked or (name.endswith("_") and not name.endswith("__"))
 
 
-def _hand_over(walk: Expressions, node: Any, value: Value) -> None:
+def _hand_over(walk: Walking, node: Any, value: Value) -> None:
     """What a library's code does with an object of a model is not known."""
     for option in _parts(value):
         walk.opaque(node, option)
@@ -248,6 +246,6 @@ def _parts(value: Value) -> Iterator[Value]:
             yield from _parts(item)
 
 
-def _unread(walk: Expressions, node: Any, why: str, arguments: Arguments) -> Value:
+def _unread(walk: Walking, node: Any, why: str, arguments: Arguments) -> Value:
     walk.unread(node, why)
     return Value(tried=True, fresh=False, argument=not any(value.foreign for value in arguments.all))

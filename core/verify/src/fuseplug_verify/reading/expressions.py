@@ -8,20 +8,18 @@ import builtins
 import enum
 import types
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from .arguments import Arguments
 from .calls import call
 from .findings import MISSING, Finding
+from .following import Following
 from .libraries import home, is_library, is_readable
 from .lookup import in_class, is_a
 from .objects import attribute_of, item_of
 from .values import NEVER, NOTHING, Value, either, is_tried, known, listed, part_of
-
-if TYPE_CHECKING:
-    from .reader import Reader
 
 _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _IS = (ast.Is, ast.IsNot)
@@ -32,7 +30,7 @@ _TRANSPARENT = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType, e
 class Expressions:
     """The names that a function knows, and what its expressions stand for."""
 
-    def __init__(self, reader: Reader, function: types.FunctionType, names: dict[str, Value]) -> None:
+    def __init__(self, reader: Following, function: types.FunctionType, names: dict[str, Value]) -> None:
         self.reader, self.function, self.names = reader, function, names
 
     # What is found

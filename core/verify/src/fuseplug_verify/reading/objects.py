@@ -7,21 +7,19 @@ import sys
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .arguments import Arguments
 from .findings import MISSING
+from .following import Walking
 from .libraries import is_library, is_readable
 from .lookup import answers_itself, attribute, class_with, in_class, is_a, namespace
 from .memoised import Memoised
 from .tables import DTYPES, SHAPES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
-
-if TYPE_CHECKING:
-    from .expressions import Expressions
 
 MAPPINGS = (dict, types.MappingProxyType)
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -33,12 +31,12 @@ _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float)
 _MOST = 16
 
 
-def attribute_of(walk: Expressions, node: Any, value: Value, name: str) -> Value:
+def attribute_of(walk: Walking, node: Any, value: Value, name: str) -> Value:
     """What the attribute *name* of *value* is; *node* is the code that asks for it."""
     return either(_attribute(walk, node, option, name) for option in value.each)
 
 
-def _attribute(walk: Expressions, node: Any, value: Value, name: str) -> Value:
+def _attribute(walk: Walking, node: Any, value: Value, name: str) -> Value:
     if value is NEVER:
         return NEVER
     if value.fields is not None:
@@ -55,7 +53,7 @@ def _attribute(walk: Expressions, node: Any, value: Value, name: str) -> Value:
     return _of_object(walk, node, value, name)
 
 
-def _of_made(walk: Expressions, node: Any, value: Value, name: str) -> Value:
+def _of_made(walk: Walking, node: Any, value: Value, name: str) -> Value:
     """An attribute of a module that was made in the call."""
     if value.fields is not None and name in value.fields:
         return value.fields[name]
@@ -65,7 +63,7 @@ def _of_made(walk: Expressions, node: Any, value: Value, name: str) -> Value:
     return NOTHING if member is MISSING else known(member, fresh=False)
 
 
-def _of_bases(walk: Expressions, node: Any, receiver: Value, cls: type, name: str) -> Value:
+def _of_bases(walk: Walking, node: Any, receiver: Value, cls: type, name: str) -> Value:
     """What ``super()`` finds: it belongs to the base that has it, not to the receiver's own class."""
     owner = receiver.cls or receiver.object
     base = class_with(owner if is_a(owner, type) else type(owner), name, cls)
@@ -75,7 +73,7 @@ def _of_bases(walk: Expressions, node: Any, receiver: Value, cls: type, name: st
     return _member(walk, node, receiver, name, member, of_base=True)
 
 
-def _of_python_module(walk: Expressions, node: Any, module: types.ModuleType, name: str) -> Value:
+def _of_python_module(walk: Walking, node: Any, module: types.ModuleType, name: str) -> Value:
     value = vars(module).get(name, MISSING)
     if value is MISSING:
         value = sys.modules.get(f"{module.__name__}.{name}", MISSING)
@@ -90,7 +88,7 @@ def _of_python_module(walk: Expressions, node: Any, module: types.ModuleType, na
     return NEVER if value is MISSING else known(value, fresh=False)
 
 
-def _of_object(walk: Expressions, node: Any, value: Value, name: str) -> Value:
+def _of_object(walk: Walking, node: Any, value: Value, name: str) -> Value:
     """An attribute of an object that outlives the call."""
     owner = value.object
     if name in ("__dict__", "__class__"):
@@ -120,7 +118,7 @@ def _of_object(walk: Expressions, node: Any, value: Value, name: str) -> Value:
     return Value(object=member, tried=tried, fresh=value.fresh, argument=value.argument, name=name)
 
 
-def _member(walk: Expressions, node: Any, value: Value, name: str, member: Any, *, of_base: bool = False) -> Value:
+def _member(walk: Walking, node: Any, value: Value, name: str, member: Any, *, of_base: bool = False) -> Value:
     """An attribute that a class defines."""
     if is_a(member, property):
         return _of_property(walk, node, value, name, member)
@@ -141,7 +139,7 @@ def _member(walk: Expressions, node: Any, value: Value, name: str, member: Any, 
     return Value(object=function, fresh=False, receiver=receiver, name=name)
 
 
-def _of_property(walk: Expressions, node: Any, value: Value, name: str, member: property) -> Value:
+def _of_property(walk: Walking, node: Any, value: Value, name: str, member: property) -> Value:
     if value.path is not None and (holder := class_with(type(value.object), name)) is not None:
         walk.reader.looked(vars(holder), name, member)
     getter: Any = member.fget
@@ -151,7 +149,7 @@ def _of_property(walk: Expressions, node: Any, value: Value, name: str, member: 
     return part_of(value)
 
 
-def _absent(walk: Expressions, node: Any, value: Value, name: str) -> Value:
+def _absent(walk: Walking, node: Any, value: Value, name: str) -> Value:
     """An attribute that is not there now: below the module it may appear later."""
     if answers_itself(value.object):
         walk.unread(node, f"{name} of a {type(value.object).__name__} is answered by code of its own")
@@ -161,7 +159,7 @@ def _absent(walk: Expressions, node: Any, value: Value, name: str) -> Value:
     return NEVER
 
 
-def item_of(walk: Expressions, node: Any, value: Value, index: Value | None) -> Value:
+def item_of(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
     """What is in *value*: at *index*, or anywhere."""
     indices = (None,) if index is None else index.each
     result = either(_item(walk, node, option, at) for option in value.each for at in indices)
@@ -170,7 +168,7 @@ def item_of(walk: Expressions, node: Any, value: Value, index: Value | None) -> 
     return either(replace(option, tried=True) for option in result.each)
 
 
-def _item(walk: Expressions, node: Any, value: Value, index: Value | None) -> Value:
+def _item(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
     at: Any = MISSING if index is None else index.object
     if value is NEVER:
         return NEVER
@@ -187,7 +185,7 @@ def _item(walk: Expressions, node: Any, value: Value, index: Value | None) -> Va
     return Value(tried=is_tried((value, index or value)), fresh=value.fresh, argument=value.argument)
 
 
-def _item_of_object(walk: Expressions, node: Any, value: Value, index: Value | None) -> Value:
+def _item_of_object(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
     """Modules and Python's own containers are looked into, methods of models are read."""
     holder, method = value.object, "__iter__" if index is None else "__getitem__"
     function = in_class(type(holder), method)
@@ -207,7 +205,7 @@ def _item_of_object(walk: Expressions, node: Any, value: Value, index: Value | N
     return part_of(value)
 
 
-def item_in(walk: Expressions, node: Any, value: Value, index: Value | None) -> Value:
+def item_in(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
     """What is in a dict, list or tuple, past what a subclass says."""
     holder: Any = value.object
     mapping = is_a(holder, MAPPINGS)

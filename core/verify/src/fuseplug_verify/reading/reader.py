@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from .arguments import Arguments, bind, defaults_of, parameters
-from .expressions import Expressions
 from .findings import Finding, Looked, Path, Reading
+from .following import Walking
 from .libraries import home, is_readable, unwrapped
 from .lookup import in_class, is_a
 from .objects import attribute_of
@@ -162,7 +162,7 @@ class Reader:
         finally:
             self._stack.pop()
 
-    def module(self, walk: Expressions, node: Any, value: Value, arguments: Arguments) -> Value:
+    def module(self, walk: Walking, node: Any, value: Value, arguments: Arguments) -> Value:
         """Follow a call of a module."""
         module, before = value.object, self.inside
         if value.path is not None:
@@ -176,7 +176,7 @@ class Reader:
         finally:
             self.inside = before
 
-    def _forward(self, walk: Expressions, node: Any, value: Value, arguments: Arguments) -> Value:
+    def _forward(self, walk: Walking, node: Any, value: Value, arguments: Arguments) -> Value:
         module = value.object
         name = "__call__" if in_class(type(module), "__call__") is not nn.Module.__call__ else "forward"
         results = []

@@ -23,10 +23,10 @@ class Walk(Expressions):
 
     def run(self, tree: Any) -> Value:
         """Go through a whole function, and return what it returns."""
-        if isinstance(tree, ast.Lambda):
-            return self.value(tree.body)
         self._returned: list[Value] = []
         self._outside: set[str] = set()
+        if isinstance(tree, ast.Lambda):
+            return self.value(tree.body)
         self.body(tree.body)
         return either(self._returned) if self._returned else known(None)
 
@@ -109,6 +109,11 @@ class Walk(Expressions):
             ended = _joined(ended, self.names)
         self.names = ended
         self.body(node.finalbody)
+
+    def on_delete(self, node: ast.Delete) -> None:
+        for target in node.targets:
+            if not isinstance(target, ast.Name) or target.id in self._outside:
+                self.unread(target, "it is deleted")
 
     def on_assert(self, node: ast.Assert) -> None:
         self.condition(node.test, raises=True)

@@ -35,14 +35,15 @@ class Gathering(Attention):
         return gathering_rotary(q, k, -k, cos[0], sin[0], positions)
 
 
+def merged(table: Tensor, mrope_section: list[int]) -> Tensor:
+    parts = torch.split(table, mrope_section * 2, dim=-1)
+    return torch.cat([part[i % 3] for i, part in enumerate(parts)], dim=-1)
+
+
 def sections_rotary(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, mrope_section: list[int], unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    def merged(table: Tensor) -> Tensor:
-        parts = torch.split(table, mrope_section * 2, dim=-1)
-        return torch.cat([part[i % 3] for i, part in enumerate(parts)], dim=-1).unsqueeze(unsqueeze_dim)
-
-    cos, sin = merged(cos), merged(sin)
+    cos, sin = (merged(table, mrope_section).unsqueeze(unsqueeze_dim) for table in (cos, sin))
     return rotary(rotate_half, q, cos, sin), rotary(rotate_half, k, cos, sin)
 
 
@@ -53,12 +54,13 @@ class Sections(Attention):
         return sections_rotary(q, k, cos, sin, [4, 2, 2])
 
 
-def patches_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    def rotated(x: Tensor) -> Tensor:
-        before = x.shape[-2] - sin.shape[-2]
-        return torch.cat((x[..., :before, :], rotary(rotate_half, x[..., before:, :], cos, sin)), dim=-2)
+def rotated_patches(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    before = x.shape[-2] - sin.shape[-2]
+    return torch.cat((x[..., :before, :], rotary(rotate_half, x[..., before:, :], cos, sin)), dim=-2)
 
-    return rotated(q), rotated(k)
+
+def patches_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    return rotated_patches(q, cos, sin), rotated_patches(k, cos, sin)
 
 
 class Patches(Attention):

@@ -93,14 +93,14 @@ class HalfSizePairs(Attention):
         return half_size_pairs_rotary(*self.states(hidden_states))
 
 
+def turned_wide_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = torch.unflatten(x.float(), -1, (-1, 2)).unbind(-1)
+    return turned_pairs(a, b, cos, sin).type_as(x)
+
+
 def half_size_pairs_wide_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     cos, sin = cos[None, :, None], sin[None, :, None]
-
-    def rotated(x: Tensor) -> Tensor:
-        a, b = torch.unflatten(x.float(), -1, (-1, 2)).unbind(-1)
-        return turned_pairs(a, b, cos, sin).type_as(x)
-
-    return rotated(q), rotated(k)
+    return turned_wide_pairs(q, cos, sin), turned_wide_pairs(k, cos, sin)
 
 
 class HalfSizePairsWide(Attention):
@@ -138,12 +138,13 @@ class Matrix(Attention):
         return matrix_rotary(*self.states(hidden_states))
 
 
-def complex_rotary(q: Tensor, k: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
-    def rotated(x: Tensor) -> Tensor:
-        numbers = torch.view_as_complex(x.float().reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
-        return torch.view_as_real(numbers * freqs_cis[:, :, None, :]).flatten(3).type_as(x)
+def turned_numbers(x: Tensor, freqs_cis: Tensor) -> Tensor:
+    numbers = torch.view_as_complex(x.float().reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
+    return torch.view_as_real(numbers * freqs_cis[:, :, None, :]).flatten(3).type_as(x)
 
-    return rotated(q), rotated(k)
+
+def complex_rotary(q: Tensor, k: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
+    return turned_numbers(q, freqs_cis), turned_numbers(k, freqs_cis)
 
 
 class Complex(Attention):
