@@ -1,17 +1,20 @@
-"""When gradients are recorded, and those of a formula of plain PyTorch, in the backward of what computes it faster."""
+"""When gradients are recorded; what computes a formula faster, made differentiable; and the gradients of a formula."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .tracing import transparent
+
 
 def recording(*tensors: Tensor | None) -> bool:
     """Whether a gradient of one of *tensors* is recorded, here and now."""
-    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def differentiated_again() -> bool:
@@ -43,20 +46,171 @@ def vjp(
         create_graph: Whether the gradients can be differentiated again.
 
     Returns:
-        For each argument its gradient; ``None`` for one that is not wanted.
+        For each argument its gradient; ``None`` for one that is not wanted, or that *formula* makes no use of.
     """
     with torch.enable_grad(), torch.autocast(grads[0].device.type, enabled=False):
         # Views, because one tensor may be two arguments, or be what another was computed from: each has its own.
-        views = [_view(each, needed) for each, needed in zip(arguments, needs, strict=True)]
+        views = [_view(argument, needed) for argument, needed in zip(arguments, needs, strict=True)]
         wanted = [view for view, needed in zip(views, needs, strict=True) if needed]
-        found = iter(torch.autograd.grad(formula(*views), wanted, grads, create_graph=create_graph))
-    return [next(found) if needed else None for needed in needs]
+        results = formula(*views)
+        gradients = iter(torch.autograd.grad(results, wanted, grads, create_graph=create_graph, allow_unused=True))
+    return [next(gradients) if needed else None for needed in needs]
 
 
 def _view(argument: Any, needed: bool) -> Any:
     if not isinstance(argument, Tensor):
         return argument
     return argument.view_as(argument) if argument.requires_grad else argument.detach().requires_grad_(needed)
+
+
+_Function = Callable[..., Any]
+
+
+class _Rule(NamedTuple):
+    """The arguments of `differentiable`, or of `differentiable_linear`."""
+
+    forward: _Function
+    backward: _Function | None
+    formula: _Function
+    serves: Callable[..., bool]
+
+
+def differentiable(
+    forward: _Function, backward: _Function | None, formula: _Function, serves: Callable[..., bool] = transparent
+) -> _Function:
+    """Make what computes *formula* faster a function that can be differentiated, any number of times.
+
+    ``torch.compile`` traces it if it can trace *forward* and *backward*.
+
+    Args:
+        forward: ``forward(form, needs, *tensors)``. *needs* says of each tensor whether its gradient is wanted, and is
+            empty where none is recorded. Gives the result, a tensor or a tuple of them, none of which is an argument or
+            a view; and tensors that the backward is to be given besides the arguments.
+        backward: ``backward(form, needs, *grads, *kept, *tensors)``: the gradient of each result, then what *forward*
+            gave to be kept, then the arguments. Gives the gradients of those that are needed, in their order; ``None``
+            for one that is to stay without. If there is none, the backward is that of *formula*.
+        formula: ``formula(form, *tensors)``, the result in operations of torch. It is run and differentiated in a
+            backward that is `differentiated_again`, or in which *serves* is false.
+        serves: ``serves(*grads, *tensors)``: whether *backward* can be called for these, here and now.
+
+    Returns:
+        ``function(form, *tensors)``. *form* is whatever is no tensor; tensors may be ``None``. All are kept for the
+        backward, which raises `RuntimeError` if one was written into.
+    """
+    rule = _Rule(forward, backward, formula, serves)
+
+    def function(form: Any, *tensors: Tensor | None) -> Any:
+        if recording(*tensors):
+            return _Recorded.apply(rule, form, *tensors)  # type: ignore[no-untyped-call]
+        return forward(form, (), *tensors)[0]
+
+    return function
+
+
+class _Recorded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rule: _Rule, form: Any, *tensors: Tensor | None) -> Any:
+        ctx.rule, ctx.form = rule, form
+        result, kept = rule.forward(form, ctx.needs_input_grad[2:], *tensors)
+        ctx.save_for_backward(*kept, *tensors)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rule, form, needs = ctx.rule, ctx.form, ctx.needs_input_grad[2:]
+        # Looked at once: under activation checkpointing they are computed for that, and then forgotten.
+        saved = ctx.saved_tensors
+        tensors = saved[len(saved) - len(needs) :]
+        if rule.backward is None or differentiated_again() or not rule.serves(*grads, *tensors):
+            formula = functools.partial(rule.formula, form)
+            return (None, None, *vjp(formula, tensors, needs, grads, create_graph=differentiated_again()))
+        gradients = iter(rule.backward(form, needs, *grads, *saved))
+        return (None, None, *[next(gradients) if need else None for need in needs])
+
+
+def differentiable_linear(
+    forward: _Function, backward: _Function, formula: _Function, serves: Callable[..., bool] = transparent
+) -> Callable[..., Sequence[Tensor]]:
+    """`differentiable` for what is linear in some tensors, which keeps the others alone, the tables.
+
+    A result that nobody used has no gradient, and neither then has what it was made from.
+
+    Args:
+        forward: ``forward(form, xs, tables)``, a result for each of *xs*, linear in it; no result is a view.
+        backward: ``backward(form, grads, tables, dtypes)``: the gradient of each result, or ``None`` where that of its
+            x is not wanted, and the dtype of each x. Gives the gradients that are wanted, in their order.
+        formula: ``formula(form, xs, tables)``, the results in operations of torch. The gradients of tables are its, and
+            so is a backward that is `differentiated_again`, or in which *serves* is false.
+        serves: ``serves(*grads, *tables)``: whether *backward* can be called for these, here and now.
+
+    Returns:
+        ``function(form, xs, tables)``. *form* is whatever is no tensor.
+    """
+    rule = _Rule(forward, backward, formula, serves)
+
+    def function(form: Any, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> Sequence[Tensor]:
+        if recording(*xs, *tables):
+            results: Sequence[Tensor] = _RecordedLinear.apply(rule, form, len(xs), *xs, *tables)  # type: ignore[no-untyped-call]
+        else:
+            results = forward(form, xs, tables)
+        return results
+
+    return function
+
+
+class _RecordedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rule: _Rule, form: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if not torch.compiler.is_compiling():
+            ctx.set_materialize_grads(False)
+        xs, tables = tensors[:number], tensors[number:]
+        results = tuple(rule.forward(form, xs, tables))
+        ctx.rule, ctx.form = rule, form
+        ctx.shapes, ctx.dtypes = [y.shape for y in results], [x.dtype for x in xs]
+        needs = ctx.needs_input_grad[3:]
+        if any(needs[number:]):
+            ctx.save_for_backward(*tensors)
+        else:
+            ctx.save_for_backward(*tables)
+            if not all(needs[:number]):
+                unused = [y for y, need in zip(results, needs[:number], strict=True) if not need]
+                ctx.mark_non_differentiable(*unused)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        number = len(grads)
+        needs = list(ctx.needs_input_grad[3:])
+        needs[:number] = [need and grad is not None for need, grad in zip(needs, grads, strict=False)]
+        # Looked at once: under activation checkpointing they are computed for that, and then forgotten.
+        saved = ctx.saved_tensors
+        tables = saved[len(saved) - len(needs) + number :]
+        xs = saved[: len(saved) - len(tables)]
+        if differentiated_again() or not ctx.rule.serves(*grads, *tables):
+            return None, None, None, *_by_formula(ctx, needs, grads, xs, tables)
+        gradients: list[Tensor | None] = [None] * len(needs)
+        if any(needs[:number]):
+            wanted = [grad if need else None for grad, need in zip(grads, needs, strict=False)]
+            launched = iter(ctx.rule.backward(ctx.form, wanted, tables, ctx.dtypes))
+            gradients[:number] = [next(launched) if need else None for need in needs[:number]]
+        if any(needs[number:]):
+            of_tables = (*(False for _ in grads), *needs[number:])
+            gradients[number:] = _by_formula(ctx, of_tables, grads, xs, tables)[number:]
+        return None, None, None, *gradients
+
+
+def _by_formula(
+    ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor | None], xs: Sequence[Tensor], tables: Sequence[Tensor]
+) -> list[Tensor | None]:
+    # The gradient of what is linear does not depend on values.
+    xs = xs or [tables[0].new_zeros(shape, dtype=dtype) for shape, dtype in zip(ctx.shapes, ctx.dtypes, strict=True)]
+
+    def formula(*tensors: Tensor) -> list[Tensor]:
+        results = ctx.rule.formula(ctx.form, tensors[: len(xs)], tensors[len(xs) :])
+        return [result for result, grad in zip(results, grads, strict=True) if grad is not None]
+
+    asked = [grad for grad in grads if grad is not None]
+    return vjp(formula, (*xs, *tables), needs, asked, create_graph=differentiated_again())
 
 
 def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -75,25 +229,31 @@ def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Cal
         one is, it is *formula*, for the compiler to fuse.
     """
 
-    class Recomputed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Tensor:
-            ctx.save_for_backward(*(each for each in arguments if isinstance(each, Tensor)))
-            ctx.others = [None if isinstance(each, Tensor) else (each,) for each in arguments]
-            return op(*arguments)
+    def forward(others: _Others, _needs: Sequence[bool], *tensors: Tensor) -> tuple[Tensor, tuple[()]]:
+        return op(*_arguments(others, tensors)), ()
 
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            saved = iter(ctx.saved_tensors)
-            arguments = [next(saved) if other is None else other[0] for other in ctx.others]
-            return tuple(vjp(formula, arguments, ctx.needs_input_grad, (grad,), create_graph=differentiated_again()))
+    def by_formula(others: _Others, *tensors: Tensor) -> Tensor:
+        return formula(*_arguments(others, tensors))
 
-    def differentiable(*arguments: Any) -> Tensor:
-        if not recording(*(each for each in arguments if isinstance(each, Tensor))):
+    recorded = differentiable(forward, None, by_formula)
+
+    def function(*arguments: Any) -> Tensor:
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        if not recording(*tensors):
             return op(*arguments)
         if torch.compiler.is_compiling():
             return formula(*arguments)
-        result: Tensor = Recomputed.apply(*arguments)  # type: ignore[no-untyped-call]
+        others = [None if isinstance(argument, Tensor) else (argument,) for argument in arguments]
+        result: Tensor = recorded(others, *tensors)
         return result
 
-    return differentiable
+    return function
+
+
+_Others = Sequence[tuple[Any] | None]
+"""What of the arguments is no tensor, each in a tuple, with ``None`` in the place of each tensor."""
+
+
+def _arguments(others: _Others, tensors: Iterable[Tensor]) -> list[Any]:
+    rest = iter(tensors)
+    return [next(rest) if other is None else other[0] for other in others]

@@ -27,6 +27,7 @@ __all__ = [
     "is_transformed",
     "is_watched",
     "is_wrapped",
+    "transparent",
 ]
 
 
@@ -73,3 +74,28 @@ def is_fake(tensor: Tensor) -> bool:
 def are_modules_hooked() -> bool:
     """Whether there are hooks for all modules, as ``torch.nn.modules.module.register_module_…_hook`` adds them."""
     return any(GLOBAL_HOOKS)
+
+
+def transparent(*tensors: Tensor | None) -> bool:
+    """Whether a launch may be put between *tensors* and their gradients, here and now.
+
+    Kernels read the memory of plain tensors of one device. ``torch.jit.trace``, functorch transforms and forward-mode
+    differentiation want to see what is computed; subclasses such as DTensor bring operations of their own. For those a
+    caller takes its reference. So it does for a batch of gradients, as ``is_grads_batched=True`` makes it.
+    """
+    tracing = torch.compiler.is_compiling()
+    device = None
+    for tensor in tensors:  # without a generator, which takes the host longer than the rest
+        if tensor is None:
+            continue
+        if not (tracing or (type(tensor) in _READABLE and not is_legacy_batchedtensor(tensor))):
+            return False
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
+            return False
+    return tracing or (get_tracing_state() is None and peek_interpreter_stack() is None and not in_forward_mode())
+
+
+_READABLE = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+"""A fake tensor is one that an operation never reads."""

@@ -17,12 +17,12 @@ def of_rmsnorm(adapter: Adapter) -> str | None:
     """Return what of *adapter* Liger's RMSNorm does not compute; ``None`` if nothing."""
     if not isinstance(adapter, NormAdapter):
         return None
-    how = rmsnorm.VARIANTS[adapter.variant]
-    if how.gate is not None or adapter.gated:
+    variant = rmsnorm.VARIANTS[adapter.variant]
+    if variant.gate is not None or adapter.gated:
         return "Liger's RMSNorm takes no gate"
     if adapter.group_size is not None or adapter.groups is not None:
         return "Liger's RMSNorm normalises whole rows, and this module normalises groups of neighbours"
-    if how.weight == "input":
+    if variant.weight == "input":
         return "Liger's RMSNorm multiplies by the weight after it has normalised, and this module before"
     return None
 
@@ -53,16 +53,16 @@ def other_activation(name: str, beta: float) -> str | None:
 
 def other_variant(form: str, activation: str) -> str | None:
     """Return why Liger does not compute this variant with this activation; ``None`` if it does."""
-    how = swiglu.VARIANTS[form]
-    if how.scaled and ACTIVATIONS[activation].formula == "swish":
+    variant = swiglu.VARIANTS[form]
+    if variant.scaled and ACTIVATIONS[activation].formula == "swish":
         return None
-    if how.scaled:
+    if variant.scaled:
         return "Liger's GeGLU does not scale the gate, and this module does"
-    if how.wide:
+    if variant.wide:
         return "Liger rounds the activated gate, and this module computes in float32 up to the product"
-    if how.simple:
+    if variant.simple:
         return None
-    what = "clamps gate and up" if how.clamp else "keeps a part of each row only"
+    what = "clamps gate and up" if variant.clamp else "keeps a part of each row only"
     return f"this module {what}, and Liger does not"
 
 
@@ -71,10 +71,10 @@ def of_rope(adapter: Adapter) -> str | None:
     if isinstance(adapter, MethodAdapter):
         adapter = adapter.function
     if isinstance(adapter, RotaryAdapter | ConformerAdapter | ModuleAdapter):
-        how = rope.VARIANTS[adapter.variant]
-        if how.reads == "pairs":
+        variant = rope.VARIANTS[adapter.variant]
+        if variant.reads == "pairs":
             return "Liger's RoPE rotates one half of a head against the other, and this one pairs of neighbours"
-        if how.width == "trailing":
+        if variant.width == "trailing":
             return "Liger's RoPE rotates the first elements of a head, and this one the last"
     if isinstance(adapter, ConformerAdapter | ModuleAdapter):
         return _ALONE

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.triton import differentiated_again, transparent, vjp
+from fuseplug_backends.triton import differentiable, recording, transparent
 from fuseplug_linear_cross_entropy import reference
 from fuseplug_linear_cross_entropy.backends.folded import folded
 from fuseplug_linear_cross_entropy.reference import Loss
@@ -40,19 +40,13 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     ):
         return by_reference(reference.compute, loss, hidden, weight, labels, bias)
     if loss.label_smoothing is None:
-        ends = [compute(loss._replace(label_smoothing=each), hidden, weight, labels, bias) for each in (0.0, 1.0)]
+        ends = [compute(loss._replace(label_smoothing=end), hidden, weight, labels, bias) for end in (0.0, 1.0)]
         return torch.stack(ends)
     factor = steps.inner * steps.outer if steps.capped else steps.outer
-    how = _How(loss, steps.outer if steps.capped else None, factor)
-    wanted = [t is not None and t.requires_grad and torch.is_grad_enabled() for t in (hidden, weight, bias)]
-    each = loss.reduction == "none" or (hidden.dtype is torch.float16 and any(wanted))
-    if not any(wanted):
-        result = _called(how, hidden, weight, labels, bias, loss.reduction, wanted)[0]
-    elif each:
-        result = _PerToken.apply(hidden, weight, bias, labels, how)  # type: ignore[no-untyped-call]
-    else:
-        result = _Reduced.apply(hidden, weight, bias, labels, how, wanted)  # type: ignore[no-untyped-call]
-    if each and loss.reduction != "none":
+    form = _Form(loss, steps.outer if steps.capped else None, factor)
+    by_token = loss.reduction == "none" or (hidden.dtype is torch.float16 and recording(hidden, weight, bias))
+    result: Tensor = (_per_token if by_token else _reduced)(form, hidden, weight, bias, labels)
+    if by_token and loss.reduction != "none":
         result = result.sum()
         if loss.reduction == "mean":
             result = result / (labels != loss.ignore_index).sum()
@@ -66,7 +60,7 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
 linear_cross_entropy = computed_by(compute, reference.linear_cross_entropy)
 
 
-class _How(NamedTuple):
+class _Form(NamedTuple):
     """What is not a tensor.
 
     Attributes:
@@ -87,7 +81,7 @@ def _labelled(loss: Loss, labels: Tensor, weight: Tensor) -> bool:
 
 
 def _called(
-    how: _How,
+    form: _Form,
     hidden: Tensor,
     weight: Tensor,
     labels: Tensor,
@@ -97,93 +91,80 @@ def _called(
     upstream: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """The loss, and the gradients of hidden, weight and bias that are *wanted*: of hidden and bias, if any is."""
-    if how.factor != 1.0:
-        hidden, bias = hidden * how.factor, None if bias is None else bias * how.factor
-    found = launch(
+    if form.factor != 1.0:
+        hidden, bias = hidden * form.factor, None if bias is None else bias * form.factor
+    results = launch(
         fused_linear_cross_entropy_forward,
         hidden,
         hidden,
         weight,
         labels.contiguous(),
         bias=bias,
-        ignore_index=how.loss.ignore_index,
-        label_smoothing=how.loss.label_smoothing,
+        ignore_index=form.loss.ignore_index,
+        label_smoothing=form.loss.label_smoothing,
         reduction=reduction,
-        softcap=how.cap,
+        softcap=form.cap,
         accum_dtype=torch.float32,
         token_grad_output=upstream,
         # Liger would go by hidden alone, and make none of the weight where hidden needs none.
         compute_gradients=any(wanted),
-        weight_requires_grad=wanted[1],
+        weight_requires_grad=any(wanted[1:2]),
     )
-    of_hidden, of_weight, of_bias = found[4:7]
-    if how.factor != 1.0 and any(wanted):
-        of_hidden, of_bias = of_hidden * how.factor, None if of_bias is None else of_bias * how.factor
-    return found[0], of_hidden, of_weight, of_bias
+    of_hidden, of_weight, of_bias = results[4:7]
+    if form.factor != 1.0 and any(wanted):
+        of_hidden, of_bias = of_hidden * form.factor, None if of_bias is None else of_bias * form.factor
+    return results[0], of_hidden, of_weight, of_bias
 
 
-class _Reduced(torch.autograd.Function):
-    """The gradients are made in the forward; the backward scales them, in new memory: the graph may be kept."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        how: _How,
-        wanted: Sequence[bool],
-    ) -> Tensor:
-        value, *gradients = _called(how, hidden, weight, labels, bias, how.loss.reduction, wanted)
-        kept = [each if need else None for each, need in zip(gradients, wanted, strict=True)]
-        ctx.how = how
-        ctx.save_for_backward(hidden, weight, bias, labels, *kept)
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, labels, *gradients = ctx.saved_tensors
-        wanted, how = ctx.needs_input_grad[:3], ctx.how
-        if differentiated_again() or not transparent(upstream, hidden):
-            found = vjp(
-                lambda *tensors: _formula(how, how.loss.reduction, labels, *tensors),
-                (hidden, weight, bias),
-                wanted,
-                (upstream,),
-            )
-        else:
-            found = [
-                (each * upstream).to(each.dtype) if need else None for each, need in zip(gradients, wanted, strict=True)
-            ]
-        return *found, None, None, None
+def _reduced_forward(
+    form: _Form, needs: Sequence[bool], hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The gradients are made in the forward."""
+    value, *gradients = _called(form, hidden, weight, labels, bias, form.loss.reduction, needs[:3])
+    return value, _needed(gradients, needs)
 
 
-class _PerToken(torch.autograd.Function):
-    """The loss of each token. Its backward computes the logits anew."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How) -> Tensor:
-        ctx.how = how
-        ctx.save_for_backward(hidden, weight, bias, labels)
-        return _called(how, hidden, weight, labels, bias, "none", (False, False, False))[0]
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, labels = ctx.saved_tensors
-        wanted, how = ctx.needs_input_grad[:3], ctx.how
-        if differentiated_again() or not transparent(upstream, hidden):
-            found = vjp(
-                lambda *tensors: _formula(how, "none", labels, *tensors), (hidden, weight, bias), wanted, (upstream,)
-            )
-        else:
-            with torch.autocast(hidden.device.type, enabled=False):
-                gradients = _called(how, hidden, weight, labels, bias, "none", wanted, upstream.contiguous())[1:]
-            found = [each if need else None for each, need in zip(gradients, wanted, strict=True)]
-        return *found, None, None
+def _reduced_backward(form: _Form, needs: Sequence[bool], upstream: Tensor, *saved: Tensor) -> list[Tensor]:
+    """What was made is scaled, in new memory: the graph may be kept."""
+    del form
+    return [(gradient * upstream).to(gradient.dtype) for gradient in saved[: sum(needs)]]
 
 
-def _formula(how: _How, reduction: Any, labels: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     """What is computed in operations that can be differentiated again, in float32 as Liger's loss is."""
-    loss = how.loss._replace(reduction=reduction)
-    return reference.compute(loss, hidden, weight, labels, bias).float()
+    return reference.compute(form.loss, hidden, weight, labels, bias).float()
+
+
+_reduced = differentiable(_reduced_forward, _reduced_backward, _formula)
+
+
+def _per_token_forward(
+    form: _Form, _: Sequence[bool], hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+) -> tuple[Tensor, tuple[()]]:
+    return _called(form, hidden, weight, labels, bias, "none", ())[0], ()
+
+
+def _per_token_backward(
+    form: _Form,
+    needs: Sequence[bool],
+    upstream: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+) -> list[Tensor]:
+    """The logits are computed anew."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        gradients = _called(form, hidden, weight, labels, bias, "none", needs[:3], upstream.contiguous())[1:]
+    return _needed(gradients, needs)
+
+
+def _formula_per_token(form: _Form, *tensors: Any) -> Tensor:
+    return _formula(form._replace(loss=form.loss._replace(reduction="none")), *tensors)
+
+
+_per_token = differentiable(_per_token_forward, _per_token_backward, _formula_per_token)
+
+
+def _needed(gradients: Sequence[Tensor | None], needs: Sequence[bool]) -> list[Tensor]:
+    return [gradient for gradient, need in zip(gradients, needs, strict=False) if need and gradient is not None]

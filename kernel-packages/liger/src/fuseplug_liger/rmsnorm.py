@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from liger_kernel.ops.rms_norm import rms_norm_backward, rms_norm_forward
+from liger_kernel.ops.utils import calculate_settings
 from torch import Tensor
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.triton import differentiated_again, recording, transparent, vjp
+from fuseplug_backends.triton import differentiable
 from fuseplug_rmsnorm import reference
 from fuseplug_rmsnorm.reference import Norming, Variant
 
@@ -27,65 +28,57 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     tensors; rows of more than 65536 elements; tracers, functorch transforms and subclasses; autocast, where that
     changes the variant. So is a backward that is to be differentiated again.
     """
-    how, _, group_size = norming
-    autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
-    other = gate is not None or group_size is not None or how.weight == "input"
-    if autocast or other or x.shape[-1] > WIDEST or not serves(x, weight):
+    variant, _, group_size = norming
+    other = gate is not None or group_size is not None or variant.weight == "input"
+    if variant.is_cast(x) or other or x.shape[-1] > WIDEST or not serves(x, weight):
         return by_reference(reference.compute, norming, x, weight, gate)
-    result = reference.result_dtype(x, weight, how)
+    result = reference.result_dtype(x, weight, variant)
     # Liger's result has the dtype of x. Where a float32 weight widens it, x comes wide; nothing is rounded by that.
     x = x.to(torch.promote_types(x.dtype, result))
-    if recording(x, weight):
-        y: Tensor = _RMSNorm.apply(x, weight, norming)  # type: ignore[no-untyped-call]
-    else:
-        y = _forward(x, weight, norming)[0]
+    y: Tensor = _fused(norming, x, weight)
     return y.to(result)
 
 
 rms_norm = computed_by(compute, reference.rms_norm)
 
 
-def _mode(how: Variant) -> tuple[float, str]:
+def _mode(variant: Variant) -> tuple[float, str]:
     """Liger's offset of the weight, and its casting mode."""
-    return (0.0 if how.offset is None else 1.0), ("llama" if how.weight == "after-cast" and how.upcast else "gemma")
+    return (0.0 if variant.offset is None else 1.0), (
+        "llama" if variant.weight == "after-cast" and variant.upcast else "gemma"
+    )
 
 
-def _forward(x: Tensor, weight: Tensor | None, norming: Norming) -> Any:
+def _forward(norming: Norming, _: Sequence[bool], x: Tensor, weight: Tensor | None) -> tuple[Tensor, tuple[Tensor]]:
     scale = None if weight is None else weight.contiguous()
-    return launch(rms_norm_forward, x, x.contiguous(), scale, float(norming.eps), *_mode(norming.how), None)
+    y, _, rstd, *_ = launch(
+        rms_norm_forward, x, x.contiguous(), scale, float(norming.eps), *_mode(norming.variant), None
+    )
+    return unseen_as_view(y), (rstd,)
 
 
-class _RMSNorm(torch.autograd.Function):
-    """Liger's own function writes the gradient over the one that comes in, and has a wrong second derivative."""
+def _backward(
+    norming: Norming, needs: Sequence[bool], dy: Tensor, rstd: Tensor, x: Tensor, weight: Tensor | None
+) -> list[Tensor]:
+    # Liger's own function of autograd writes the gradient over the one that comes in.
+    dx, dweight = launch(
+        rms_norm_backward,
+        x,
+        dy.contiguous(),
+        x.contiguous().view(-1, x.shape[-1]),
+        None if weight is None else weight.contiguous(),
+        rstd,
+        *_mode(norming.variant),
+        *calculate_settings(x.shape[-1]),
+        in_place=False,
+        row_mode=None,
+        needs_dw=needs[1],
+    )
+    return ([dx] if needs[0] else []) + ([dweight] if needs[1] else [])
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, norming: Norming) -> Tensor:
-        y, _, rstd, *settings, _ = _forward(x, weight, norming)
-        ctx.norming, ctx.settings = norming, settings
-        ctx.save_for_backward(x, weight, rstd)
-        return unseen_as_view(y)
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, rstd = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:2]
-        if differentiated_again() or not transparent(dy, x):
-            norming = ctx.norming
-            return (
-                *vjp(lambda x, weight: reference.compute(norming, x, weight, None), (x, weight), wanted, (dy,)),
-                None,
-            )
-        dx, dweight = launch(
-            rms_norm_backward,
-            x,
-            dy.contiguous(),
-            x.contiguous().view(-1, x.shape[-1]),
-            None if weight is None else weight.contiguous(),
-            rstd,
-            *_mode(ctx.norming.how),
-            *ctx.settings,
-            in_place=False,
-            row_mode=None,
-            needs_dw=wanted[1],
-        )
-        return dx if wanted[0] else None, dweight, None
+def _formula(norming: Norming, x: Tensor, weight: Tensor | None) -> Tensor:
+    return reference.compute(norming, x, weight, None)
+
+
+_fused = differentiable(_forward, _backward, _formula)

@@ -19,7 +19,7 @@ from fuseplug_rope.reference import Variant
 from .launching import WIDEST, launch, serves, unseen_as_view
 
 
-def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope` by Liger: the same arguments, result and errors.
 
     The result is the reference's up to rounding. Liger rotates in place, so it is given copies of q and k, and in the
@@ -32,13 +32,13 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     batch and the sequence; other dtypes than float16, bfloat16 and float32; empty tensors; tracers, functorch
     transforms and subclasses. So is a backward that is to be differentiated again.
     """
-    fitted = None if k is None else _fitted(how, q, k, cos, sin)
+    fitted = None if k is None else _fitted(variant, q, k, cos, sin)
     if k is None or fitted is None:
-        return by_reference(reference.compute, how, q, k, cos, sin)
+        return by_reference(reference.compute, variant, q, k, cos, sin)
     if recording(q, k):
-        found: tuple[Tensor, Tensor] = _Rotation.apply(q, k, cos, sin, how, fitted)  # type: ignore[no-untyped-call]
-        return found
-    return _rotated(rope_forward, q, k, fitted, reference.result_dtype(how, q, q, cos, sin), how.keeps_order)
+        rotated: tuple[Tensor, Tensor] = _Rotation.apply(q, k, cos, sin, variant, fitted)  # type: ignore[no-untyped-call]
+        return rotated
+    return _rotated(rope_forward, q, k, fitted, reference.result_dtype(variant, q, q, cos, sin), variant.keeps_order)
 
 
 rope = computed_by(compute, reference.rope)
@@ -60,12 +60,12 @@ class _Fitted(NamedTuple):
     heads: int
 
 
-def _fitted(how: Variant, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> _Fitted | None:
+def _fitted(variant: Variant, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> _Fitted | None:
     """What Liger is given in the place of *cos* and *sin*; ``None`` where it cannot be."""
-    width = cos.shape[-1] * (2 if how.table == "half" else 1)
+    width = variant.width_rotated(cos)
     if (
-        (how.reads, how.writes) != ("halves", "halves")
-        or how.width == "trailing"
+        (variant.reads, variant.writes) != ("halves", "halves")
+        or variant.width == "trailing"
         or width % 2
         or not serves(q, k, cos, sin)
         or recording(cos, sin)
@@ -75,12 +75,12 @@ def _fitted(how: Variant, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> _Fi
     heads = _heads(q, k, cos)
     if heads is None or max(q.shape[heads], k.shape[heads]) * width > WIDEST:
         return None
-    if how.table == "full" and not _alike(cos, sin):
+    if variant.table == "full" and not _alike(cos, sin):
         return None
-    wide = how.widen is not None or how.widen_table
+    wide = variant.widen is not None or variant.widen_table
     dtype = torch.promote_types(torch.promote_types(q.dtype, torch.float32) if wide else q.dtype, cos.dtype)
     cos, sin = (_four(table).squeeze(heads).to(dtype) for table in (cos, sin))
-    return _Fitted(cos, -sin if how.negated else sin, width, heads)
+    return _Fitted(cos, -sin if variant.negated else sin, width, heads)
 
 
 def _four(tensor: Tensor) -> Tensor:
@@ -108,10 +108,10 @@ def _alike(cos: Tensor, sin: Tensor) -> bool:
     """Whether both tables have two equal halves, each. The host waits for the answer, which is kept with the tables."""
     if cos.is_inference() or sin.is_inference():  # of these nobody can tell whether they were changed since
         return False
-    known = [_kept(table) for table in (cos, sin)]
-    if None in known and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    kept = [_kept(table) for table in (cos, sin)]
+    if None in kept and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return False
-    answers = [_looked_at(table) if answer is None else answer for table, answer in zip((cos, sin), known, strict=True)]
+    answers = [_looked_at(table) if answer is None else answer for table, answer in zip((cos, sin), kept, strict=True)]
     return all(answers)
 
 
@@ -144,13 +144,7 @@ def _rotated(
     copies = [
         _tokens_first(x, fitted.heads).to(dtype, copy=True, memory_format=torch.contiguous_format) for x in (q, k)
     ]
-    launch(
-        turn,
-        q,
-        *(copy.transpose(1, 2) for copy in copies),
-        *(fitted.cos, fitted.sin),
-        rotary_dim=fitted.width,
-    )
+    launch(turn, q, *(copy.transpose(1, 2) for copy in copies), *(fitted.cos, fitted.sin), rotary_dim=fitted.width)
     return _as_in(q, _tokens_first(copies[0], fitted.heads), keeps_order), _as_in(
         k, _tokens_first(copies[1], fitted.heads), keeps_order
     )
@@ -175,12 +169,14 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, how: Variant, fitted: _Fitted
+        ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, variant: Variant, fitted: _Fitted
     ) -> tuple[Tensor, Tensor]:
-        ctx.how, ctx.width, ctx.heads = how, fitted.width, fitted.heads
+        ctx.variant, ctx.width, ctx.heads = variant, fitted.width, fitted.heads
         ctx.dtype, ctx.shapes = q.dtype, (q.shape, k.shape)
         ctx.save_for_backward(cos, sin, fitted.cos, fitted.sin)
-        of_q, of_k = _rotated(rope_forward, q, k, fitted, reference.result_dtype(how, q, q, cos, sin), how.keeps_order)
+        of_q, of_k = _rotated(
+            rope_forward, q, k, fitted, reference.result_dtype(variant, q, q, cos, sin), variant.keeps_order
+        )
         return unseen_as_view(of_q), unseen_as_view(of_k)
 
     @staticmethod
@@ -190,10 +186,12 @@ class _Rotation(torch.autograd.Function):
         if differentiated_again() or not transparent(dq, dk, cos):
             # A rotation is linear in q and k: its gradient does not depend on their values.
             q, k = (cos.new_zeros(shape, dtype=ctx.dtype) for shape in ctx.shapes)
-            how = ctx.how
-            found = vjp(lambda q, k: reference.compute(how, q, k, cos, sin), (q, k), wanted, (dq, dk))
+            variant = ctx.variant
+            gradients = vjp(lambda q, k: reference.compute(variant, q, k, cos, sin), (q, k), wanted, (dq, dk))
         else:
             fitted = _Fitted(tables[0], tables[1], ctx.width, ctx.heads)
-            turned = _rotated(rope_backward, dq, dk, fitted, dq.dtype, ctx.how.keeps_order)
-            found = [each.to(ctx.dtype) if need else None for each, need in zip(turned, wanted, strict=True)]
-        return *found, None, None, None, None
+            turned = _rotated(rope_backward, dq, dk, fitted, dq.dtype, ctx.variant.keeps_order)
+            gradients = [
+                gradient.to(ctx.dtype) if need else None for gradient, need in zip(turned, wanted, strict=True)
+            ]
+        return *gradients, None, None, None, None

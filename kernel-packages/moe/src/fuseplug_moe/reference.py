@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
@@ -116,6 +117,16 @@ def first(projection: Projection) -> Tensor:
     return projection if isinstance(projection, Tensor) else projection[0]
 
 
+def tensors_of(projection: Projection | None) -> Sequence[Tensor]:
+    """All of them: one, or one for each expert."""
+    return () if projection is None else (projection,) if isinstance(projection, Tensor) else projection
+
+
+def projection_of(tensors: Sequence[Tensor]) -> Projection:
+    """The inverse of `tensors_of`."""
+    return tensors[0] if tensors[0].dim() == 3 else tensors
+
+
 def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """`moe` for arguments that were checked.
 
@@ -131,9 +142,10 @@ def compute(experts: Experts, x: Tensor, top_k_index: Tensor, top_k_weights: Ten
     elsewhere = (top_k_index < 0) | (top_k_index >= experts.number)
     order = sort(top_k_index, experts.number)
     rows = x.to(experts.dtype)[order.slots // top_k_index.shape[1]]
-    up = None if experts.up is None else linear(rows, experts.up, order, experts)
-    inner = gated(experts, linear(rows, experts.gate_up, order, experts, experts.gate_up_bias), up)
-    out = linear(inner.to(first(experts.down).dtype), experts.down, order, experts, experts.down_bias)
+    project = functools.partial(linear, transposed=experts.transposed, skip=experts.idle == "none")
+    up = None if experts.up is None else project(rows, experts.up, order)
+    inner = gated(experts, project(rows, experts.gate_up, order, experts.gate_up_bias), up)
+    out = project(inner.to(first(experts.down).dtype), experts.down, order, experts.down_bias)
     if experts.post is not None:
         out = experts.post(out)
     slots = out[order.rows].view(*top_k_index.shape, out.shape[-1])
@@ -148,25 +160,26 @@ def sort(top_k_index: Tensor, number: int) -> Order:
     return Order(slots, torch.argsort(slots), ends, experts.clamp(max=number - 1))
 
 
-def linear(rows: Tensor, projection: Projection, order: Order, experts: Experts, bias: Tensor | None = None) -> Tensor:
+def linear(
+    rows: Tensor, projection: Projection, order: Order, bias: Tensor | None = None, *, transposed: bool, skip: bool
+) -> Tensor:
     """Every expert's rows times its matrix, and its bias added; rows of none become zero before the bias.
 
     Args:
         rows: ``(pairs, in)``, sorted by expert, in the dtype of *projection*.
-        projection: ``(experts, out, in)``, or the last two the other way round, as *experts* has it.
+        projection: ``(experts, out, in)``.
         order: The order of the slots.
-        experts: What the experts are.
         bias: ``(experts, out)``, or ``None``.
+        transposed: The last two dimensions of *projection* are the other way round.
+        skip: Matrices of a sequence that no row is multiplied by have no gradient; otherwise theirs is zero.
 
     Returns:
         ``(pairs, out)``.
     """
     if isinstance(projection, Tensor):
-        weight = projection if experts.transposed else projection.transpose(-2, -1)
-        out = grouped_linear.linear(rows, weight, order.ends)
+        out = grouped_linear.linear(rows, projection if transposed else projection.mT, order.ends)
     else:
-        skip = experts.idle == "none"
-        out = grouped_linear.walk(rows, [w if experts.transposed else w.t() for w in projection], order.ends, skip=skip)
+        out = grouped_linear.walk(rows, [w if transposed else w.t() for w in projection], order.ends, skip=skip)
     return out if bias is None else out + bias[order.experts]
 
 

@@ -49,10 +49,9 @@ class Variant:
     native: bool = False
     name: str = field(default="", compare=False)
 
-    @property
-    def autocast(self) -> bool:
-        """Whether ambient autocast changes what is computed. What widens its input itself does not feel it."""
-        return self.native or not self.upcast
+    def is_cast(self, x: Tensor) -> bool:
+        """Whether autocast changes what is computed of *x*, now. What widens its input itself does not feel it."""
+        return (self.native or not self.upcast) and torch.is_autocast_enabled(x.device.type)
 
 
 _ROWS = {
@@ -90,17 +89,17 @@ class Norming(NamedTuple):
     """The arguments of `rms_norm` that are no tensors, checked.
 
     Attributes:
-        how: The variant.
+        variant: The variant.
     """
 
-    how: Variant
+    variant: Variant
     eps: float
     group_size: int | None
 
     @property
     def constants(self) -> tuple[str, float, int | None]:
         """What a program is compiled for."""
-        return self.how.name, float(self.eps), self.group_size
+        return self.variant.name, float(self.eps), self.group_size
 
     @classmethod
     def of(cls, variant: str, eps: float, group_size: int | None) -> Norming:

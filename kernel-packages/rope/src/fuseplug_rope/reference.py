@@ -58,6 +58,14 @@ class Variant:
         """
         return self.width == "whole" and self.reads == self.writes and self.form in ("rotate", "complex")
 
+    def width_rotated(self, table: Tensor) -> int:
+        """How many elements are rotated by *table*, cos or sin, ``(..., angles)``."""
+        return table.shape[-1] * (2 if self.table == "half" else 1)
+
+    def is_cast(self, x: Tensor) -> bool:
+        """Whether autocast gives *x* rotated another dtype, now: of all forms it changes the one that takes a sum."""
+        return self.form == "matrix" and torch.is_autocast_enabled(x.device.type)
+
 
 def _pairs(**differs: object) -> Variant:
     return Variant(reads="pairs", writes="pairs", **differs)  # type: ignore[arg-type]
@@ -110,7 +118,7 @@ def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Ten
     Returns:
         *q* and *k* rotated, in their shapes; each in its `result_dtype`, but ``None`` for a *k* of ``None``.
     """
-    rotated = cos.shape[-1] * (2 if variant.table == "half" else 1)
+    rotated = variant.width_rotated(cos)
     if variant.widen_table:
         wide = torch.promote_types(q.dtype, torch.float32)
         cos, sin = cos.to(wide), sin.to(wide)
@@ -265,7 +273,7 @@ def check(q: Tensor, k: Tensor | None, cos: Tensor, variant: str) -> Variant:
     row = VARIANTS.get(variant)
     if row is None:
         raise ValueError(f"unknown RoPE variant {variant!r}; known: {', '.join(VARIANTS)}")
-    rotated = cos.shape[-1] * (2 if row.table == "half" else 1)
+    rotated = row.width_rotated(cos)
     for name, x in (("q", q), ("k", k)):
         if x is not None and rotated != x.shape[-1] and (row.width == "whole" or rotated > x.shape[-1]):
             raise ValueError(

@@ -69,10 +69,10 @@ class Gating(NamedTuple):
     """The arguments of `swiglu` that are no tensors, checked.
 
     Attributes:
-        how: The variant.
+        variant: The variant.
     """
 
-    how: Variant
+    variant: Variant
     activation: str
     layout: str
     limit: float | None
@@ -80,10 +80,14 @@ class Gating(NamedTuple):
     sparsity: float | None
     beta: float
 
+    def is_cast(self, gate: Tensor) -> bool:
+        """Whether autocast changes what is computed of *gate*, now: there are activations that it widens."""
+        return ACTIVATIONS[self.activation].autocast and torch.is_autocast_enabled(gate.device.type)
+
     @property
     def constants(self) -> tuple[Any, ...]:
         """What a program is compiled for: names and numbers, without the sparsity, which none is compiled for."""
-        return self.activation, self.how.name, self.layout, self.limit, self.scale, self.beta
+        return self.activation, self.variant.name, self.layout, self.limit, self.scale, self.beta
 
     @classmethod
     def of(cls, constants: tuple[Any, ...]) -> Gating:
@@ -136,7 +140,7 @@ def sparsified(
     """
     gate, up = separated(gating, gate, up)
     gate = sparsify(gate, gating.sparsity, device) if gating.sparsity else gate
-    return gating._replace(how=VARIANTS["plain"], sparsity=None), gate, up
+    return gating._replace(variant=VARIANTS["plain"], sparsity=None), gate, up
 
 
 def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
@@ -150,7 +154,7 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     Returns:
         ``(..., intermediate)``, in the dtype that `swiglu` has.
     """
-    variant, limit = gating.how, gating.limit
+    variant, limit = gating.variant, gating.limit
     gate, up = separated(gating, gate, up)
     narrow = gate.dtype
     if variant.wide:

@@ -24,7 +24,7 @@ _OURS = {
 
 _NAMES_IN_TEMPLATES = """
 x y self module compute forward training wide row column inside width reference functional functools torch tl triton
-operation recomputed transparent example match specimens
+operation recomputed transparent have_model_dtypes example match specimens
 """
 _TAKEN_BY_TEMPLATES = dict.fromkeys(_NAMES_IN_TEMPLATES.split(), "the templates use it")
 

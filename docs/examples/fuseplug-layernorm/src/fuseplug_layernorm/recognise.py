@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from fuseplug import Adapter, Compute, Example, Proposal, Site, Target
+from fuseplug_backends.dtypes import MODEL_DTYPES
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGEST_EPS = 1e-2
 
 
@@ -53,7 +53,7 @@ def match(site: Site) -> list[Proposal] | None:
     if module._modules or module._buffers or len(epsilons) != 1 or len(vectors) not in (1, 2):
         return None
     (dtype, shape), *others = {(each.dtype, tuple(each.shape)) for each in vectors.values()}
-    if others or len(shape) != 1 or dtype not in _DTYPES:
+    if others or len(shape) != 1 or dtype not in MODEL_DTYPES:
         return None
     weight, *rest = vectors
     bias = rest[0] if rest else None
@@ -64,7 +64,7 @@ def match(site: Site) -> list[Proposal] | None:
             tuple(LayerNormAdapter(variant, weight, bias, epsilons[0]) for variant in variants),
             functools.partial(example, shape[0], tuple(vectors), getattr(module, epsilons[0])),
             # As the module is now comes first; then what else a model may call it in.
-            mixes=sorted(_DTYPES, key=lambda each: each is not dtype),
+            mixes=sorted(MODEL_DTYPES, key=lambda other: other is not dtype),
             roundings=3.0,  # weighed, shifted and given out: a kernel may round after each
             working_roundings=16.0 + math.sqrt(_MOST_CHECKED / shape[0]) / 4,  # the second: a gradient sums all rows
         )

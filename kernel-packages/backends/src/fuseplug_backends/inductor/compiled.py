@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fuseplug.fallback import is_small_declined
 
-from ..differentiating import differentiated_again, recording, vjp
+from ..differentiating import differentiable, recording
 from ..torch_private import reinterpret_tensor, storage_id
 from ..tracing import is_watched
 from .layout import keeping_order, strides_of
@@ -48,6 +48,7 @@ class Compiled:
         self.formula = formula
         self._programs: dict[Hashable, Program] = {}
         self._keeps: dict[Hashable, tuple[bool, ...]] = {}
+        self._differentiable = differentiable(self._launched, self.backward, self._by_formula, plain)
 
     def __call__(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
         """Compute the formula for tensors that are `plain`.
@@ -71,9 +72,15 @@ class Compiled:
         kept = self.keeps(constants, tensors, needs)
         # What the formula would not keep itself, having cast it, its caller may write into before the backward. It is
         # copied here, where the copy is recorded: one that is made inside a forward has no second derivative.
-        own = [t if t is None or itself else t.clone() for t, itself in zip(tensors, kept, strict=True)]
-        result: Tensor = _Differentiable.apply(self, constants, *own)  # type: ignore[no-untyped-call]
+        copies = [t if t is None or itself else t.clone() for t, itself in zip(tensors, kept, strict=True)]
+        result: Tensor = self._differentiable(constants, *copies)
         return result
+
+    def _launched(self, constants: Constants, _: Sequence[bool], *tensors: Tensor) -> tuple[Tensor, tuple[()]]:
+        return self.forward(constants, *tensors), ()
+
+    def _by_formula(self, constants: Constants, *tensors: Tensor | None) -> Tensor:
+        return self.formula(*tensors, *constants)
 
     def forward(self, constants: Constants, x: Tensor, *others: Tensor | None) -> Tensor:
         """Compute the formula and record nothing for a backward."""
@@ -82,23 +89,21 @@ class Compiled:
 
     def backward(
         self, constants: Constants, needs: tuple[bool, ...], grad: Tensor, *tensors: Tensor | None
-    ) -> list[Tensor | None]:
-        """The gradients of those *tensors* that *needs* names, and ``None`` for the others."""
-        found = iter(self._run(constants, needs, grad.contiguous(), *tensors))
-        return [
-            _shaped(next(found), t.shape) if t is not None and need else None
-            for t, need in zip(tensors, needs, strict=True)
-        ]
+    ) -> list[Tensor]:
+        """The gradients of those *tensors* that *needs* names."""
+        gradients = self._run(constants, needs, grad.contiguous(), *tensors)
+        shapes = [t.shape for t, need in zip(tensors, needs, strict=True) if t is not None and need]
+        return [_shaped(gradient, shape) for gradient, shape in zip(gradients, shapes, strict=True)]
 
     def keeps(
         self, constants: Constants, tensors: Sequence[Tensor | None], needs: tuple[bool, ...]
     ) -> tuple[bool, ...]:
         """Whether the formula, run by PyTorch, keeps each of *tensors* itself for its backward."""
         key = (constants, needs, tuple([None if t is None else (t.dtype, t.shape[-1], t.dim() > 1) for t in tensors]))
-        found = self._keeps.get(key)
-        if found is None:
-            found = self._keeps[key] = _keeps(self.formula, constants, tensors, needs)
-        return found
+        kept = self._keeps.get(key)
+        if kept is None:
+            kept = self._keeps[key] = _keeps(self.formula, constants, tensors, needs)
+        return kept
 
     def _run(self, constants: Constants, needs: tuple[bool, ...] | None, *tensors: Tensor | None) -> Sequence[Tensor]:
         # Lean, because between matmuls each look at a tensor is a few microseconds in a call of a hundred.
@@ -118,29 +123,9 @@ class Compiled:
         program = self._programs.get(tuple(key))
         if program is None:
             present = [t is not None for t in tensors]
-            made = _program(self.formula, constants, needs, present, [(0,) if t.dim() > 1 else () for t in rows])
-            program = self._programs.setdefault(tuple(key), made)
+            new = _program(self.formula, constants, needs, present, [(0,) if t.dim() > 1 else () for t in rows])
+            program = self._programs.setdefault(tuple(key), new)
         return program(*rows)
-
-
-class _Differentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, compiled: Compiled, constants: Constants, *tensors: Tensor | None) -> Tensor:
-        ctx.compiled, ctx.constants = compiled, constants
-        ctx.save_for_backward(*tensors)
-        return compiled.forward(constants, *tensors)  # type: ignore[arg-type]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        needs = ctx.needs_input_grad[2:]
-        tensors = ctx.saved_tensors
-        # A program has no derivative of its own.
-        if differentiated_again() or not plain(grad, *tensors):
-            constants = (False,) * len(ctx.constants)
-            found = vjp(ctx.compiled.formula, (*tensors, *ctx.constants), (*needs, *constants), (grad,))[: len(tensors)]
-        else:
-            found = ctx.compiled.backward(ctx.constants, needs, grad, *tensors)
-        return (None, None, *found)
 
 
 def _keeps(
@@ -231,8 +216,8 @@ def _program(
     varying: Sequence[Sequence[int]],
 ) -> Program:
     def all_of(tensors: Sequence[Tensor]) -> list[Any]:
-        given = iter(tensors)
-        return [next(given) if each else None for each in present]
+        rest = iter(tensors)
+        return [next(rest) if is_there else None for is_there in present]
 
     def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
         return (formula(*all_of(tensors), *constants).contiguous(),)
@@ -241,7 +226,7 @@ def _program(
         grad, *others = all_of(tensors)
         wanted, of_wanted = _restricted(lambda *others: formula(*others, *constants), others, needs or ())
         _, pull = torch.func.vjp(of_wanted, *wanted)  # type: ignore[misc]
-        return tuple([found.contiguous() for found in pull(grad)])
+        return tuple([gradient.contiguous() for gradient in pull(grad)])
 
     return Program(forward if needs is None else backward, varying)
 

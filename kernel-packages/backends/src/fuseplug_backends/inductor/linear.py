@@ -7,12 +7,12 @@ them into one. The backward of a linear formula needs neither its input nor its 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..differentiating import differentiated_again, recording, vjp
+from ..differentiating import differentiable_linear
 from ..torch_private import reinterpret_tensor
 from .compiled import plain
 from .layout import strides_of
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Constants = tuple[Hashable, ...]
     Formula = Callable[..., Tensor]
+    _Form = tuple[tuple[Constants, ...], bool]
     Memory = tuple[tuple[torch.Size, tuple[int, ...]], ...]
 
 _MOST_VIEWS = 1 << 10
@@ -45,6 +46,7 @@ class CompiledLinear:
         self.formula = formula
         self._programs: dict[Hashable, Program] = {}
         self._views: dict[tuple[bool, Memory], _Views] = {}
+        self._differentiable = differentiable_linear(self._launched, self._transposed, self._formulas, plain)
 
     def __call__(
         self,
@@ -53,7 +55,7 @@ class CompiledLinear:
         tables: Sequence[Tensor],
         *,
         keep_order: bool = True,
-    ) -> tuple[Tensor, ...]:
+    ) -> Sequence[Tensor]:
         """Compute the formula for each of *xs*, tensors that are `plain`.
 
         Args:
@@ -66,12 +68,21 @@ class CompiledLinear:
         Returns:
             For each of *xs* the result.
         """
-        if recording(*xs, *tables):
-            found: tuple[Tensor, ...] = _Differentiable.apply(  # type: ignore[no-untyped-call]
-                self, tuple(constants), keep_order, len(xs), *xs, *tables
-            )
-            return found
+        return self._differentiable((tuple(constants), keep_order), xs, tables)
+
+    def _launched(self, form: _Form, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        constants, keep_order = form
         return self.run(constants, xs, tables, keep_order=keep_order)
+
+    def _transposed(
+        self, form: _Form, grads: Sequence[Tensor | None], tables: Sequence[Tensor], dtypes: Sequence[torch.dtype]
+    ) -> tuple[Tensor, ...]:
+        wanted = [part for part in zip(form[0], grads, dtypes, strict=True) if part[1] is not None]
+        constants, of_results, narrow = zip(*wanted, strict=True)
+        return self.run(constants, of_results, tables, narrow)
+
+    def _formulas(self, form: _Form, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> list[Tensor]:
+        return [self.formula(x, *tables, *constants) for x, constants in zip(xs, form[0], strict=True)]
 
     def run(
         self,
@@ -106,86 +117,12 @@ class CompiledLinear:
         program = self._programs.get(key)
         if program is None:
             varying = [[dim for dim, size in enumerate(t.shape[:-1]) if size > 1] for t in values]
-            made = _program(self.formula, tuple(constants), transposed, len(xs), varying)
-            program = self._programs.setdefault(key, made)
-        found = program(*values)
+            new = _program(self.formula, tuple(constants), transposed, len(xs), varying)
+            program = self._programs.setdefault(key, new)
+        results = program(*values)
         return tuple(
-            [reinterpret_tensor(y, size, stride) for y, (size, stride) in zip(found, views.outside, strict=True)]
+            [reinterpret_tensor(y, size, stride) for y, (size, stride) in zip(results, views.outside, strict=True)]
         )
-
-
-_NO_TENSORS = (None,) * 4
-"""Gradients of what is handed to `_Differentiable` before the tensors."""
-
-
-class _Differentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        compiled: CompiledLinear,
-        constants: tuple[Constants, ...],
-        keep_order: bool,
-        count: int,
-        *tensors: Tensor,
-    ) -> Any:
-        # A result that nobody used has no gradient, and neither then has what it was made from.
-        ctx.set_materialize_grads(False)
-        ctx.compiled, ctx.constants, ctx.dtypes = compiled, constants, [x.dtype for x in tensors[:count]]
-        xs, tables = tensors[:count], tensors[count:]
-        found = compiled.run(constants, xs, tables, keep_order=keep_order)
-        ctx.shapes = [y.shape for y in found]
-        if any(ctx.needs_input_grad[4 + count :]):
-            ctx.save_for_backward(*tensors)
-        else:
-            # The gradient of what is linear takes the tables alone.
-            ctx.save_for_backward(*tables)
-            ctx.mark_non_differentiable(
-                *[y for y, need in zip(found, ctx.needs_input_grad[4 : 4 + count], strict=True) if not need]
-            )
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        count = len(ctx.dtypes)
-        needs = list(ctx.needs_input_grad[4:])
-        needs[:count] = [need and grad is not None for need, grad in zip(needs, grads, strict=False)]
-        saved = ctx.saved_tensors
-        xs, tables = saved[: len(saved) - (len(needs) - count)], saved[-(len(needs) - count) :]
-        # A program has no derivative of its own.
-        if differentiated_again() or not plain(*grads, *tables):
-            return *_NO_TENSORS, *_by_formula(ctx, needs, grads, xs, tables)
-        found: list[Tensor | None] = [None] * len(needs)
-        wanted = [number for number in range(count) if needs[number]]
-        if wanted:
-            results = ctx.compiled.run(
-                [ctx.constants[number] for number in wanted],
-                [grads[number] for number in wanted],
-                tables,
-                tuple([ctx.dtypes[number] for number in wanted]),
-            )
-            for number, result in zip(wanted, results, strict=True):
-                found[number] = result
-        if any(needs[count:]):
-            of_tables = (*(False for _ in ctx.dtypes), *needs[count:])
-            found[count:] = _by_formula(ctx, of_tables, grads, xs, tables)[count:]
-        return *_NO_TENSORS, *found
-
-
-def _by_formula(
-    ctx: Any, needs: Sequence[bool], grads: Sequence[Tensor | None], xs: Sequence[Tensor], tables: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """The gradients that *needs* names, by operations that can be differentiated again."""
-    inputs = xs or [
-        tables[0].new_zeros(shape, dtype=dtype) for shape, dtype in zip(ctx.shapes, ctx.dtypes, strict=True)
-    ]
-    asked = [grad is not None for grad in grads]
-
-    def formula(*tensors: Tensor) -> list[Tensor]:
-        own = zip(tensors[: len(asked)], ctx.constants, asked, strict=True)
-        return [ctx.compiled.formula(x, *tensors[len(asked) :], *each) for x, each, ask in own if ask]
-
-    given = [grad for grad in grads if grad is not None]
-    return vjp(formula, (*inputs, *tables), needs, given, create_graph=differentiated_again())
 
 
 class _Views(NamedTuple):
@@ -263,7 +200,7 @@ def _mergeable(size: list[int], stride: list[int], outer: int, inner: int) -> bo
 def _kind(size: tuple[int, ...], stride: tuple[int, ...]) -> Hashable:
     """What of a view is compiled in: the width, which dimensions are broadcast, and which have no gap below them."""
     tight = [size[i] == 1 or stride[i] == size[i + 1] * stride[i + 1] for i in range(len(size) - 1)]
-    return (size[-1], tuple([each == 1 for each in size[:-1]]), tuple(tight))
+    return (size[-1], tuple([extent == 1 for extent in size[:-1]]), tuple(tight))
 
 
 def _program(
@@ -275,12 +212,12 @@ def _program(
 ) -> Program:
     def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
         xs, tables = tensors[:count], tensors[count:]
-        return tuple([formula(x, *tables, *own).contiguous() for x, own in zip(xs, constants, strict=True)])
+        return tuple([formula(x, *tables, *last).contiguous() for x, last in zip(xs, constants, strict=True)])
 
     def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
         grads, tables = tensors[:count], tensors[count:]
         _, pull = torch.func.vjp(lambda *xs: forward(*xs, *tables), *_stand_ins(grads, transposed or ()))  # type: ignore[misc]
-        return tuple([found.contiguous() for found in pull(grads)])
+        return tuple([gradient.contiguous() for gradient in pull(grads)])
 
     return Program(forward if transposed is None else backward, varying)
 

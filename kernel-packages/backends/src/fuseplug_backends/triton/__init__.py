@@ -9,13 +9,23 @@ from fuseplug.lazy import lazy
 from .kernel import FORMULAS, TritonKernel, interpreted
 
 if TYPE_CHECKING:
-    from ..differentiating import differentiated_again, recomputed, recording, vjp
-    from .launching import Operation, offsets_fit, operation, shared_memory, transparent
+    from ..differentiating import (
+        differentiable,
+        differentiable_linear,
+        differentiated_again,
+        recomputed,
+        recording,
+        vjp,
+    )
+    from ..tracing import transparent
+    from .launching import Operation, offsets_fit, operation, shared_memory
 
 __all__ = [
     "FORMULAS",
     "Operation",
     "TritonKernel",
+    "differentiable",
+    "differentiable_linear",
     "differentiated_again",
     "interpreted",
     "offsets_fit",
@@ -30,7 +40,11 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        **dict.fromkeys(("differentiated_again", "recomputed", "recording", "vjp"), "..differentiating"),
-        **dict.fromkeys(("Operation", "offsets_fit", "operation", "shared_memory", "transparent"), ".launching"),
+        **dict.fromkeys(
+            ("differentiable", "differentiable_linear", "differentiated_again", "recomputed", "recording", "vjp"),
+            "..differentiating",
+        ),
+        "transparent": "..tracing",
+        **dict.fromkeys(("Operation", "offsets_fit", "operation", "shared_memory"), ".launching"),
     },
 )

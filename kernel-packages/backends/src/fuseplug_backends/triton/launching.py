@@ -14,15 +14,7 @@ from torch import Tensor
 
 from fuseplug.process_lock import ProcessLock
 
-from ..torch_private import (
-    FakeTensor,
-    OpOverload,
-    get_tracing_state,
-    in_forward_mode,
-    is_legacy_batchedtensor,
-    len_torch_dispatch_stack,
-    peek_interpreter_stack,
-)
+from ..torch_private import OpOverload, len_torch_dispatch_stack
 from .kernel import interpreted
 
 Results = Callable[..., Any]
@@ -127,28 +119,3 @@ def _in_turn(launch: Launch) -> Launch:
             launch(*arguments)
 
     return locked
-
-
-def transparent(*tensors: Tensor | None) -> bool:
-    """Whether an `Operation` may be put between *tensors* and their gradients, here and now.
-
-    Kernels read the memory of plain tensors of one device. ``torch.jit.trace``, functorch transforms and forward-mode
-    differentiation want to see what is computed; subclasses such as DTensor bring operations of their own. For those a
-    caller takes its reference. So it does for a batch of gradients, as ``is_grads_batched=True`` makes it.
-    """
-    tracing = torch.compiler.is_compiling()
-    device = None
-    for tensor in tensors:  # without a generator, which takes the host longer than the rest
-        if tensor is None:
-            continue
-        if not (tracing or (type(tensor) in _READABLE and not is_legacy_batchedtensor(tensor))):
-            return False
-        if device is None:
-            device = tensor.device
-        elif tensor.device != device:
-            return False
-    return tracing or (get_tracing_state() is None and peek_interpreter_stack() is None and not in_forward_mode())
-
-
-_READABLE = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
-"""A fake tensor is one that an operation never reads."""

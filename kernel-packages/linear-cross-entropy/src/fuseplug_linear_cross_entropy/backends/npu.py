@@ -96,12 +96,12 @@ def _measure(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None
             tokens.take(logp, piece)
             if entropy:
                 entropies.append(logp.clamp_(min=_NEVER).mul_(logp.exp()).sum(-1))
-    found = [tokens.values()]
+    results = [tokens.values()]
     if entropy:
-        found.append(tokens.counted(torch.cat(entropies).neg_()))
+        results.append(tokens.counted(torch.cat(entropies).neg_()))
     if mean:
-        found.append(tokens.counted(tokens.means()))
-    return found
+        results.append(tokens.counted(tokens.means()))
+    return results
 
 
 def _differentiate(
@@ -168,8 +168,8 @@ def _gradients(
         torch.empty_like(t, memory_format=torch.contiguous_format) if need and t is not None else None
         for t, need in zip((hidden, weight, bias), wanted, strict=True)
     )
-    found = Gradients(of_hidden, of_weight, of_bias, hidden, weight, _rows(hidden, weight))
-    return [t for t in (of_hidden, of_weight, of_bias) if t is not None], found
+    filling = Gradients(of_hidden, of_weight, of_bias, hidden, weight, _rows(hidden, weight))
+    return [t for t in (of_hidden, of_weight, of_bias) if t is not None], filling
 
 
 def _rows(hidden: Tensor, weight: Tensor) -> int:

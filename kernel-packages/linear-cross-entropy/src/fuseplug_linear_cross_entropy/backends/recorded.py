@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.dtypes import have_model_dtypes
-from fuseplug_backends.triton import differentiated_again, recording, vjp
+from fuseplug_backends.triton import differentiable, recording
 
 from .. import reference
 from ..reference import LogProbs, Loss
@@ -68,22 +68,22 @@ def compute(
     operations: Operations, loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None
 ) -> Tensor:
     """`reference.compute` by *operations*, or itself where they do not serve."""
-    how = _how(operations, loss, hidden, None)
-    if how is None or not _serves(operations, hidden, weight, labels, bias):
+    form = _form(operations, loss, hidden, None)
+    if form is None or not _serves(operations, hidden, weight, labels, bias):
         return by_reference(reference.compute, loss, hidden, weight, labels, bias)
     hidden, weight, labels = _matrix(hidden), _matrix(weight), labels.contiguous()
-    if how.mean:
-        losses, means = _measured(how, hidden, weight, labels, bias)
+    if form.mean:
+        losses, means = _measured(form, hidden, weight, labels, bias)
         return torch.stack((losses, -means))
     if loss.reduction == "none":
-        return _measured(how, hidden, weight, labels, bias)[0]
+        return _measured(form, hidden, weight, labels, bias)[0]
     if hidden.dtype is not torch.float16 and recording(hidden, weight, bias):
-        wanted = [t is not None and t.requires_grad for t in (hidden, weight, bias)]
-        result: Tensor = _Reduced.apply(hidden, weight, bias, labels, how, wanted)  # type: ignore[no-untyped-call]
+        reduced = differentiable(_reduced_forward, _reduced_backward, _reduced_formula, operations.serves)
+        result: Tensor = reduced(form, hidden, weight, bias, labels)
         return result
-    wide = how._replace(dtype=torch.float32)
+    wide = form._replace(dtype=torch.float32)
     total = _measured(wide, hidden, weight, labels, bias)[0].sum()
-    return _reduced(how, total, _count(how, labels))
+    return _reduced(form, total, _count(form, labels))
 
 
 def compute_logprob(
@@ -97,14 +97,14 @@ def compute_logprob(
     entropy: bool,
 ) -> LogProbs:
     """`reference.compute_logprob` by *operations*, or itself where they do not serve."""
-    how = _how(operations, loss, hidden, entropy)
-    if how is None or not _serves(operations, hidden, weight, labels, bias):
+    form = _form(operations, loss, hidden, entropy)
+    if form is None or not _serves(operations, hidden, weight, labels, bias):
         return by_reference(reference.compute_logprob, loss, hidden, weight, labels, bias, entropy=entropy)
-    found = _measured(how, _matrix(hidden), _matrix(weight), labels.contiguous(), bias)
-    return LogProbs(found[0], found[1] if entropy else None)
+    results = _measured(form, _matrix(hidden), _matrix(weight), labels.contiguous(), bias)
+    return LogProbs(results[0], results[1] if entropy else None)
 
 
-class _How(NamedTuple):
+class _Form(NamedTuple):
     """What is not a tensor.
 
     Attributes:
@@ -132,7 +132,7 @@ class _How(NamedTuple):
         return bool(self.entropy), self.mean
 
 
-def _how(operations: Operations, loss: Loss, hidden: Tensor, entropy: bool | None) -> _How | None:
+def _form(operations: Operations, loss: Loss, hidden: Tensor, entropy: bool | None) -> _Form | None:
     """``None`` for steps that cannot be folded."""
     steps = folded(loss.steps)
     if steps is None:
@@ -141,7 +141,7 @@ def _how(operations: Operations, loss: Loss, hidden: Tensor, entropy: bool | Non
     of_label, of_all = (smoothing - 1.0, -smoothing) if entropy is None else (1.0, 0.0)
     wide = reference.FLOAT.kind in [step.kind for step in loss.steps]
     dtype = torch.float32 if wide else hidden.dtype
-    return _How(operations, loss, Terms(loss.ignore_index, of_label, of_all, *steps), dtype, entropy)
+    return _Form(operations, loss, Terms(loss.ignore_index, of_label, of_all, *steps), dtype, entropy)
 
 
 def _serves(operations: Operations, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> bool:
@@ -158,13 +158,13 @@ def _matrix(tensor: Tensor) -> Tensor:
     return tensor if 1 in tensor.stride() else tensor.contiguous()
 
 
-def _count(how: _How, labels: Tensor) -> Tensor | None:
+def _count(form: _Form, labels: Tensor) -> Tensor | None:
     """What the sum over tokens is divided by."""
-    return (labels != how.loss.ignore_index).sum() if how.loss.reduction == "mean" else None
+    return (labels != form.loss.ignore_index).sum() if form.loss.reduction == "mean" else None
 
 
-def _reduced(how: _How, total: Tensor, count: Tensor | None) -> Tensor:
-    return _rounded(total if count is None else total / count, how.dtype)
+def _reduced(form: _Form, total: Tensor, count: Tensor | None) -> Tensor:
+    return _rounded(total if count is None else total / count, form.dtype)
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -176,89 +176,59 @@ def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if tensor.dtype is dtype else tensor.to(dtype)
 
 
-def _measured(how: _How, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+def _measured(form: _Form, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
     """The loss of each token, or its log-probability, and what there is besides."""
-    if recording(hidden, weight, bias):
-        recorded: tuple[Tensor, ...] = _Measured.apply(hidden, weight, bias, labels, how)  # type: ignore[no-untyped-call]
-        return recorded
-    found = how.operations.measure(hidden, weight, labels, bias, *how.terms, *how.besides)
-    return _results(how, found)
+    measured = differentiable(_measure, _differentiate, _formula, form.operations.serves)
+    results: tuple[Tensor, ...] = measured(form, hidden, weight, bias, labels)
+    return results
 
 
-def _results(how: _How, found: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple([_rounded(each, how.dtype) for each in found[: 1 + sum(how.besides)]])
+def _measure(
+    form: _Form, _: Sequence[bool], hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+) -> tuple[tuple[Tensor, ...], Sequence[Tensor]]:
+    results = form.operations.measure(hidden, weight, labels, bias, *form.terms, *form.besides)
+    return tuple([_rounded(result, form.dtype) for result in results[: 1 + sum(form.besides)]]), results[1:]
 
 
-class _Measured(torch.autograd.Function):
-    """The backward computes the logits anew."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How
-    ) -> tuple[Tensor, ...]:
-        found = how.operations.measure(hidden, weight, labels, bias, *how.terms, *how.besides)
-        ctx.how = how
-        ctx.save_for_backward(hidden, weight, bias, labels, *found[1:])
-        return _results(how, found)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, labels, *found = ctx.saved_tensors
-        how, wanted = ctx.how, list(ctx.needs_input_grad[:3])
-        if differentiated_again() or not how.operations.serves(*upstream, hidden):
-            needs = [*wanted, False, False]
-            return tuple(vjp(_formula, (hidden, weight, bias, labels, how), needs, upstream))
-        of_value, *of_others = [each.float() for each in upstream]
-        of_entropy, entropy = (of_others.pop(0), found.pop(0)) if how.entropy else (None, None)
-        of_mean = of_others.pop(0) if how.mean else None
-        kept = found[-1] if len(found) > how.mean else None
-        rest = (of_value, of_entropy, entropy, of_mean, kept, *how.terms, wanted)
-        gradients = how.operations.differentiate(hidden, weight, labels, bias, *rest)
-        return *_spread(wanted, gradients), None, None
+def _differentiate(form: _Form, needs: Sequence[bool], *tensors: Any) -> list[Tensor]:
+    """The logits are computed anew."""
+    *rest, hidden, weight, bias, labels = tensors
+    number = 1 + sum(form.besides)
+    upstream, kept = rest[:number], rest[number:]
+    of_value, *of_others = [gradient.float() for gradient in upstream]
+    of_entropy, entropy = (of_others.pop(0), kept.pop(0)) if form.entropy else (None, None)
+    of_mean = of_others.pop(0) if form.mean else None
+    lse = kept[-1] if len(kept) > form.mean else None
+    gradients = (of_value, of_entropy, entropy, of_mean, lse, *form.terms, needs[:3])
+    return form.operations.differentiate(hidden, weight, labels, bias, *gradients)
 
 
-def _formula(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How) -> tuple[Tensor, ...]:
-    """What `_Measured` computes, in operations that can be differentiated again."""
-    if how.entropy is None:
-        losses = reference.compute(how.loss._replace(reduction="none"), hidden, weight, labels, bias).to(how.dtype)
-        return (losses[0], -losses[1]) if how.mean else (losses,)
-    found = reference.compute_logprob(how.loss, hidden, weight, labels, bias, entropy=how.entropy)
-    return tuple([each for each in found if each is not None])
+def _formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, ...]:
+    """What `_measure` computes, in operations that can be differentiated again."""
+    if form.entropy is None:
+        losses = reference.compute(form.loss._replace(reduction="none"), hidden, weight, labels, bias).to(form.dtype)
+        return (losses[0], -losses[1]) if form.mean else (losses,)
+    results = reference.compute_logprob(form.loss, hidden, weight, labels, bias, entropy=form.entropy)
+    return tuple([result for result in results if result is not None])
 
 
-class _Reduced(torch.autograd.Function):
-    """The gradients are made in the forward; the backward scales them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How, wanted: Sequence[bool]
-    ) -> Tensor:
-        count = _count(how, labels)
-        upstream = hidden.new_ones((), dtype=torch.float32) if count is None else count.float().reciprocal()
-        value, *gradients = how.operations.measure_and_differentiate(
-            hidden, weight, labels, bias, upstream.expand(len(labels)), *how.terms, wanted
-        )
-        ctx.how, ctx.wanted = how, wanted
-        ctx.save_for_backward(hidden, weight, bias, labels, *gradients)
-        return _reduced(how, value.sum(), count)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, labels, *gradients = ctx.saved_tensors
-        how = ctx.how
-        if differentiated_again() or not how.operations.serves(upstream, hidden):
-            needs = [*ctx.wanted, False, False]
-            return *vjp(_reduced_formula, (hidden, weight, bias, labels, how), needs, (upstream,)), None
-        # New memory each time: the graph may be kept, and what is returned is the caller's.
-        found = [how.operations.scale(gradient, upstream) for gradient in gradients]
-        return *_spread(ctx.wanted, found), None, None, None
+def _reduced_forward(
+    form: _Form, needs: Sequence[bool], hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """The gradients are made in the forward."""
+    count = _count(form, labels)
+    upstream = hidden.new_ones((), dtype=torch.float32) if count is None else count.float().reciprocal()
+    value, *gradients = form.operations.measure_and_differentiate(
+        hidden, weight, labels, bias, upstream.expand(len(labels)), *form.terms, needs[:3]
+    )
+    return _reduced(form, value.sum(), count), gradients
 
 
-def _reduced_formula(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, how: _How) -> Tensor:
-    """What `_Reduced` computes, in operations that can be differentiated again."""
-    return reference.compute(how.loss, hidden, weight, labels, bias)
+def _reduced_backward(form: _Form, needs: Sequence[bool], upstream: Tensor, *saved: Tensor) -> list[Tensor]:
+    """What was made is scaled, in new memory each time: the graph may be kept, and what is returned is the caller's."""
+    return [form.operations.scale(gradient, upstream) for gradient in saved[: sum(needs)]]
 
 
-def _spread(wanted: Sequence[bool], found: Sequence[Tensor]) -> list[Tensor | None]:
-    rest = iter(found)
-    return [next(rest) if need else None for need in wanted]
+def _reduced_formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    """What `_reduced_forward` computes, in operations that can be differentiated again."""
+    return reference.compute(form.loss, hidden, weight, labels, bias)

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fuseplug import Adapter, Compute, Consent, Example, Proposal, Rejection, Scope, Site, Target
 from fuseplug.reading import names
+from fuseplug_backends.dtypes import MODEL_DTYPES
 
 from .lazy_logits import LazyLogits, lazy_linear
 
@@ -24,7 +25,6 @@ CONSENT = Consent(
     "the logits of training calls are computed only when something uses their values: type(outputs.logits) is then a "
     "subclass of Tensor, and after optimizer.step() they can no longer be computed",
 )
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDTH = 32
 
 
@@ -81,12 +81,12 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             "adapters and quantisation, if that is one, have to leave the head out"
         )
     weight = head.weight
-    if not isinstance(weight, Tensor) or weight.dtype not in _DTYPES:
+    if not isinstance(weight, Tensor) or weight.dtype not in MODEL_DTYPES:
         return Rejection(f"the weight of its head is {getattr(weight, 'dtype', weight)}; expected float32 or half")
     if weight.dim() == 2 and weight.shape[1] != getattr(head, "in_features", weight.shape[1]):
         return Rejection(f"the weight of its head, {path}, is sharded or packed: {list(weight.shape)}")
     bias = head.bias is not None
-    dtypes = sorted(_DTYPES, key=lambda dtype: dtype is not weight.dtype)
+    dtypes = sorted(MODEL_DTYPES, key=lambda dtype: dtype is not weight.dtype)
     checked = [after for after, may in _RARE.items() if may(model, weight.shape[0])]
     afters = [after for after in AFTER if after not in _RARE or after in checked]
     # All that is done with the logits in the dtype of the module; the usual in the others.

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+from fuseplug_backends.differentiating import recording
+
+from ..reference import Experts
 
 
 class HostCounts:
@@ -32,3 +38,19 @@ class HostCounts:
         if self._event is not None:
             self._event.synchronize()
         return [count > 0 for count in self._counts.tolist()]
+
+
+def host_counts_of(experts: Experts, count: Callable[[], Tensor]) -> HostCounts | None:
+    """What a backward must know on the host: which experts get no gradient at all.
+
+    Args:
+        experts: The experts.
+        count: Gives ``(experts,)`` integers on the device, how many rows each expert has.
+
+    Returns:
+        ``None`` if it need not know.
+    """
+    listed = [matrices for matrices in (experts.gate_up, experts.up, experts.down) if not isinstance(matrices, Tensor)]
+    if experts.idle == "zero" or not any(recording(*matrices) for matrices in listed if matrices is not None):
+        return None
+    return HostCounts(count())

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fuseplug_backends.dtypes import MODEL_DTYPES
 from fuseplug_backends.tracing import is_traced
-
-from .mixes import DTYPES
 
 PLAIN = (Tensor, nn.Parameter)
 """The types of the tensors that kernels are given."""
@@ -38,6 +37,6 @@ def narrowed(x: Tensor, matrix: Tensor) -> Tensor:
     The kernels compute in the dtype of the matrices, so these decide.
     """
     kind = x.device.type
-    if matrix.dtype not in DTYPES or not torch.is_autocast_enabled(kind):
+    if matrix.dtype not in MODEL_DTYPES or not torch.is_autocast_enabled(kind):
         return matrix
     return matrix.to(torch.get_autocast_dtype(kind))

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection
+from fuseplug_backends.dtypes import MODEL_DTYPES
 
 from . import gates
 from .calls import PLAIN, is_the_originals, narrowed
 from .example_rows import routing
-from .gates import OWN, named_or_own, own_product
-from .mixes import DTYPES, ExpertsMix, mixes_of_modules
+from .gates import named_or_own, to_call
+from .mixes import ExpertsMix, mixes_of_modules
 from .proposals import inexact
 from .small_copies import SmallCopies
 
@@ -77,7 +78,7 @@ class FlatAdapter(Adapter):
                 gate,
                 down.transpose(1, 2),
                 up=up,
-                activation=own_product(holder, "concatenated") if adapter.activation == OWN else adapter.activation,
+                activation=to_call(adapter.activation, holder, "concatenated"),
             )
             return y.view(hidden_states.shape)
 
@@ -101,7 +102,7 @@ def match(module: nn.Module) -> list[Proposal] | Rejection | None:
             "around experts with an activation and numbers that say how many they are and how wide"
         )
     dtype = holder._parameters[names[0]].dtype
-    if dtype not in DTYPES:
+    if dtype not in MODEL_DTYPES:
         return Rejection(f"its experts are {dtype}; supported are float32, bfloat16 and float16")
     adapters = [
         FlatAdapter(f"{name} flat", holders[0], sizes, gate, up, down, name, *places)

@@ -127,6 +127,11 @@ def own_product(module: nn.Module, layout: GateUpLayout) -> Callable[[Tensor], T
     return activation if layout == "ungated" else functools.partial(product, activation)
 
 
+def to_call(activation: str, module: nn.Module, layout: GateUpLayout) -> str | Callable[[Tensor], Tensor]:
+    """*activation* of an adapter as `fuseplug_moe.reference.moe` takes it: `OWN` is `own_product` of *module*."""
+    return own_product(module, layout) if activation == OWN else activation
+
+
 def named_or_own(activation: Callable[[Tensor], Tensor]) -> list[str]:
     """What *activation* may be called: its row of `GATES`, if it is one, and `OWN`."""
     return [name for name in (named_activation(activation), OWN) if name]

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes that experts may have."""
+from fuseplug_backends.dtypes import MODEL_DTYPES
 
 
 class ExpertsMix(NamedTuple):
@@ -34,7 +33,7 @@ def mixes(dtype: torch.dtype) -> Iterator[ExpertsMix]:
     Routers give float32 or the dtype of the rows. Beside experts in float32, autocast makes a half of the rows, of the
     routing weights, or of both.
     """
-    for narrow in sorted(DTYPES, key=lambda other: other is not dtype):
+    for narrow in sorted(MODEL_DTYPES, key=lambda other: other is not dtype):
         yield ExpertsMix(narrow, narrow, narrow)
         if narrow is not torch.float32:
             yield ExpertsMix(narrow, narrow, torch.float32)

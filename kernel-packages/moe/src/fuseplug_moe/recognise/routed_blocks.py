@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fuseplug import Adapter, Compute, Example, Proposal, Rejection
+from fuseplug_backends.dtypes import MODEL_DTYPES
 
 from ..reference import GateUpLayout
 from . import gates
 from .blocks import has_parameters, linear_of, linears_of, router_of, shapes_read, takes, top_k_of
 from .calls import PLAIN, is_the_originals, narrowed
 from .example_rows import decided
-from .gates import OWN, named_or_own, own_product
-from .mixes import DTYPES, ExpertsMix, mixes_of_modules
+from .gates import named_or_own, to_call
+from .mixes import ExpertsMix, mixes_of_modules
 from .proposals import inexact
 from .small_copies import SmallCopies
 
@@ -116,9 +117,7 @@ class Stacks:
 
     def gate(self, block: nn.Module) -> str | Callable[[Tensor], Tensor]:
         """The activation to compute with."""
-        if self.activation != OWN:
-            return self.activation
-        return own_product(block if self.holder is None else getattr(block, self.holder), self.layout)
+        return to_call(self.activation, block if self.holder is None else getattr(block, self.holder), self.layout)
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,7 @@ def _propose(
     ]
     holder, name = stacks[0].gate_up
     dtype = getattr(module._modules[holder], name).dtype
-    if dtype not in DTYPES:
+    if dtype not in MODEL_DTYPES:
         return Rejection(f"its experts are {dtype}; supported are float32, bfloat16 and float16")
     alike = (mix for mix in mixes_of_modules(dtype) if mix.x is mix.router)
     return [inexact(adapters, functools.partial(_example, module, adapters[0]), alike, stacks[0].children)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 
 from fuseplug.fallback import by_reference
@@ -22,8 +21,7 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
     compiler around it to fuse further.
     """
-    autocast = norming.how.autocast and torch.is_autocast_enabled(x.device.type)
-    if autocast or not worth_compiling(x.shape, x, weight, gate):
+    if norming.variant.is_cast(x) or not worth_compiling(x.shape, x, weight, gate):
         return by_reference(reference.compute, norming, x, weight, gate)
     return _fused(norming.constants, x, weight, gate)
 

@@ -48,21 +48,20 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     """
     if norming.group_size == x.shape[-1]:
         norming = norming._replace(group_size=None)
-    how, eps, group_size = norming
-    autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
-    if autocast or not _serves(x, weight, in_groups=group_size is not None):
+    variant, eps, group_size = norming
+    if variant.is_cast(x) or not _serves(x, weight, in_groups=group_size is not None):
         return by_reference(reference.compute, norming, x, weight, gate)
-    dtype = reference.result_dtype(x, weight, how)
-    if _widens(x, weight, dtype, how, gated=gate is not None, in_groups=group_size is not None):
+    dtype = reference.result_dtype(x, weight, variant)
+    if _widens(x, weight, dtype, variant, gated=gate is not None, in_groups=group_size is not None):
         x, gate = x.float(), None if gate is None else gate.float()
-    gamma = None if weight is None else _gamma(weight, how)
-    if how.gate == "before" and gate is not None:
-        x = x * reference.activate(gate, how)
-    if how.weight == "input" and gamma is not None:
+    gamma = None if weight is None else _gamma(weight, variant)
+    if variant.gate == "before" and gate is not None:
+        x = x * reference.activate(gate, variant)
+    if variant.weight == "input" and gamma is not None:
         x, gamma = (x * gamma).to(x.dtype), None
     y = _norm(x, gamma, eps) if group_size is None else _norm_groups(x, gamma, eps, group_size)
-    if how.gate == "after" and gate is not None:
-        y = y * reference.activate(gate, how)
+    if variant.gate == "after" and gate is not None:
+        y = y * reference.activate(gate, variant)
     return y.to(dtype)
 
 
@@ -79,7 +78,7 @@ def _serves(x: Tensor, weight: Tensor | None, *, in_groups: bool) -> bool:
 
 
 def _widens(
-    x: Tensor, weight: Tensor | None, dtype: torch.dtype, how: Variant, *, gated: bool, in_groups: bool
+    x: Tensor, weight: Tensor | None, dtype: torch.dtype, variant: Variant, *, gated: bool, in_groups: bool
 ) -> bool:
     """Whether x is widened to float32 first, because what is rounded to its dtype on the way would show.
 
@@ -90,14 +89,14 @@ def _widens(
         return False
     if weight is not None and weight.dtype is not x.dtype:
         return gated or in_groups or dtype is not x.dtype
-    return gated and how.gate == "before" and x.dtype is torch.float16
+    return gated and variant.gate == "before" and x.dtype is torch.float16
 
 
-def _gamma(weight: Tensor, how: Variant) -> Tensor:
+def _gamma(weight: Tensor, variant: Variant) -> Tensor:
     """What rows of mean square one are multiplied by."""
-    if how.offset is None:
+    if variant.offset is None:
         return weight
-    return 1.0 + (weight.float() if how.offset == "wide" else weight)
+    return 1.0 + (weight.float() if variant.offset == "wide" else weight)
 
 
 def _norm(x: Tensor, gamma: Tensor | None, eps: float) -> Tensor:

@@ -17,28 +17,29 @@ if TYPE_CHECKING:
     from ..reference import Variant
 
 
-def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
     The result is the reference's up to rounding: intermediate roundings to a half type are left out, so it is as a rule
     nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference, for the
     compiler around it to fuse further.
     """
-    if not (_is_one_rotation(how, q, k, cos, sin) and worth_compiling(q.shape, q, k, cos, sin)):
-        return by_reference(reference.compute, how, q, k, cos, sin)
+    if not (_is_one_rotation(variant, q, k, cos, sin) and worth_compiling(q.shape, q, k, cos, sin)):
+        return by_reference(reference.compute, variant, q, k, cos, sin)
     xs = (q,) if k is None else (q, k)
-    rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
-    constants = [(how.name, rotated, reference.result_dtype(how, x, q, cos, sin)) for x in xs]
-    q_out, *k_out = _fused(constants, xs, (cos, sin), keep_order=how.keeps_order)
+    constants = [
+        (variant.name, variant.width_rotated(cos), reference.result_dtype(variant, x, q, cos, sin)) for x in xs
+    ]
+    q_out, *k_out = _fused(constants, xs, (cos, sin), keep_order=variant.keeps_order)
     return q_out, k_out[0] if k_out else None
 
 
 rope = computed_by(compute, reference.rope)
 
 
-def _is_one_rotation(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
+def _is_one_rotation(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> bool:
     """Whether the formula computes it, and faster than PyTorch does."""
-    if how.writes == "pairs" and how.width != "whole":
+    if variant.writes == "pairs" and variant.width != "whole":
         return False  # Inductor joins pairs and a rest element by element: 774 µs where eager takes 561
     alike = k is None or (k.dim() == q.dim() and k.numel() > 0)
     if not alike or q.dim() == 1 or cos.shape[-1] % 2 or cos.shape != sin.shape:
@@ -49,37 +50,37 @@ def _is_one_rotation(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin
 def _broadcasts(table: Tensor, x: Tensor) -> bool:
     """Whether the rotation of *x* has the shape of *x*: tables of more tokens or batches would enlarge it."""
     dims = zip(reversed(table.shape[:-1]), reversed(x.shape[:-1]), strict=False)
-    return table.dim() <= x.dim() and all(own in (1, size) for own, size in dims)
+    return table.dim() <= x.dim() and all(extent in (1, size) for extent, size in dims)
 
 
 def rope_formula(x: Tensor, cos: Tensor, sin: Tensor, variant: str, rotated: int, dtype: torch.dtype) -> Tensor:
     """One rotation, in float32 throughout and rounded once, written for vectors and without buffers in between."""
-    how = reference.VARIANTS[variant]
+    row = reference.VARIANTS[variant]
     wide = torch.promote_types(dtype, torch.float32)
-    source, rest = reference.split(x, rotated, how)
+    source, rest = reference.split(x, rotated, row)
     cos, sin = cos.to(wide), sin.to(wide)
-    if how.negated:
+    if row.negated:
         sin = -sin
-    rotate = _pairs if how.writes == "pairs" else _halves
-    y = rotate(source, cos, sin, how, dtype)
-    return reference.merged(y, None if rest is None else rest.to(dtype), how)
+    rotate = _pairs if row.writes == "pairs" else _halves
+    y = rotate(source, cos, sin, row, dtype)
+    return reference.merged(y, None if rest is None else rest.to(dtype), row)
 
 
-def _halves(x: Tensor, cos: Tensor, sin: Tensor, how: Variant, dtype: torch.dtype) -> Tensor:
+def _halves(x: Tensor, cos: Tensor, sin: Tensor, variant: Variant, dtype: torch.dtype) -> Tensor:
     """Each coordinate apart, from its half or its place in the pairs; both are written in rows.
 
     They are cast before they are joined, forward and backward, or what is joined is a buffer of wide numbers.
     """
-    a, b = (plane.to(cos.dtype) for plane in _planes(x, how.reads))
-    (cos_a, cos_b), (sin_a, sin_b) = (_planes_of_table(table, how) for table in (cos, sin))
+    a, b = (plane.to(cos.dtype) for plane in _planes(x, variant.reads))
+    (cos_a, cos_b), (sin_a, sin_b) = (_planes_of_table(table, variant) for table in (cos, sin))
     rotated = (a * cos_a - b * sin_a, b * cos_b + a * sin_b)
     return torch.stack([plane.to(dtype) for plane in rotated], dim=-2).flatten(-2)
 
 
-def _pairs(x: Tensor, cos: Tensor, sin: Tensor, how: Variant, dtype: torch.dtype) -> Tensor:
+def _pairs(x: Tensor, cos: Tensor, sin: Tensor, variant: Variant, dtype: torch.dtype) -> Tensor:
     """Element for element, in one row: what is written two apart is not written in vectors."""
     x = x.to(cos.dtype)
-    if how.table != "full":
+    if variant.table != "full":
         cos, sin = (_each_twice(table, x.shape[-1] // 2) for table in (cos, sin))
     a, b = _planes(x, "pairs")
     return (x * cos + torch.stack((-b, a), dim=-1).flatten(-2) * sin).to(dtype)
@@ -92,11 +93,11 @@ def _planes(x: Tensor, order: str) -> tuple[Tensor, ...]:
     return torch.unflatten(x, -1, (2, half)).unbind(-2)
 
 
-def _planes_of_table(table: Tensor, how: Variant) -> tuple[Tensor, ...]:
-    if how.table == "half":
+def _planes_of_table(table: Tensor, variant: Variant) -> tuple[Tensor, ...]:
+    if variant.table == "half":
         return table, table
     halves = _planes(table, "halves")
-    return halves if how.table == "full" else (halves[0], halves[0])
+    return halves if variant.table == "full" else (halves[0], halves[0])
 
 
 def _each_twice(table: Tensor, planes: int) -> Tensor:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fuseplug.fallback import by_reference
-from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_backends.functional import computed_by
 from fuseplug_backends.inductor import Compiled, worth_compiling
 
@@ -24,9 +22,9 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     ``torch.export`` and other tracers it *is* the reference, for the compiler around it to fuse further.
     """
     shape = reference.separated(gating, gate, up)[0].shape
-    if _autocast(gating, gate) or not worth_compiling(shape, gate, up):
+    if gating.is_cast(gate) or not worth_compiling(shape, gate, up):
         return by_reference(reference.compute, gating, gate, up)
-    if gating.how.sparse:
+    if gating.variant.sparse:
         gating, gate, up = reference.sparsified(gating, gate, up)
     return _fused(gating.constants, gate, up)
 
@@ -40,7 +38,3 @@ def swiglu_formula(gate: Tensor, up: Tensor | None, *constants: Any) -> Tensor:
 
 
 _fused = Compiled(swiglu_formula)
-
-
-def _autocast(gating: Gating, gate: Tensor) -> bool:
-    return ACTIVATIONS[gating.activation].autocast and torch.is_autocast_enabled(gate.device.type)

@@ -78,14 +78,13 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     The result is the reference's up to rounding, computed in float32 and rounded once. What no operation computes, and
     what is beyond their limits, is the reference.
     """
-    how, activation, layout = gating.how, gating.activation, gating.layout
-    autocast = ACTIVATIONS[activation].autocast and torch.is_autocast_enabled(gate.device.type)
-    operation = _operation(activation, how.name, steep=gating.beta != 1.0)
-    if autocast or operation is None or not _serves(gate, up, gating.limit):
+    variant, activation, layout = gating.variant, gating.activation, gating.layout
+    operation = _operation(activation, variant.name, steep=gating.beta != 1.0)
+    if gating.is_cast(gate) or operation is None or not _serves(gate, up, gating.limit):
         return by_reference(reference.compute, gating, gate, up)
     if operation == "npu_clipped_swiglu" and not cann_has("npu_clipped_swiglu", 1, 64):
         return by_reference(reference.compute, gating, gate, up)
-    dtype = gate.dtype if up is None or how.wide else torch.promote_types(gate.dtype, up.dtype)
+    dtype = gate.dtype if up is None or variant.wide else torch.promote_types(gate.dtype, up.dtype)
     if gating.scale is not None or gating.sparsity:
         gate, up = reference.separated(gating, gate, up)
     if gating.scale is not None:
@@ -97,7 +96,7 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
         gate, layout = torch.cat((gate, up), dim=-1), "gate-first"
     if operation == "npu_clipped_swiglu":
         steepness = ACTIVATIONS[activation].steepness(gating.beta)
-        y = _clipped_swiglu(gate, layout, steepness, gating.limit, how.offset)
+        y = _clipped_swiglu(gate, layout, steepness, gating.limit, variant.offset)
     elif operation == "npu_geglu":
         y = _geglu(gate, layout, _GEGLU[ACTIVATIONS[activation].formula])
     else:

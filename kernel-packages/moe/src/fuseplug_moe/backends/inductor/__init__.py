@@ -8,15 +8,16 @@ token without gradients takes another way, `one_token`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.inductor import Compiled, plain, recording, worth_compiling
+from fuseplug_backends.inductor import Compiled, differentiated_again, plain, recording, vjp, worth_compiling
 
 from ... import reference
 from ...reference import Experts, Projection
@@ -159,68 +160,85 @@ def _in_slots(rows: Tensor, order: _Order) -> Tensor:
 
 def _linear(rows: Tensor, projection: Projection, bias: Tensor | None, order: _Order, experts: Experts) -> Tensor:
     """``(pairs, out)``, each expert's rows times its matrix."""
-    each = (projection,) if isinstance(projection, Tensor) else tuple(projection)
-    if recording(rows, bias, *each):
-        result: Tensor = _Linear.apply(order, experts, rows, bias, *each)  # type: ignore[no-untyped-call]
+    matrices = reference.tensors_of(projection)
+    if recording(rows, bias, *matrices):
+        form = _Form(order, experts.transposed, experts.idle == "none")
+        result: Tensor = _Linear.apply(form, rows, bias, *matrices)  # type: ignore[no-untyped-call]
         return result
-    return _multiply(rows, each, bias, order, transposed=experts.transposed)
+    return _multiply(rows, matrices, bias, order, transposed=experts.transposed)
 
 
-def _matrices(each: Sequence[Tensor], order: _Order) -> list[Tensor]:
-    """The matrices of the experts that have rows."""
-    (stacked,) = each if each[0].dim() == 3 else (each,)
-    return [stacked[expert] for expert in order.hit]
+class _Form(NamedTuple):
+    """How rows are multiplied; *skip* as for `reference.linear`."""
+
+    order: _Order
+    transposed: bool
+    skip: bool
 
 
-def _multiply(rows: Tensor, each: Sequence[Tensor], bias: Tensor | None, order: _Order, *, transposed: bool) -> Tensor:
-    out = _times(rows, each, order, transposed=transposed)
+def _multiply(
+    rows: Tensor, matrices: Sequence[Tensor], bias: Tensor | None, order: _Order, *, transposed: bool
+) -> Tensor:
+    out = _times(rows, matrices, order, transposed=transposed)
     if bias is not None:
         for piece, expert in zip(_pieces(out, order), order.hit, strict=True):
             piece.add_(bias[expert])
     return out
 
 
-def _times(rows: Tensor, each: Sequence[Tensor], order: _Order, *, transposed: bool) -> Tensor:
-    if each[0].dim() == 3:
-        stacked = each[0] if transposed else each[0].transpose(1, 2)
-        if (found := grouped_matmul(rows, stacked, order.sizes, order.hit)) is not None:
-            return found
-    matrices = [m if transposed else m.t() for m in _matrices(each, order)]
-    out = rows.new_empty(len(rows), matrices[0].shape[1])
-    for piece, matrix, into in zip(_pieces(rows, order), matrices, _pieces(out, order), strict=True):
-        matmul(piece, matrix, into)
+def _times(rows: Tensor, matrices: Sequence[Tensor], order: _Order, *, transposed: bool) -> Tensor:
+    by_expert: Projection = matrices
+    if matrices[0].dim() == 3:
+        by_expert = matrices[0]
+        stacked = by_expert if transposed else by_expert.transpose(1, 2)
+        if (together := grouped_matmul(rows, stacked, order.sizes, order.hit)) is not None:
+            return together
+    factors = [by_expert[expert] if transposed else by_expert[expert].t() for expert in order.hit]
+    out = rows.new_empty(len(rows), factors[0].shape[1])
+    for piece, factor, into in zip(_pieces(rows, order), factors, _pieces(out, order), strict=True):
+        matmul(piece, factor, into)
     return out
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, order: _Order, experts: Experts, rows: Tensor, bias: Tensor | None, *each: Tensor) -> Tensor:
-        ctx.order, ctx.transposed, ctx.skip = order, experts.transposed, experts.idle == "none"
+    def forward(ctx: Any, form: _Form, rows: Tensor, bias: Tensor | None, *matrices: Tensor) -> Tensor:
+        ctx.form = form
         # Of the bias only the shape matters to the backward, so nothing forbids to write into it.
         ctx.bias = bias
-        ctx.save_for_backward(rows, *each)
-        return _multiply(rows, each, bias, order, transposed=experts.transposed)
+        ctx.save_for_backward(rows, *matrices)
+        return _multiply(rows, matrices, bias, form.order, transposed=form.transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (rows, *each), bias = ctx.saved_tensors, ctx.bias
-        needs = ctx.needs_input_grad[2:]
-        order, transposed = ctx.order, ctx.transposed
-        if torch.is_grad_enabled():
-            return (None, None, *_differentiable_vjp(order, needs, transposed, ctx.skip, grad, rows, bias, *each))
+        (rows, *matrices), bias, form = ctx.saved_tensors, ctx.bias, ctx.form
+        needs_rows, needs_bias, *needs = ctx.needs_input_grad[1:]
+        if differentiated_again():
+            formula = functools.partial(_formula, form)
+            return (None, *vjp(formula, (rows, bias, *matrices), ctx.needs_input_grad[1:], (grad,)))
+        order, transposed = form.order, form.transposed
         grad = grad.contiguous()
         of_rows = of_bias = None
-        if needs[0]:
-            of_rows = _times(grad, each, order, transposed=not transposed)
-        if needs[1] and bias is not None:
+        if needs_rows:
+            of_rows = _times(grad, matrices, order, transposed=not transposed)
+        if needs_bias:
             of_bias = torch.zeros_like(bias)
             for piece, expert in zip(_pieces(grad, order), order.hit, strict=True):
                 torch.sum(piece, 0, out=of_bias[expert])
-        if each[0].dim() == 3:
-            of_each = [_stacked_gradient(each[0], rows, grad, order, transposed=transposed) if needs[2] else None]
-        else:
-            of_each = _gradients(each, needs[2:], rows, grad, order, transposed=transposed, skip=ctx.skip)
-        return None, None, of_rows, of_bias, *of_each
+        if matrices[0].dim() < 3:
+            return None, of_rows, of_bias, *_gradients(matrices, needs, rows, grad, form)
+        of_matrix = _stacked_gradient(matrices[0], rows, grad, order, transposed=transposed) if needs[0] else None
+        return None, of_rows, of_bias, of_matrix
+
+
+def _formula(form: _Form, rows: Tensor, bias: Tensor | None, *matrices: Tensor) -> Tensor:
+    """What `_Linear` computes, in operations that can be differentiated again."""
+    projection = reference.projection_of(matrices)
+    hit, sizes = torch.tensor([form.order.hit, form.order.sizes], device=rows.device)
+    experts = hit.repeat_interleave(sizes)
+    ends = torch.searchsorted(experts, torch.arange(len(projection), device=rows.device), right=True)
+    order = reference.Order(form.order.slots, form.order.rows, ends, experts)
+    return reference.linear(rows, projection, order, bias, transposed=form.transposed, skip=form.skip)
 
 
 def _stacked_gradient(weight: Tensor, rows: Tensor, grad: Tensor, order: _Order, *, transposed: bool) -> Tensor:
@@ -229,66 +247,28 @@ def _stacked_gradient(weight: Tensor, rows: Tensor, grad: Tensor, order: _Order,
         together = grouped_matmul(left.t(), right, order.sizes, order.hit)
         if together is not None:
             return together
-    found = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    gradient = torch.empty_like(weight, memory_format=torch.contiguous_format)
     for expert in {*range(len(weight))}.difference(order.hit):
-        found[expert].zero_()
+        gradient[expert].zero_()
     for a, b, expert in zip(_pieces(left, order), _pieces(right, order), order.hit, strict=True):
-        matmul(a.t(), b, found[expert])
-    return found
+        matmul(a.t(), b, gradient[expert])
+    return gradient
 
 
 def _gradients(
-    each: Sequence[Tensor],
-    needs: Sequence[bool],
-    rows: Tensor,
-    grad: Tensor,
-    order: _Order,
-    *,
-    transposed: bool,
-    skip: bool,
+    matrices: Sequence[Tensor], needs: Sequence[bool], rows: Tensor, grad: Tensor, form: _Form
 ) -> list[Tensor | None]:
-    found: list[Tensor | None] = [
-        torch.zeros_like(m) if need and not skip else None for m, need in zip(each, needs, strict=True)
+    order = form.order
+    gradients: list[Tensor | None] = [
+        torch.zeros_like(m) if need and not form.skip else None for m, need in zip(matrices, needs, strict=True)
     ]
-    left, right = (rows, grad) if transposed else (grad, rows)
+    left, right = (rows, grad) if form.transposed else (grad, rows)
     for a, b, expert in zip(_pieces(left, order), _pieces(right, order), order.hit, strict=True):
         if needs[expert]:
-            into = found[expert] = torch.empty_like(each[expert], memory_format=torch.contiguous_format)
-            matmul(a.t(), b, into)
-    return found
-
-
-def _differentiable_vjp(
-    order: _Order,
-    needs: Sequence[bool],
-    transposed: bool,
-    skip: bool,
-    grad: Tensor,
-    rows: Tensor,
-    bias: Tensor | None,
-    *each: Tensor,
-) -> list[Tensor | None]:
-    """What `_Linear.backward` computes, by operations that can be differentiated again."""
-    tensors = (rows, bias, *each)
-    with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False):
-        # Views, or a tensor that another one was computed from would be given that one's gradient as well.
-        views = [t if t is None else t.view_as(t) for t in tensors]
-        own_rows, own_bias, *own = views
-        matrices = _matrices([matrix for matrix in own if matrix is not None], order)
-        pieces = [
-            piece @ (matrix if transposed else matrix.t())
-            for piece, matrix in zip(_pieces(cast("Tensor", own_rows), order), matrices, strict=True)
-        ]
-        if own_bias is not None:
-            pieces = [piece + own_bias[expert] for piece, expert in zip(pieces, order.hit, strict=True)]
-        wanted = [v for v, need in zip(views, needs, strict=True) if need and v is not None]
-        got = torch.autograd.grad(torch.cat(pieces), wanted, grad, create_graph=True, allow_unused=True)
-    found = iter(got)
-    result = [next(found) if need else None for need in needs]
-    return [
-        torch.zeros_like(t) if t is not None and need and value is None and not skip else value
-        for t, value, need in zip(tensors, result, needs, strict=True)
-    ]
+            gradient = torch.empty_like(matrices[expert], memory_format=torch.contiguous_format)
+            matmul(a.t(), b, gradient)
+            gradients[expert] = gradient
+    return gradients
 
 
 def _gated(experts: Experts, gate: Tensor, up: Tensor | None) -> Tensor:

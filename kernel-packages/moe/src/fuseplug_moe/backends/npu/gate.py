@@ -22,11 +22,11 @@ def apply_gate(gate: Tensor, up: Tensor | None, name: str, layout: str, limit: f
     if up is None and layout == "concatenated" and name == "silu":
         result: Tensor = torch.ops.npu.npu_swiglu(gate.contiguous(), dim=-1)
         return result
-    how = GATES[name]
-    clamped = how.clamp == "before" and how.row.formula == "swish" and layout != "ungated"
+    row = GATES[name]
+    clamped = row.clamp == "before" and row.row.formula == "swish" and layout != "ungated"
     if up is None and (
         (clamped and limit is not None and 0 < limit < math.inf and cann_has("npu_clipped_swiglu", 1, 64))
-        or (how.clamp is None and how.row.formula in _GEGLU and layout == "concatenated")
+        or (row.clamp is None and row.row.formula in _GEGLU and layout == "concatenated")
     ):
         return _fused(gate.contiguous(), name, layout, limit, alpha)
     return reference.apply_gate(gate, up, name, layout, limit, alpha)
@@ -37,20 +37,20 @@ _GEGLU = {"gelu": 0, "gelu_tanh": 1}
 
 
 def _forward(gate_up: Tensor, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:
-    found: Tensor
-    how = GATES[name]
-    if how.clamp is None:
-        found, _ = torch.ops.npu.npu_geglu(gate_up, dim=-1, approximate=_GEGLU[how.row.formula], activate_left=True)
+    gated: Tensor
+    row = GATES[name]
+    if row.clamp is None:
+        gated, _ = torch.ops.npu.npu_geglu(gate_up, dim=-1, approximate=_GEGLU[row.row.formula], activate_left=True)
     else:
-        found = torch.ops.npu.npu_clipped_swiglu(
+        gated = torch.ops.npu.npu_clipped_swiglu(
             gate_up,
             dim=-1,
-            alpha=how.row.steepness(alpha),
+            alpha=row.row.steepness(alpha),
             limit=limit,
-            bias=how.offset,
+            bias=row.offset,
             interleaved=layout == "interleaved",
         )
-    return found
+    return gated
 
 
 def _formula(gate_up: Tensor, name: str, layout: str, limit: float | None, alpha: float) -> Tensor:

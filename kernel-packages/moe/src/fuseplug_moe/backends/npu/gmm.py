@@ -121,8 +121,8 @@ class HybridGmmFunction(torch.autograd.Function):
         of_weights: list[Tensor | None] = [None for _ in needs]
         if x is not None:
             wanted = needs if ctx.host_counts is None else map(min, needs, ctx.host_counts.positive())
-            each = _weight_gradient(x, grad, group_list, transposed=ctx.transposed).unbind()
-            of_weights = [gradient if want else None for gradient, want in zip(each, wanted, strict=True)]
+            gradients = _weight_gradient(x, grad, group_list, transposed=ctx.transposed).unbind()
+            of_weights = [gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)]
         return of_x, None, of_bias, None, *of_weights
 
 
@@ -133,7 +133,7 @@ def _gmm(
     biases = None
     if bias is not None:
         biases = [bias] if len(weights) == 1 else list(bias.unbind())
-    found: list[Tensor] = torch.ops.npu.npu_grouped_matmul(
+    products: list[Tensor] = torch.ops.npu.npu_grouped_matmul(
         [x],
         weights,
         bias=biases,
@@ -143,7 +143,7 @@ def _gmm(
         # Sizes of groups, of which there must be more than one; the sum so far is the same number for a single one.
         group_list_type=1 if len(group_list) > 1 else 0,
     )
-    return found[0]
+    return products[0]
 
 
 def _ordered(rows: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from fuseplug_backends.functional import computed_by
 
 from ... import reference
 from ...reference import Experts, Projection, first
-from ..counts_on_host import HostCounts
+from ..counts_on_host import HostCounts, host_counts_of
 from . import gmm, routing
 from .gate import apply_gate
 from .gmm import GmmFunction, HybridGmmFunction
@@ -48,7 +48,7 @@ def _takes(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:
 
 def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     rows, route = routing.dispatch(x.to(experts.dtype), index, experts.number)
-    host_counts = _host_counts(experts, route)
+    host_counts = host_counts_of(experts, lambda: route.counts)
     gate = _linear(rows, experts, experts.gate_up, experts.gate_up_bias, route, host_counts)
     up = None if experts.up is None else _linear(rows, experts, experts.up, None, route, host_counts)
     inner = _gated(experts, gate, up, route).to(first(experts.down).dtype)
@@ -58,14 +58,6 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
     if x.dtype == torch.promote_types(out.dtype, weights.dtype):
         out = out.to(x.dtype)  # or the sum would be rounded to the dtype of the experts
     return routing.combine(out, weights, route).to(x.dtype)
-
-
-def _host_counts(experts: Experts, route: Route) -> HostCounts | None:
-    """What the backward must know on the host: which experts get no gradient at all."""
-    if experts.idle == "zero" or not torch.is_grad_enabled():
-        return None
-    listed = [each for each in (experts.gate_up, experts.up, experts.down) if not isinstance(each, Tensor | None)]
-    return HostCounts(route.counts) if any(weight.requires_grad for each in listed for weight in each) else None
 
 
 def _linear(
@@ -79,14 +71,14 @@ def _linear(
     """Every expert's rows times its matrix, and its bias added."""
     if bias is not None:
         bias = bias.to(gmm.DTYPES[rows.dtype])
-    found: Tensor
+    result: Tensor
     if isinstance(projection, Tensor):
         weight = projection if experts.transposed else projection.transpose(1, 2)
-        found = GmmFunction.apply(rows, weight, route.counts, bias)  # type: ignore[no-untyped-call]
+        result = GmmFunction.apply(rows, weight, route.counts, bias)  # type: ignore[no-untyped-call]
     else:
         weights = projection if experts.transposed else [weight.t() for weight in projection]
-        found = HybridGmmFunction.apply(rows, route.counts, bias, host_counts, *weights)  # type: ignore[no-untyped-call]
-    return found
+        result = HybridGmmFunction.apply(rows, route.counts, bias, host_counts, *weights)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _gated(experts: Experts, gate: Tensor, up: Tensor | None, route: Route) -> Tensor:

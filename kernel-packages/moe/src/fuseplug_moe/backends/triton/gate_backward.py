@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -19,22 +20,8 @@ from .operands import matrices, matrix, product
 from .project import place, tile_rows
 
 
-def _backward_results(
-    grad: Tensor,
-    before: Tensor,
-    weights: Tensor,
-    index: Tensor,
-    route: Tensor,
-    down: Sequence[Tensor],
-    down_bias: Tensor | None,
-    experts: int,
-    transposed: bool,
-    layout: str,
-    activation: str,
-    limit: float,
-    alpha: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    del grad, index, route, down, down_bias, experts, transposed, activation, limit, alpha
+def _backward_results(_grad: Tensor, before: Tensor, weights: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *_, layout, _activation, _limit, _alpha = arguments
     slots, columns = before.shape
     width = columns if layout == "ungated" else columns // 2
     return torch.empty_like(before), before.new_empty(slots, width), torch.empty_like(weights)
@@ -91,7 +78,7 @@ def gate_backward(
     depth, itemsize = grad.shape[1], grad.element_size()
     shape = tiles.product(tiles.height(slots, experts), min(width, 128), depth, itemsize, grad.device)
     right = matrices(down, transposed=transposed)
-    how = GATES[activation]
+    row = GATES[activation]
     across = -(-width // shape.width)
     parts = grad.new_empty(slots, across, dtype=torch.float32)
     _gate_backward[(tiles.tiles(slots, experts, shape.height) * across,)](
@@ -111,20 +98,14 @@ def gate_backward(
         right.row,
         right.column,
         limit,
-        how.row.steepness(alpha),
+        row.row.steepness(alpha),
         K=k,
         ALIGNMENT=right.alignment,
         LAYOUT=layout,
-        FORMULA=how.row.formula,
-        CLAMP=how.clamp,
-        OFFSET=how.offset,
-        HEIGHT=shape.height,
-        WIDTH=shape.width,
-        DEPTH=shape.depth,
-        GROUP=tiles.group(depth, width, itemsize),
-        EVEN=depth % shape.depth == 0 and width % shape.width == 0,
-        num_warps=shape.warps,
-        num_stages=shape.stages,
+        FORMULA=row.row.formula,
+        CLAMP=row.clamp,
+        OFFSET=row.offset,
+        **shape.compiled_in(depth, width, itemsize),
     )
     block = 16
     _weights_backward[(-(-slots // block),)](

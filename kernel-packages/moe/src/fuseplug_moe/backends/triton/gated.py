@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -20,21 +21,9 @@ SCHEMA = "str layout, str activation, float limit, float alpha"
 
 
 def _gated_results(
-    x: Tensor,
-    route: Tensor,
-    gate_up: Sequence[Tensor],
-    up: Sequence[Tensor],
-    bias: Tensor | None,
-    experts: int,
-    transposed: bool,
-    k: int,
-    layout: str,
-    activation: str,
-    limit: float,
-    alpha: float,
-    keep: bool,
+    x: Tensor, _route: Tensor, gate_up: Sequence[Tensor], up: Sequence[Tensor], _bias: Any, _: int, *arguments: Any
 ) -> tuple[Tensor, Tensor]:
-    del route, bias, experts, activation, limit, alpha
+    transposed, k, layout, *_others, keep = arguments
     slots, columns = x.shape[0] * k, gate_up[0].shape[-1 if transposed else -2]
     halves = 1 if layout == "ungated" or up else 2
     both = columns * 2 if up else columns
@@ -90,7 +79,7 @@ def project_gated(
     shape = tiles.product(tiles.height(slots, experts), halves * width, depth, itemsize, x.device)
     left = matrices(gate_up, transposed=not transposed)
     right = matrices(up, transposed=not transposed) if up else left
-    how = GATES[activation]
+    row = GATES[activation]
     grid = tiles.tiles(slots, experts, shape.height) * -(-halves * width // shape.width)
     _project_gated[(grid,)](
         inner,
@@ -108,22 +97,16 @@ def project_gated(
         left.row,
         left.column,
         limit,
-        how.row.steepness(alpha),
+        row.row.steepness(alpha),
         K=k,
         ALIGNMENT=min(left.alignment, right.alignment),
         APART=bool(up),
         KEEP=keep,
         LAYOUT=layout,
-        FORMULA=how.row.formula,
-        CLAMP=how.clamp,
-        OFFSET=how.offset,
-        HEIGHT=shape.height,
-        WIDTH=shape.width,
-        DEPTH=shape.depth,
-        GROUP=tiles.group(depth, halves * width, itemsize),
-        EVEN=depth % shape.depth == 0 and halves * width % shape.width == 0,
-        num_warps=shape.warps,
-        num_stages=shape.stages,
+        FORMULA=row.row.formula,
+        CLAMP=row.clamp,
+        OFFSET=row.offset,
+        **shape.compiled_in(depth, halves * width, itemsize),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,17 +11,17 @@ from torch import Tensor
 from fuseplug.fallback import by_reference
 from fuseplug_backends.dtypes import MODEL_DTYPES, have_model_dtypes
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.triton import FORMULAS, differentiated_again, offsets_fit, recording, transparent, vjp
+from fuseplug_backends.triton import FORMULAS, differentiable, offsets_fit, transparent
 
 from ... import reference
-from ...reference import GATES, Experts, GateUpLayout, Projection
-from ..counts_on_host import HostCounts
+from ...reference import GATES, Experts, GateUpLayout
+from ..counts_on_host import HostCounts, host_counts_of
 from . import steps
 from .combine import combine
 from .gate_backward import gate_backward
 from .gated import project_gated
 from .project import project
-from .routing import sort
+from .routing import counts, sort
 from .steps import by_matrix, of_busy
 from .weight_gradient import bias_gradient, weight_gradient
 
@@ -64,10 +64,10 @@ def _serves(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool
 
 def _tensors_of(experts: Experts) -> list[Tensor]:
     projections = (experts.gate_up, experts.up, experts.down)
-    return [t for each in projections if each is not None for t in ((each,) if isinstance(each, Tensor) else each)]
+    return [tensor for projection in projections for tensor in reference.tensors_of(projection)]
 
 
-class _How(NamedTuple):
+class _Form(NamedTuple):
     """What is not a tensor of the arguments of `moe`.
 
     Attributes:
@@ -86,7 +86,7 @@ class _How(NamedTuple):
     alpha: float
 
     @classmethod
-    def of(cls, experts: Experts) -> _How:
+    def of(cls, experts: Experts) -> _Form:
         return cls(
             experts.number,
             1 if isinstance(experts.gate_up, Tensor) else experts.number,
@@ -114,73 +114,56 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
     apart_and_biased = experts.up is not None and experts.gate_up_bias is not None
     if not isinstance(experts.activation, str) or experts.post is not None or apart_and_biased:
         return steps.compute(experts, x, index, weights)
-    how, matrices = _How.of(experts), _tensors_of(experts)
-    tensors: tuple[Any, ...] = (x, index, weights, experts.gate_up_bias, experts.down_bias, *matrices)
     route = sort(index, experts.number)
-    if recording(*tensors):
-        host_counts = steps.host_counts_of(experts, route, index)
-        result: Tensor = _Mixture.apply(how, host_counts, route, *tensors)
-        return result
-    return _forward(how, route, False, *tensors)[0]
+    host_counts = host_counts_of(experts, lambda: counts(route, index, experts.number))
+    result: Tensor = _mixture(
+        (_Form.of(experts), host_counts),
+        *(route, x, index, weights, experts.gate_up_bias, experts.down_bias),
+        *_tensors_of(experts),
+    )
+    return result
+
+
+_Constants = tuple[_Form, HostCounts | None]
+"""What is not a tensor; and, where the matrices of idle experts are to have no gradient, how many rows each has."""
 
 
 def _forward(
-    how: _How,
+    constants: _Constants,
+    needs: Sequence[bool],
     route: Tensor,
-    keep: bool,
     x: Tensor,
     index: Tensor,
     weights: Tensor,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
     *matrices: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """The result; and what the gate and up were, if it is to *keep* them."""
-    gate_up, up, down = how.split(matrices)
+) -> tuple[Tensor, tuple[Tensor]]:
+    """The result; and what the gate and up were, if gradients need them.
+
+    These are ``2 · inner`` elements for each slot. The original keeps ``2 · hidden + 4 · inner``: the gathered rows of
+    the tokens, what the gate and up were, the activated gate, what went into the second projection and what came of it.
+    """
+    form, _ = constants
+    gate_up, up, down = form.split(matrices)
     rows = x.to(matrices[0].dtype).contiguous()
     inner, before = project_gated(
-        rows, route, gate_up, up, gate_up_bias, how.experts, how.transposed, index.shape[1], *how.gate, keep
+        rows, route, gate_up, up, gate_up_bias, form.experts, form.transposed, index.shape[1], *form.gate, bool(needs)
     )
-    out = project(inner, route, down, (), down_bias, how.experts, how.transposed, 0, True, False)
-    return combine(out, index, weights.contiguous(), how.experts, x.dtype), before
+    out = project(inner, route, down, (), down_bias, form.experts, form.transposed, 0, True, False)
+    return combine(out, index, weights.contiguous(), form.experts, x.dtype), (before,)
 
 
-_OTHERS = 5
+_OTHERS = 6
 """How many tensors come before the matrices."""
 
 
-class _Mixture(torch.autograd.Function):
-    """Beside its arguments it keeps what the gate and up were, and the route.
-
-    The original keeps the gathered rows of the tokens, what the gate and up were, the activated gate, what went into
-    the second projection and what came of it: ``2 · hidden + 4 · inner`` elements for each slot; this ``2 · inner``.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, how: _How, host_counts: HostCounts | None, route: Tensor, *tensors: Tensor) -> Tensor:
-        result, before = _forward(how, route, True, *tensors)
-        ctx.how, ctx.host_counts = how, host_counts
-        ctx.save_for_backward(route, before, *tensors)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        how: _How = ctx.how
-        route, before, *tensors = ctx.saved_tensors
-        needs = ctx.needs_input_grad[3:]
-        if differentiated_again():
-            found = vjp(_formula, (how, *tensors), (False, *needs), (grad,))[1:]
-        else:
-            found = _backward(how, needs, grad, route, before, *tensors)
-        return None, None, None, *found[:_OTHERS], *of_busy(found[_OTHERS:], ctx.host_counts)
-
-
 def _backward(
-    how: _How,
+    constants: _Constants,
     needs: Sequence[bool],
     grad: Tensor,
-    route: Tensor,
     before: Tensor,
+    route: Tensor,
     x: Tensor,
     index: Tensor,
     weights: Tensor,
@@ -188,48 +171,52 @@ def _backward(
     down_bias: Tensor | None,
     *matrices: Tensor,
 ) -> list[Tensor | None]:
-    """The gradients of the arguments that need one."""
+    """The gradients that are needed."""
     del gate_up_bias
-    gate_up, up, down = how.split(matrices)
-    needs_gate_up, needs_up, needs_down = how.split(needs[_OTHERS:])
+    form, host_counts = constants
+    gate_up, up, down = form.split(matrices)
+    needs_gate_up, needs_up, needs_down = form.split(needs[_OTHERS:])
     rows = x.to(matrices[0].dtype).contiguous()
     grad = grad.to(matrices[0].dtype).contiguous()
     weights = weights.contiguous()
-    experts, (slots, k) = how.experts, (index.numel(), index.shape[1])
+    experts, (slots, k) = form.experts, (index.numel(), index.shape[1])
     of_x = of_weights = of_gate_up_bias = of_down_bias = None
-    of_gate_up: Sequence[Tensor | None] = [None] * (how.first + how.apart)
+    of_gate_up: Sequence[Tensor | None] = [None] * (form.first + form.apart)
     of_down: Sequence[Tensor | None] = [None] * len(down)
-    if needs[4]:
+    if needs[5]:
         of_down_bias = bias_gradient(grad, weights, route, slots, experts, k)
-    if any((*needs[:4], *needs[_OTHERS:])):
+    if any((*needs[:5], *needs[_OTHERS:])):
         of_before, weighted, of_weights = gate_backward(
-            grad, before, weights, index, route, down, down_bias, experts, how.transposed, *how.gate
+            grad, before, weights, index, route, down, down_bias, experts, form.transposed, *form.gate
         )
-    if needs[0]:
-        of_rows = project(of_before, route, gate_up, up, None, experts, not how.transposed, 0, True, False)
+    if needs[1]:
+        of_rows = project(of_before, route, gate_up, up, None, experts, not form.transposed, 0, True, False)
         of_x = combine(of_rows, index, None, experts, x.dtype)
-    if needs[3]:
+    if needs[4]:
         of_gate_up_bias = bias_gradient(of_before, None, route, slots, experts, 0)
     if any((*needs_gate_up, *needs_up)):
-        both = _outer(how, of_before, 0, rows, k, route, slots)
-        halves = both.chunk(2, dim=2 if how.transposed else 1) if up else (both, both)
+        both = _outer(form, of_before, 0, rows, k, route, slots)
+        halves = both.chunk(2, dim=2 if form.transposed else 1) if up else (both, both)
         of_gate_up = [*by_matrix(halves[0], gate_up, needs_gate_up), *by_matrix(halves[1], up, needs_up)]
     if any(needs_down):
-        of_down = by_matrix(_outer(how, grad, k, weighted, 0, route, slots), down, needs_down)
-    return [of_x, None, of_weights if needs[2] else None, of_gate_up_bias, of_down_bias, *of_gate_up, *of_down]
+        of_down = by_matrix(_outer(form, grad, k, weighted, 0, route, slots), down, needs_down)
+    of_matrices = of_busy([*of_gate_up, *of_down], host_counts)
+    gradients = (None, of_x, None, of_weights, of_gate_up_bias, of_down_bias, *of_matrices)
+    return [gradient for gradient, need in zip(gradients, needs, strict=True) if need]
 
 
-def _outer(how: _How, out: Tensor, out_k: int, into: Tensor, into_k: int, route: Tensor, slots: int) -> Tensor:
+def _outer(form: _Form, out: Tensor, out_k: int, into: Tensor, into_k: int, route: Tensor, slots: int) -> Tensor:
     """The gradient of all matrices that took *into* to what has the gradient *out*."""
-    sides = (into, out, route, slots, how.experts, into_k, out_k)
-    if not how.transposed:
-        sides = (out, into, route, slots, how.experts, out_k, into_k)
+    sides = (into, out, route, slots, form.experts, into_k, out_k)
+    if not form.transposed:
+        sides = (out, into, route, slots, form.experts, out_k, into_k)
     gradient: Tensor = weight_gradient(*sides)
     return gradient
 
 
 def _formula(
-    how: _How,
+    constants: _Constants,
+    route: Tensor,
     x: Tensor,
     index: Tensor,
     weights: Tensor,
@@ -238,24 +225,25 @@ def _formula(
     *matrices: Tensor,
 ) -> Tensor:
     """What is computed, in operations that can be differentiated again."""
-    gate_up, up, down = how.split(matrices)
+    del route
+    form, host_counts = constants
+    gate_up, up, down = form.split(matrices)
     experts = Experts(
-        how.experts,
-        _projection(gate_up),
-        _projection(up) if up else None,
-        _projection(down),
+        form.experts,
+        reference.projection_of(gate_up),
+        reference.projection_of(up) if up else None,
+        reference.projection_of(down),
         gate_up_bias,
         down_bias,
-        how.transposed,
-        how.layout,
-        how.activation,
-        how.limit,
-        how.alpha,
+        form.transposed,
+        form.layout,
+        form.activation,
+        form.limit,
+        form.alpha,
         post=None,
-        idle="zero",
+        idle="zero" if host_counts is None else "none",
     )
     return reference.compute(experts, x, index, weights)
 
 
-def _projection(matrices: Sequence[Tensor]) -> Projection:
-    return matrices[0] if matrices[0].dim() == 3 else matrices
+_mixture = differentiable(_forward, _backward, _formula)

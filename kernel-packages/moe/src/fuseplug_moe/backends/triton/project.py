@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -14,19 +15,8 @@ from . import tiles
 from .operands import matrices, matrix, product
 
 
-def _results(
-    rows: Tensor,
-    route: Tensor,
-    weights: Sequence[Tensor],
-    more: Sequence[Tensor],
-    bias: Tensor | None,
-    experts: int,
-    transposed: bool,
-    k: int,
-    by_slot: bool,
-    fill: bool,
-) -> Tensor:
-    del route, more, bias, experts, by_slot, fill
+def _results(rows: Tensor, _route: Tensor, weights: Sequence[Tensor], *arguments: Any) -> Tensor:
+    *_, transposed, k, _by_slot, _fill = arguments
     return rows.new_empty(rows.shape[0] * (k or 1), weights[0].shape[-1 if transposed else -2])
 
 
@@ -92,13 +82,7 @@ def project(
         K=k,
         BY_SLOT=by_slot,
         FILL=fill,
-        HEIGHT=shape.height,
-        WIDTH=shape.width,
-        DEPTH=shape.depth,
-        GROUP=tiles.group(depth, width, itemsize),
-        EVEN=depth % shape.depth == 0 and width % shape.width == 0,
-        num_warps=shape.warps,
-        num_stages=shape.stages,
+        **shape.compiled_in(depth, width, itemsize),
     )
 
 

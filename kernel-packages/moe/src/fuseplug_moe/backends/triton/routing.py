@@ -79,9 +79,9 @@ def _sort(route, index, slots, tiles, experts, HEIGHT: tl.constexpr, BLOCK: tl.c
 @triton.jit(do_not_specialize=["slots"])
 def _count(counts, index, slots, experts, BLOCK: tl.constexpr, BINS: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    found = tl.histogram(_chosen(index, at, slots, experts), BINS, mask=at < slots)
+    histogram = tl.histogram(_chosen(index, at, slots, experts), BINS, mask=at < slots)
     bins = tl.arange(0, BINS)
-    tl.store(counts + tl.program_id(0) * (experts + 1) + bins, found, mask=bins <= experts)
+    tl.store(counts + tl.program_id(0) * (experts + 1) + bins, histogram, mask=bins <= experts)
 
 
 @triton.jit(do_not_specialize=["slots", "tiles", "blocks"])

@@ -51,6 +51,18 @@ class Shape(NamedTuple):
     warps: int
     stages: int
 
+    def compiled_in(self, terms: int, columns: int, itemsize: int) -> dict[str, int]:
+        """What programs are compiled for that multiply matrices of so many *terms* and *columns*."""
+        return {
+            "HEIGHT": self.height,
+            "WIDTH": self.width,
+            "DEPTH": self.depth,
+            "GROUP": group(terms, columns, itemsize),
+            "EVEN": terms % self.depth == 0 and columns % self.width == 0,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
+
 
 @functools.lru_cache
 def height(slots: int, experts: int) -> int:

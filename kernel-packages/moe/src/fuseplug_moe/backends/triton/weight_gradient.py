@@ -160,5 +160,5 @@ def rows_of(route, slots, expert):
 @triton.jit
 def source(route, row, end, K: tl.constexpr):
     """Which row is read for a sorted *row*: that of its token if a token has *K* slots, else itself."""
-    found = tl.load(route + row, mask=row < end, other=0) // K if K else tl.where(row < end, row, 0)
-    return found.to(tl.int64)
+    slot = tl.load(route + row, mask=row < end, other=0) // K if K else tl.where(row < end, row, 0)
+    return slot.to(tl.int64)

@@ -16,7 +16,7 @@ from fuseplug import Adapter, Compute
 
 from ...reference import GateUpLayout
 from ..calls import is_the_originals, narrowed, passed
-from ..gates import OWN, own_product
+from ..gates import to_call
 
 Idle = Literal["zero", "none"]
 
@@ -79,7 +79,7 @@ class ListedExperts:
             matrices[self.down],
             up=None if self.up is None else matrices[self.up],
             layout=self.layout,
-            activation=own_product(experts[0], self.layout) if self.activation == OWN else self.activation,
+            activation=to_call(self.activation, experts[0], self.layout),
             idle=idle,
         )
         passing = range(len(matrices[self.down]), len(experts))

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from fuseplug import Proposal, Rejection, Target
+from fuseplug_backends.dtypes import MODEL_DTYPES
 
 from .. import gates
 from ..blocks import has_parameters, linears_of, router_of, takes, top_k_of
 from ..gates import named_or_own
-from ..mixes import DTYPES, mixes_of_modules
+from ..mixes import mixes_of_modules
 from ..proposals import inexact
 from .adapters import BlockAdapter, Idle, ListedExperts, Routing, SeamAdapter, passing_of
 from .examples import example_of_block, example_of_seam
@@ -95,7 +96,7 @@ def _unfit(name: str, experts: Any, linears: dict[str, Any]) -> str:
                 )
             if linear.bias is not None:
                 return f"{name}.{number}.{role} has a bias, which no known list of experts has"
-            if linear.weight.shape != like.weight.shape or linear.weight.dtype not in DTYPES:
+            if linear.weight.shape != like.weight.shape or linear.weight.dtype not in MODEL_DTYPES:
                 wanted = f"{[*like.weight.shape]} in float32, bfloat16 or float16"
                 return f"{name}.{number}.{role} must be {wanted}; it is {linear.weight.dtype}{[*linear.weight.shape]}"
     return ""

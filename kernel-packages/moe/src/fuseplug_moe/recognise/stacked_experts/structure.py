@@ -11,13 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from fuseplug import Proposal, Rejection
+from fuseplug_backends.dtypes import MODEL_DTYPES
 
 from ...reference import GATES, GateUpLayout
 from .. import gates
 from ..blocks import has_parameters, shapes_read
 from ..gates import OWN, named_or_own
 from ..indices import PARALLEL
-from ..mixes import DTYPES, ExpertsMix, mixes
+from ..mixes import ExpertsMix, mixes
 from ..proposals import inexact
 from .adapters import StackedAdapter, StackedParts
 from .examples import example_of, sizes_of
@@ -80,7 +81,7 @@ def _stacked_parts(module: nn.Module) -> StackedParts | Rejection:
         holding = second if passing else first
         return Rejection(f"it says {count}={getattr(module, count)} and {holding} holds {then[0]} experts")
     dtypes = {p.dtype for p in parameters.values()}
-    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
+    if len(dtypes) > 1 or not dtypes <= set(MODEL_DTYPES):
         several = ", ".join(sorted(str(dtype) for dtype in dtypes))
         return Rejection(f"its experts are {several}; supported is one of float32, bfloat16 and float16 for all")
     order = _order(type(module).forward)

@@ -8,6 +8,7 @@ what the first one's programs found. The residual before a norm, and its gradien
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from fuseplug.fallback import by_reference
 from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.triton import differentiated_again, recording, transparent, vjp
+from fuseplug_backends.triton import differentiable, differentiated_again, recording, transparent, vjp
 
 from ... import reference
 from ...reference import Norming
@@ -36,14 +37,10 @@ def compute(norming: Norming, x: Tensor, weight: Tensor | None, gate: Tensor | N
     than 2¹⁴ elements in a row or group; to tracers, functorch transforms and subclasses; and where autocast changes the
     variant. So is a backward that is to be differentiated again.
     """
-    how, eps, group_size = norming
-    autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
-    if autocast or not _serves(group_size or x.shape[-1], x, weight, gate):
+    if norming.variant.is_cast(x) or not _serves(norming.group_size or x.shape[-1], x, weight, gate):
         return by_reference(reference.compute, norming, x, weight, gate)
-    if recording(x, weight, gate):
-        y: Tensor = _RMSNorm.apply(x, weight, gate, eps, how.name, group_size)  # type: ignore[no-untyped-call]
-        return y
-    return forward(x, None, weight, gate, eps, how.name, group_size, False)[0]  # type: ignore[no-any-return]
+    y: Tensor = _fused(norming, x, weight, gate)
+    return y
 
 
 rms_norm = computed_by(compute, reference.rms_norm)
@@ -57,9 +54,8 @@ def add_rms_norm(
     Where `rms_norm` would be the reference, and where *residual* has another dtype than *x*, it is the addition and
     `rms_norm`.
     """
-    how = reference.check_sum(x, residual, weight, variant)
-    autocast = how.autocast and torch.is_autocast_enabled(x.device.type)
-    if autocast or residual.dtype is not x.dtype or not _serves(x.shape[-1], x, residual, weight):
+    row = reference.check_sum(x, residual, weight, variant)
+    if row.is_cast(x) or residual.dtype is not x.dtype or not _serves(x.shape[-1], x, residual, weight):
         return reference.add_rms_norm(x, residual, weight, eps, variant=variant, norm=rms_norm)
     if recording(x, residual, weight):
         y, total = _AddRMSNorm.apply(x, residual, weight, eps, variant)  # type: ignore[no-untyped-call]
@@ -78,40 +74,19 @@ def _serves(width: int, x: Tensor, *others: Tensor | None) -> bool:
     )
 
 
-class _RMSNorm(torch.autograd.Function):
-    """A backward that is to be differentiated again is the reference's."""
+def _forward(
+    norming: Norming, needs: Sequence[bool], x: Tensor, weight: Tensor | None, gate: Tensor | None
+) -> tuple[Tensor, Sequence[Tensor]]:
+    variant, eps, group_size = norming
+    y, *rstd = forward(x, None, weight, gate, eps, variant.name, group_size, bool(needs))
+    return y, rstd
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        gate: Tensor | None,
-        eps: float,
-        variant: str,
-        group_size: int | None,
-    ) -> Tensor:
-        y, rstd = forward(x, None, weight, gate, eps, variant, group_size, True)
-        ctx.save_for_backward(x, weight, gate, rstd)
-        ctx.constants = eps, variant, group_size
-        return y  # type: ignore[no-any-return]
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, gate, rstd = ctx.saved_tensors
-        eps, variant, group_size = ctx.constants
-        wanted = ctx.needs_input_grad[:3]
-        if differentiated_again() or not transparent(dy, x):
-            norming = Norming.of(variant, eps, group_size)
-            found = vjp(
-                lambda x, weight, gate: reference.compute(norming, x, weight, gate),
-                (x, weight, gate),
-                wanted,
-                (dy,),
-            )
-        else:
-            found = _spread(wanted, backward(dy, None, x, weight, gate, rstd, variant, group_size, wanted))
-        return (*found, None, None, None)
+def _backward(norming: Norming, needs: Sequence[bool], dy: Tensor, rstd: Tensor, *tensors: Tensor | None) -> Any:
+    return backward(dy, None, *tensors, rstd, norming.variant.name, norming.group_size, needs)
+
+
+_fused = differentiable(_forward, _backward, reference.compute)
 
 
 class _AddRMSNorm(torch.autograd.Function):
@@ -134,21 +109,17 @@ class _AddRMSNorm(torch.autograd.Function):
         x_wanted, residual_wanted, weight_wanted = ctx.needs_input_grad[:3]
         wanted = (x_wanted or residual_wanted, weight_wanted, False)
         if dy is None:
-            found = [dtotal, None]
+            gradients = [dtotal, None]
         elif differentiated_again() or not transparent(dy, dtotal, total):
             norming = Norming.of(variant, eps, None)
-            found = vjp(
+            gradients = vjp(
                 lambda total, weight: (reference.compute(norming, total, weight, None), total),
                 (total, weight),
                 wanted[:2],
                 (dy, torch.zeros_like(total) if dtotal is None else dtotal),
             )
         else:
-            found = _spread(wanted, backward(dy, dtotal, total, weight, None, rstd, variant, None, wanted))
-        grad, grad_weight = found[:2]
+            launched = iter(backward(dy, dtotal, total, weight, None, rstd, variant, None, wanted))
+            gradients = [next(launched) if need else None for need in wanted[:2]]
+        grad, grad_weight = gradients
         return grad if x_wanted else None, grad if residual_wanted else None, grad_weight, None, None
-
-
-def _spread(wanted: tuple[bool, ...], found: list[Tensor]) -> list[Tensor | None]:
-    rest = iter(found)
-    return [next(rest) if need else None for need in wanted]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,8 +75,8 @@ def _tile(width: int, fewest_warps: int = _FEWEST_WARPS) -> tuple[_Tile, int]:
 
 @functools.lru_cache(maxsize=64)
 def _form(variant: str) -> _Form:
-    how = reference.VARIANTS[variant]
-    return _Form(how.offset is not None, how.weight == "input", how.gate == "before", how.activation == "sigmoid")
+    row = reference.VARIANTS[variant]
+    return _Form(row.offset is not None, row.weight == "input", row.gate == "before", row.activation == "sigmoid")
 
 
 @functools.lru_cache(maxsize=64)
@@ -116,35 +116,27 @@ def _rows_or_none(tensor: Tensor | None, dense: Tensor) -> tuple[Tensor | None, 
     return (None, 0) if tensor is None else _rows(tensor, dense)
 
 
-def _per_row(dense: Tensor, groups: int, known: Tensor | None = None) -> Tensor:
+def _per_row(dense: Tensor, groups: int, values: Tensor | None = None) -> Tensor:
     """Memory for a number of each row, or of each group in it, in the order of the rows of *dense*.
 
     It is that of *known*, numbers that were found before, unless a hook on saved tensors has given them another layout.
     """
     hidden = dense.shape[-1]
     strides = (*(stride // hidden * groups for stride in dense.stride()[:-1]), 1)
-    if known is not None and known.stride() == strides:
-        return known
+    if values is not None and values.stride() == strides:
+        return values
     new = torch.empty_strided((*dense.shape[:-1], groups), strides, dtype=torch.float32, device=dense.device)
-    return new if known is None else new.copy_(known)
+    return new if values is None else new.copy_(values)
 
 
-def _forward_results(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    _gate: Tensor | None,
-    _eps: float,
-    variant: str,
-    group_size: int | None,
-    keep: bool,
-) -> list[Tensor]:
-    found = [_like(x, reference.result_dtype(x, weight, reference.VARIANTS[variant]))]
+def _forward_results(x: Tensor, residual: Tensor | None, weight: Tensor | None, *arguments: Any) -> list[Tensor]:
+    *_, variant, group_size, keep = arguments
+    results = [_like(x, reference.result_dtype(x, weight, reference.VARIANTS[variant]))]
     if residual is not None:
-        found.append(_like(x, x.dtype))
+        results.append(_like(x, x.dtype))
     if keep:
-        found.append(_per_row(found[0], 1 if group_size is None else x.shape[-1] // group_size))
-    return found
+        results.append(_per_row(results[0], 1 if group_size is None else x.shape[-1] // group_size))
+    return results
 
 
 @operation(
@@ -194,24 +186,17 @@ def forward(
 
 
 def _backward_results(
-    _dy: Tensor,
-    _dtotal: Tensor | None,
-    x: Tensor,
-    weight: Tensor | None,
-    gate: Tensor | None,
-    _rstd: Tensor,
-    _variant: str,
-    _group_size: int | None,
-    wanted: Sequence[bool],
+    _dy: Tensor, _dtotal: Any, x: Tensor, weight: Tensor | None, gate: Tensor | None, *arguments: Any
 ) -> list[Tensor]:
-    found = []
+    wanted = arguments[-1]
+    results = []
     if wanted[0]:
-        found.append(_like(x, x.dtype))
+        results.append(_like(x, x.dtype))
     if wanted[1] and weight is not None:
-        found.append(torch.empty_like(weight, memory_format=torch.contiguous_format))
+        results.append(torch.empty_like(weight, memory_format=torch.contiguous_format))
     if wanted[2] and gate is not None:
-        found.append(_like(x, gate.dtype))
-    return found
+        results.append(_like(x, gate.dtype))
+    return results
 
 
 @operation(
@@ -235,9 +220,9 @@ def backward(
 
     x is what was normalised, so the sum if there was one; *dtotal* is the sum's own gradient. *rstd* is from `forward`.
     """
-    found = iter(results)
-    dx, dweight, dgate = (next(found) if need else None for need in wanted)
-    dense = next((each for each in (dx, dgate) if each is not None), None)
+    rest = iter(results)
+    dx, dweight, dgate = (next(rest) if need else None for need in wanted)
+    dense = next((tensor for tensor in (dx, dgate) if tensor is not None), None)
     if dense is None:
         dense = _like(x, x.dtype)  # not to be written to: only its layout matters
     hidden = x.shape[-1]
@@ -283,6 +268,6 @@ def backward(
 
 def _stages(tile: _Tile, together: int, device: torch.device, *read: Tensor | None) -> int:
     """How many tiles of what is *read* are at work or on their way, if so many programs are *together*."""
-    ahead = (_STAGES - 1) * sum(each.element_size() for each in read if each is not None)
+    ahead = (_STAGES - 1) * sum(tensor.element_size() for tensor in read if tensor is not None)
     needed = tile.rows * tile.block * (ahead + _SCRATCH)
     return _STAGES if tile.block <= _WIDEST_STAGED and needed * together <= shared_memory(device) else 1

@@ -192,8 +192,8 @@ def backward(
 def add_up(result, partial, parts, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The sum of the *parts* rows of *partial*, always in the same order."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    found = tl.zeros((ROWS, COLUMNS), tl.float32)
+    sums = tl.zeros((ROWS, COLUMNS), tl.float32)
     for first in range(0, parts, ROWS):
         row = first + tl.arange(0, ROWS)[:, None]
-        found += tl.load(partial + row * width + column, mask=(row < parts) & (column < width), other=0.0)
-    tl.store(result + column, tl.sum(found, axis=0, keep_dims=True), mask=column < width)
+        sums += tl.load(partial + row * width + column, mask=(row < parts) & (column < width), other=0.0)
+    tl.store(result + column, tl.sum(sums, axis=0, keep_dims=True), mask=column < width)

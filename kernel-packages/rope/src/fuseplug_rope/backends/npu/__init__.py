@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .layouts import Mode
 
 
-def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
+def compute(variant: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor | None]:
     """`fuseplug_rope.reference.rope`, fused: the same arguments, result and errors.
 
     One launch for q and one for k, forward and backward, and one more each to join what is not rotated; the others are
@@ -31,16 +31,15 @@ def compute(how: Variant, q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor)
     has float32 tables for. Where all have one dtype there is nothing to lose, and no cast.
     """
     xs = (q,) if k is None else (q, k)
-    rotated = cos.shape[-1] * (2 if how.table == "half" else 1)
     layouts = []
     for x in xs:
-        found = find_layout(x, cos, sin, rotated, _mode(how))
-        if found is None or is_transformed() or _is_cast(how, x):
-            return by_reference(reference.compute, how, q, k, cos, sin)
-        layouts.append(found)
-    tables = _tables(how, cos, sin)
+        layout = find_layout(x, cos, sin, variant.width_rotated(cos), _mode(variant))
+        if layout is None or is_transformed() or variant.is_cast(x):
+            return by_reference(reference.compute, variant, q, k, cos, sin)
+        layouts.append(layout)
+    tables = _tables(variant, cos, sin)
     q_out, *k_out = [
-        _rotated(how, x, *tables, seen, reference.result_dtype(how, x, q, cos, sin))
+        _rotated(variant, x, *tables, seen, reference.result_dtype(variant, x, q, cos, sin))
         for x, seen in zip(xs, layouts, strict=True)
     ]
     return q_out, k_out[0] if k_out else None
@@ -84,16 +83,16 @@ class _Rotation(torch.autograd.Function):
 
 def _rotation(x: Tensor, cos: Tensor, sin: Tensor, mode: Mode) -> Tensor:
     rotate = _Rotation.apply if torch.is_grad_enabled() else _op
-    found: Tensor = rotate(x, cos, sin, mode)
-    return found
+    rotated: Tensor = rotate(x, cos, sin, mode)
+    return rotated
 
 
 def _op(x: Tensor, cos: Tensor, sin: Tensor, mode: Mode) -> Tensor:
     if cos.requires_grad or sin.requires_grad:
         # There is a limit for tables that want gradients, but of torch_npu's derivative, which is not used.
         cos, sin = cos.detach(), sin.detach()
-    found: Tensor = torch.ops.npu.npu_rotary_mul(x, cos, sin, mode)
-    return found
+    rotated: Tensor = torch.ops.npu.npu_rotary_mul(x, cos, sin, mode)
+    return rotated
 
 
 def _product(grad: Tensor, factor: Tensor, table: Tensor) -> Tensor:
@@ -101,43 +100,43 @@ def _product(grad: Tensor, factor: Tensor, table: Tensor) -> Tensor:
     return (grad.float() * factor.float()).sum_to_size(table.shape).to(table.dtype)
 
 
-def _mode(how: Variant) -> Mode:
-    return "half" if how.writes == "halves" else "interleave"
+def _mode(variant: Variant) -> Mode:
+    return "half" if variant.writes == "halves" else "interleave"
 
 
-def _tables(how: Variant, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _tables(variant: Variant, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Cos and sin for each element that is rotated."""
-    if how.table == "first-half":
+    if variant.table == "first-half":
         cos, sin = (table[..., : table.shape[-1] // 2] for table in (cos, sin))
-    if how.table != "full":
-        cos, sin = (reference.joined(table, table, how.writes) for table in (cos, sin))
-    if how.negated:
+    if variant.table != "full":
+        cos, sin = (reference.joined(table, table, variant.writes) for table in (cos, sin))
+    if variant.negated:
         sin = -sin
     return cos, sin
 
 
-def _rotated(how: Variant, x: Tensor, cos: Tensor, sin: Tensor, seen: OperandLayout, dtype: torch.dtype) -> Tensor:
+def _rotated(variant: Variant, x: Tensor, cos: Tensor, sin: Tensor, seen: OperandLayout, dtype: torch.dtype) -> Tensor:
     wide = _working_dtype(x, cos, sin)
-    source, rest = _split(seen.of_tensor(x), cos.shape[-1], how)
+    source, rest = _split(seen.of_tensor(x), cos.shape[-1], variant)
     source = source.to(wide)
-    if how.reads != how.writes:
+    if variant.reads != variant.writes:
         # From pairs to halves, as the transpose of a matrix: one copy, and one in the backward.
         source = torch.unflatten(source, -1, (source.shape[-1] // 2, 2)).transpose(-1, -2).flatten(-2)
-    y = _rotation(source, seen.of_table(cos.to(wide)), seen.of_table(sin.to(wide)), _mode(how)).to(dtype)
+    y = _rotation(source, seen.of_table(cos.to(wide)), seen.of_table(sin.to(wide)), _mode(variant)).to(dtype)
     if rest is not None:
         # Joined before it gets its shape back, in the order of memory.
-        y = reference.merged(y, rest.to(dtype), how)
+        y = reference.merged(y, rest.to(dtype), variant)
     y = seen.undo(y)
     # Who gave a contiguous tensor may view the result; where heads were made the last dimension it is not.
     return y.contiguous() if x.is_contiguous() else y
 
 
-def _split(x: Tensor, rotated: int, how: Variant) -> tuple[Tensor, Tensor | None]:
+def _split(x: Tensor, rotated: int, variant: Variant) -> tuple[Tensor, Tensor | None]:
     """`reference.split` in one operation, whose backward joins the two gradients: not one of zeros for each, added."""
     more = x.shape[-1] - rotated
     if not more:
         return x, None
-    if how.width == "trailing":
+    if variant.width == "trailing":
         rest, source = torch.split(x, [more, rotated], dim=-1)
     else:
         source, rest = torch.split(x, [rotated, more], dim=-1)
@@ -146,8 +145,3 @@ def _split(x: Tensor, rotated: int, how: Variant) -> tuple[Tensor, Tensor | None
 
 def _working_dtype(x: Tensor, cos: Tensor, sin: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.promote_types(cos.dtype, sin.dtype))
-
-
-def _is_cast(how: Variant, x: Tensor) -> bool:
-    """Whether autocast gives the result another dtype: of all forms it changes the one that takes a sum."""
-    return how.form == "matrix" and torch.is_autocast_enabled(x.device.type)

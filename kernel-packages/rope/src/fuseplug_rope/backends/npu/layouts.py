@@ -103,7 +103,7 @@ def _find(
     sizes: Sequence[int], strides: Sequence[int], table: Sequence[int], differ: Sequence[bool], mode: Mode
 ) -> OperandLayout | None:
     missing = len(sizes) - len(table)
-    if any(own not in (1, size) for own, size in zip(table, sizes[missing:], strict=True)):
+    if any(extent not in (1, size) for extent, size in zip(table, sizes[missing:], strict=True)):
         return None
     rows = [False] * missing + list(differ)
     memory = _order_of_memory(sizes, strides)
@@ -121,7 +121,7 @@ def _find(
         # one batch, or with tables for each of the batch, it is another layout, which CANN does not look at.
         runs = [[*batch, *heads], tokens]
         if not _is_documented(runs, rows, sizes, mode):
-            runs, rows = [batch, heads, tokens], [own or dim in batch for dim, own in enumerate(rows)]
+            runs, rows = [batch, heads, tokens], [extent or dim in batch for dim, extent in enumerate(rows)]
     if _is_documented(runs, rows, sizes, mode):
         return _layout(runs, rows, sizes, table)
     # Every token apart, and the innermost dimension that the tables lack as heads. Where that is not the order of

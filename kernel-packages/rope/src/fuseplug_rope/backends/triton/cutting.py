@@ -71,7 +71,7 @@ def shared_dims(q: Sizes, k: Sizes, cos: Sizes, sin: Sizes) -> list[int]:
     if not len(cos) <= len(q) == len(k) <= 4 or cos != sin or 0 in (*q, *k, *cos):
         return []
     leading, other, table = _leading(q, 1), _leading(k, 1), _leading(cos, 1)
-    if any(own not in (1, size) for x in (leading, other) for own, size in zip(table, x, strict=True)):
+    if any(extent not in (1, size) for x in (leading, other) for extent, size in zip(table, x, strict=True)):
         return []
     differing = [dim for dim in range(3) if leading[dim] != other[dim]]
     if len(differing) > 1:
@@ -110,7 +110,7 @@ def cut(
     elements = row * max(q_block, k_block)
     positions = max(1, _ENOUGH_ELEMENTS // elements)
 
-    how = reference.VARIANTS[variant]
+    rotation = reference.VARIANTS[variant]
     return Cut(
         grid=(-(-outer * inner // positions), along_heads),
         numbers=(
@@ -119,12 +119,12 @@ def cut(
             *(stride // table_unit for stride in table_strides),
         ),
         block=Block(
-            reads=how.writes if transposed else how.reads,
-            writes=how.reads if transposed else how.writes,
-            table=how.writes if how.table == "full" else "first",
-            planes=table_shape[-1] if how.table == "half" else table_shape[-1] // 2,
-            trailing=how.width == "trailing",
-            negated=how.negated,
+            reads=rotation.writes if transposed else rotation.reads,
+            writes=rotation.reads if transposed else rotation.writes,
+            table=rotation.writes if rotation.table == "full" else "first",
+            planes=table_shape[-1] if rotation.table == "half" else table_shape[-1] // 2,
+            trailing=rotation.width == "trailing",
+            negated=rotation.negated,
             transposed=transposed,
             q_width=q_shape[-1],
             k_width=k_shape[-1],

@@ -61,8 +61,8 @@ def rotate(
     q, k = _readable(q), None if k is None else _readable(k)
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    found = cut(variant, transposed, _memory(q), _memory(k), _memory(q_out), _memory(k_out), _memory(cos))
-    program[found.grid](q, k, q_out, k_out, cos, sin, *found.numbers, found.block, num_warps=found.warps)
+    cuts = cut(variant, transposed, _memory(q), _memory(k), _memory(q_out), _memory(k_out), _memory(cos))
+    program[cuts.grid](q, k, q_out, k_out, cos, sin, *cuts.numbers, cuts.block, num_warps=cuts.warps)
 
 
 def _readable(x: Tensor) -> Tensor:

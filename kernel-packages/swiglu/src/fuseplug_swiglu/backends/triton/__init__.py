@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.triton import FORMULAS, differentiated_again, offsets_fit, recording, transparent, vjp
+from fuseplug_backends.triton import FORMULAS, differentiable, offsets_fit, transparent
 
 from ... import reference
 from ...reference import Gating
@@ -25,17 +25,13 @@ def compute(gating: Gating, gate: Tensor, up: Tensor | None) -> Tensor:
     kept for the backward but *gate* and *up*. Other dtypes, what tracers and functorch want to see, and what autocast
     would widen are the reference.
     """
-    activation = ACTIVATIONS[gating.activation]
-    autocast = activation.autocast and torch.is_autocast_enabled(gate.device.type)
-    if autocast or activation.formula not in FORMULAS or not _serves(gate, up):
+    written = ACTIVATIONS[gating.activation].formula in FORMULAS
+    if gating.is_cast(gate) or not written or not _serves(gate, up):
         return by_reference(reference.compute, gating, gate, up)
-    if gating.how.sparse:
+    if gating.variant.sparse:
         # The quantile is one number, so the host's: on the device it would be waited for.
         gating, gate, up = reference.sparsified(gating, gate, up, device="cpu")
-    if recording(gate, up):
-        recorded: Tensor = _Gated.apply(gate, up, gating.constants)  # type: ignore[no-untyped-call]
-        return recorded
-    y: Tensor = gated(gate, up, *gating.constants)
+    y: Tensor = _fused(gating, gate, up)
     return y
 
 
@@ -46,24 +42,12 @@ def _serves(gate: Tensor, up: Tensor | None) -> bool:
     return have_model_dtypes(gate, up) and gate.dim() > 0 and offsets_fit(gate, 1) and transparent(gate, up)
 
 
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor | None, arguments: tuple[Any, ...]) -> Tensor:
-        ctx.arguments = arguments
-        ctx.save_for_backward(gate, up)
-        y: Tensor = gated(gate, up, *arguments)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        gate, up = ctx.saved_tensors
-        of_gate, of_up, _ = ctx.needs_input_grad
-        if differentiated_again() or not transparent(dy, gate):
-            needs = (of_gate, of_up, *[False] * len(ctx.arguments))
-            return (*vjp(_formula, (gate, up, *ctx.arguments), needs, (dy,))[:2], None)
-        found = gated_backward(dy, gate, up, of_gate, of_up, *ctx.arguments)
-        return found[0] if of_gate else None, found[-1] if of_up else None, None
+def _forward(gating: Gating, _: Sequence[bool], *tensors: Tensor | None) -> tuple[Tensor, tuple[()]]:
+    return gated(*tensors, *gating.constants), ()
 
 
-def _formula(gate: Tensor, up: Tensor | None, *constants: Any) -> Tensor:
-    return reference.compute(Gating.of(constants), gate, up)
+def _backward(gating: Gating, needs: Sequence[bool], *tensors: Tensor | None) -> Any:
+    return gated_backward(*tensors, *needs, *gating.constants)
+
+
+_fused = differentiable(_forward, _backward, reference.compute)

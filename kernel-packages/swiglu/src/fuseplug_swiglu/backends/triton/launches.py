@@ -42,7 +42,7 @@ def _product(gate: Tensor, up: Tensor | None, _activation: str, variant: str, *_
 def _gradients(_dy: Tensor, gate: Tensor, up: Tensor | None, of_gate: bool, of_up: bool, *_: Any) -> list[Tensor]:
     wanted = [gate] if of_gate else []
     wanted += [up] if up is not None and of_up else []
-    return [torch.empty_like(each, memory_format=torch.contiguous_format) for each in wanted]
+    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in wanted]
 
 
 @operation(
@@ -108,12 +108,12 @@ def gated_backward(
 @functools.lru_cache(maxsize=1024)
 def _constants(width: int, activation: str, variant: str, layout: str) -> tuple[int, dict[str, Any]]:
     """Into how many tiles a row is cut, and what is compiled in."""
-    how = VARIANTS[variant]
+    row = VARIANTS[variant]
     block = min(_TILE, 1 << (width - 1).bit_length())
     return -(-width // block), {
         "FORMULA": ACTIVATIONS[activation].formula,
-        "CLAMP": how.clamp,
-        "OFFSET": how.offset,
+        "CLAMP": row.clamp,
+        "OFFSET": row.offset,
         "LAYOUT": layout,
         "BLOCK": block,
         "num_warps": max(1, block // _ELEMENTS_OF_A_WARP),
