@@ -1,4 +1,4 @@
-"""The one function into which everything that is watched is compiled."""
+"""The guard compares everything that is watched at each call."""
 
 import functools
 
@@ -10,6 +10,7 @@ from fuseplug import Target
 from fuseplug.accepts import Accepts
 from fuseplug.gains import DTYPES, NEVER, Ends, Gains
 from fuseplug.patching.guard import Guard
+from fuseplug.patching.lookups import same_as
 from fuseplug_verify import Call, Watch
 from fuseplug_verify.watch import Bare, ById, Step
 
@@ -79,3 +80,30 @@ def test_it_says_whose_hooks_are_on_a_child_that_is_passed_over(number, whose):
         module[0][number].register_forward_pre_hook(functools.partial(hook))
     expected = f"no longer as it was: 0.1 is a plain SiLU, without hooks{whose}" if whose else ""
     assert guard.why_not([module, torch.ones(2)]) == guard.why_never(module) == expected
+
+
+def with_a_default(x, unsqueeze_dim=1):
+    return x
+
+
+def with_a_named_default(x, *, unsqueeze_dim=1):
+    return x
+
+
+def with_a_tensor(x, scale=torch.ones(2)):  # noqa: B008 - as third parties write
+    return x
+
+
+@pytest.mark.parametrize("function", [with_a_default, with_a_named_default], ids=lambda function: function.__name__)
+def test_a_function_with_defaults_is_the_same_in_a_compiled_call(function):
+    same = same_as(function)
+    compiled = torch.compile(lambda x: x + 1 if same(function) else x - 1, backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(1)).item() == 1
+
+
+@pytest.mark.parametrize("function", [with_a_default, with_a_tensor], ids=lambda function: function.__name__)
+def test_other_defaults_make_a_function_another(function, monkeypatch):
+    same = same_as(function)
+    assert same(function)
+    monkeypatch.setattr(function, "__defaults__", (torch.zeros(2),))
+    assert not same(function)

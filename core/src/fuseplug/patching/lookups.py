@@ -7,6 +7,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 Route = Sequence[Any]
 """As in `Watch`: steps with a name and the store where that is."""
 
@@ -78,9 +80,11 @@ def same_as(known: Any, *, deep: bool = True) -> Callable[[Any], bool]:
     if not deep or not isinstance(known, types.FunctionType):
         return lambda found: found is known
     code, defaults, named = known.__code__, known.__defaults__, known.__kwdefaults__
-    # Reloading a module replaces these in the function that was there.
+    # Reloading a module replaces these in the function that was there. Dynamo takes no tuple for the same as another.
     return lambda found: (
-        found is known and known.__code__ is code and known.__defaults__ is defaults and known.__kwdefaults__ is named
+        found is known
+        and known.__code__ is code
+        and (torch.compiler.is_compiling() or (known.__defaults__ is defaults and known.__kwdefaults__ is named))
     )
 
 
