@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves
 from fuseplug_backends.npu import here
 from fuseplug_host_npu import ContractError, HostNPU
 from fuseplug_moe import reference
+from fuseplug_moe.backends import counts_on_host
 from fuseplug_moe.backends.counts_on_host import HostCounts
-from fuseplug_moe.backends.npu import gmm, mixture, moe
+from fuseplug_moe.backends.npu import gmm, moe
 
 from .mixtures import FUSED, assert_parameters_right, npu_ops, on_npu
 
@@ -155,7 +156,7 @@ class TestIdle:
 
     def test_the_host_is_told_only_for_weights_that_want_gradients(self, host_npu, monkeypatch):
         told = []
-        monkeypatch.setattr(mixture, "HostCounts", lambda counts: told.append(counts) or HostCounts(counts))
+        monkeypatch.setattr(counts_on_host, "HostCounts", lambda counts: told.append(counts) or HostCounts(counts))
         named = on("npu", arguments(listed=True, idle="none"))
         moe(**named)
         assert len(told) == 1
