@@ -22,7 +22,7 @@ from .libraries import home, is_library, is_readable, is_wrapped
 from .lookup import in_class, is_a
 from .memoised import Memoised, answer_of, answered
 from .objects import item_of
-from .tables import CLAMPS, CREATES, DTYPES, LIBRARIES, LOGS, NOT_COMPUTING, RANDOM, SHAPES
+from .tables import CLAMPS, COPIES, CREATES, DTYPES, LIBRARIES, LOGS, NOT_COMPUTING, RANDOM, SHAPES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
 
 CONTEXTS = (torch.autocast, contextlib.nullcontext, torch.no_grad, torch.enable_grad, torch.inference_mode)
@@ -195,7 +195,7 @@ def _computed(walk: Walking, node: Any, function: Value, thing: Any, arguments: 
         return NOTHING
     if name in SHAPES or (name in RANDOM and not changed):
         return Value(tried=True)
-    if is_a(thing, type) or not tensors or name in CREATES or name.startswith("new_") or name == "clone":
+    if is_a(thing, type) or not tensors or name in CREATES | COPIES or name.startswith("new_"):
         return Value(tried=is_tried(tensors))
     return part_of(*tensors)
 

@@ -27,6 +27,9 @@ CREATES = _names("""
 """)
 """Functions of torch that make a tensor, or tell of a dtype."""
 
+COPIES = _names("clone bmm mm matmul addmm baddbmm linear cat stack")
+"""What never returns memory of its arguments."""
+
 RANDOM = _names("""
     rand randn rand_like randn_like randint randint_like randperm normal bernoulli multinomial poisson binomial
     uniform_ normal_ bernoulli_ exponential_ random_ cauchy_ log_normal_ geometric_ trunc_normal_ dropout
