@@ -555,12 +555,15 @@ def test_the_activation_is_covered_and_what_is_still_called_is_not():
     assert "dropout" not in proposal_of(mlps.DropoutBetween()).covers
 
 
-@pytest.mark.parametrize(
-    "act", [functools.partial(functional.gelu, approximate="tanh"), functional.gelu, nn.GELU().forward]
-)
+@pytest.mark.parametrize("act", [functools.partial(functional.gelu, approximate="tanh"), functional.gelu])
 def test_an_activation_may_be_a_function(alone, act):
     (patch,) = alone().plan(Separate(act), verify=False).patches
     assert patch.variant.startswith("gelu")
+
+
+def test_a_method_of_a_module_that_is_no_child_is_left_alone(alone):
+    (entry,) = alone().plan(Separate(nn.GELU().forward), verify=False).report.left_alone
+    assert "it leads to a GELU that is no child of the module" in entry.why_not
 
 
 def test_adapters_are_values():
