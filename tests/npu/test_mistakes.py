@@ -75,8 +75,8 @@ def test_the_page_says_how_many_are_seen():
     with_values, without = (sum(seen is not None for seen in column) for column in zip(*SEEN.values(), strict=True))
     assert (len(SEEN), with_values, without) == (20, 19, 14)
     assert "twenty known mistakes" in page
-    assert "`host_npu` sees nineteen" in page
-    assert "`fake_npu` sees fourteen" in page
+    assert "`host_npu` finds nineteen" in page
+    assert "`fake_npu` finds fourteen" in page
 
 
 def test_what_is_right_is_right(host_npu):
