@@ -11,6 +11,8 @@ from collections.abc import Set as AbstractSet
 
 from torch import nn
 
+from .attributes import attributes_of
+
 WHY = (
     "its parameters are FSDP's flat ones, of which each rank has a part: apply before wrapping in FSDP (what was fused "
     "before it stays fused), or use fully_shard, which keeps parameters apart"
@@ -23,8 +25,7 @@ def flattened(module: nn.Module) -> AbstractSet[int]:
     unit = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     if unit is None or not issubclass(type(module), unit):
         return frozenset()
-    handle = module.__dict__.get("_handle")
-    if handle is None:
+    if (handle := attributes_of(module).get("_handle")) is None:
         return frozenset()
     holders = getattr(getattr(handle, "flat_param", None), "_modules", None)
     return {id(each) for each in (module.modules() if holders is None else holders)}

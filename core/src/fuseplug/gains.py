@@ -22,8 +22,6 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 NEVER = sys.maxsize
 """More elements than a tensor has: no call is large enough."""
 
-TOO_SMALL, AT_NO_SIZE = "it is too small to gain", "the kernel is faster at no size"
-
 
 class Ends(NamedTuple):
     """For which numbers of elements of the main input a kernel is used.
@@ -70,11 +68,11 @@ class Gains:
         """What is said where *x*, the main input, is too small."""
         ends = by_dtype(self.training if x.requires_grad else self.inference).get(x.dtype, Ends())
         if ends == _NEVER:
-            return f"{AT_NO_SIZE} {'with' if x.requires_grad else 'without'} gradients"
+            return f"the kernel is faster at no size {'with' if x.requires_grad else 'without'} gradients"
         sizes = [f"up to {ends.until:,}"] if ends.until else []
         sizes += [f"from {ends.least:,} on"] if ends.least != NEVER else []
         has = f"the main input has {x.numel():,} elements, and the kernel is faster {' and '.join(sizes)}"
-        return f"{TOO_SMALL}: {has}"
+        return f"it is too small to gain: {has}"
 
     def to_dict(self) -> dict[str, int | None]:
         """By kind of call (``"bfloat16 training"``), ``None`` for never; empty if no call is too small."""
@@ -89,11 +87,6 @@ class Gains:
         for kind, of_kind in kinds.items():
             for dtype, ends in by_dtype(of_kind).items():
                 yield f"{str(dtype).removeprefix('torch.')} {kind}", ends
-
-
-def is_about_size(reason: str) -> bool:
-    """Whether *reason* is one of `Gains.why_not`."""
-    return reason.startswith((TOO_SMALL, AT_NO_SIZE))
 
 
 def by_dtype(values: Sequence[T]) -> dict[torch.dtype, T]:

@@ -7,13 +7,13 @@ import difflib
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
 from fuseplug_verify import Refusal, StandIns
 
+from .attributes import attributes_of
 from .candidates import rejection_of
 from .contract import Rejection
 from .devices import Destination
@@ -131,15 +131,9 @@ def everywhere(model: nn.Module) -> dict[int, Located]:
         located.paths.append(path)
         inside, above = f"{path}." if path else "", (*above, number)
         with contextlib.suppress(Exception):  # a third party's registry may raise anything
-            children = reversed(_attributes_of(module)["_modules"].items())
+            children = reversed(attributes_of(module)["_modules"].items())
             waiting += [(f"{inside}{name}", child, above) for name, child in children if _is_module(child)]
     return modules
-
-
-def _attributes_of(module: nn.Module) -> dict[str, Any]:
-    """The attributes of *module* itself, whatever its class would say of them."""
-    attributes: dict[str, Any] = object.__getattribute__(module, "__dict__")
-    return attributes
 
 
 def _is_module(value: object) -> bool:
@@ -188,7 +182,7 @@ def upwards(path: str) -> Iterator[str]:
 
 def _own_device(module: nn.Module) -> torch.device | None:
     try:
-        attributes = _attributes_of(module)
+        attributes = attributes_of(module)
         # An offloaded module's tensors are on meta between calls; accelerate's hook knows where they will be.
         hook = attributes.get("_hf_hook")
         for part in getattr(hook, "hooks", (hook,)):

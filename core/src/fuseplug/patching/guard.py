@@ -82,29 +82,7 @@ class Guard:
         ]
         compiling = [_Term(lambda _: not torch.compiler.is_compiling(), "it is being compiled")]
         self._terms = [*(compiling if accepts.uncompiled else ()), *first, *large, *rest]
-        self._first, self._large, self._rest = ([term.test for term in terms] for terms in (first, large, rest))
-        self.holds = self._holds()
-
-    def _holds(self) -> Callable[[Sequence[Any]], bool | None]:
-        first, large, rest = tuple(self._first), tuple(self._large), tuple(self._rest)
-
-        def holds(args: Sequence[Any]) -> bool | None:
-            """Whether all comparisons hold; ``None`` if the call is too small. Whether it is compiled is not asked."""
-            try:
-                for test in first:
-                    if not test(args):
-                        return False
-                for test in large:
-                    if not test(args):
-                        return None
-                for test in rest:
-                    if not test(args):
-                        return False
-            except _GONE:
-                return False
-            return True
-
-        return holds
+        self.holds = _all_hold(first, large, rest)
 
     def why_not(self, args: Sequence[Any]) -> str:
         """The reason of the first comparison that fails; ``""`` if none fails."""
@@ -116,6 +94,28 @@ class Guard:
             return next((why for term in self._of_module if (why := term.why_not([module]))), "")
         except Exception as error:  # noqa: BLE001 - what a third party's module says of itself may raise anything
             return f"it cannot be compared with what it was: {said_by(error)}"
+
+
+def _all_hold(*groups: Sequence[_Term]) -> Callable[[Sequence[Any]], bool | None]:
+    first, large, rest = (tuple(term.test for term in terms) for terms in groups)
+
+    def holds(args: Sequence[Any]) -> bool | None:
+        """Whether all comparisons hold; ``None`` if the call is too small. Whether it is compiled is not asked."""
+        try:
+            for test in first:
+                if not test(args):
+                    return False
+            for test in large:
+                if not test(args):
+                    return None
+            for test in rest:
+                if not test(args):
+                    return False
+        except _GONE:
+            return False
+        return True
+
+    return holds
 
 
 def _is_plain(number: int) -> Test:
@@ -134,7 +134,6 @@ def _size(main: int, gains: Gains) -> Iterator[_Term]:
     if not gains:
         return
     training, inference = by_dtype(gains.training), by_dtype(gains.inference)
-
     largest = max(ends.least for ends in gains.training + gains.inference)
 
     def large(args: Sequence[Any]) -> bool:

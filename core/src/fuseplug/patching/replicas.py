@@ -6,6 +6,8 @@ import types
 
 from torch import nn
 
+from ..attributes import attributes_of
+
 NAME = "_replicate_for_data_parallel"
 
 
@@ -23,11 +25,11 @@ def _replicate_for_data_parallel(module: nn.Module) -> nn.Module:
 
 def make_replicable(module: nn.Module) -> None:
     """Make replicas of *module* call the replaced methods of the instance on themselves."""
-    module.__dict__.setdefault(NAME, types.MethodType(_replicate_for_data_parallel, module))
+    attributes_of(module).setdefault(NAME, types.MethodType(_replicate_for_data_parallel, module))
 
 
 def leave_replicas(module: nn.Module) -> None:
     """Undo `make_replicable`."""
-    held = object.__getattribute__(module, "__dict__")
+    held = attributes_of(module)
     if getattr(held.get(NAME), "__func__", None) is _replicate_for_data_parallel:
         del held[NAME]

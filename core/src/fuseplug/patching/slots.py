@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from ..attributes import attributes_of
 from ..contract import Target
 from .hooked import describe, is_own, name_of
 from .mark import Mark
@@ -47,7 +48,7 @@ def our_replacements(module: nn.Module, method: str) -> dict[Target, Callable[..
 
 def our_marks(module: nn.Module) -> dict[Target, Mark]:
     """Our replacements on all methods of this instance, by target."""
-    methods = [name for name in object.__getattribute__(module, "__dict__") if class_method(module, name) is not None]
+    methods = [name for name in attributes_of(module) if class_method(module, name) is not None]
     return {target: mark_of(part) for method in methods for target, part in our_replacements(module, method).items()}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 import torch
 from torch import nn
 
+from ..attributes import attributes_of
 from ..discovery.records import KernelRecord
 from ..measurer import Measurer
 from ..patching import computes_past
@@ -38,7 +39,7 @@ def _notes(model: nn.Module, decisions: Sequence[Decision], records: Sequence[Ke
         notes.append(f"the machine that this is planned for needs: pip install {' '.join(lacking)}")
     if any(entry.check == "pending" for entry in entries):
         notes.append("kernel check pending: call apply_all again once the model is on its device")
-    if object.__getattribute__(model, "__dict__").get("_use_kernels") is True:
+    if attributes_of(model).get("_use_kernels") is True:
         notes.append(
             "this model has use_kernels=True: transformers sets forwards again on train() and eval(), which takes "
             "kernels off; call apply_all after, or set model.use_kernels = False"

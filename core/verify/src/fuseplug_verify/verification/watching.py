@@ -208,7 +208,7 @@ def _looked_up(reading: Reading, called: Collection[Path]) -> Iterator[Global | 
         space, name, value = looked.space, looked.name, looked.value
         if _below(looked.inside, called):
             continue
-        if not isinstance(space, types.CellType):
+        if not (in_cell := isinstance(space, types.CellType)):
             # What is found in a namespace is listed by itself.
             if id(value) in indexed or is_a(value, logging.Logger | types.ModuleType):
                 continue
@@ -221,8 +221,7 @@ def _looked_up(reading: Reading, called: Collection[Path]) -> Iterator[Global | 
                 continue
             if _may_change(value) or is_a(value, torch.Tensor):
                 what = "a tensor" if is_a(value, torch.Tensor) else f"a {type(value).__name__} that may change"
-                held = isinstance(space, types.CellType)
-                yield f"what {name} holds, {what}" if held else f"the global {name}, {what}"
+                yield f"what {name} holds, {what}" if in_cell else f"the global {name}, {what}"
                 continue
         yield Global(ById(space), name, ById(value))
 
