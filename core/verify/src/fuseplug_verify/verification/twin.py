@@ -55,7 +55,7 @@ def twin(module: nn.Module, example: Example, place: Callable[[Tensor], Tensor] 
     }
     copying = _copying(made, placed)
     held = copied_attributes(module, copying)
-    tensors = copied_tensors(module, valueless) | {"_buffers": copied_tensors(module, placed)["_buffers"]}
+    tensors = copied_tensors(module, valueless, placed)
     held |= copying.attributes(example.attributes)
     for name, value in example.parameters.items():
         if name in tensors["_parameters"]:
@@ -75,7 +75,7 @@ def _copied(module: nn.Module, made: dict[int, nn.Module], tensor: Callable[[Ten
     copy: nn.Module = made.setdefault(id(module), object.__new__(type(module)))
     below = children_of(module).items()
     children = {name: None if child is None else _copied(child, made, tensor) for name, child in below}
-    held = copied_attributes(module, _copying(made, tensor)) | copied_tensors(module, tensor)
+    held = copied_attributes(module, _copying(made, tensor)) | copied_tensors(module, tensor, tensor)
     fill(copy, held | {"_modules": children})
     return copy
 
@@ -102,12 +102,16 @@ def fill(copy: nn.Module, attributes: dict[str, Any]) -> None:
     object.__setattr__(copy, "__dict__", attributes)
 
 
-def copied_tensors(module: nn.Module, copy: Callable[[Tensor], Tensor]) -> dict[str, dict[str, Tensor | None]]:
-    """The registries of parameters and buffers of *module*, with a *copy* of each tensor."""
-    registries = {name: attributes_of(module)[name] for name in ("_parameters", "_buffers")}
+def copied_tensors(
+    module: nn.Module, parameter: Callable[[Tensor], Tensor], buffer: Callable[[Tensor], Tensor]
+) -> dict[str, dict[str, Tensor | None]]:
+    """The registries of *module*: parameters as *parameter* copies them, buffers as *buffer* does."""
+    copies = {"_parameters": parameter, "_buffers": buffer}
     return {
-        registry: {name: None if tensor is None else copy(tensor) for name, tensor in tensors.items()}
-        for registry, tensors in registries.items()
+        registry: {
+            name: None if tensor is None else copy(tensor) for name, tensor in attributes_of(module)[registry].items()
+        }
+        for registry, copy in copies.items()
     }
 
 
