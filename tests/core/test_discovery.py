@@ -246,7 +246,7 @@ class TestConflict:
         assert ours.kernels() == before
         with pytest.raises(RejectedError, match="x-b:x_same was asked for by name, but fits nothing in Linear"):
             ours.apply("x-b:x_same", nn.Linear(1, 1))
-        with pytest.raises(DiscoveryError, match="was asked for by name, but is conflict"):
+        with pytest.raises(DiscoveryError, match="was asked for by name, but is in conflict"):
             ours.plan(nn.Linear(1, 1), include=["x-b:x_same", f"{first}:x_same"])
 
     def test_asked_for_by_its_id_is_the_one_in_force(self, package):
@@ -490,7 +490,7 @@ class TestManager:
         assert fuseplug.register_kernel == fuseplug.manager.register
 
     @pytest.mark.parametrize(
-        ("source_text", "state"), [("1 / 0", "broken: ZeroDivisionError"), (source("a"), "conflict: claimed by")]
+        ("source_text", "state"), [("1 / 0", "broken: ZeroDivisionError"), (source("a"), "in conflict: claimed by")]
     )
     def test_asked_for_by_name(self, package, source_text, state):
         package("x-a", "a", source=source_text)

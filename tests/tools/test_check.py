@@ -13,7 +13,7 @@ def test_of_two_kernels_with_one_id_the_distribution_says_which(run, package):
     package("x-two", "silu", source=ACTIVATION)
     code, out, err = run("check", "silu")
     assert (code, out) == (2, "")
-    assert "silu is conflict: claimed by x-one:silu and x-two:silu" in err
+    assert "silu is in conflict: claimed by x-one:silu and x-two:silu" in err
     code, out, _ = run("check", "x-two:silu", "--checks", "declaration", "--json")
     (found,) = json.loads(out)
     assert found["kernel"]["distribution"] == "x-two"

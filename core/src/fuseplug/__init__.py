@@ -27,9 +27,10 @@ from .hookspecs import BaseKernel, hookimpl
 from .lazy import lazy
 
 if TYPE_CHECKING:
+    from .applications import Applied
     from .discovery.records import KernelRecord
     from .kernel_manager import KernelManager
-    from .patching import Applied, Patch
+    from .patching import Patch
     from .planning import Plan
     from .report import Entry, Report
 
@@ -75,7 +76,7 @@ __version__ = "0.1.0"
 _imported, _names = lazy(
     __name__,
     {
-        "Applied": ".patching",
+        "Applied": ".applications",
         "Entry": ".report",
         "KernelManager": ".kernel_manager",
         "KernelRecord": ".discovery.records",

@@ -1,20 +1,36 @@
-"""What was applied to which model, and how it is taken back."""
+"""What was applied to which model, the handle on it, and how it is taken back."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from .by_identity import ByIdentity
+from .errors import PlanError, UndoError
+from .patching import Change, InUse, Patch, describe, mark_of, patches_on, put_on, strip, take_off
+from .patching.counting import Calls, Tried, counted, tried
+from .patching.in_use import NotInUse
+from .planning import Plan
+from .report import Entry, Report
+from .walking import everywhere
 
 if TYPE_CHECKING:
-    from torch import nn
+    from typing_extensions import Self
 
-    from .patching import Application, Applied, Patch
-    from .planning import Plan
-    from .report import Report
+
+@dataclass
+class Application:
+    """One call that changed a model: what it planned, what it did, and what watches all that is fused since."""
+
+    report: Report
+    patches: Sequence[Patch]
+    changes: list[Change]
+    in_use: InUse
 
 
 class Applications:
@@ -25,8 +41,6 @@ class Applications:
 
     def apply(self, model: nn.Module, plan: Plan) -> Applied:
         """Put what *plan* has decided on *model*."""
-        from .patching import Application, Applied, InUse, put_on
-
         changes = put_on(plan.patches)
         earlier = self._of.get(model)
         if earlier is None:
@@ -43,9 +57,6 @@ class Applications:
 
     def on(self, model: nn.Module) -> Applied | None:
         """The handle on what is fused in *model* now, whoever fused it; ``None`` if nothing is."""
-        from .patching import Application, Applied, InUse, patches_on
-        from .walking import everywhere
-
         places = everywhere(model).values()
         present = [patch for place in places for patch in patches_on(place.module, next(iter(place.paths), ""))]
         if not present:
@@ -63,9 +74,6 @@ class Applications:
         Raises:
             UndoError: If somebody else has replaced a replacement since. All others have been taken off.
         """
-        from .patching import complain, strip, take_off
-        from .walking import everywhere
-
         applications = self._of.pop(model) or []
         left = take_off([change for application in applications for change in application.changes])
         if left:
@@ -74,7 +82,7 @@ class Applications:
         for place in everywhere(model).values():
             stripped = strip(place.module, next(iter(place.paths), ""))
             left += [change for change in stripped if (id(place.module), change.method) not in known]
-        complain(left)
+        _complain(left)
 
     def undo_one(self, model: nn.Module, application: Application) -> None:
         """Take off *model* what *application* put on, and no more.
@@ -82,19 +90,113 @@ class Applications:
         Raises:
             UndoError: As `undo`.
         """
-        from .patching import complain, take_off
-
         applications = self._of.get(model) or []
         if any(known is application for known in applications):
             applications[:] = [known for known in applications if known is not application]
             left = take_off(application.changes)
             if applications:
                 applications[-1].in_use.watch()
-            complain(left)
+            _complain(left)
 
     def are_on(self, model: nn.Module) -> bool:
         """Whether there are any to *model*."""
         return bool(self._of.get(model))
+
+
+class Applied:
+    """What is fused in a model, and how to undo it.
+
+    As a context manager, it takes off what *this* call put on when the block ends. A model that was fused before stays
+    fused.
+
+    Attributes:
+        report: What was fused and what was not, and why.
+        patches: Every replacement of the plan, including those that were already in place.
+    """
+
+    def __init__(self, applications: Applications, model: nn.Module, application: Application) -> None:
+        self.report = application.report
+        self.patches = list(application.patches)
+        self._applications = applications
+        self._application = application
+        self._model = weakref.ref(model)  # the handle does not keep the model alive
+
+    @property
+    def lost(self) -> list[Patch]:
+        """The replacements that are no longer in place, because something else replaced or removed them since."""
+        return [patch for patch in self.patches if patch.module_ref() is not None and not patch.in_place()]
+
+    def calls(self) -> list[Calls]:
+        """How many calls each kernel computed since it was put on, and how many its original did.
+
+        They belong to the module and the target: every handle of the model gives the same. Counting takes a tenth of a
+        microsecond for each call. Calls inside compiled programs are not counted.
+        """
+        return [each.calls() for each in counted(self.patches)]
+
+    def try_(self, *args: Any, **batch: Any) -> Tried:
+        """Call the model and say which kernels the batch reached, and why it did not reach the others.
+
+        Args:
+            *args: Passed to the model.
+            **batch: Passed to the model.
+
+        Returns:
+            The calls of every target. `Tried.not_reached` lists the targets that were not called, and those with calls
+            that the original computed, with the reason. Print the result to see them.
+
+        Raises:
+            PlanError: If the model is gone.
+        """
+        if (model := self._model()) is None:
+            raise PlanError("the model that was fused is gone: keep a reference to it while you use its handle")
+        return tried(self.patches, lambda: model(*args, **batch))
+
+    def check_in_use(self, after: int = 3) -> list[NotInUse]:
+        """Warn, once, of kernels that do nothing in the first steps. Call it at the end of each step.
+
+        After ten calls one warning comes without this. It names targets whose calls all went to the original, though
+        they were large enough; targets that were not called, though what is beside them was; and targets whose lazy
+        results were all computed after all. Each model has one warning, whoever gives it.
+
+        A target is not in use if its replacement was lost, if the original computed all its calls, if it was not
+        called, or if all its lazy results were computed after all. Calls inside compiled programs are not counted, so a
+        target that was compiled and not called otherwise is taken to be in use.
+
+        What was found goes to ``logging.getLogger("fuseplug")`` on the first rank: a warning with the reasons; of
+        targets whose calls were merely too small to gain, a line of level ``INFO``.
+
+        Args:
+            after: How many steps to wait for.
+
+        Returns:
+            What is not in use on this rank, once *after* steps are over, and the same from then on; empty before, and
+            if the model was undone.
+        """
+        model = self._model()
+        in_force = model is not None and self._applications.are_on(model)
+        return self._application.in_use.look(after) if in_force else []
+
+    def undo(self) -> None:
+        """Take every fused kernel off the model, whichever call put it on. Safe to call twice.
+
+        Raises:
+            UndoError: If somebody else has replaced a replacement since. All others have been taken off.
+        """
+        if (model := self._model()) is not None:
+            self._applications.undo(model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if (model := self._model()) is not None:
+            self._applications.undo_one(model, self._application)
+
+    def __repr__(self) -> str:
+        return f"<Applied: {len(self.patches)} replacements, {len(self.lost)} lost>"
 
 
 def _all_patches(applications: Iterable[Application], more: Iterable[Patch] = ()) -> list[Patch]:
@@ -105,9 +207,6 @@ def _all_patches(applications: Iterable[Application], more: Iterable[Patch] = ()
 
 def _report_of(model: nn.Module, patches: Sequence[Patch]) -> Report:
     """The report on a model whose plan is not known, such as a copy of a fused model."""
-    from .patching import mark_of
-    from .report import Entry, Report
-
     entries = [
         Entry(
             (patch.path,),
@@ -122,3 +221,19 @@ def _report_of(model: nn.Module, patches: Sequence[Patch]) -> Report:
         if (module := patch.module_ref()) is not None
     ]
     return Report(type(model).__name__, "training", entries, notes=["read off the model: its plan is not at hand"])
+
+
+def _complain(left: Sequence[Change]) -> None:
+    """Raise `UndoError` if anything was *left*."""
+    found = [
+        f"{change.path}.{change.method}".lstrip(".") + f" is now {describe(module, change.method)}"
+        for change in left
+        if (module := change.module_ref()) is not None
+    ]
+    if found:
+        raise UndoError(
+            "the rest was undone, but these are no longer Fuseplug's to take off: "
+            + "; ".join(found)
+            + ". Undo what was put over them (hooks, kernelize, another patch), then call undo() again.",
+            left=found,
+        )

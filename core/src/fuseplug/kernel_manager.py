@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import pluggy
 
-from .applications import Applications
 from .configuration import SETTINGS, environment, named
 from .contract import Mode
 from .discovery import chosen, discover, elsewhere, load_class
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
+    from .applications import Applications, Applied
     from .devices import Destination
-    from .patching import Applied
     from .planning import Plan
 
 K = TypeVar("K", bound=type[BaseKernel])
@@ -101,7 +101,6 @@ class KernelManager:
         self._records: list[KernelRecord] | None = None
         self._plugins = pluggy.PluginManager(PROJECT)
         self._registered: dict[str, KernelRecord] = {}
-        self._applications = Applications()
 
     def kernels(self) -> list[KernelRecord]:
         """Every kernel that is installed or registered, whatever its state, by distribution and id."""
@@ -281,6 +280,12 @@ class KernelManager:
         """
         _must_be_module(model)
         self._applications.undo(model)
+
+    @functools.cached_property
+    def _applications(self) -> Applications:
+        from .applications import Applications  # imports torch, which a list of kernels does without
+
+        return Applications()
 
     def _destination(
         self, device: torch.device | str | None, asked_for: Sequence[str]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from .contract import Mode, Rejection, Target
 from .discovery.records import KernelRecord
 from .plain_text import one_line, printable, some_lines
-from .tables import UNLIMITED, with_whole_words
+from .tables import UNLIMITED, empty_table, with_whole_words
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -278,20 +278,8 @@ def _cells(cells: Sequence[str], stacked: bool = False) -> list[Any]:
 
 
 def _empty(title: str, columns: Sequence[str], width: int) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        expand=width < UNLIMITED,
-    )
-    for column in _cells(columns, width < _WIDE):
-        table.add_column(column, overflow="fold")
-    return table
+    names = ["\n".join(columns)] if width < _WIDE else columns
+    return empty_table(*names, title=title, expand=width < UNLIMITED)
 
 
 def _where(entries: Sequence[Entry], most: int = 3) -> str:

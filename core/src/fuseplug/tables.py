@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_STYLES = {"ready": "green", "ok": "green", "broken": "red", "conflict": "red", "fail": "red"}
+_STYLES = {"ready": "green", "ok": "green", "broken": "red", "conflict": "red", "in conflict": "red", "fail": "red"}
 
 UNLIMITED = 1 << 14
 """How wide what is no terminal is: no line is wrapped there."""
@@ -47,12 +47,13 @@ def with_whole_words(table: Table, width: int, folded: Collection[str] = ()) -> 
     return table
 
 
-def empty_table(*columns: str) -> Table:
-    """A table without rows, as all commands print them."""
+def empty_table(*columns: str, title: str | None = None, expand: bool = False) -> Table:
+    """A table without rows, as the report and all commands print them."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    layout: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD}
+    table = Table(title=title, pad_edge=False, expand=expand, **layout)
     for column in columns:
         table.add_column(column, overflow="fold")
     return table

@@ -176,7 +176,7 @@ def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
 
 
 def _print_reason(out: Console, record: KernelRecord) -> None:
-    _print_below(out, record, [" is ", state_text(record.state)], record.reason)
+    _print_below(out, record, [" is ", state_text(record.condition)], record.reason)
 
 
 def _print_below(out: Console, record: KernelRecord, told: Sequence[Any], text: str) -> None:

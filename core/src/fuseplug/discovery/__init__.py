@@ -17,7 +17,7 @@ from .import_cost import import_costs
 from .kernel_faults import faults
 from .ownership import in_conflict, normal
 from .records import KernelRecord, State
-from .requirements import missing_requirements
+from .requirements import missing_requirements, version_of
 from .selecting import ALLOW_VARIABLE, KERNELS_VARIABLE, Selection, allowed
 
 _Claim = tuple[KernelRecord, "importlib_metadata.EntryPoint | None"]
@@ -38,6 +38,7 @@ def discover(
     Raises:
         SettingsError: If the user's file is not right.
     """
+    version_of.cache_clear()
     environ = environment() if environ is None else environ
     selection, distributions = Selection(environ), allowed(environ)
     installed = [*_installed(), *((record, None) for record in registered)]

@@ -46,6 +46,11 @@ class KernelRecord:
         """The name that is unique even where two distributions claim one id."""
         return f"{self.distribution}:{self.kernel_id}"
 
+    @property
+    def condition(self) -> str:
+        """The state, as it follows "it is"."""
+        return "in conflict" if self.state == "conflict" else self.state
+
     def to_dict(self) -> dict[str, Any]:
         """As plain data: what ``fuseplug list --json`` prints."""
         kernel = self.kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,18 +28,19 @@ def missing_requirements(distribution: importlib_metadata.Distribution | Any, ex
             continue
         if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in wanted):
             continue
-        try:
-            version = _version(requirement.name)
-        except importlib_metadata.PackageNotFoundError:
+        version = version_of(requirement.name)
+        if version is None:
             lacking.append(f"{requirement.name}{requirement.specifier} (not installed)")
-            continue
-        if not requirement.specifier.contains(version, prereleases=True):
+        elif not requirement.specifier.contains(version, prereleases=True):
             lacking.append(f"{requirement.name}{requirement.specifier} (installed: {version})")
     return lacking
 
 
-def _version(name: str) -> str:
-    for other in _ALSO.get(normal(name), ()):
+@functools.cache  # several kernels of a distribution ask the same; `discover` asks anew
+def version_of(name: str) -> str | None:
+    """The version of *name*, or of what brings it; ``None`` if neither is installed."""
+    for other in (*_ALSO.get(normal(name), ()), name):
         with contextlib.suppress(importlib_metadata.PackageNotFoundError):
-            return importlib_metadata.version(other)
-    return importlib_metadata.version(name)
+            version: str = importlib_metadata.version(other)
+            return version
+    return None

@@ -43,7 +43,7 @@ def named_by(records: Sequence[KernelRecord], word: str, *, must_be_ready: bool 
     for record in by_id if must_be_ready and not ready else ():
         if record.state != "ready":
             raise DiscoveryError(
-                f"kernel {record.name} was asked for by name, but is {record.state}: {record.reason}", record=record
+                f"kernel {record.name} was asked for by name, but is {record.condition}: {record.reason}", record=record
             )
     named = by_id or [record for record in records if record.kernel and record.kernel.op == word]
     if not named:

@@ -47,7 +47,7 @@ def class_named(name: str, records: Sequence[KernelRecord]) -> type[BaseKernel] 
     kernel = kernel_of(first)
     if kernel is None:
         raise DiscoveryError(
-            f"{name} cannot be imported: kernel {first.name} is {first.state}: {first.reason}", record=first
+            f"{name} cannot be imported: kernel {first.name} is {first.condition}: {first.reason}", record=first
         )
     return type(kernel)
 

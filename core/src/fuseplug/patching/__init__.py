@@ -1,6 +1,6 @@
 """Changes a model and undoes the changes: on instances only, all or none, and also on copies of the model."""
 
-from .applied import Application, Applied, complain
+from .hooked import describe
 from .in_use import InUse
 from .journal import Change, Patch, patches_on, put_on, strip, take_off
 from .making import patch_around, patch_of
@@ -10,15 +10,13 @@ from .slots import class_method, computes_past, our_marks, our_replacements
 from .subjects import subject_of
 
 __all__ = [
-    "Application",
-    "Applied",
     "Change",
     "InUse",
     "Mark",
     "Patch",
     "class_method",
-    "complain",
     "computes_past",
+    "describe",
     "mark_of",
     "our_marks",
     "our_replacements",

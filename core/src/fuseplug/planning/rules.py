@@ -76,5 +76,5 @@ def kernel_of(record: KernelRecord) -> BaseKernel:
         DiscoveryError: If it has none.
     """
     if record.kernel is None:
-        raise DiscoveryError(f"kernel {record.name} is {record.state}: {record.reason}", record=record)
+        raise DiscoveryError(f"kernel {record.name} is {record.condition}: {record.reason}", record=record)
     return record.kernel

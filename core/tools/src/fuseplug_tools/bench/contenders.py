@@ -16,9 +16,9 @@ from ..measuring.calls import sharing
 if TYPE_CHECKING:
     from torch import nn
 
+    from fuseplug.applications import Applied
     from fuseplug.contract import Mode
     from fuseplug.kernel_manager import KernelManager
-    from fuseplug.patching import Applied
 
 EAGER, FUSED, AGAIN, COMPILED, LIGER = "eager", "fuseplug", "eager again", "torch.compile", "Liger"
 

@@ -18,7 +18,8 @@ from ..measuring.turns import by_turns, spread
 if TYPE_CHECKING:
     from torch import nn
 
-    from fuseplug.patching import Applied, Patch
+    from fuseplug.applications import Applied
+    from fuseplug.patching import Patch
 
 ORIGINAL, KERNEL = "original", "kernel"
 

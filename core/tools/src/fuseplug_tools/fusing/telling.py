@@ -18,7 +18,7 @@ from ..run import reports
 from ..run.options import RunOptions
 
 if TYPE_CHECKING:
-    from fuseplug.patching import Applied
+    from fuseplug.applications import Applied
     from fuseplug.report import Report
 
 log = logging.getLogger("fuseplug.run")

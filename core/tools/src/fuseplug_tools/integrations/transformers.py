@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from transformers import TrainerState, TrainingArguments
     from typing_extensions import Unpack
 
+    from fuseplug.applications import Applied
     from fuseplug.kernel_manager import AllOptions, KernelManager
-    from fuseplug.patching import Applied
 
 __all__ = ["FuseplugCallback"]
 

@@ -86,7 +86,8 @@ class StandIns:
         # Before its children, one of which may refer to it.
         copy = self._made[id(module)] = object.__new__(type(module))
         if number not in self._attributes:
-            self._attributes[number] = copied_attributes(module, self._copying) | copied_tensors(module, valueless, valueless)
+            tensors = copied_tensors(module, valueless, valueless)
+            self._attributes[number] = copied_attributes(module, self._copying) | tensors
         children = {name: None if child is None else self.of(child) for name, child in children_of(module).items()}
         fill(copy, self._attributes[number] | {"_modules": children})
 
