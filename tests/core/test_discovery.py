@@ -494,7 +494,7 @@ class TestManager:
     )
     def test_asked_for_by_name(self, package, source_text, state):
         package("x-a", "a", source=source_text)
-        if state.startswith("conflict"):
+        if state.startswith("in conflict"):
             package("x-b", "a")
         with pytest.raises(DiscoveryError, match=f"x-a:a was asked for by name, but is {state}"):
             self.plan(manager(), "a")

@@ -50,7 +50,7 @@ def named(name: str) -> Named:
         installed = ", ".join(sorted({record.kernel_id for record in records})) or "none"
         raise DiscoveryError(f"{name} is not installed; these are: {installed}")
     if record.kernel is None:
-        raise DiscoveryError(f"{name} is {record.state}: {record.reason}", record=record)
+        raise DiscoveryError(f"{name} is {record.condition}: {record.reason}", record=record)
     return _of(record)
 
 
