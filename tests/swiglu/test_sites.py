@@ -20,7 +20,7 @@ from fuseplug.contract import Rejection, Site
 from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_swiglu import reference, specimens
 from fuseplug_swiglu.kernels import SwiGLUKernel
-from fuseplug_swiglu.recognise.adapters import Call, CastTo, Drop, Multiply
+from fuseplug_swiglu.recognise.adapters import CallChild, CastTo, Drop, Multiply
 from fuseplug_swiglu.recognise.structure import match
 from fuseplug_swiglu.specimens import activations, mlps
 from fuseplug_swiglu.specimens.mlps import HIDDEN, INNER, Separate
@@ -127,12 +127,12 @@ class TestWhatIsDoneWhere:
             (mlps.Clamped("after", math.inf), {"numbers": (("limit", "limit"),), "form": "clamp-after"}),
             (mlps.Offset(), {"numbers": (("limit", "limit"), ("beta", "alpha"))}),
             (mlps.DropoutAfter(), {"after": (Drop("residual_dropout"),), "between": ()}),
-            (mlps.DropoutBetween(), {"between": (Call("dropout"),), "after": ()}),
-            (mlps.DropoutTwice(), {"between": (Call("dropout"),), "after": (Call("dropout"),)}),
-            (mlps.DropoutTwice(), {"before": (Call("layer_norm"),), "layout": "gate-second"}),
-            (mlps.NormBetween(), {"between": (Call("ffn_sub_norm"),), "before": ()}),
-            (mlps.NormBefore(), {"before": (Call("proj"), Call("post_projection_norm"), Call("act1"))}),
-            (mlps.WidePath(), {"between": (Call("dropout"), CastTo("wo"))}),
+            (mlps.DropoutBetween(), {"between": (CallChild("dropout"),), "after": ()}),
+            (mlps.DropoutTwice(), {"between": (CallChild("dropout"),), "after": (CallChild("dropout"),)}),
+            (mlps.DropoutTwice(), {"before": (CallChild("layer_norm"),), "layout": "gate-second"}),
+            (mlps.NormBetween(), {"between": (CallChild("ffn_sub_norm"),), "before": ()}),
+            (mlps.NormBefore(), {"before": (CallChild("proj"), CallChild("post_projection_norm"), CallChild("act1"))}),
+            (mlps.WidePath(), {"between": (CallChild("dropout"), CastTo("wo"))}),
             (mlps.GateOnly(), {"gate": "w_0", "up": "w_1", "down": None}),
         ],
         ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",

@@ -13,7 +13,7 @@ from torch import nn
 from .by_identity import ByIdentity
 from .errors import PlanError, UndoError
 from .patching import Change, InUse, Patch, describe, mark_of, patches_on, put_on, strip, take_off
-from .patching.counting import Calls, Tried, counted, tried
+from .patching.counting import Calls, Trial, counted, tried
 from .patching.in_use import NotInUse
 from .planning import Plan
 from .report import Entry, Report
@@ -134,7 +134,7 @@ class Applied:
         """
         return [each.calls() for each in counted(self.patches)]
 
-    def try_(self, *args: Any, **batch: Any) -> Tried:
+    def try_(self, *args: Any, **batch: Any) -> Trial:
         """Call the model and say which kernels the batch reached, and why it did not reach the others.
 
         Args:
@@ -142,7 +142,7 @@ class Applied:
             **batch: Passed to the model.
 
         Returns:
-            The calls of every target. `Tried.not_reached` lists the targets that were not called, and those with calls
+            The calls of every target. `Trial.not_reached` lists the targets that were not called, and those with calls
             that the original computed, with the reason. Print the result to see them.
 
         Raises:

@@ -45,7 +45,7 @@ class Calls:
         return f"{where}: {by_kernel}, {self.original} by the original{why}"
 
 
-class Tried(list[Calls]):
+class Trial(list[Calls]):
     """What came of one batch: the calls of every target.
 
     Attributes:
@@ -111,7 +111,7 @@ def as_it_is(count: Count) -> Count:
     return Count(count.fused, count.original, dict(count.made_real))
 
 
-def tried(patches: Iterable[Patch], run: Callable[[], Any]) -> Tried:
+def tried(patches: Iterable[Patch], run: Callable[[], Any]) -> Trial:
     """The calls of *patches* while *run* runs."""
     targets = [(each, as_it_is(each.counter)) for each in counted(patches)]
     reasons: dict[int, dict[str, None]] = {id(each.counter): {} for each, _ in targets}
@@ -122,4 +122,4 @@ def tried(patches: Iterable[Patch], run: Callable[[], Any]) -> Tried:
 
     with listening(heard):
         result = run()
-    return Tried([each.calls(before, reasons[id(each.counter)]) for each, before in targets], result)
+    return Trial([each.calls(before, reasons[id(each.counter)]) for each, before in targets], result)

@@ -21,7 +21,7 @@ from .triton import rounding_to_nearest
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedCheck:
     """One check on one subject.
 
     Attributes:
@@ -86,7 +86,7 @@ QUICK = ("specimens", "numbers")
 """What a quick check asks of every specimen that it looks at."""
 
 
-def steps(examined: Examined, checks: Sequence[str] | None = None) -> list[Step]:
+def steps(examined: Examined, checks: Sequence[str] | None = None) -> list[PlannedCheck]:
     """Every check on everything it is asked about: the kernel first, then specimen by specimen.
 
     Args:
@@ -100,14 +100,14 @@ def steps(examined: Examined, checks: Sequence[str] | None = None) -> list[Step]
     wanted = [check for check in CHECKS if checks is None or check.name in checks]
     if unknown := [name for name in checks or () if name not in NAMES]:
         raise PlanError("; ".join(map(_unknown, unknown)) + f"; expected one of {', '.join(NAMES)}")
-    found = [Step(check, examined) for check in wanted if check.per == "kernel"]
+    found = [PlannedCheck(check, examined) for check in wanted if check.per == "kernel"]
     if quick and examined.left_out:  # which may have the other variants
         found = [step for step in found if step.check.name != "variants"]
     for specimen in examined.specimens:
         of_it = [check for check in wanted if check.per != "kernel"]
         if quick and specimen is not examined.chief:
             of_it = [check for check in of_it if check.name in QUICK]
-        found += [Step(check, examined, specimen) for check in of_it]
+        found += [PlannedCheck(check, examined, specimen) for check in of_it]
     return found
 
 
@@ -122,7 +122,7 @@ def _unknown(name: str) -> str:
     return f"there is no check {name!r}" + (f", did you mean {near[0]!r}?" if len(near) == 1 else "")
 
 
-def announced(examined: Examined, planned: Sequence[Step]) -> str:
+def announced(examined: Examined, planned: Sequence[PlannedCheck]) -> str:
     """What is about to be run, as it may take minutes."""
     asked = len({step.check.name for step in planned})
     specimens = len({step.subject for step in planned if step.subject})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .kit import Step
+    from .kit import PlannedCheck
     from .subjects import Examined
 
 
@@ -60,14 +60,14 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
     """Say what is about to be run, as it may take minutes."""
-    kernels: dict[str, list[Step]] = {}
+    kernels: dict[str, list[PlannedCheck]] = {}
     for item in items:
         if isinstance(item, CheckItem):
             kernels.setdefault(item.step.examined.name, []).append(item.step)
     return [_announced(steps) for steps in kernels.values()]
 
 
-def _announced(steps: list[Step]) -> str:
+def _announced(steps: list[PlannedCheck]) -> str:
     from .kit import announced
 
     return (
@@ -105,7 +105,7 @@ class KernelUnderTest(pytest.Collector):
 class CheckItem(pytest.Item):
     """One check on one specimen."""
 
-    def __init__(self, *, step: Step, **rest: Any) -> None:
+    def __init__(self, *, step: PlannedCheck, **rest: Any) -> None:
         super().__init__(**rest)
         self.step = step
 

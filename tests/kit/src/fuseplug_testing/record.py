@@ -17,7 +17,7 @@ import torch
 from fuseplug.devices import processor
 from fuseplug_backends.triton.kernel import TritonKernel, interpreted
 
-from .kit import Step, steps
+from .kit import PlannedCheck, steps
 from .naming import Named
 from .results import Conformance, Fault
 from .subjects import Depth, Examined
@@ -107,7 +107,7 @@ class Record:
         self.started = datetime.datetime.now(datetime.timezone.utc)
         self.seconds = 0.0
 
-    def run(self, told: Callable[[int, Step], None] = lambda *_: None) -> None:
+    def run(self, told: Callable[[int, PlannedCheck], None] = lambda *_: None) -> None:
         """Carry out every step; *told* is called before each with its number and the step."""
         start = time.perf_counter()
         for number, step in enumerate(self.steps):

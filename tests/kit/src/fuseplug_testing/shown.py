@@ -11,7 +11,7 @@ from fuseplug.plain_text import one_line, some_lines
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .kit import Step
+    from .kit import PlannedCheck
     from .record import Record, Row
 
 _REASONS = 3
@@ -41,7 +41,7 @@ def summary(records: Sequence[Record], console: Console) -> None:
 
 
 @contextlib.contextmanager
-def progress(record: Record, console: Console) -> Iterator[Callable[[int, Step], None]]:
+def progress(record: Record, console: Console) -> Iterator[Callable[[int, PlannedCheck], None]]:
     """Give what `Record.run` is to tell which step is next; on a terminal, *console* shows it."""
     if not console.is_terminal:
         yield lambda *_: None
@@ -54,7 +54,7 @@ def progress(record: Record, console: Console) -> Iterator[Callable[[int, Step],
     with Progress(*columns, console=console, transient=True, expand=True) as bar:
         task = bar.add_task("", total=len(record.steps), where="")
 
-        def told(number: int, step: Step) -> None:
+        def told(number: int, step: PlannedCheck) -> None:
             bar.update(task, completed=number, where=one_line(f"{step.check.name} {step.subject}"))
 
         yield told

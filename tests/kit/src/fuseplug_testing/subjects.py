@@ -48,7 +48,7 @@ QUICK_SPECIMENS = 3
 """How many specimens a quick check looks at: to find out what one computes takes up to three seconds."""
 
 
-class Counted:
+class CountedCompute:
     """A kernel's function that counts its calls: the proof that it ran."""
 
     def __init__(self, compute: Callable[..., Any]) -> None:
@@ -312,9 +312,9 @@ class Case:
         return (Candidate.SMALL, max(self.examined.sound.check_sizes)) if large else (Candidate.SMALL,)
 
     @functools.cached_property
-    def compute(self) -> Counted:
+    def compute(self) -> CountedCompute:
         """The kernel's function."""
-        return Counted(foreign(self.examined.sound.load)())
+        return CountedCompute(foreign(self.examined.sound.load)())
 
     @functools.cached_property
     def original(self) -> Callable[..., Any]:

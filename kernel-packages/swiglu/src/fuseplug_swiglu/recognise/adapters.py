@@ -13,7 +13,7 @@ from torch.nn import functional
 from fuseplug import Adapter, Compute
 
 
-class Step(Protocol):
+class Beside(Protocol):
     """Something that is done beside the op, to ``(..., width)`` of any floating dtype; shape and width stay."""
 
     @property
@@ -25,7 +25,7 @@ class Step(Protocol):
 
 
 @dataclass(frozen=True)
-class Call:
+class CallChild:
     """Call the child of this name."""
 
     child: str
@@ -116,9 +116,9 @@ class GatedAdapter(Adapter):
     form: str = "plain"
     layout: str = "gate-first"
     numbers: tuple[tuple[str, str], ...] = ()
-    before: tuple[Step, ...] = ()
-    between: tuple[Step, ...] = ()
-    after: tuple[Step, ...] = ()
+    before: tuple[Beside, ...] = ()
+    between: tuple[Beside, ...] = ()
+    after: tuple[Beside, ...] = ()
     variant: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class GatedAdapter(Adapter):
     @property
     def children_called(self) -> tuple[str, ...]:
         """The children that its steps call."""
-        return tuple(step.child for step in (*self.before, *self.between, *self.after) if isinstance(step, Call))
+        return tuple(step.child for step in (*self.before, *self.between, *self.after) if isinstance(step, CallChild))
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``forward(module, hidden_states)``.

@@ -12,7 +12,7 @@ from torch import nn
 from fuseplug_backends.activations import ACTIVATIONS
 
 from ..reference import LAYOUTS
-from .adapters import Call, CastTo, Drop, GatedAdapter, Multiply, Step
+from .adapters import Beside, CallChild, CastTo, Drop, GatedAdapter, Multiply
 from .code_names import names_in
 
 _WIDENS = frozenset({"float", "float32"})
@@ -77,8 +77,8 @@ class _Form:
 
     variant: str = "plain"
     numbers: tuple[tuple[str, str], ...] = ()
-    between: tuple[Step, ...] = ()
-    after: tuple[Step, ...] = ()
+    between: tuple[Beside, ...] = ()
+    after: tuple[Beside, ...] = ()
 
 
 def adapters_for(mentioned: Mentioned) -> Iterator[GatedAdapter]:
@@ -122,7 +122,7 @@ def _assignments(roles: Projections) -> Iterator[tuple[str, str | None, str]]:
         yield roles.up, roles.gate, LAYOUTS[0]
 
 
-def _places(mentioned: Mentioned, roles: Projections) -> Iterator[tuple[tuple[Step, ...], ...]]:
+def _places(mentioned: Mentioned, roles: Projections) -> Iterator[tuple[tuple[Beside, ...], ...]]:
     """Where the other children may be called: before the projections, between them and after."""
     width_in, width_out = mentioned.linears[roles.gate]
     fits = {"before": width_in, "between": width_out if roles.up else width_out // 2}
@@ -143,13 +143,13 @@ def _places(mentioned: Mentioned, roles: Projections) -> Iterator[tuple[tuple[St
             yield from itertools.product(*(_orders(mentioned, at, place) for place in ("before", "between", "after")))
 
 
-def _orders(mentioned: Mentioned, at: Mapping[str, tuple[str, ...]], place: str) -> list[tuple[Step, ...]]:
+def _orders(mentioned: Mentioned, at: Mapping[str, tuple[str, ...]], place: str) -> list[tuple[Beside, ...]]:
     """In which order the children at *place* may be called.
 
     First projections, then norms, then what has no weights; or as they are mentioned; or the other way round, for what
     is called within another call is mentioned after it.
     """
-    by_kind = tuple(Call(name) for name in at if place in at[name])
+    by_kind = tuple(CallChild(name) for name in at if place in at[name])
     in_order = tuple(sorted(by_kind, key=lambda call: mentioned.code_names[call.child]))
     return list(dict.fromkeys((by_kind, in_order, in_order[::-1])))
 
