@@ -49,14 +49,14 @@ class TestFrozen:
         states = {kernel_id: record.state for kernel_id, record in records.items()}
         assert states.pop("frozen_relu2_npu") in ("ready", "not installed")
         assert states == dict.fromkeys(
-            ["frozen_relu2", "frozen_relu2_inductor", "frozen_soft_cap", "frozen_tail"], "ready"
+            ["frozen_relu2", "frozen_relu2_inductor", "frozen_soft_cap", "frozen_tail", "frozen_doubled"], "ready"
         )
         costs = [cost for record in records.values() for cost in record.import_costs]
         assert not [cost for cost in costs if " takes " not in cost]
         assert {record.kernel.api for record in records.values() if record.kernel} == {1}
 
     def test_they_compute_what_they_did(self, frozen):
-        """All of the contract is used: proposals, rejections, scopes, consent, `unsupported`, `gains_from`."""
+        """All of the contract is used: proposals, rejections, scopes, consent, targets beside, `unsupported`, `gains_from`."""
         self.fused_and_right(frozen)
 
     @pytest.mark.thorough
@@ -78,13 +78,15 @@ class TestFrozen:
             ("scaled", "forward", "frozen_relu2", "plain"),
             ("biased", "forward", "frozen_relu2_inductor", "biased"),
             ("scores", "forward:soft_cap", "frozen_soft_cap", "tanh"),
+            ("twice", "forward", "frozen_doubled", "positive"),
+            ("twice", "double", "frozen_doubled", "all"),
         }
         assert ["it is cubed: square it" in entry.why_not for entry in applied.report.left_alone] == [True]
         declined = [e.rejections for e in applied.report.entries if e.paths == ("biased",)]
         assert any("it adds no bias" in why.reason for rejections in declined for _, why in rejections)
         ran.clear()
         found = model(x, labels=labels)
-        assert ran == ["frozen_relu2", "frozen_relu2_inductor", "frozen_soft_cap", "frozen_tail"]
+        assert ran == ["frozen_relu2", "frozen_relu2_inductor", "frozen_soft_cap", "frozen_doubled", "frozen_tail"]
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(torch.autograd.grad(found[1], [x, *model.parameters()]), wanted)
         ran.clear()
@@ -101,7 +103,7 @@ class TestFrozen:
 
         model = Scaled()
         frozen.apply("frozen_relu2", model)
-        for rows, computed in ((2, []), (40, ["frozen_relu2"])):
+        for rows, computed in ((1, ["frozen_relu2"]), (2, []), (40, ["frozen_relu2"])):
             ran.clear()
             model(torch.randn(rows, 16, requires_grad=True))
             assert ran == computed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fuseplug import Adapter, BaseKernel, Proposal, Rejection, Site, Use
 from fuseplug_backends.inductor import InductorKernel
@@ -15,13 +15,8 @@ class ReLU2Kernel(BaseKernel):
 
     op: ClassVar[str] = "relu2"
     reference: ClassVar[str] = "frozen_relu2.mathematics:relu2"
+    recogniser: ClassVar[str] = "frozen_relu2.recognise:match"
     specimens: ClassVar[str] = "frozen_relu2.specimens:specimens"
-
-    def match(self, site: Site) -> Iterable[Proposal] | Rejection | None:
-        """Recognise it by its parameters."""
-        from .recognise import match
-
-        return match(site)
 
 
 class HandWritten(ReLU2Kernel):
@@ -32,7 +27,7 @@ class HandWritten(ReLU2Kernel):
     function: ClassVar[str] = "frozen_relu2.mathematics:fused_relu2"
     device_types: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     differentiable: ClassVar[bool] = True
-    compilable: ClassVar[bool] = True
+    when_traced: ClassVar[Literal["kernel", "original"]] = "original"
     priority: ClassVar[int] = 1
     check_sizes: ClassVar[tuple[int, ...]] = (256, 4096)
 
@@ -51,6 +46,10 @@ class HandWritten(ReLU2Kernel):
     def gains_from(self, use: Use) -> int:
         """From where it was measured to gain."""
         return 64 if use.gradients and use.dtype.itemsize == 4 and use.device_type == "cpu" else 128
+
+    def gains_until(self, use: Use) -> int:
+        """It gains for a single row of 16, too."""
+        return 16 if use.gradients else 0
 
 
 class Compiled(InductorKernel, ReLU2Kernel):
@@ -96,3 +95,13 @@ class Tail(BaseKernel):
         from .recognise import match_tail
 
         return match_tail(site)
+
+
+class Doubled(BaseKernel):
+    """Two methods of one module, the one of which no longer calls a child."""
+
+    kernel_id: ClassVar[str] = "frozen_doubled"
+    op: ClassVar[str] = "doubled"
+    reference: ClassVar[str] = "frozen_relu2.mathematics:doubled"
+    function: ClassVar[str] = "frozen_relu2.mathematics:fused_doubled"
+    recogniser: ClassVar[str] = "frozen_relu2.recognise:match_doubled"

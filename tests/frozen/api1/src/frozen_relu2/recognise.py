@@ -124,3 +124,32 @@ def match_tail(site):
             work=1.0,
         )
     ]
+
+
+@dataclass(frozen=True)
+class Doubling(Adapter):
+    """One that takes the positive part first, or does not."""
+
+    variant: str
+    positive: bool
+
+    def bind(self, compute):
+        positive = self.positive
+
+        def method(self, x):
+            return compute(x, positive)
+
+        return method
+
+
+def match_doubled(site):
+    if not isinstance(site.module._modules.get("inner"), nn.ReLU):
+        return None
+
+    def example(mix, size, generator):
+        x = torch.randn(max(size // 16, 2), 16, generator=generator).to(mix)
+        return Example(args=(x,), children={"inner": nn.ReLU()})
+
+    beside = Proposal(Target("double"), (Doubling("all", positive=False),), example, MIXES)
+    first = (Doubling("positive", positive=True),)
+    return [Proposal(Target(), first, example, MIXES, covers=("inner",), beside=(beside,), likely=MIXES[:1])]

@@ -45,16 +45,30 @@ class Scores(nn.Module):
         return soft_cap(x, 50.0)
 
 
+class Twice(nn.Module):
+    """Twice the positive part."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ReLU()
+
+    def double(self, x):
+        return 2 * x
+
+    def forward(self, x):
+        return self.double(self.inner(x))
+
+
 class Model(nn.Module):
     """All of them, one after the other."""
 
     def __init__(self, width=16):
         super().__init__()
         self.scaled, self.biased, self.cubed, self.scores = Scaled(width), Biased(width), Cubed(width), Scores()
-        self.tail = nn.Linear(width, width, bias=False)
+        self.twice, self.tail = Twice(), nn.Linear(width, width, bias=False)
 
     def forward(self, x, labels=None):
-        found = self.tail(self.scores(self.cubed(self.biased(self.scaled(x)))))
+        found = self.tail(self.twice(self.scores(self.cubed(self.biased(self.scaled(x))))))
         return found if labels is None else (found, nn.functional.cross_entropy(found, labels))
 
 
