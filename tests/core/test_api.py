@@ -56,7 +56,7 @@ class TestFrozen:
         assert {record.kernel.api for record in records.values() if record.kernel} == {1}
 
     def test_they_compute_what_they_did(self, frozen):
-        """All of the contract is used: proposals, rejections, scopes, consent, targets beside, `unsupported`, `gains_from`."""
+        """The contract is used: proposals, rejections, scopes, consent, targets beside, `unsupported`, `gains_from`."""
         self.fused_and_right(frozen)
 
     @pytest.mark.thorough

@@ -21,7 +21,7 @@ SLACK = 0.02
 """By how much a budget may lie above what is measured, so that a line less does not fail."""
 
 LINES = {
-    "core/src": 4736,
+    "core/src": 4714,
     "core/verify/src": 4460,
     "core/tools/src": 2630,
     "kernel-packages/backends/src": 1430,

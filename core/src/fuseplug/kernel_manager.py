@@ -11,7 +11,7 @@ import pluggy
 
 from .configuration import SETTINGS, environment, named
 from .contract import Mode
-from .discovery import chosen, discover, elsewhere, load_class
+from .discovery import discover, elsewhere, load_class
 from .discovery.ownership import REGISTERED
 from .discovery.plugins import plugged_in
 from .discovery.records import KernelRecord
@@ -183,7 +183,7 @@ class KernelManager:
 
         _must_be_module(model)
         purpose, exact = _mode(mode), _exact(rounding, verify)
-        destination, records, plugins = self._destination(device, names_in(include or ()))
+        destination, records, plugins = self._destination(device)
         excluded = [
             record.name for word in names_in(exclude) for record in named_by(records, word, must_be_ready=False)
         ]
@@ -288,12 +288,10 @@ class KernelManager:
         return Applications()
 
     def _destination(
-        self, device: torch.device | str | None, asked_for: Sequence[str]
+        self, device: torch.device | str | None
     ) -> tuple[Destination | None, list[KernelRecord], pluggy.PluginManager]:
         """Where the model will run, and the kernels for it: another machine may have what this one lacks."""
         records, plugins = self.kernels(), self._plugins
-        if (settled := chosen(records, asked_for)) != records:
-            records, plugins = plugged_in(settled)
         if device is None:
             return None, records, plugins
         from .devices import KNOWN, destination

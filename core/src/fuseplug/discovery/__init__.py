@@ -81,28 +81,6 @@ def elsewhere(record: KernelRecord) -> KernelRecord:
     return replace(record, state="ready", reason="", requires=_with_extras(record, _entry(record)), kernel=kernel)
 
 
-def chosen(records: Sequence[KernelRecord], words: Iterable[str]) -> list[KernelRecord]:
-    """*records*, in which each that is in conflict and that one of *words* names as ``distribution:id`` is in force.
-
-    Then no other of its id is. Its distribution is imported now.
-    """
-    settled = list(records)
-    for word in words:
-        for record in [r for r in settled if r.name == word and r.state == "conflict"]:
-            if sum(r.name == word for r in settled) == 1:
-                won = _load(replace(record, state="ready", reason=""), _entry_of(record))
-                settled = [_given_way(r, won) if r.kernel_id == won.kernel_id else r for r in settled]
-    return settled
-
-
-def _given_way(record: KernelRecord, won: KernelRecord) -> KernelRecord:
-    if record.name == won.name:
-        return won
-    if record.kernel is None:
-        return record
-    return replace(record, state="conflict", reason=f"{won.name} was asked for instead", kernel=None)
-
-
 def kernel_of(record: KernelRecord) -> BaseKernel | None:
     """The kernel of *record*: loaded now if it is off or only its extra is missing; ``None`` if there is none."""
     if record.state not in ("off", "not installed"):
@@ -185,14 +163,6 @@ def _imported(record: KernelRecord, entry: importlib_metadata.EntryPoint) -> Ker
 def _broken(record: KernelRecord, error: BaseException) -> KernelRecord:
     reason = f"{type(error).__name__}: {error} (its entry point names {record.value})"
     return replace(record, state="broken", reason=reason, traceback=traceback.format_exc())
-
-
-def _entry_of(record: KernelRecord) -> importlib_metadata.EntryPoint:
-    """The entry point of *record* with its distribution, whose requirements are to be checked."""
-    entries = importlib_metadata.distribution(record.distribution).entry_points
-    entry: importlib_metadata.EntryPoint
-    (entry,) = entries.select(group=ENTRY_POINT_GROUP, name=record.kernel_id)
-    return entry
 
 
 def _entry(record: KernelRecord) -> importlib_metadata.EntryPoint:

@@ -45,7 +45,7 @@ def in_conflict(record: KernelRecord, claimants: Sequence[str]) -> str:
         return f"{record.name} is declared {times} times by its own distribution, which has to be mended"
     names = sorted({f"{name}:{record.kernel_id}" for name in claimants})
     others = ",".join(f"-{name}" for name in names if name != record.name)
-    choose = f"choose this one with {SETTINGS['kernels'].variable}={others}, or ask for it as {record.name}"
+    choose = f"choose this one with {SETTINGS['kernels'].variable}={others}"
     if holder is None:
         return f"claimed by {' and '.join(names)}; uninstall all but one, or {choose}"
     return f"the id is that of {holder}, which stays in force; uninstall {record.distribution}, or {choose}"
