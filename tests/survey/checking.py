@@ -190,12 +190,16 @@ def comparison(manager: KernelManager, model: nn.Module, calls: Sequence[Call]) 
         modules = [_replaced(model, entry) for entry in applied.report.fused]
         in_use = {} if unfused is None else {"autocast": under_autocast(applied, model, calls, unfused)}
     after = step(model, calls)
+    noise = _noise(before, {name for name, _ in model.named_parameters()})
     moved: list[dict[str, Tensor]] = []
     shares: dict[str, float] = {}
     while len(moved) < FEWEST_DRAWS or (len(moved) < MOST_DRAWS and not max(shares.values()) <= 1):
         with one_rounding(dict.fromkeys(modules), draw=len(moved)):
             moved.append(step(model, calls))
-        shares = {name: _share(fused.get(name), value, [m.get(name) for m in moved]) for name, value in before.items()}
+        shares = {
+            name: _share(fused.get(name), value, [m.get(name) for m in moved], noise.get(name, 0.0))
+            for name, value in before.items()
+        }
         shares |= {name: float("inf") for name in fused.keys() - before.keys()}
     worst = max(shares, key=shares.__getitem__)
     return applied.report, {
@@ -218,7 +222,7 @@ def _replaced(model: nn.Module, entry: Entry) -> nn.Module:
     return model.get_submodule(".".join(part for part in (entry.paths[0], below) if part))
 
 
-def _share(found: Tensor | None, true: Tensor, moved: Sequence[Tensor | None]) -> float:
+def _share(found: Tensor | None, true: Tensor, moved: Sequence[Tensor | None], noise: float) -> float:
     if found is None or found.shape != true.shape or found.dtype != true.dtype:
         return float("inf")
     if not torch.equal(found.isfinite(), true.isfinite()):
@@ -227,10 +231,26 @@ def _share(found: Tensor | None, true: Tensor, moved: Sequence[Tensor | None]) -
     if distance == 0:
         return 0.0
     movement = max(float("nan") if each is None else _distance(each, true) for each in moved)
-    size = _distance(true, torch.zeros_like(true))
-    allowed = ROUNDINGS.get(true.dtype, 16) * torch.finfo(true.dtype).eps * size + TIMES * movement
-    # Nothing at all is allowed where the true gradient is zero, unless a draw shows that it is by chance.
+    allowed = ROUNDINGS.get(true.dtype, 16) * torch.finfo(true.dtype).eps * _size(true) + TIMES * movement + noise
+    # Nothing at all is allowed of a result that is zero, unless a draw shows that it is by chance.
     return distance / allowed if allowed else float("inf")
+
+
+def _noise(values: Mapping[str, Tensor], parameters: Collection[str]) -> dict[str, float]:
+    """Of each gradient of a parameter, one rounding of the largest gradient that the same call gives.
+
+    A gradient that is truly zero is the difference of others, and none of those is more exact.
+    """
+    roundings: dict[str, dict[str, float]] = {}
+    for name, value in values.items():
+        call, _, own = name.rpartition(": ")
+        if own in parameters:
+            roundings.setdefault(call, {})[name] = torch.finfo(value.dtype).eps * _size(value)
+    return {name: max(of_call.values()) for of_call in roundings.values() for name in of_call}
+
+
+def _size(tensor: Tensor) -> float:
+    return _distance(tensor, torch.zeros_like(tensor))
 
 
 def _distance(left: Tensor, right: Tensor) -> float:

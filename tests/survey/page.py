@@ -42,8 +42,10 @@ are in [coverage.json](coverage.json).
 * A class counts as **compared** if it was called, in a model or on its own, and the results were those of the unfused
   one.{losses}
 * The **tolerance** for a tensor is {roundings} of its size, plus {times} times the change that results
-  from moving every fused result by one rounding. The columns *float32* and *bfloat16* show the largest share of the
-  tolerance that any tensor of the model needed. More than 1 would be a mismatch.
+  from moving every fused result by one rounding; for a parameter's gradient, plus one rounding of the largest gradient
+  of the same call, because a gradient that is truly zero is the difference of others. The columns *float32* and
+  *bfloat16* show the largest share of the tolerance that any tensor of the model needed. More than 1 would be a
+  mismatch.
 * **Under autocast** shows how many calls the kernels computed in a forward and backward under `torch.autocast` to
   bfloat16 and to float16, with weights in float32, as mixed precision trains; *not run* where that was not tried.
 * **Planned for** shows what `plan` decides for the same models on an Ascend NPU (`npu`) or a GPU (`cuda`). Variants are
