@@ -19,7 +19,7 @@ from torch import nn
 from fuseplug import KernelManager
 from fuseplug_verify.verification.kernel_check import KernelCheck
 
-from . import pool
+from . import checking, pool
 from .census import LOSS, OPS, Census
 from .changes import changes
 from .checking import ROUNDINGS, TIMES, check, comparison, elsewhere, sites
@@ -272,3 +272,11 @@ def test_what_was_recorded_with_other_code_is_done_again(tmp_path):
     path.write_text(json.dumps(other))
     assert kept.get("some/model") is None
     assert Kept(tmp_path, any_code=True).get("some/model")["status"] == "checked"
+
+
+def test_a_gradient_that_is_truly_zero_may_be_another_by_a_rounding_of_the_largest_of_its_call():
+    nearly = torch.tensor([1e-9])
+    values = {"with labels: large": torch.ones(1), "with labels: none": nearly, "none": nearly}
+    noise = checking._noise(values, {"large", "none"})
+    shares = {name: checking._share(-value, value, [value], noise[name]) for name, value in values.items()}
+    assert {name for name, share in shares.items() if share <= 1} == {"with labels: none"}
