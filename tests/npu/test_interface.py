@@ -15,6 +15,8 @@ from support.tiny import build, step
 from fuseplug import manager
 from fuseplug.patching import our_marks
 
+pytestmark = pytest.mark.usefixtures("small_checks")
+
 ROOT = Path(__file__).parents[2]
 
 NPU_KERNELS = [f"npu_fused_{op}" for op in ("linear_cross_entropy", "moe", "rmsnorm", "rope", "swiglu")]

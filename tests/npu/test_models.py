@@ -12,6 +12,8 @@ from support.tiny import TINY, build, exists, inputs, step
 
 from fuseplug import KernelManager
 
+pytestmark = pytest.mark.usefixtures("small_checks")
+
 KERNELS = ("npu_fused_rmsnorm", "npu_fused_swiglu", "npu_fused_rope", "npu_fused_moe")
 MODELS = [
     pytest.param(name, marks=() if exists(name) else pytest.mark.skip(reason="not in this version of transformers"))
