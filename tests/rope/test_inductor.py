@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import rotations
 from support.rotations import LAYOUTS, SIZES, as_attention, on, seen, tensors
-from support.thorough import covering, few_on, first_quick
+from support.thorough import covering, few_on, first_quick, quick_if
 from torch import nn
 
 from fuseplug_backends.inductor import program
@@ -63,14 +63,17 @@ def test_the_formula_is_that_of_every_other_variant(variant):
     torch.testing.assert_close(y, reference(q, None, cos, sin, variant=variant)[0])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+QUICK = {"elements apart", "sequence first", "repeated", "tables of two dimensions"}
+
+
+@pytest.mark.parametrize("layout", quick_if([name for name in LAYOUTS if name != "a vector"], QUICK))
 def test_programs_are_run_in_any_layout(traced, layout):
     of_x, of_table, sizes = LAYOUTS[layout]
     check(tensors(**sizes), seen(of_x, of_table))
     assert len(traced) == 2
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("sizes", few_on("inductor", SIZES[1:]), ids=str)
 def test_programs_are_run_at_any_size(traced, sizes):
     check(tensors(**sizes))
     assert len(traced) == 2
