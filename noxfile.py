@@ -27,6 +27,7 @@ DISTRIBUTIONS = (*LIBRARIES, "tests/kit", "tests/host-npu", *KERNELS)
 EXAMPLES = tuple(sorted(ROOT.glob("docs/examples/*/pyproject.toml")))
 TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
+OF_OPS = tuple(f"tests/{op}" for op in OPS)  # they ask the backend that tests/support/backends.py chooses
 OLDEST_TORCH = re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text())[0]
 TRANSFORMERS_OF_KERNELS = "5.22.2"  # the newest that accepts the `kernels` in constraints.txt
 OTHER_TORCHES = (OLDEST_TORCH, "2.11", "2.15")
@@ -84,7 +85,7 @@ def tests_cpu(session: nox.Session) -> None:
 @nox.session(name="tests-npu")
 def tests_npu(session: nox.Session) -> None:
     """Run the tests of the Ascend kernels, on torch_npu itself."""
-    on_npu(session, *QUICK, "tests/npu")
+    on_npu(session, *QUICK, "tests/npu", *OF_OPS)
 
 
 @nox.session(name="tests-triton", default=False)
@@ -97,7 +98,7 @@ def tests_triton(session: nox.Session) -> None:
 def tests_gpu(session: nox.Session) -> None:
     """Run the tests of the Triton kernels' numbers on a GPU."""
     install(session, *FOR_TRITON, *FOR_TESTS)
-    test(session, *QUICK, "tests/gpu/numbers")
+    test(session, *QUICK, "--backend", "triton", "tests/gpu/numbers", *OF_OPS)
 
 
 @nox.session(default=False)
@@ -105,9 +106,9 @@ def tests_gpu(session: nox.Session) -> None:
 def thorough(session: nox.Session, kernels: str) -> None:
     """Put the same questions to more of a kind: specimens, models, dtypes, shapes."""
     if kernels == "npu":
-        on_npu(session, *THOROUGH, "tests/npu")
+        on_npu(session, *THOROUGH, "tests/npu", *OF_OPS)
     elif kernels == "triton":
-        on_triton(session, *THOROUGH, folders=("numbers",))  # the programs are quick, all of them
+        on_triton(session, *THOROUGH)
     else:
         install(session, *FOR_TESTS, "peft")
         test(session, *THOROUGH, *NO_DEVICES)
@@ -139,11 +140,11 @@ def tests_torch_releases(session: nox.Session, torch: str) -> None:
         "tests/tools",
         "tests/backends",
         "tests/conformance",
-        *(f"tests/{op}" for op in OPS),
+        *OF_OPS,
     )
     if torch not in WITHOUT_TRITON:
         session.env["TRITON_INTERPRET"] = "1"
-        test(session, *QUICK, "tests/gpu/numbers")
+        test(session, *QUICK, "tests/gpu/numbers", *OF_OPS)
 
 
 @nox.session(default=False)
@@ -162,7 +163,7 @@ def stacks(session: nox.Session) -> None:
 def tests_npu_releases(session: nox.Session, torch_npu: str) -> None:
     """Check every call of the Ascend kernels against another torch_npu, beside its torch. Downloads a torch each."""
     install(session, f"torch_npu=={torch_npu}", *FOR_TESTS, free=("torch", "torch_npu"))
-    test(session, "--fuseplug-host-npu", "tests/npu", "-k", "fake_npu")
+    test(session, "--fuseplug-host-npu", "tests/npu", *OF_OPS, "-k", "fake_npu or fake_backend")
 
 
 @nox.session(default=False)
@@ -377,19 +378,20 @@ def on_npu(session: nox.Session, *chosen: str, transformers: str = TRANSFORMERS[
     test(session, "--fuseplug-host-npu", *chosen)
 
 
-def on_triton(session: nox.Session, *chosen: str, folders: tuple[str, ...] = ("numbers", "programs")) -> None:
+def on_triton(session: nox.Session, *chosen: str) -> None:
     """Run the tests of Triton's kernels: numbers in the interpreter, programs compiled."""
     if sys.platform != "linux":
         session.skip("triton has wheels for Linux only")
     install(session, *FOR_TRITON, *FOR_TESTS)
-    run_triton_tests(session, *chosen, folders=folders)
+    run_triton_tests(session, *chosen)
 
 
-def run_triton_tests(session: nox.Session, *chosen: str, folders: tuple[str, ...] = ("numbers", "programs")) -> None:
+def run_triton_tests(session: nox.Session, *chosen: str) -> None:
     """Run the tests of Triton's kernels where Triton is installed."""
-    for folder in folders:
-        session.env["TRITON_INTERPRET"] = "1" if folder == "numbers" else None
-        test(session, *chosen, f"tests/gpu/{folder}")
+    session.env["TRITON_INTERPRET"] = "1"
+    test(session, *chosen, "tests/gpu/numbers", *OF_OPS)
+    session.env["TRITON_INTERPRET"] = None
+    test(session, *chosen, "tests/gpu/programs")
 
 
 def test(session: nox.Session, *chosen: str) -> None:

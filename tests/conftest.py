@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support import backends
+from support.backends import (  # noqa: F401 - pytest finds them here
+    backend,
+    fake_backend,
+    poisoned,
+    rounding_as_gpus_do,
+    small_checks,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +25,29 @@ os.environ["FUSEPLUG_CACHE"] = "off"
 # The models of tests are small, and small calls are the originals'. tests/core/test_gains.py has calls as users make.
 os.environ["FUSEPLUG_EVERY_SIZE"] = "1"
 _WORTH_A_COMPILATION = 1 << 16  # elements
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a backend be chosen where there are several: on a machine with a GPU."""
+    parser.addoption("--backend", choices=backends.NAMES, help="whose numbers the tests of the ops ask for")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the backend."""
+    backends.NAME = backends.chosen(config)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what is about another backend, and with other backends than Inductor what is about none."""
+    return backends.is_for_another(collection_path) or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests be chosen by the fixtures that they use: those of ``fake_npu`` and ``fake_backend`` run on any release
+    of torch_npu.
+    """
+    for item in items:
+        item.extra_keyword_matches.update(getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture

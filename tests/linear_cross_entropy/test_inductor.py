@@ -11,7 +11,6 @@ import torch
 from support.judging import outcome
 from support.thorough import covering
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from fuseplug_linear_cross_entropy import FLOAT, Step, functional, reference, scaled, softcapped
 from fuseplug_linear_cross_entropy.backends import inductor
@@ -31,7 +30,6 @@ HOWS = {
     "each": {"reduction": "none"},
     "smoothed": {"label_smoothing": 0.1},
     "each, smoothed": {"label_smoothing": 0.3, "reduction": "none"},
-    "each, to be smoothed": {"label_smoothing": None, "reduction": "none"},
 }
 FOUR_BLOCKS = 6 * WORDS * 2
 # Per result: of the logits, of their gradient, of a block's product, and of the multiplication by the upstream
@@ -110,23 +108,6 @@ def test_losses_and_gradients_are_right(ran, in_blocks, dtype, steps, how, block
     assert ran.count("_statistics") == blocks
 
 
-@pytest.mark.parametrize(
-    ("dtype", "steps", "entropy", "blocks"),
-    covering(itertools.product((torch.float32, torch.bfloat16), STEPS, (False, True), (1, 4))),
-    ids=str,
-)
-def test_log_probabilities_and_entropies_are_right(ran, in_blocks, dtype, steps, entropy, blocks):
-    in_blocks((WORDS * TOKENS * 4) if blocks == 1 else FOUR_BLOCKS * dtype.itemsize // 2)
-
-    def results(function, **inputs):
-        found = function(labels=labels_for(), steps=STEPS[steps], entropy=entropy, **inputs)
-        return tuple(each for each in found if each is not None)
-
-    doors = (inductor.linear_logprob, reference.linear_logprob)
-    assert_right(*(functools.partial(results, door) for door in doors), tensors(dtype))
-    assert ran.count("_into_gradient") == blocks
-
-
 @pytest.mark.parametrize("budget", [1, 3])
 @pytest.mark.parametrize("tokens", [2, 3, 4, 5, 7])
 def test_no_block_is_a_single_row_and_none_is_larger_than_it_must_be(ran, in_blocks, tokens, budget):
@@ -159,136 +140,6 @@ def test_more_logits_are_held_where_they_make_the_gradient_of_the_weight_one_mat
         assert ran == ["_statistics", "_into_gradient"] * blocks
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("needed", ["hidden", "weight", "bias"])
-def test_only_the_gradients_that_are_needed(ran, needed, reduction):
-    inputs = tensors()
-    for name, tensor in inputs.items():
-        tensor.requires_grad_(name == needed)
-    found, expected = (
-        torch.autograd.grad(loss(**inputs).sum(), inputs[needed])[0] for loss in losses(reduction=reduction)
-    )
-    torch.testing.assert_close(found, expected)
-    assert ran
-
-
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, None])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_no_gradient_is_made_where_none_is_wanted(ran, context, reduction):
-    inputs = tensors()
-    ours, theirs = losses(reduction=reduction)
-    if context is None:
-        inputs = {name: tensor.detach() for name, tensor in inputs.items()}
-        found, expected = ours(**inputs), theirs(**inputs)
-    else:
-        with context():
-            found, expected = ours(**inputs), theirs(**inputs)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, expected)
-    assert ran == ["_statistics"]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_backward_twice(ran, dtype):
-    inputs = tensors(dtype)
-    leaves = list(inputs.values())
-    (ours, theirs), factors = losses(), (0.3, 1.7)
-    found, expected = ours(**inputs), theirs(**inputs)
-    limit = 16 * torch.finfo(dtype).eps
-    for factor in factors:
-        upstream = torch.tensor(factor)
-        pairs = zip(
-            torch.autograd.grad(found, leaves, upstream, retain_graph=True),
-            torch.autograd.grad(expected, leaves, upstream, retain_graph=True),
-            strict=True,
-        )
-        for mine, right in pairs:
-            torch.testing.assert_close(mine, right, rtol=limit, atol=limit * float(right.abs().max()))
-            mine.zero_()  # it is the caller's
-
-
-def test_gradients_add_up_in_the_weight_of_two_losses(ran):
-    inputs = tensors()
-    ours, theirs = losses()
-    for loss in (ours, ours):
-        loss(**inputs).backward()
-    found = [tensor.grad.clone() for tensor in inputs.values()]
-    for tensor in inputs.values():
-        tensor.grad = None
-    (2 * theirs(**inputs)).backward()
-    torch.testing.assert_close(found, [tensor.grad for tensor in inputs.values()])
-
-
-@pytest.mark.parametrize("how", HOWS)
-def test_double_backward(ran, how):
-    inputs = tensors()
-    leaves, found = list(inputs.values()), []
-    for loss in losses(**HOWS[how]):
-        first = torch.autograd.grad(loss(**inputs).square().sum(), leaves, create_graph=True)
-        # As shares of the largest: the sine of a large gradient is as uncertain as its last digits.
-        shares = [each / each.detach().abs().max() for each in first]
-        found.append(torch.autograd.grad(sum(share.sin().sum() for share in shares), leaves))
-    # Two derivatives of float32: their roundings are a share of the largest, not of each.
-    for mine, right in zip(*found, strict=True):
-        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5 * float(right.abs().max()))
-    assert ran
-
-
-def test_a_batch_of_upstream_gradients(ran):
-    inputs, upstream = tensors(), torch.randn(3, TOKENS)
-    found, expected = (
-        torch.autograd.grad(loss(**inputs), inputs["hidden"], upstream, is_grads_batched=True)[0]
-        for loss in losses(reduction="none")
-    )
-    torch.testing.assert_close(found, expected)
-
-
-def test_entropy_alone_has_a_gradient(ran):
-    inputs = tensors()
-    doors = (inductor.linear_logprob, reference.linear_logprob)
-    found, expected = (
-        torch.autograd.grad(door(**inputs, labels=labels_for(), entropy=True).entropy.sum(), inputs["weight"])
-        for door in doors
-    )
-    torch.testing.assert_close(found, expected)
-    assert ran
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointing(ran, use_reentrant):
-    inputs = tensors(bias=False)
-    ours, theirs = losses()
-    checkpoint(lambda h: ours(h, inputs["weight"]), inputs["hidden"], use_reentrant=use_reentrant).backward()
-    found = [tensor.grad for tensor in inputs.values()]
-    torch.testing.assert_close(found, list(torch.autograd.grad(theirs(**inputs), list(inputs.values()))))
-    assert ran
-
-
-def test_tokens_in_any_rank_and_memory_in_any_order(ran):
-    inputs = tensors(shape=(TOKENS, 2))
-    inputs = {"hidden": inputs["hidden"].transpose(0, 1), "weight": inputs["weight"]}
-    labels = labels_for((2, TOKENS))
-    assert_right(*losses(labels, reduction="none"), inputs)
-    weight = torch.randn(HIDDEN, WORDS).T.requires_grad_()
-    hidden = torch.randn(1, HIDDEN).expand(TOKENS, -1)
-    found, expected = (torch.autograd.grad(loss(hidden, weight), weight)[0] for loss in losses())
-    torch.testing.assert_close(found, expected)
-    assert found.stride() == weight.stride()
-    assert ran
-
-
-def test_where_all_labels_are_ignored_it_is_as_in_the_reference(ran):
-    inputs, labels = tensors(), torch.full((TOKENS,), -100)
-    for how in HOWS.values():
-        for dtype in (torch.float32, torch.bfloat16):
-            found, expected = (
-                outcome(loss, {name: tensor.to(dtype) for name, tensor in inputs.items()})
-                for loss in losses(labels, **how)
-            )
-            torch.testing.assert_close(found.values, expected.values, rtol=0, atol=0, equal_nan=True)
-    assert ran
-
-
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("how", HOWS)
 def test_what_is_not_finite_spreads_as_in_the_reference(ran, how, value):
@@ -299,39 +150,6 @@ def test_what_is_not_finite_spreads_as_in_the_reference(ran, how, value):
     found, expected = (outcome(loss, inputs) for loss in losses(labels, **HOWS[how]))
     torch.testing.assert_close(found.values, expected.values, equal_nan=True, rtol=1e-4, atol=1e-5)
     assert ran
-
-
-@pytest.mark.parametrize("how", ["mean", "each"])
-def test_a_word_that_cannot_be(ran, how):
-    inputs = tensors()
-    with torch.no_grad():
-        inputs["bias"][-1] = -torch.inf
-    labels = labels_for().clamp(max=WORDS - 2)
-    found, expected = (outcome(loss, inputs) for loss in losses(labels, **HOWS[how]))
-    torch.testing.assert_close(found.values, expected.values, rtol=1e-4, atol=1e-5)
-    both = [
-        torch.autograd.grad(door(**inputs, labels=labels, entropy=True).entropy.sum(), inputs["hidden"])
-        for door in (inductor.linear_logprob, reference.linear_logprob)
-    ]
-    torch.testing.assert_close(*both)
-    assert all(each.isfinite().all() for each in both[0])
-
-
-def test_an_index_in_the_vocabulary_can_be_ignored(ran):
-    labels = labels_for().clamp(min=0)
-    assert (labels == 0).any()
-    assert_right(*losses(labels, ignore_index=0), tensors())
-    assert ran
-
-
-@pytest.mark.parametrize("label", [-1, WORDS])
-@pytest.mark.parametrize("door", [inductor.linear_cross_entropy, inductor.linear_logprob])
-def test_a_label_that_is_no_word_is_an_error(ran, door, label):
-    labels = labels_for()
-    labels[3] = label
-    with pytest.raises(IndexError, match=rf"Target {label} is out of bounds\..*0 to {WORDS - 1}"):
-        door(**tensors(), labels=labels)
-    assert not ran
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
@@ -362,28 +180,6 @@ def test_large_inputs_run_compiled_without_being_asked(ran):
     assert ran == ["_statistics", "_into_gradient"]
 
 
-def test_functorch_and_forward_mode_see_the_reference(ran):
-    inputs = {name: tensor.detach() for name, tensor in tensors().items()}
-    weight, hidden = inputs["weight"], inputs["hidden"]
-    for transform in (
-        lambda f: torch.vmap(f)(hidden.expand(2, -1, -1)),
-        lambda f: torch.func.grad(f)(hidden),
-        lambda f: torch.func.jvp(f, (hidden,), (hidden,)),
-    ):
-        found, expected = (transform(lambda x, loss=loss: loss(x, weight)) for loss in losses())
-        torch.testing.assert_close(found, expected)
-    assert not ran
-
-
-def test_dispatch_modes_and_subclasses_see_the_reference(ran):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode() as mode:
-        fakes = {name: mode.from_tensor(tensor.detach()) for name, tensor in tensors().items()}
-        assert inductor.linear_cross_entropy(**fakes, labels=mode.from_tensor(labels_for())).shape == ()
-    assert not ran
-
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -405,32 +201,6 @@ def test_a_module_that_uses_it_compiles_whole_exports_and_traces(ran):
     for way in ways:
         torch.testing.assert_close(way(hidden, labels), expected)
     assert not ran
-
-
-@pytest.mark.parametrize("where", ["forward", "forward and backward"])
-def test_autocast(ran, where):
-    inputs = tensors()
-    leaves, found = list(inputs.values()), []
-    for loss in losses(reduction="none"):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            result = loss(**inputs)
-            if where != "forward":
-                gradients = torch.autograd.grad(result.sum(), leaves)
-        found.append([result, *(gradients if where != "forward" else torch.autograd.grad(result.sum(), leaves))])
-    for mine, right in zip(*found, strict=True):
-        assert mine.dtype is right.dtype is torch.float32
-        limit = 4 * torch.finfo(torch.bfloat16).eps
-        torch.testing.assert_close(mine, right, rtol=limit, atol=limit * float(right.detach().abs().max()))
-    assert ran
-
-
-def test_backward_under_autocast_is_in_float32(ran):
-    inputs = tensors()
-    ours, theirs = losses(reduction="none")
-    results = ours(**inputs), theirs(**inputs)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = torch.autograd.grad(results[0].sum(), inputs["weight"])
-    torch.testing.assert_close(found, torch.autograd.grad(results[1].sum(), inputs["weight"]))
 
 
 def test_threads_may_all_be_first(ran, monkeypatch):

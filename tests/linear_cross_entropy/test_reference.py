@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch.distributions import Categorical
 from torch.nn import functional
 
 from fuseplug_linear_cross_entropy import FLOAT, Step, scaled, softcapped
-from fuseplug_linear_cross_entropy.backends import inductor
 from fuseplug_linear_cross_entropy.reference import linear_cross_entropy, linear_logprob
 
 WORDS = 13
@@ -159,40 +156,6 @@ def test_any_number_of_tokens_in_any_rank(shape):
     assert found.logprob.shape == found.entropy.shape == shape
     assert bool(linear_cross_entropy(hidden, weight, labels).isnan()) == (0 in shape)
     assert linear_cross_entropy(hidden, weight, labels, reduction="sum").shape == ()
-
-
-LOSS_ONLY = [
-    ({"reduction": "max"}, "reduction is 'max'; expected 'mean', 'sum' or 'none'"),
-    ({"label_smoothing": 1.5}, "label_smoothing is 1.5; expected a number from 0 to 1"),
-    ({"label_smoothing": None}, "reduction is 'mean'; expected 'none', where label_smoothing is None"),
-]
-BOTH = [
-    ({"steps": (("tan", 1.0),)}, "unknown step 'tan'; known: float, mul, div, tanh"),
-    ({"steps": (("div", 0.0),)}, "step 'div' has the number 0.0; expected a finite one"),
-    ({"steps": (("mul", torch.inf),)}, "step 'mul' has the number inf; expected a finite one"),
-    ({"weight": torch.ones(4)}, r"hidden is \[2, 4\] and weight \[4\]; expected"),
-    ({"weight": torch.ones(7, 5)}, r"hidden is \[2, 4\] and weight \[7, 5\]; expected"),
-    ({"labels": torch.ones(3, dtype=torch.int64)}, r"labels are \[3\]; expected one for each row of hidden \[2, 4\]"),
-    ({"labels": torch.ones(2, dtype=torch.int32)}, r"labels are torch.int32; expected torch.int64: labels.long\(\)"),
-    ({"bias": torch.ones(6)}, r"bias is \[6\]; expected \[7\]"),
-    ({"weight": torch.ones(7, 4).half()}, "weight is torch.float16; expected torch.float32, the dtype of hidden"),
-    ({"bias": torch.ones(7).double()}, "bias is torch.float64; expected torch.float32, the dtype of hidden"),
-]
-FUNCTIONS = {
-    "reference": (linear_cross_entropy, linear_logprob),
-    "inductor": (inductor.linear_cross_entropy, inductor.linear_logprob),
-}
-
-
-@pytest.mark.parametrize("door", FUNCTIONS)
-@pytest.mark.parametrize(
-    ("which", "arguments", "message"),
-    [(0, *row) for row in LOSS_ONLY] + [(which, *row) for which, row in itertools.product((0, 1), BOTH)],
-)
-def test_what_does_not_fit_is_named(door, which, arguments, message):
-    usual = {"hidden": torch.ones(2, 4), "weight": torch.ones(7, 4), "labels": torch.ones(2, dtype=torch.int64)}
-    with pytest.raises(ValueError, match=message):
-        FUNCTIONS[door][which](**{**usual, **arguments})
 
 
 @pytest.mark.parametrize("label", [-1, WORDS])

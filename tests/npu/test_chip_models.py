@@ -13,6 +13,8 @@ from fuseplug_backends.npu import here
 from fuseplug_host_npu import ContractError, HostNPU
 from fuseplug_rope.backends.npu import layouts
 
+pytestmark = pytest.mark.usefixtures("small_checks")
+
 CHIPS = ("Ascend910B3", "Ascend950PR_9599")
 MODELS = {
     # Norms of heads give contiguous ones: of StableLM by a cat, of Gemma3 because operations on an NPU do.

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.thorough import first_quick
+from support.thorough import first_quick, thorough
 from support.tiny import build, step
 
 from fuseplug import manager
 from fuseplug.patching import our_marks
+
+pytestmark = pytest.mark.usefixtures("small_checks")
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,6 +74,7 @@ def test_the_plugin(model):
     assert KernelPlugin("auto")(model=build("qwen3"), include_kernels=None) is not None
 
 
+@thorough
 def test_the_classes(model):
     from fuseplug.interface import NpuRMSNormKernel, NpuRoPEKernel, NpuSwiGluKernel
 
@@ -144,6 +147,7 @@ def test_functions(host_npu):
     assert weight.grad[2].any()
 
 
+@thorough
 def test_a_mixture_of_experts(host_npu):
     from fuseplug.interface import NpuFusedMoEKernel, apply_default_kernels
 

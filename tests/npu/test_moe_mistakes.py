@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.mixtures import EVERY_WAY, arguments, assert_right
+from support.mixtures import EVERY_WAY, Scaled, arguments, assert_right, on, on_device
 from torch import Tensor
 
 from fuseplug_host_npu import ContractError
+from fuseplug_moe import reference
 from fuseplug_moe.backends.counts_on_host import HostCounts
-from fuseplug_moe.backends.npu import gmm, mixture, routing
-
-from .mixtures import assert_parameters_right, on_npu
+from fuseplug_moe.backends.npu import gmm, mixture, moe, routing
 
 
 def planted(owner, name, change=None, /, **arguments):
@@ -77,8 +76,13 @@ class TestMistakes:
             named = arguments(**EVERY_WAY[way])
             if way != "listed, idle without gradient":
                 named["top_k_index"].view(-1)[[0, 3, 8]] = 5
-            assert_right(on_npu(named), named, torch.float32)
-        assert_parameters_right("post")
+            assert_right(on_device(moe, named, "npu"), named, torch.float32)
+        named = arguments()
+        named["top_k_index"].view(-1)[:5] = 9
+        post = Scaled(12)
+        (expected,) = torch.autograd.grad(reference.moe(**named, post=post).sum(), post.weight)
+        (gradient,) = torch.autograd.grad(moe(**on("npu", named), post=post.to("npu")).sum(), post.weight)
+        torch.testing.assert_close(gradient.cpu(), expected)
 
     def test_none_is_made(self, host_npu):
         self.assert_all_right()

@@ -23,6 +23,8 @@ from fuseplug_rope.specimens import halves, pairs, signatures, tables_of_planes,
 from fuseplug_rope.specimens.attention import Attention
 from fuseplug_rope.specimens.turns import rotate_half
 
+pytestmark = pytest.mark.usefixtures("small_checks")
+
 # directory, class, function, variant
 TRANSFORMERS = [
     ("llama", "LlamaAttention", "apply_rotary_pos_emb", "half"),

@@ -1,4 +1,4 @@
-"""Hold a function on tensors to another one by the rule that `fuseplug_verify` holds modules to."""
+"""What a function of tensors gives, to be held to what another one gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fuseplug_verify import Outcome, Tolerance
+from fuseplug_verify import Outcome
 
 
 def outcome(
@@ -24,14 +24,3 @@ def outcome(
     found = torch.autograd.grad(outputs, list(leaves.values()), upstream, allow_unused=True)
     values: dict[str, Tensor | None] = {f"output {number}": y.detach() for number, y in enumerate(outputs)}
     return Outcome(values | {f"gradient of {name}": each for name, each in zip(leaves, found, strict=True)})
-
-
-def assert_right(
-    ours: Callable[..., Any], theirs: Callable[..., Any], tensors: Mapping[str, Tensor], tolerance: Tolerance
-) -> None:
-    """*ours* on an NPU is as near to *theirs* in float64 as the tolerance asks, or twice as far as *theirs* is."""
-    found = outcome(ours, tensors, "npu")
-    missing = [name for name, value in found.values.items() if value is None]
-    assert not missing, f"no {', '.join(missing)}"
-    why = tolerance.excess(found, outcome(theirs, tensors), outcome(theirs, tensors, dtype=torch.float64))
-    assert not why, why

@@ -8,6 +8,8 @@ from torch.nn import functional
 
 from fuseplug_moe import reference
 
+from . import backends
+
 HALF = {torch.float32: 2e-5, torch.bfloat16: 0.06, torch.float16: 8e-3}
 
 
@@ -33,6 +35,10 @@ def arguments(tokens=7, experts=5, k=2, hidden=12, inner=6, dtype=torch.float32,
         gate, up = named.pop("gate_up").detach().chunk(2, dim=2 if options.get("transposed") else 1)
         named |= {"gate_up": leaves(gate), "up": leaves(up), "down": leaves(named["down"])}
     return named | options
+
+
+TINY = {"tokens": 3, "experts": 3} if backends.NAME == "triton" else {}
+"""What makes few tiles of a mixture, of which Triton's interpreter takes a second each."""
 
 
 def leaves(stacked):
@@ -94,6 +100,15 @@ LISTED = {
     "listed, own": {"listed": True, "activation": lambda rows: rows[:, :6].sigmoid() * rows[:, 6:]},
 }
 EVERY_WAY = WAYS | GATES | LISTED
+if backends.NAME == "triton":
+    from fuseplug_backends.triton import FORMULAS
+
+    def _is_served(way):
+        gate = reference.GATES.get(way.get("activation"))
+        return gate is None or gate.row.formula in FORMULAS
+
+    EVERY_WAY = {name: way for name, way in EVERY_WAY.items() if name != "large" and _is_served(way)}
+    EVERY_WAY |= {name: EVERY_WAY[name] | {"tokens": 9} for name in ("many experts", "transposed, many")}
 FEW = {name: EVERY_WAY[name] for name in ("stacked", "as in gpt-oss", "listed", "post", "gate called")}
 
 
@@ -113,6 +128,12 @@ def wide(value):
     if isinstance(value, dict):
         return {name: wide(each) for name, each in value.items()}
     return [wide(each) for each in value] if isinstance(value, list) else value
+
+
+def on_device(function, named, device):
+    """What *function* gives for *named* on the device: the result and every gradient, brought back."""
+    upstream = torch.randn(named["x"].shape, generator=torch.Generator().manual_seed(9)).to(named["x"].dtype)
+    return [None if t is None else t.cpu() for t in run(function, on(device, named), upstream.to(device))]
 
 
 def assert_right(found, named, dtype):

@@ -18,6 +18,16 @@ DTYPES = [
     (torch.float32, torch.bfloat16),
 ]
 HALF, PAIRS = "half", "interleaved"
+WAYS = [HALF, PAIRS, "half-partial", "interleaved-trailing", "interleaved-first-half-partial", "mla", "mla-full-table"]
+"""One for each way that planes are read and written, tables are indexed, and a rest is left over."""
+
+SIZES = [
+    {"batch": 3, "length": 3},
+    {"batch": 1, "length": 3, "heads": (1, 1)},
+    {"length": 2, "heads": (2, 5), "tables": 2},
+    {"batch": 1, "length": 3, "dim": 12},
+    {"length": 1, "dim": 40, "rest": 22},
+]
 
 
 def tensors(variant=HALF, x=torch.float32, table=None, batch=2, length=5, heads=(3, 2), tables=1, dim=DIM, rest=4):
@@ -41,6 +51,33 @@ def seen(of_x, of_table):
 
 
 as_attention = seen(heads_first, lambda table: table)
+
+LAYOUTS = {
+    "attention": (heads_first, lambda t: t, {}),
+    "a table for each of the batch": (heads_first, lambda t: t, {"tables": 2}),
+    "heads last": (lambda x: x, lambda t: t.transpose(1, 2), {}),
+    "no batch": (lambda x: x[0], lambda t: t[0].transpose(0, 1), {}),
+    "sequence first": (lambda x: x.transpose(0, 1), lambda t: t.permute(2, 0, 1, 3), {}),
+    "tables of two dimensions": (heads_first, lambda t: t[0, 0], {}),
+    "tables repeated for the batch": (heads_first, lambda t: t.expand(2, -1, -1, -1), {}),
+    "heads before tokens in memory": (lambda x: heads_first(x).contiguous(), lambda t: t, {}),
+    "the same, and a table for each": (lambda x: heads_first(x).contiguous(), lambda t: t, {"tables": 2}),
+    "a table for each head": (heads_first, lambda t: t.expand(2, 1, -1, -1).transpose(0, 1), {"heads": (2, 2)}),
+    "one token": (heads_first, lambda t: t, {"length": 1}),
+    "one token, and a table for each": (heads_first, lambda t: t, {"length": 1, "tables": 2}),
+    "one head": (heads_first, lambda t: t, {"heads": (1, 1)}),
+    "one head of k": (heads_first, lambda t: t, {"heads": (3, 1)}),
+    "one of each": (heads_first, lambda t: t, {"batch": 1, "length": 1, "heads": (1, 1)}),
+    "the last tokens": (lambda x: heads_first(x)[..., 2:, :], lambda t: t[..., 2:, :], {"tables": 2}),
+    "part of wider rows": (lambda x: heads_first(torch.cat((x, x), -1)[..., :DIM]), lambda t: t, {}),
+    "some heads of a wider projection": (lambda x: heads_first(torch.cat((x, x), 2))[:, 1:-1], lambda t: t, {}),
+    "elements apart": (lambda x: heads_first(torch.stack((x, -x), -1)[..., 0]), lambda t: t, {}),
+    "tokens within elements": (lambda x: heads_first(x).mT.contiguous().mT, lambda t: t, {}),
+    "elements apart in the tables": (heads_first, lambda t: torch.stack((t, -t), -1)[..., 0], {}),
+    "repeated": (lambda x: heads_first(x[:, :, :1].expand(-1, -1, 3, -1)), lambda t: t, {}),
+    "a vector": (lambda x: x[0, 0, 0], lambda t: t[0, 0, 0], {}),
+}
+"""How x is seen from what a projection gives, how tables are from (tables, 1, sequence, angles), and what differs."""
 
 
 def on(device, leaves, dtype=None):

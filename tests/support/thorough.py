@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 
+from . import backends
+
 thorough = pytest.mark.thorough
+
+
+def thorough_on(*names: str) -> Callable[[Any], Any]:
+    """A decorator of tests that take long on the backends *names*, and not on the others."""
+    return thorough if backends.NAME in names else lambda test: test
+
+
+def few_on(name: str, values: Iterable[Any], quick: int = 1) -> list[Any]:
+    """*values* of a single name for ``parametrize``, on the backend *name* all but the first *quick* `thorough`."""
+    values = list(values)
+    return first_quick(map(pytest.param, values), quick) if name == backends.NAME else values
 
 
 def first_quick(values: Iterable[Any], quick: int = 1) -> list[Any]:

@@ -25,6 +25,8 @@ from fuseplug_swiglu.recognise.structure import match
 from fuseplug_swiglu.specimens import activations, mlps
 from fuseplug_swiglu.specimens.mlps import HIDDEN, INNER, Separate
 
+pytestmark = pytest.mark.usefixtures("small_checks")
+
 
 def site(module):
     return Site("layers.0.mlp", module, "cpu")

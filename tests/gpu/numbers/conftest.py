@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fuseplug_backends.triton.kernel import interpreted
-from fuseplug_testing.triton import rounding_to_nearest
 
 
 @pytest.fixture(scope="session")
@@ -18,18 +17,6 @@ def device() -> str:
     return "cpu"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _rounding_as_gpus_do():
-    with rounding_to_nearest():
-        yield
-
-
-@pytest.fixture
-def poisoned():
-    """Memory that is not written holds NaN."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(before[0])
-    torch.utils.deterministic.fill_uninitialized_memory = before[1]
+@pytest.fixture(autouse=True)
+def _rounding(rounding_as_gpus_do):
+    """As on a GPU, in all of these tests."""

@@ -44,6 +44,7 @@ def test_without_a_gpu_it_says_so_and_fails(capsys):
     assert capsys.readouterr().out.strip() == command.NO_GPU
 
 
+@thorough
 def test_its_check_of_itself_finds_everybody_right_and_writes_no_times():
     before = {path: path.stat().st_mtime for path in RESULTS.iterdir()}
     options = ("--device", "cpu", "--shapes", "tiny", "--only", *command.OPS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.page import import_page
+from support.thorough import thorough
 from test_docs import DOCS, IN_TRITON, blocks, run_page
 
 from fuseplug.discovery.kernel_faults import faults
@@ -37,6 +38,7 @@ def test_what_it_declares_is_a_kernel(kernel):
     assert {"cuda", "xpu"} <= set(kernel[0].device_types)
 
 
+@thorough  # half a minute in the interpreter
 def test_it_passes_the_kit(device, kernel):
     kernel, specimen = kernel
     assert check_kernel(kernel, [specimen], device=device).passed["special-values"]

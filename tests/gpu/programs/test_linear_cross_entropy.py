@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
 import torch
+from support.thorough import covering, thorough
 
 from fuseplug_linear_cross_entropy.backends.triton import launches, linear_cross_entropy, linear_logprob
 from fuseplug_linear_cross_entropy.reference import FLOAT, scaled, softcapped
@@ -54,9 +56,11 @@ def train(dtype=BF16, words=151936, tokens=2, steps=(FLOAT,), smoothing=0.0, ign
     torch.autograd.grad(found.logprob.sum() + found.entropy.sum(), leaves)
 
 
-@pytest.mark.parametrize("dtype", [BF16, SINGLE], ids=str)
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("steps", [(FLOAT,), softcapped(30.0)], ids=["as it is", "capped"])
+@pytest.mark.parametrize(
+    ("steps", "smoothing", "dtype"),
+    covering(itertools.product([(FLOAT,), softcapped(30.0)], [0.0, 0.1], [BF16, SINGLE])),
+    ids=str,
+)
 def test_nothing_is_spilled_and_a_processor_holds_a_program(steps, smoothing, dtype):
     with compile_only(90) as programs:
         train(dtype, steps=steps, smoothing=smoothing)
@@ -80,6 +84,7 @@ def test_logits_are_moved_by_16_bytes(compiled, words, dtype):
         assert not any(width == ".b16" for way, width in apart if way == "st")
 
 
+@thorough
 def test_one_set_of_programs_serves_all_models_and_batches():
     with compile_only(90) as programs:
         train()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from support.thorough import first_quick, thorough
 
 from fuseplug_moe.backends.triton import moe, tiles
 from fuseplug_testing.triton import compile_only
@@ -24,6 +27,9 @@ MODELS = {
 }
 """Experts, choices, hidden and inner size."""
 
+HEIGHTS = [64, 16, 32, 128]
+"""Of tiles, in rows."""
+
 
 def step(tokens, experts, k, hidden, inner, *, dtype=torch.bfloat16, biased=False, listed=False, **options):
     """Forward and backward, without memory: what is not read is not there."""
@@ -43,8 +49,7 @@ def step(tokens, experts, k, hidden, inner, *, dtype=torch.bfloat16, biased=Fals
     y.backward(torch.empty_like(y))
 
 
-@pytest.mark.parametrize("tokens", [1, 8192])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "tokens"), first_quick(itertools.product(MODELS, [8192, 1])))
 def test_nothing_spills_at_the_sizes_of_models(model, tokens):
     *sizes, options = MODELS[model]
     with compile_only(90) as programs:
@@ -52,15 +57,18 @@ def test_nothing_spills_at_the_sizes_of_models(model, tokens):
     assert {program.name: program.spills for program in programs if program.spills} == {}
 
 
-@pytest.mark.parametrize("rows", [16, 32, 64, 128])
-@pytest.mark.parametrize("options", [{"dtype": torch.float32}, {"listed": True}, {"activation": "gelu"}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    first_quick(itertools.product([{"listed": True}, {"dtype": torch.float32}, {"activation": "gelu"}], HEIGHTS)),
+    ids=str,
+)
 def test_nothing_spills_at_any_height(options, rows):
     with compile_only(90) as programs:
         step(rows, 1, 1, 512, 512, **options)
     assert {program.name: program.spills for program in programs if program.spills} == {}
 
 
-@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+@pytest.mark.parametrize("rows", first_quick(HEIGHTS))
 def test_they_fit_a_gpu_with_less_memory(rows, monkeypatch):
     monkeypatch.setattr(tiles, "shared_memory", lambda device: 99 << 10)
     for table in (tiles.product, tiles.gradient):
@@ -70,6 +78,7 @@ def test_they_fit_a_gpu_with_less_memory(rows, monkeypatch):
     assert max(program.shared for program in programs) <= 99 << 10
 
 
+@thorough
 def test_other_numbers_of_tokens_compile_nothing_new():
     sizes = 8, 2, 512, 256
     with compile_only(90) as programs:

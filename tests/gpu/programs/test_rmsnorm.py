@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
 import torch
+from support.thorough import covering
 
 from fuseplug_rmsnorm.backends import triton as kernel
 from fuseplug_rmsnorm.backends.triton import launches, programs
@@ -41,8 +43,9 @@ def leaves(tokens, width, dtype=BF16):
     return (torch.empty(shape, dtype=dtype, requires_grad=True) for shape in ((tokens, width), (width,)))
 
 
-@pytest.mark.parametrize("run", [norm, sum_and_norm])
-@pytest.mark.parametrize("width", [128, 1024, 2048, 4096, 8192, 16384])
+@pytest.mark.parametrize(
+    ("width", "run"), covering(itertools.product([128, 1024, 2048, 4096, 8192, 16384], [norm, sum_and_norm]))
+)
 def test_nothing_is_spilled(width, run):
     with compile_only(90) as compiled:
         run(*leaves(1 << 15, width))
@@ -51,8 +54,9 @@ def test_nothing_is_spilled(width, run):
     assert compiled[0].registers <= 48  # so that 40 warps of them fit a multiprocessor
 
 
-@pytest.mark.parametrize("variant", ["gated-silu", "gate-first"])
-@pytest.mark.parametrize("width", [64, 128, 1024, 4096, 8192])
+@pytest.mark.parametrize(
+    ("width", "variant"), covering(itertools.product([64, 128, 1024, 4096, 8192], ["gated-silu", "gate-first"]))
+)
 def test_nothing_is_spilled_with_a_gate(width, variant):
     x, weight = leaves(1 << 15, width)
     with compile_only(90) as compiled:
@@ -67,9 +71,10 @@ def test_nothing_is_spilled_in_float32(width):
     assert not any(program.spills for program in compiled)
 
 
-@pytest.mark.parametrize("capability", [89, 90])
-@pytest.mark.parametrize("dtype", [BF16, torch.float32])
-@pytest.mark.parametrize("width", [128, 1024, 4096, 8192])
+@pytest.mark.parametrize(
+    ("width", "dtype", "capability"),
+    covering(itertools.product([128, 1024, 4096, 8192], [BF16, torch.float32], [89, 90])),
+)
 def test_what_is_read_ahead_fits_the_gpu(monkeypatch, width, dtype, capability):
     room = {89: 99 << 10, 90: 227 << 10}[capability]
     monkeypatch.setattr(launches, "shared_memory", lambda _: room)

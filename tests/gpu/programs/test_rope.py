@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
 import torch
+from support.thorough import covering
 
 from fuseplug_rope.backends.triton import rope
 from fuseplug_rope.backends.triton.program import rotate
@@ -58,8 +60,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("x", [BFLOAT16, torch.float32], ids=str)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "x"), covering(itertools.product(CASES, [BFLOAT16, torch.float32])), ids=str)
 def test_nothing_spills(case, x):
     with compile_only(90) as programs:
         forward_and_backward(x=x, **CASES[case])

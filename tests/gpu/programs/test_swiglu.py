@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
 import torch
+from support.thorough import covering
 
 from fuseplug_backends.activations import ACTIVATIONS
 from fuseplug_backends.triton import FORMULAS
@@ -75,8 +77,7 @@ def test_no_activation_spills(activation):
     assert_lean(programs[first:], registers=64)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("layout", [None, "interleaved"])
+@pytest.mark.parametrize(("layout", "variant"), covering(itertools.product([None, "interleaved"], VARIANTS)))
 def test_no_variant_spills(layout, variant):
     with compile_only(90) as programs:
         train(layout, variant=variant)
@@ -93,8 +94,7 @@ def test_one_program_serves_all_tokens_and_widths_and_numbers(layout):
     assert_lean(programs, registers=56)
 
 
-@pytest.mark.parametrize("width", [2730, 1001])
-@pytest.mark.parametrize("layout", [None, *LAYOUTS])
+@pytest.mark.parametrize(("layout", "width"), covering(itertools.product([None, *LAYOUTS], [2730, 1001])))
 def test_neither_do_tokens_make_another_program_of_an_odd_width(layout, width):
     with compile_only(90) as programs:
         for tokens in (1, 2, 7, 16, 32):

@@ -1,0 +1,227 @@
+"""What is special to the loss by Triton: which programs run, how the tokens are cut, and numbers at their limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from support.thorough import few_on
+from support.vocabularies import (
+    BF16,
+    DOUBLE,
+    HALF,
+    REDUCTIONS,
+    SINGLE,
+    TOKENS,
+    both,
+    labels_for,
+    tensors,
+    tolerance,
+)
+
+from fuseplug_linear_cross_entropy import reference
+from fuseplug_linear_cross_entropy.backends import triton
+from fuseplug_linear_cross_entropy.backends.triton import launches, linear_cross_entropy, linear_logprob
+from fuseplug_linear_cross_entropy.reference import FLOAT, Step, softcapped
+
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in what is dropped
+MEASURE, DIFFERENTIATE, BOTH = "measure", "differentiate", "measure_and_differentiate"
+
+
+def losses(labels=None, **options):
+    return both(triton, "linear_cross_entropy", labels, **options)
+
+
+def logprobs(labels=None, **options):
+    return both(triton, "linear_logprob", labels, **options)
+
+
+@pytest.fixture(autouse=True)
+def launched(backend, monkeypatch):
+    """The programs that are started, by name, and how many tokens each has."""
+    started = []
+
+    class Recording:
+        def __init__(self, name):
+            self.name, self.program = name, getattr(launches.programs, name)
+
+        def __getitem__(self, grid):
+            started.append((self.name, *grid))
+            return self.program[grid]
+
+    for name in (MEASURE, DIFFERENTIATE, BOTH):
+        monkeypatch.setattr(launches.programs, name, Recording(name))
+    return started
+
+
+@pytest.fixture
+def check(backend):
+    def check(functions, arguments):
+        backend.assert_right(*functions, arguments, tolerance(next(iter(arguments.values())).dtype))
+
+    return check
+
+
+def kinds(launched):
+    return sorted({name for name, _ in launched})
+
+
+@pytest.mark.parametrize(("share", "sizes"), [(7, [7]), (3.5, [3, 3, 1]), (2.8, [2, 2, 2, 1]), (0, [1] * 7)])
+def test_the_tokens_are_cut_as_the_budget_says(check, launched, monkeypatch, share, sizes):
+    monkeypatch.setattr(launches, "BUDGET", int(share * 64 * 4))
+    check(losses(), tensors())
+    assert launched == [(BOTH, size) for size in sizes]
+
+
+def test_large_chunks_have_the_rows_of_whole_tiles():
+    assert launches.rows_of_chunk(8192, 151936 * 2, launches.BUDGET) == 3328
+    assert launches.rows_of_chunk(3500, 151936 * 2, launches.BUDGET) == 3500
+    assert launches.rows_of_chunk(1700, 151936 * 2, 100 * 151936 * 2) == 100
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduction", "programs"),
+    [(SINGLE, "mean", [BOTH]), (SINGLE, "none", [DIFFERENTIATE, MEASURE]), (HALF, "mean", [DIFFERENTIATE, MEASURE])],
+)
+def test_a_loss_is_computed_once_if_the_upstream_gradient_is_known(launched, device, dtype, reduction, programs):
+    leaves = [t.to(device).requires_grad_() for t in tensors(dtype).values()]
+    loss = losses(reduction=reduction)[0](*leaves)
+    before = len(launched)
+    torch.autograd.grad(loss.sum(), leaves)
+    assert kinds(launched) == programs
+    assert (len(launched) == before) == (programs == [BOTH])
+
+
+@pytest.fixture
+def device(backend):
+    return backend.device
+
+
+@pytest.mark.parametrize("words", few_on("triton", [1000, 1, 64, 129]))
+def test_several_tiles_of_words(check, monkeypatch, words):
+    monkeypatch.setattr(launches, "_TILE", 512)
+    launches._constants.cache_clear()
+    labels = labels_for(words=words)
+    check(losses(labels, label_smoothing=0.1), tensors(BF16, True, words=words))
+    check(logprobs(labels, entropy=True), tensors(words=words))
+    launches._constants.cache_clear()
+
+
+def test_more_words_than_16_bits_count(check):
+    words = (1 << 16) + 3
+    labels = torch.tensor([words - 1, 1 << 16, -100])
+    check(losses(labels), tensors(BF16, tokens=3, words=words))
+
+
+def test_results_repeat_to_the_bit(device, monkeypatch):
+    monkeypatch.setattr(launches, "BUDGET", int(2.8 * 64 * 2))
+    results = []
+    for _ in range(2):
+        leaves = [t.to(device).requires_grad_() for t in tensors(BF16).values()]
+        loss = losses()[0](*leaves)
+        results.append([loss, *torch.autograd.grad(loss, leaves)])
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("wanted", [("hidden",), ("weight", "bias")], ids=str)
+def test_only_the_gradients_that_are_wanted_are_made(backend, monkeypatch, wanted, reduction):
+    filled = []
+    filling = launches._filling
+    monkeypatch.setattr(launches, "_filling", lambda results, *rest: filled.append(results) or filling(results, *rest))
+    losses(reduction=reduction)[0](**backend.on(tensors(bias=True), *wanted)).sum().backward()
+    assert [len(results) for results in filled] == [len(wanted)]
+
+
+def test_a_gradient_is_scaled_in_float32_and_rounded_once(device):
+    gradient, third = torch.tensor([3.0, 5.0], dtype=BF16, device=device), torch.tensor(1 / 3, device=device)
+    expected = (gradient.float() * third).to(BF16)
+    assert not torch.equal(gradient * third.to(BF16), expected)
+    assert torch.equal(launches.scale(gradient, third), expected)
+
+
+def test_large_logits_do_not_overflow(check):
+    arguments = tensors(bias=True)
+    arguments["bias"][5], arguments["bias"][6] = 3e4, -3e4
+    check(logprobs(entropy=True), arguments)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_nan_as_in_the_reference(device, value):
+    arguments = {name: t.to(device) for name, t in tensors(bias=True).items()}
+    arguments["bias"][:] = value
+    ours, theirs = (function(**arguments) for function in logprobs(entropy=True))
+    torch.testing.assert_close([t.isnan() for t in ours], [t.isnan() for t in theirs])
+    assert ours[0].isnan().any()
+
+
+def test_a_cap_is_exact_near_zero_and_far_away(device):
+    logits = torch.tensor([0.0, 1e-4, -1e-3, 0.29, 0.31, -1.0, 5.0, 60.0, -200.0], device=device)
+    hidden, weight = logits[:, None].contiguous(), torch.ones(2, 1, device=device)
+    weight[1] = 0
+    labels = torch.zeros(len(logits), dtype=torch.int64, device=device)
+    exact = reference.linear_logprob(hidden.double(), weight.double(), labels, steps=softcapped(1.0)).logprob
+    logprob = linear_logprob(hidden, weight, labels, steps=softcapped(1.0)).logprob
+    torch.testing.assert_close(logprob.double(), exact, rtol=4e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps"),
+    [
+        (tensors(DOUBLE), (FLOAT,)),
+        (tensors(words=0, tokens=0), (FLOAT,)),
+        (tensors(), (*softcapped(3.0), *softcapped(3.0))),
+        (tensors(), (Step("mul", 1e35), Step("div", 1e35), FLOAT, Step("mul", 1e-38))),
+    ],
+    ids=["float64", "no word", "two caps", "beyond float32"],
+)
+def test_what_the_programs_do_not_take_is_the_reference(device, launched, arguments, steps):
+    labels = labels_for() if len(arguments["hidden"]) else torch.zeros(0, dtype=torch.int64)
+    arguments = {name: t.to(device) for name, t in arguments.items()}
+    for reduction in REDUCTIONS:
+        ours, theirs = (f(**arguments) for f in losses(labels, reduction=reduction, steps=steps))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    assert launched == []
+
+
+def test_steps_that_undo_each_other_are_taken(check, launched):
+    check(losses(steps=(Step("mul", 1e35), Step("div", 1e35), FLOAT)), tensors())
+    assert kinds(launched) == [BOTH]
+
+
+def test_subclasses_keep_their_own(device, launched):
+    class Own(torch.Tensor):
+        pass
+
+    assert type(losses()[0](**{name: t.to(device).as_subclass(Own) for name, t in tensors().items()})) is Own
+    assert launched == []
+
+
+def test_the_operations_pass_the_checks_of_torch(device):
+    checks = ("test_schema", "test_faketensor")
+    hidden, weight, bias = (t.to(device) for t in tensors(bias=True).values())
+    labels, terms = labels_for().to(device), (-100, 1.0, 0.1, 1.0, 1.0, False)
+    of_token = torch.rand(TOKENS, device=device)
+    calls = {
+        launches.measure: (hidden, weight, labels, bias, *terms, True, True),
+        launches.measure_and_differentiate: (hidden, weight, labels, bias, of_token, *terms, [True, True, True]),
+        launches.differentiate: (hidden, weight, labels, None, *[of_token] * 5, *terms, [False, True, False]),
+        launches.scale: (weight, torch.tensor(2.0, device=device)),
+    }
+    for operation, arguments in calls.items():
+        torch.library.opcheck(operation.op, arguments, test_utils=checks)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU to wait for")
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_nothing_waits_for_the_device(device, reduction):
+    leaves = [t.to(device).requires_grad_() for t in tensors(BF16).values()]
+    labels = labels_for().to(device)
+    upstream = torch.ones((TOKENS,) if reduction == "none" else (), device=device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss = linear_cross_entropy(*leaves, labels, reduction=reduction)
+        torch.autograd.grad(loss, leaves, upstream)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
