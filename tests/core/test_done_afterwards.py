@@ -6,8 +6,11 @@ import io
 import pytest
 import torch
 from support.models import Norm, Toy, inputs, tiny_llama, tokens
+from support.thorough import first_quick
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
+
+pytestmark = pytest.mark.usefixtures("checked_once")
 
 
 class Halved(nn.Module):
@@ -203,7 +206,6 @@ DONE = [
     memory_format,
     zeroed,
 ]
-done_to_it = pytest.mark.parametrize("do", DONE, ids=[each.__name__ for each in DONE])
 
 
 def step(model, x=None):
@@ -228,7 +230,7 @@ def is_own(module, name):
     return held is None or (held.__self__ is module and held.__func__ is getattr(type(module), name))
 
 
-@done_to_it
+@pytest.mark.parametrize("do", DONE, ids=[each.__name__ for each in DONE])
 def test_it_is_then_as_the_unfused_model_and_undone_exactly(fusing, do):
     plain, model = Toy(), Toy()
     do(plain)
@@ -247,7 +249,7 @@ def test_it_is_then_as_the_unfused_model_and_undone_exactly(fusing, do):
     torch.testing.assert_close(found, want, rtol=0, atol=0)
 
 
-@done_to_it
+@pytest.mark.parametrize("do", first_quick(DONE, 5), ids=[each.__name__ for each in DONE])
 def test_fused_after_it_was_done_it_is_as_the_unfused_model(fusing, do):
     plain, model = Toy(), Toy()
     do(plain), do(model)

@@ -7,12 +7,14 @@ import types
 import pytest
 import torch
 from support.kernels import ran
-from support.models import Norm, Toy, inputs
+from support.models import Norm, Toy, inputs, replicated
 from support.states import differing, state_of
 from support.thorough import first_quick
 from torch import nn
 
 from fuseplug import UndoError
+
+pytestmark = pytest.mark.usefixtures("checked_once")
 
 
 def closure(module):
@@ -224,7 +226,7 @@ def test_taken_off_and_put_on_again_under_the_same_wrapper(fusing, model, wrap):
         assert norms_run(model)[1] == 5
 
 
-@wrapped_in
+@pytest.mark.parametrize("wrap", first_quick(WRAPPERS, 4), ids=[each.__name__ for each in WRAPPERS])
 def test_a_copy_is_undone_without_the_original(fusing, model, wrap):
     applied = fusing.apply_all(model)
     wrap(model.norm)
@@ -406,25 +408,12 @@ def test_modules_that_are_equal_are_each_fused(fusing):
 # --- nn.DataParallel
 
 
-def replicated(model):
-    """What `torch.nn.parallel.replicate` makes for a second device, with parameters twice as large."""
-    modules = list(model.modules())
-    copies = {id(module): module._replicate_for_data_parallel() for module in modules}
-    for module in modules:
-        replica = copies[id(module)]
-        for name, child in module._modules.items():
-            setattr(replica, name, copies[id(child)])
-        for name, parameter in module._parameters.items():
-            setattr(replica, name, None if parameter is None else parameter * 2)
-    return copies[id(model)]
-
-
 def test_a_replica_runs_its_own_parameters(fusing):
     plain, model = Toy().eval(), Toy().eval()
-    want = replicated(plain)(inputs())
+    want = replicated(plain, 2)(inputs())
     before = state_of(model)
     applied = fusing.apply_all(model)
-    replica = replicated(model)
+    replica = replicated(model, 2)
     found, count = norms_run(replica)
     torch.testing.assert_close(found, want)
     assert count == 5
