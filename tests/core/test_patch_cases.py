@@ -28,7 +28,7 @@ def entry_of(report, path):
     return entry
 
 
-# --- shared, tied, frozen
+# --- shared
 
 
 class Shared(nn.Module):
@@ -58,27 +58,6 @@ def test_a_shared_module_runs_fused_at_each_of_its_places(fusing):
 def test_skipping_one_path_of_a_shared_module_skips_it(fusing, skip):
     report = fusing.apply_all(Shared(), skip=skip).report
     assert not report.entries
-
-
-def test_tied_weights_stay_tied_and_get_both_gradients(fusing):
-    model = nn.Sequential(Norm(), Norm())
-    model[1].weight = model[0].weight
-    model(inputs()).sum().backward()
-    want, model[0].weight.grad = model[0].weight.grad, None
-    fusing.apply_all(model)
-    model(inputs()).sum().backward()
-    assert model[0].weight is model[1].weight
-    torch.testing.assert_close(model[0].weight.grad, want)
-
-
-def test_frozen_weights_stay_frozen(fusing, model):
-    model.requires_grad_(False)
-    fusing.apply_all(model)
-    assert not model(inputs()).requires_grad
-    x = inputs().requires_grad_()
-    model(x).sum().backward()
-    assert x.grad is not None
-    assert all(p.grad is None for p in model.parameters())
 
 
 # --- TorchScript
