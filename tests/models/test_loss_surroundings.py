@@ -20,7 +20,7 @@ from support.losses import (
     told,
 )
 from support.models import replicated
-from support.thorough import first_quick, thorough
+from support.thorough import thorough
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -415,7 +415,8 @@ def test_wrong_labels_raise_what_they_raised(kernel):
 # --- compilers and functional transforms
 
 
-@pytest.mark.parametrize("order", first_quick(["after", "before"]))
+@thorough
+@pytest.mark.parametrize("order", ["before", "after"])
 def test_a_compiled_model_has_no_breaks_and_the_originals_bits(kernel, order):
     def compiled(model):
         return torch.compile(model, fullgraph=True, backend="aot_eager")
