@@ -14,7 +14,7 @@ from typing import ClassVar
 import pytest
 import torch
 from _pytest.mark import ParameterSet
-from support.thorough import first_quick
+from support.thorough import thorough
 from torch import nn
 
 from fuseplug import BaseKernel
@@ -84,8 +84,9 @@ NOT_WHOLE = {
 }
 
 
+@thorough
 @pytest.mark.parametrize(
-    ("page", "kernel"), first_quick([(page, kernel) for page, kernels in KERNELS.items() for kernel in kernels])
+    ("page", "kernel"), [(page, kernel) for page, kernels in KERNELS.items() for kernel in kernels]
 )
 def test_a_kernel_of_a_page_passes_the_kit(page, kernel, monkeypatch):
     module = run_page(DOCS / f"{page}.md", "python", monkeypatch)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from conformance.zoo import kernels, right
+from support.thorough import thorough
 
 from fuseplug import KernelManager
 from fuseplug.cli import main
@@ -184,6 +185,7 @@ def test_an_original_that_is_compared_with_itself_is_no_pass(check):
     assert check == "undo" or not result.passed[check]
 
 
+@thorough
 @pytest.mark.parametrize("op", ["rmsnorm", "swiglu"])
 def test_quick_runs_the_programs_of_inductor(op, everything_compiled, monkeypatch):
     """At every size; what is compiled is left as it is here, to take no minute."""

@@ -72,6 +72,16 @@ def test_everything_that_it_does_to_torch_is_named(asked, monkeypatch):
     assert [what for what in OF_TORCH.values() if f"importing rude {what}" not in said] == []
 
 
+def test_what_is_written_past_python_is_named(asked):
+    assert "prints 'low'" in "\n".join(asked("import os; os.write(2, b'low')"))
+
+
+def test_an_import_without_end_is_named(asked, monkeypatch):
+    monkeypatch.setattr("fuseplug_testing.importing.fresh_python.LONGEST", 2.0)
+    (said,) = asked("import time; time.sleep(60)")
+    assert "takes longer than 2 s" in said
+
+
 @pytest.mark.parametrize("text", ["", "import math"])
 def test_a_well_behaved_import_does_nothing(asked, text):
     assert asked(text) == []

@@ -1,4 +1,4 @@
-"""Kernels that are run on the CPU pass the conformance kit: one in the first half, where devices share the ops out."""
+"""Kernels that are run on the CPU pass the conformance kit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from fuseplug_backends.inductor.kernel import cpp_compiler
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
-@pytest.mark.parametrize(("op", "every"), some({"swiglu"}, every=8))
+@pytest.mark.parametrize(("op", "every"), some(set(), every=8))
 def test_the_kernel_passes(op, every):
     assert check_some(f"inductor_fused_{op}", every).device == ("cpu" if cpp_compiler(os.environ) else None)

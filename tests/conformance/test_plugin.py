@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.thorough import first_quick, thorough
+from support.thorough import thorough
 
 from fuseplug_testing.checks import CHECKS
 
@@ -31,22 +31,23 @@ def run_pytest(tmp_path):
     return run
 
 
-def test_a_right_kernel_is_a_row_of_passes_and_nothing_else_is_run(run_pytest, tmp_path):
-    (tmp_path / "test_other.py").write_text("def test_other(): raise AssertionError")
-    done = run_pytest("--fuseplug-kernel", "conformance.zoo.kernels:Gated", "-v")
-    assert done.returncode == 0, done.stdout + done.stderr
+ZOO = "conformance.zoo"
+THREE = [f"--fuseplug-kernel={ZOO}.{name}" for name in ("kernels:Gated", "adapters:NoSizes", "kernels:OnAnotherChip")]
+
+
+def test_kernels_pass_fail_and_are_skipped_and_nothing_else_is_run(run_pytest, tmp_path):
+    (tmp_path / "test_unrelated.py").write_text("def test_unrelated(): raise AssertionError")
+    done = run_pytest(
+        *THREE, "-v", "-rs", "-k", "Gated and (numbers or lazy) or declaration or Chip and numbers or unrelated"
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "test_unrelated" not in done.stdout
     assert "fuseplug:conformance.zoo.kernels:Gated::numbers[0 SiluAndMul] PASSED" in done.stdout
-    assert f"collected {len(CHECKS)} items" in done.stdout
-    assert f"{len(CHECKS) - 2} passed, 2 skipped" in done.stdout  # it has neither a lazy result nor a call of its own
-
-
-def test_a_fault_is_said_in_a_line_without_a_traceback(run_pytest):
-    done = run_pytest("--fuseplug-kernel", "conformance.zoo.adapters:NoSizes", "-k", "declaration")
-    assert done.returncode == 1
+    assert "it runs on npu, and none is here" in done.stdout
     assert "check_sizes must be positive numbers, at least one, not ()" in done.stdout
-    assert "Traceback" not in done.stdout
-    assert ".py:" not in done.stdout.partition("FAILURES")[2]
-    assert "1 failed" in done.stdout
+    assert "Traceback" not in done.stdout  # a fault is said in a line
+    assert ".py:" not in done.stdout.partition("FAILURES")[2].partition("short test summary")[0]
+    assert "1 failed, 3 passed, 3 skipped" in done.stdout  # Gated has no lazy result
 
 
 @thorough
@@ -58,23 +59,13 @@ def test_a_path_on_the_command_line_is_run_too(run_pytest, tmp_path):
     assert f"2 passed, {len(CHECKS) - 1} deselected" in done.stdout
 
 
-def test_what_cannot_be_checked_here_is_skipped_with_the_reason(run_pytest):
-    done = run_pytest("--fuseplug-kernel", "conformance.zoo.kernels:OnAnotherChip", "-rs", "-k", "numbers or match")
-    assert "it runs on npu, and none is here" in done.stdout
-    assert "2 passed, 2 skipped" in done.stdout
-
-
+@thorough
 @pytest.mark.parametrize(
     ("name", "message"),
-    first_quick(
-        [
-            ("no_such_kernel", "--fuseplug-kernel no_such_kernel: no_such_kernel is not installed; these are: "),
-            (
-                "conformance.zoo.kernels:Nobody",
-                "and cannot be imported: module 'conformance.zoo.kernels' has no attribute",
-            ),
-        ]
-    ),
+    [
+        ("no_such_kernel", "--fuseplug-kernel no_such_kernel: no_such_kernel is not installed; these are: "),
+        ("conformance.zoo.kernels:Nobody", "and cannot be imported: module 'conformance.zoo.kernels' has no attribute"),
+    ],
 )
 def test_an_unknown_kernel_is_an_error_of_usage(run_pytest, name, message):
     done = run_pytest("--fuseplug-kernel", name)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 from conformance import uses_private
-from conformance.zoo import adapters, imports_torch, kernels, prints, starts_thread, writes_environ, wrong_heads
-from support.thorough import covering, thorough
+from conformance.zoo import adapters, imports_torch, kernels, wrong_heads
+from support.thorough import covering, first_quick, thorough
 
 from fuseplug_testing import ConformanceError, check_kernel
 from fuseplug_testing.checks import CHECKS
-from fuseplug_testing.importing.fresh_python import ask
 from fuseplug_testing.public_names import used_by
 
 RIGHT = [
@@ -138,9 +137,6 @@ CLASSES = [
     (adapters.UnlikeSpecimens, "specimens", "computes none of the known variants; of 1 tried, plain is nearest: "),
     (adapters.ClaimsMore, "variants", "twice: is claimed, and found on no specimen"),
     (imports_torch.Kernel, "import", "imports torch"),
-    (prints.Kernel, "import", "prints 'hello'"),
-    (writes_environ.Kernel, "import", "writes the environment variable ZOO"),
-    (starts_thread.Kernel, "import", "starts a thread"),
     (
         uses_private.Kernel,
         "import",
@@ -188,20 +184,9 @@ def test_what_a_package_uses_that_is_private_is_named():
     assert list(used_by("fuseplug_liger.rope")) == []  # which is released with what it uses
 
 
-IMPORTS = {
-    "sets_dtype": "changes the default dtype for the whole process",
-    "writes_low": "prints 'hello'",
-    "ignores_signals": "changes the handler of SIGTERM",
-    "hangs": "takes longer than 2 s",
-}
-
-
-@pytest.mark.parametrize(("name", "why"), IMPORTS.items(), ids=list(IMPORTS))
-def test_an_import_that_this_process_should_be_spared_is_named(name, why, monkeypatch):
-    longest = 2.0 if name == "hangs" else 60.0  # torch takes seconds
-    monkeypatch.setattr("fuseplug_testing.importing.fresh_python.LONGEST", longest)
-    said = ask(f"conformance.zoo.{name}", [])
-    assert any(why in what for what in said), said
+def _check(_, check, __):
+    """What must occur in the first half: each check."""
+    return [check]
 
 
 def faults_of(kernel, **how):
@@ -229,7 +214,8 @@ def alone(check):
 
 
 @pytest.mark.parametrize(
-    ("function", "check", "why"), [(name, *rest) for name, rest in FUNCTIONS.items()], ids=list(FUNCTIONS)
+    ("function", "check", "why"),
+    covering([pytest.param(name, *rest, id=name) for name, rest in FUNCTIONS.items()], by=_check),
 )
 def test_what_computes_wrong_is_caught_and_named(function, check, why):
     base = BASES.get(function, kernels.Norm)
@@ -245,19 +231,16 @@ NOT_BY_NAME = {
 BY_NAME = [(name, *rest) for name, rest in FUNCTIONS.items() if name not in NOT_BY_NAME.union(BASES)]
 
 
-@pytest.mark.parametrize(
-    ("function", "check", "why"), covering(BY_NAME, by=lambda function, check, why: [check]), ids=lambda value: value
-)
+@pytest.mark.parametrize(("function", "check", "why"), first_quick(BY_NAME), ids=lambda value: value)
 def test_what_computes_wrong_is_caught_where_arguments_are_passed_by_name(function, check, why):
     kernel = like(kernels.NamedNorm, function=f"conformance.zoo.wrong:{function}")
     why = why.replace("gradient of weight", r"gradient of args\[1\]").replace("OffsetNorm", "NamedOffsetNorm")
     assert_named(faults_of(kernel, checks=alone(check)), check, why)
 
 
-# Each import is one of a Python of its own.
 @pytest.mark.parametrize(
     ("kernel", "check", "why"),
-    covering(CLASSES, by=lambda kernel, check, why: [check if check == "import" else (kernel, why)]),
+    covering(CLASSES, by=_check),
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_what_has_no_manners_is_caught_and_named(kernel, check, why, monkeypatch):

@@ -6,6 +6,7 @@ import torch
 from support.fixtures import (  # noqa: F401 - pytest finds them here
     as_it_was,
     as_on_other_releases,
+    checked_once,
     distribution,
     fresh_python,
     fusing,

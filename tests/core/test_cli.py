@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from support.fixtures import ACTIVATION
+from support.thorough import first_quick, thorough
 
 from fuseplug import cli, kernel_manager
 from fuseplug.cli import main
@@ -88,6 +90,7 @@ class TestList:
             assert any(all(name in line for name in names) for line in table.splitlines())
             assert "why " * 59 in out
 
+    @thorough
     def test_it_prints_on_any_stdout(self, package, fresh_python):
         package("x-odd", "odd", source="raise OSError('é × 中')")
         for arguments in (["list"], ["doctor"]):
@@ -111,7 +114,7 @@ class TestList:
 
     @pytest.mark.parametrize(
         ("option", "before", "imported"),
-        [((), "", "False"), (("--json",), "", "False"), ((), "import torch", "True")],
+        first_quick([(("--json",), "", "False"), ((), "", "False"), ((), "import torch", "True")]),
     )
     def test_does_not_import_torch(self, package, fresh_python, option, before, imported):
         package("x-good", "good")
@@ -219,6 +222,7 @@ class TestPlan:
     def test_directory_without_config(self, run, tmp_path):
         assert "is a directory without config.json" in run("plan", str(tmp_path))[2]
 
+    @thorough
     def test_hub_out_of_reach(self, fresh_python):
         done = fresh_python("-m", "fuseplug", "plan", "owner/model", HF_HUB_OFFLINE="1", HF_HOME="/nowhere")
         assert done.returncode == 2
@@ -226,11 +230,11 @@ class TestPlan:
         assert "Without the network, name a downloaded directory or config.json instead." in done.stderr
         assert "Traceback" not in done.stderr
 
-    def test_without_transformers(self, fresh_python, site, config):
-        (site / "sitecustomize.py").write_text("import sys\nsys.modules['transformers'] = None")
-        done = fresh_python("-m", "fuseplug", "plan", str(config))
-        assert done.returncode == 2
-        assert 'not installed: pip install "fuseplug[transformers]"' in done.stderr
+    def test_without_transformers(self, run, monkeypatch, config):
+        monkeypatch.setitem(sys.modules, "transformers", None)
+        code, _, err = run("plan", str(config))
+        assert code == 2
+        assert 'not installed: pip install "fuseplug[transformers]"' in err
 
     def test_nothing_installed(self, run, config, nothing_installed):
         code, out, err = run("plan", str(config))

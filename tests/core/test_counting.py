@@ -9,6 +9,8 @@ from support.kernels import GateKernel, NormKernel, RotaryKernel
 from support.managers import manager_of
 from support.models import Block, Toy, inputs
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 ROTATIONS = ["layers.0.attention", "layers.1.attention"]
 
 
@@ -82,7 +84,7 @@ def test_a_copy_is_counted_for_itself(fusing, model):
 
 
 def test_a_module_with_the_number_of_one_that_is_gone_is_counted_anew(fusing):
-    for _ in range(20):
+    for _ in range(8):
         model = copy.deepcopy(fused_once(fusing))
         model(inputs())
         assert {each.fused for each in fusing.applied_to(model).calls()} == {1}

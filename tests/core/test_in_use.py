@@ -11,9 +11,12 @@ import torch
 from support.kernels import NormKernel, RotaryKernel, ran, variant_of
 from support.managers import manager_of
 from support.models import Norm, Toy, inputs, tiny_llama
+from support.thorough import first_quick
 
 from fuseplug.patching import InUse
 from fuseplug.patching.replacement import Replacement
+
+pytestmark = pytest.mark.usefixtures("checked_once")
 
 QUIET = []
 
@@ -143,14 +146,6 @@ def test_a_lost_replacement_is_named_with_what_is_there(fusing, model, said):
     assert looked(fusing.apply_all(model), lambda: model(inputs())) == QUIET
 
 
-def test_a_replacement_that_was_deleted_is_put_back(fusing, model, said):
-    applied = fusing.apply_all(model)
-    del model.norm.forward
-    looked(applied, lambda: model(inputs()))
-    assert "and it is the class's own again; apply_all puts it back" in said()[0]
-    assert looked(fusing.apply_all(model), lambda: model(inputs())) == QUIET
-
-
 class TestUnasked:
     """Ten calls are enough, and nobody has to ask."""
 
@@ -207,12 +202,6 @@ class TestUnasked:
             self.run(model, 1)
         assert said() == []
 
-    def test_a_class_that_was_patched_is_said(self, fusing, model, said, monkeypatch):
-        fusing.apply_all(model)
-        monkeypatch.setattr(Norm, "forward", lambda self, hidden_states: hidden_states)
-        self.run(model)
-        assert "no longer the one that was replaced. apply_all, called again, judges what is there now" in said()[0]
-
     def test_one_layer_alone_is_said(self, fusing, model, said):
         fusing.apply_all(model)
         model.norm.register_forward_pre_hook(lambda module, args: (args[0].half(),))
@@ -247,13 +236,6 @@ class TestUnasked:
         model.forward = types.MethodType(own_head, model)
         self.run(model)
         assert f": {__name__}.own_head computes past it" in said()[0]
-
-    def test_a_module_that_another_took_the_place_of_is_said(self, fusing, model, said):
-        fusing.apply_all(model)
-        model.norm = torch.nn.Identity()
-        gc.collect()
-        self.run(model)
-        assert "norm.forward: toy_norm: its module is gone" in said()[0]
 
     def test_what_cannot_be_judged_hinders_no_call(self, fusing, model, said, monkeypatch):
         fusing.apply_all(model)
@@ -363,14 +345,6 @@ class TestUnasked:
                 logits.sum().item()
         assert said() == []
 
-    @pytest.mark.parametrize("rank", ["0", "1"])
-    def test_one_rank_speaks(self, fusing, model, said, monkeypatch, rank):
-        monkeypatch.setenv("RANK", rank)
-        fusing.apply_all(model)
-        model.half()
-        self.run(model, 20, dtype=torch.float16)
-        assert len(said()) == (rank == "0")
-
     def test_each_model_has_its_warning(self, fusing, said):
         for model in (Toy(), Toy()):
             fusing.apply_all(model)
@@ -397,7 +371,7 @@ class TestUnasked:
         self.run(model, 20, dtype=torch.float16)
         assert said() == []
 
-    @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+    @pytest.mark.parametrize("backend", first_quick(["eager", "aot_eager"]))
     def test_compiled_calls_are_no_evidence(self, model, said, backend):
         torch.compiler.reset()
         manager_of(variant_of(NormKernel, function="support.kernels:quiet_norm")).apply_all(model)
@@ -406,13 +380,6 @@ class TestUnasked:
         for _ in range(20):
             compiled(inputs(dtype=torch.float16))
         assert said() == []
-
-
-def test_an_undone_model_has_nothing_that_could_be_in_use(fusing, model, said):
-    applied = fusing.apply_all(model)
-    applied.undo()
-    assert looked(applied, lambda: model(inputs())) == QUIET
-    assert said() == []
 
 
 def test_calls_before_it_was_applied_again_do_not_count(fusing, model, said):
@@ -441,21 +408,7 @@ def test_one_rank_speaks_and_all_know(fusing, model, said, monkeypatch, rank):
     assert len(said()) == (rank == "0")
 
 
-def test_logits_that_are_read_in_every_step_are_named(said):
-    from support.losses import PlainKernel, apply, ids
-
-    model = tiny_llama().train()
-    applied = apply(PlainKernel, model)
-
-    def step():
-        model(input_ids=ids(), labels=ids()).logits.sum().item()
-
-    (found,) = looked(applied, step)
-    assert "its 3 lazy results were computed after all, for " in found.why
-    assert said()
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", first_quick(["eager", "aot_eager"]))
 def test_what_a_compiled_program_calls_is_taken_to_be_in_use(model, said, backend):
     torch.compiler.reset()
     kernels = variant_of(NormKernel, function="support.kernels:quiet_norm")

@@ -23,6 +23,8 @@ from fuseplug.interface import manager as the_manager
 from fuseplug.interface.by_class_name import FUNCTIONS, INSTEAD
 from fuseplug.patching import our_marks
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 @pytest.fixture(autouse=True)
 def _manager(fusing, monkeypatch):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.managers import manager_of
 from support.models import Norm
+from support.thorough import thorough
 
 from fuseplug import kept
 from fuseplug.cli import main
@@ -365,6 +366,7 @@ class TestTimes:
 
 
 class TestDescriptions:
+    @thorough
     def test_they_are_the_same_in_every_process(self):
         script = (
             "from fuseplug_verify.verification.evidence import Evidence, stable\n"

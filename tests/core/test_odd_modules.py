@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.kernels import NormKernel
 from support.models import Norm, inputs
+from support.thorough import thorough
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
@@ -331,6 +332,7 @@ print(len(report.entries), "rows")
 """
 
 
+@thorough
 def test_views_of_freed_memory_are_not_read(fresh_python, monkeypatch):
     import sys
     from pathlib import Path

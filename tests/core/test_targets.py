@@ -17,6 +17,8 @@ from fuseplug import Consent, RejectedError, Scope, Target, UndoError
 
 X = torch.linspace(-1, 1, 48).view(2, 3, 8)
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 @pytest.fixture(autouse=True)
 def _uncounted():

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.promises import Promised
+from support.thorough import first_quick, thorough
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
@@ -458,6 +459,7 @@ def test_what_is_built_elsewhere_is_waited_for(end):
     assert_close([*run(x)], [x * factor])
 
 
+@thorough
 @of("compile_header")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 def test_the_shared_header_is_that_of_the_programs(fresh_python, tmp_path):
@@ -589,6 +591,7 @@ def test_the_store_is_that_with_which_the_ranks_met():
         torch.distributed.destroy_process_group()
 
 
+@thorough
 @of("trust_vectors", "forget_vectors")
 def test_vector_instructions_are_taken_on_trust_and_then_checked(fresh_python):
     code = """
@@ -610,7 +613,7 @@ print([isa.build_arch_flags() == isa._arch_flags for isa in trusted])
 
 
 @of("inductor_threads")
-@pytest.mark.parametrize("said", [None, "3"])
+@pytest.mark.parametrize("said", first_quick(["3", None]))
 def test_as_many_compilers_as_inductor_would_run(fresh_python, monkeypatch, said):
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
     code = """

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
-import pickle
 import threading
 
 import pytest
@@ -21,6 +19,8 @@ from support.losses import (
     step,
     told,
 )
+from support.models import replicated
+from support.thorough import thorough
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -278,36 +278,6 @@ def test_a_hook_on_the_model_may_read_the_logits(kernel):
     assert torch.equal(seen[0], seen[1])
 
 
-def logits_gradient(how):
-    """A step that asks for the gradient of the logits after the loss was computed."""
-
-    def run(model):
-        output = model(input_ids=ids(), labels=ids())
-        if how == "grad":
-            return torch.autograd.grad(output.loss, output.logits)[0]
-        if how == "retain_grad":
-            output.logits.retain_grad()
-            output.loss.backward()
-            return output.logits.grad
-        found = []
-        output.logits.register_hook(lambda gradient: found.append(gradient.clone()))
-        output.loss.backward()
-        return found[0]
-
-    return run
-
-
-@pytest.mark.parametrize("how", ["grad", "retain_grad", "hook"])
-def test_the_gradient_of_the_logits_is_refused_and_there_after_undo(kernel, how):
-    model = language_model()
-    want = logits_gradient(how)(model)
-    applied = apply(kernel, model)
-    with pytest.raises(RuntimeError, match="gradient of a lazy"):
-        logits_gradient(how)(model)
-    applied.undo()
-    assert torch.equal(logits_gradient(how)(model), want)
-
-
 # --- the logits that the model returns
 
 
@@ -359,33 +329,6 @@ def test_the_logits_that_are_read_later_are_those_of_the_original(kernel):
     assert torch.equal(found.logits.detach(), want.logits.detach())
     assert torch.equal(found.to_tuple()[1].argmax(-1), want.logits.argmax(-1))
     assert torch.equal(found.logits[..., :-1, :], want.logits[..., :-1, :])
-
-
-def test_the_logits_that_are_read_after_the_weight_has_changed_are_refused(kernel):
-    model = language_model()
-    apply(kernel, model)
-    output = step(model).output
-    torch.optim.SGD(model.parameters(), 0.1).step()
-    with pytest.raises(RuntimeError, match=r"before optimizer\.step"):
-        output.logits.argmax(-1)
-
-
-def test_outputs_are_copied_pickled_and_moved_as_tensors(kernel):
-    model = language_model()
-    want = step(model).output.logits.detach()
-    apply(kernel, model)
-    output = step(model).output
-    detached = type(output)(**{name: value.detach() for name, value in output.items() if isinstance(value, Tensor)})
-    for found in (pickle.loads(pickle.dumps(detached)), copy.deepcopy(detached)):
-        assert type(found.logits) is Tensor
-        assert torch.equal(found.logits, want)
-    buffer = io.BytesIO()
-    torch.save(output.logits, buffer)
-    buffer.seek(0)
-    assert torch.equal(torch.load(buffer), want)
-    assert torch.equal(output.logits.cpu().detach(), want)
-    assert output.logits.tolist() == want.tolist()
-    assert (output.logits.detach().numpy() == want.numpy()).all()
 
 
 # --- the rest of a model's life
@@ -472,13 +415,14 @@ def test_wrong_labels_raise_what_they_raised(kernel):
 # --- compilers and functional transforms
 
 
+@thorough
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_compiled_model_has_no_breaks_and_the_originals_bits(kernel, order):
     def compiled(model):
         return torch.compile(model, fullgraph=True, backend="aot_eager")
 
     torch._dynamo.reset()
-    true, model = step(compiled(language_model())), language_model()
+    true, model = step(compiled(language_model(num_hidden_layers=1))), language_model(num_hidden_layers=1)
     torch._dynamo.reset()
     if order == "before":
         wrapped = compiled(model)
@@ -491,6 +435,7 @@ def test_a_compiled_model_has_no_breaks_and_the_originals_bits(kernel, order):
     assert_same(found, true, loss=0, gradient=0)
 
 
+@thorough
 def test_with_compiled_layers_the_loss_is_fused(kernel):
     def make():
         model = language_model()
@@ -551,22 +496,10 @@ def test_traced_it_is_the_original(kernel):
 # --- copies and shards in one process
 
 
-def replicated(model):
-    """What `torch.nn.parallel.replicate` makes for a second device."""
-    modules = list(model.modules())
-    copies = {id(module): module._replicate_for_data_parallel() for module in modules}
-    for module in modules:
-        for name, child in module._modules.items():
-            setattr(copies[id(module)], name, copies[id(child)])
-        for name, parameter in module._parameters.items():
-            setattr(copies[id(module)], name, None if parameter is None else parameter * 1)
-    return copies[id(model)]
-
-
 def test_a_replica_of_data_parallel_runs_the_original(kernel):
     def run(model):
         model.zero_grad(set_to_none=True)
-        output = replicated(model)(input_ids=ids(), labels=ids())
+        output = replicated(model, 1)(input_ids=ids(), labels=ids())
         assert type(output.logits) is Tensor
         output.loss.backward()
         return Step(output.loss.detach(), gradients(model))

@@ -8,8 +8,9 @@ import pytest
 import torch
 import transformers
 from support.losses import apply, told
-from support.thorough import covering
+from support.thorough import first_quick, quick_if
 from support.tiny import BASE, EXPERTS, HEAD
+from support.trainer import OPTIONS
 from torch import nn
 from torch.nn import functional
 
@@ -78,7 +79,9 @@ def train(model, way, seen=lambda output: None):
     return torch.tensor(losses), {name: each.detach().clone() for name, each in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("name", "way"), covering([(name, way) for name in MODELS for way in WAYS]))
+@pytest.mark.parametrize(
+    ("name", "way"), quick_if([(name, way) for name in MODELS for way in WAYS], {("llama", "tensor")})
+)
 def test_twenty_steps_are_those_of_the_unfused_model(kernel, name, way):
     model = build(name)
     start = copy.deepcopy(model.state_dict())
@@ -142,19 +145,8 @@ HOWS = {
 def trained(model, folder, how):
     rows = [batch(step, 0) for step in range(6)]
     data = [{"input_ids": ids[row], "labels": labels[row]} for ids, labels in rows for row in range(3)]
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=3,
-        gradient_accumulation_steps=2,
-        max_steps=5,
-        learning_rate=1e-2,
-        save_strategy="no",
-        logging_steps=1000,
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        **HOWS[how],
-    )
+    own = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_steps": 5, "logging_steps": 1000}
+    arguments = transformers.TrainingArguments(str(folder), **{**OPTIONS, **own, **HOWS[how]})
     trainer = Losses(
         model,
         arguments,
@@ -166,7 +158,7 @@ def trained(model, folder, how):
     return torch.stack(trainer.kept), trainer
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", first_quick(HOWS))
 def test_the_trainer_trains_and_evaluates_as_ever(kernel, tmp_path, how):
     pytest.importorskip("accelerate")
     true, unfused = trained(build("qwen3"), tmp_path, how)

@@ -40,7 +40,7 @@ def outcome(experts, arguments):
         return type(error).__name__
 
 
-@pytest.mark.parametrize(("model_type", "config", "variant"), first_quick(ROWS, 2), ids=[row[0] for row in ROWS])
+@pytest.mark.parametrize(("model_type", "config", "variant"), first_quick(ROWS), ids=[row[0] for row in ROWS])
 def test_a_model_computes_the_same_and_comes_back(manager, model_type, config, variant):
     model = build(model_type, config)
     before = step(model)
@@ -59,25 +59,10 @@ def test_a_model_computes_the_same_and_comes_back(manager, model_type, config, v
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-@thorough
-@pytest.mark.parametrize(("model_type", "config", "variant"), [ROWS[0], ROWS[9]], ids=["mixtral", "gpt_oss"])
-def test_half_precision_differs_by_roundings_only(manager, model_type, config, variant):
-    model = build(model_type, config).bfloat16()
-    eager = step(model)["output"]
-    exact = build(model_type, config)
-    exact.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
-    truth = step(exact)["output"]
-    with manager.apply_all(model) as applied:
-        assert {entry.variant for entry in entries(applied.report)} == {variant}
-        fused = step(model)["output"]
-    # Where a rounding decides between two experts, it does so for whole tokens: the middle of them is compared.
-    error = [(each - truth).abs().amax(-1).median() for each in (fused, eager)]
-    assert error[0] <= 1.5 * error[1]
-
-
 @pytest.mark.skipif(not FIVE, reason="the implementation of experts is chosen since transformers 5")
 class TestImplementations:
-    @pytest.mark.parametrize("implementation", first_quick(["eager", "grouped_mm", "batched_mm"], 2))
+    @thorough
+    @pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
     def test_each_is_found_to_be_the_same(self, manager, implementation):
         model = build("mixtral", {})
         model.set_experts_implementation(implementation)
@@ -90,7 +75,7 @@ class TestImplementations:
 
     def test_setting_one_after_applying_changes_nothing_and_undo_brings_it(self, manager):
         model = build("mixtral", {})
-        applied = manager.apply_all(model)
+        applied = manager.apply_all(model, verify=False)
         fused = step(model)["output"]
         model.set_experts_implementation("eager")
         assert torch.equal(step(model)["output"], fused)
@@ -141,11 +126,12 @@ class TestImplementations:
         experts = build("mixtral", {}).layers[0].mlp.experts
         arguments = torch.randn(7, 32), torch.rand(7, 6).topk(2)[1], torch.rand(7, 2)
         expected = experts(*arguments)
-        manager.apply_all(experts)
+        manager.apply_all(experts, verify=False)
         compiled = torch.compile(experts, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(*arguments), expected, rtol=1e-4, atol=1e-5)
 
 
+@thorough
 def test_adapters_of_peft_are_computed_whether_added_before_or_after(manager):
     peft = pytest.importorskip("peft")
     names = "gate_proj|up_proj|down_proj|q_proj"

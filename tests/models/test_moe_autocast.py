@@ -7,12 +7,13 @@ import copy
 import pytest
 import torch
 from support.sparse import ROWS, build, entries, step
-from support.thorough import quick_if
-from torch.utils.checkpoint import checkpoint
+from support.thorough import first_quick, quick_if, thorough
 
 from fuseplug import KernelManager
 from fuseplug_moe.kernels import InductorMoEKernel
 from fuseplug_moe.specimens import listed_blocks, stacked_experts
+
+pytestmark = pytest.mark.usefixtures("checked_once")
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -47,7 +48,7 @@ def number_fused(applied):
 
 @pytest.mark.parametrize(
     ("model_type", "config", "variant"),
-    quick_if([pytest.param(*row, id=row[0]) for row in ROWS], ("qwen3_moe", "gpt_oss")),
+    quick_if([pytest.param(*row, id=row[0]) for row in ROWS], ("gpt_oss",)),
 )
 def test_every_call_is_the_kernels_and_numbers_are_the_originals(manager, model_type, config, variant):
     model = build(model_type, config)
@@ -82,7 +83,7 @@ def filled(module):
     return module
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("dtype", first_quick(HALVES), ids=str)
 def test_experts_in_a_list_are_multiplied_in_the_dtype_of_autocast(manager, dtype):
     block = filled(listed_blocks.SparseBlock(4, 16, 24, 2))
     x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
@@ -98,7 +99,7 @@ def test_experts_in_a_list_are_multiplied_in_the_dtype_of_autocast(manager, dtyp
     assert not torch.equal(fused["result 0"], outcome(block, x)["result 0"])
 
 
-@pytest.mark.parametrize("routing", HALVES, ids=str)
+@pytest.mark.parametrize("routing", first_quick(HALVES), ids=str)
 def test_gradients_have_the_dtypes_of_what_they_are_of(manager, routing):
     experts = filled(stacked_experts.StackedExperts(4, 16, 24))
     index = torch.rand(9, 4, generator=torch.Generator().manual_seed(1)).topk(2)[1]
@@ -114,6 +115,7 @@ def test_gradients_have_the_dtypes_of_what_they_are_of(manager, routing):
         torch.testing.assert_close(found[name], value, rtol=0, atol=eps * value.abs().max().item())
 
 
+@thorough
 class TestSurroundings:
     """Where autocast begins and ends makes no difference."""
 
@@ -160,16 +162,6 @@ class TestSurroundings:
         assert counted(applied) == (number_fused(applied), 0)  # running again stops within the experts
         assert_close(fused, unfused, exact)
 
-    def test_a_list_of_experts_may_be_run_again_too(self, manager):
-        block = filled(listed_blocks.SparseBlock(4, 16, 24, 2))
-        x = torch.randn(2, 8, 16).requires_grad_()
-        applied = manager.apply_all(block)
-        with torch.autocast("cpu", torch.bfloat16):
-            y = checkpoint(lambda x: block(x)[0], x, use_reentrant=False)
-        y.sum().backward()
-        assert counted(applied) == (1, 0)  # running again stops within the experts
-        assert x.grad.dtype == torch.float32
-
     def test_a_half_model_under_autocast_to_the_other_half_has_its_own_numbers(self, manager, qwen):
         qwen.bfloat16()
         unfused = step(qwen, torch.float16)
@@ -179,6 +171,7 @@ class TestSurroundings:
         assert all(torch.equal(fused[name], value) for name, value in unfused.items())
 
 
+@thorough
 def test_the_reason_names_the_dtype_that_came_and_what_was_checked(manager):
     experts = filled(stacked_experts.StackedExperts(4, 16, 24).bfloat16())
     applied = manager.apply_all(experts)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
 from support.mixtures import arguments
-from support.thorough import thorough
+from support.thorough import quick_if, thorough
 from support.tiny import build
 from torch.utils.checkpoint import checkpoint
 
@@ -126,8 +127,9 @@ def assert_as_right(found, original, truth, dtype):
         assert error <= max(2 * allowed, ROUNDINGS * eps * true.abs().max().item()), (error, allowed)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("op", "dtype"), quick_if(itertools.product(OPS, DTYPES), {("swiglu", torch.bfloat16)}), ids=str
+)
 def test_a_penalty_on_gradients_has_the_gradients_of_the_original(started, op, dtype):
     scalar, (fused, reference), make = OPS[op]
     tensors = {name: t.to(dtype) for name, t in make().items()}
@@ -138,7 +140,8 @@ def test_a_penalty_on_gradients_has_the_gradients_of_the_original(started, op, d
     assert bool(started) == (op != "linear_cross_entropy" or dtype is not torch.float16)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=thorough), torch.float16], ids=str)
+@thorough
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_else_differentiates_twice(started, dtype):
     x, weight = some(4, 8).to(dtype), some(8, seed=1).to(dtype)
 
@@ -213,16 +216,9 @@ def test_under_autocast(started):
     assert started
 
 
+@thorough
 @pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("llama", torch.bfloat16),
-        *(pytest.param("llama", dtype, marks=thorough) for dtype in (torch.float32, torch.float16)),
-        *(pytest.param("qwen3_moe", dtype, marks=thorough) for dtype in DTYPES),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("name", "dtype"), itertools.product(("llama", "qwen3_moe"), DTYPES), ids=str)
 def test_a_gradient_penalty_trains_a_model_as_it_does_unfused(started, name, dtype, frozen):
     """All ops are fused; with frozen norms too, of whose weights no gradient is wanted."""
     one_layer = {"num_hidden_layers": 1, "attn_implementation": "eager"}  # flash attention has no second derivative

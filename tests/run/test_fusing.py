@@ -22,6 +22,8 @@ from fuseplug_tools.fusing import moments
 from fuseplug_tools.fusing.fusing import Fusing
 from fuseplug_tools.run.options import ACCELERATE, FSDP1, TRANSFORMERS, RunOptions
 
+pytestmark = pytest.mark.usefixtures("checked_once")
+
 
 @pytest.fixture(autouse=True)
 def said():

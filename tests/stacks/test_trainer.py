@@ -14,6 +14,8 @@ from support.kernels import NormKernel, RotaryKernel, ran, variant_of
 from support.managers import manager_of
 from support.models import Toy, tiny_llama
 from support.thorough import first_quick, thorough
+from support.trainer import losses, rows
+from support.trainer import trainer_of as any_trainer_of
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -23,7 +25,9 @@ pytest.importorskip("accelerate")
 from fuseplug import UndoError  # noqa: E402
 from fuseplug_tools.integrations.transformers import FuseplugCallback  # noqa: E402
 
-ROWS = [{"input_ids": row, "labels": row} for row in torch.arange(96).view(8, 12) * 7 % 29 + 3]
+pytestmark = pytest.mark.usefixtures("checked_once")
+
+ROWS = rows(29)
 
 
 @pytest.fixture
@@ -31,21 +35,8 @@ def callback():
     return FuseplugCallback(manager=manager_of(NormKernel, RotaryKernel))
 
 
-def trainer_of(folder, model, callbacks, model_init=None, **options):
-    arguments = {"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "save_strategy": "no"}
-    arguments |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "seed": 0, "logging_steps": 1} | options
-    return transformers.Trainer(
-        model,
-        transformers.TrainingArguments(str(folder), **arguments),
-        train_dataset=ROWS,
-        eval_dataset=ROWS[:2],
-        callbacks=callbacks,
-        model_init=model_init,
-    )
-
-
-def losses(trainer):
-    return torch.tensor([line["loss"] for line in trainer.state.log_history if "loss" in line])
+def trainer_of(folder, model, callbacks, **options):
+    return any_trainer_of(folder, model, ROWS, callbacks, **{"seed": 0, **options})
 
 
 def parameters(model):
@@ -118,6 +109,7 @@ def test_it_is_fused_before_anything_wraps_the_model_and_stays_so(tmp_path, call
     assert not any("forward" in vars(module) for module in model.modules())
 
 
+@thorough
 def test_undone_at_the_end_it_is_put_on_again_for_more_training(tmp_path):
     model, callback = tiny_llama(), FuseplugCallback(manager=manager_of(NormKernel), undo=True)
     trainer = trained(tmp_path, model, [callback])
@@ -130,6 +122,7 @@ def test_undone_at_the_end_it_is_put_on_again_for_more_training(tmp_path):
         assert ran["norm"]
 
 
+@thorough
 @pytest.mark.parametrize("fuse", [False, True])
 def test_a_model_that_is_made_anew_for_training_is_fused(tmp_path, callback, fuse):
     made = []
@@ -148,6 +141,7 @@ def test_a_model_that_is_made_anew_for_training_is_fused(tmp_path, callback, fus
         assert all(calls.fused and not calls.original for calls in callback.applied_to(made[1]).calls())
 
 
+@thorough
 def test_what_is_saved_is_what_an_unfused_model_saves_and_training_resumes(tmp_path, callback):
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     whole = trained(tmp_path / "whole", tiny_llama(), [callback], **options)
@@ -209,6 +203,7 @@ def test_kernels_that_do_nothing_are_named_once_in_the_log(tmp_path, caplog):
     )
 
 
+@thorough
 def test_they_are_named_though_there_are_fewer_steps(tmp_path, caplog):
     callback = FuseplugCallback(manager=manager_of(NormKernel))
     trainer = trainer_of(tmp_path, tiny_llama(), [callback], max_steps=1)
@@ -221,10 +216,10 @@ def test_they_are_named_though_there_are_fewer_steps(tmp_path, caplog):
 
 def test_where_nothing_is_fused_it_says_why(tmp_path, caplog):
     wrong = variant_of(NormKernel, function="support.kernels:rotary_reference")
-    trained(tmp_path, tiny_llama(), [FuseplugCallback(manager=manager_of(wrong))])
+    trainer_of(tmp_path, tiny_llama(), [FuseplugCallback(manager=manager_of(wrong))])
     assert "nothing is fused in LlamaForCausalLM: toy_norm" in caplog.text
     caplog.clear()
-    trained(tmp_path, tiny_llama(), [FuseplugCallback(manager=manager_of())])
+    trainer_of(tmp_path, tiny_llama(), [FuseplugCallback(manager=manager_of())])
     assert "no module of it has the op of an installed kernel" in caplog.text
 
 
@@ -244,6 +239,7 @@ def test_one_callback_serves_two_trainers(tmp_path, callback):
         assert all(calls.fused for calls in callback.applied_to(model).calls())
 
 
+@thorough
 def test_it_is_added_to_every_trainer_without_touching_its_script(tmp_path, monkeypatch, callback):
     monkeypatch.setattr(transformers.trainer, "DEFAULT_CALLBACKS", [*transformers.trainer.DEFAULT_CALLBACKS, callback])
     model = tiny_llama()
@@ -286,6 +282,7 @@ def test_a_model_that_others_move_is_planned_for_where_it_will_run():
     assert asked == [{"only": "a"}, there, there, {"device": "npu"}]
 
 
+@thorough
 def test_what_somebody_put_over_a_kernel_is_said_when_training_ends(tmp_path):
     callback = FuseplugCallback(manager=manager_of(NormKernel), undo=True)
     trainer = trainer_of(tmp_path, tiny_llama(), [callback])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.ranks import failures, same_on_all
 from support.tiny import build
+from support.trainer import losses, rows, trainer_of
 from torch import distributed
 
 from fuseplug import KernelManager
@@ -18,39 +19,23 @@ pytestmark = [
 ]
 
 KERNELS = ["inductor_fused_rmsnorm", "inductor_fused_swiglu", "inductor_fused_rope"]
-ROWS = [{"input_ids": row, "labels": row} for row in torch.arange(96).view(8, 12) * 7 % 57 + 3]
 
 
 def trained(folder, stage, callbacks=()):
-    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+    from transformers import AutoModelForCausalLM
 
-    arguments = TrainingArguments(
-        f"{folder}/trained",
-        max_steps=4,
-        per_device_train_batch_size=2,
-        learning_rate=1e-2,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_steps=1,
-        deepspeed={
-            "train_micro_batch_size_per_gpu": 2,
-            "gradient_clipping": "auto",
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-            # It keeps small parameters whole, and all of these are small.
-            "zero_optimization": {"stage": stage} | ({"stage3_param_persistence_threshold": 0} if stage == 3 else {}),
-        },
-    )
+    deepspeed = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": "auto",
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        # It keeps small parameters whole, and all of these are small.
+        "zero_optimization": {"stage": stage} | ({"stage3_param_persistence_threshold": 0} if stage == 3 else {}),
+    }
     model = AutoModelForCausalLM.from_pretrained(folder).train()  # split already, with ZeRO-3
-    trainer = Trainer(model, arguments, train_dataset=ROWS, callbacks=list(callbacks))
+    trainer = trainer_of(f"{folder}/trained", model, rows(57), callbacks, deepspeed=deepspeed)
     trainer.train()
     return trainer
-
-
-def losses(trainer):
-    return torch.tensor([line["loss"] for line in trainer.state.log_history if "loss" in line])
 
 
 def check(folder, stage):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.ranks import failures, same_on_all
 from support.tiny import build
+from support.trainer import losses, rows, trainer_of
 from torch import distributed
 
 from fuseplug import KernelManager
@@ -19,7 +20,7 @@ pytestmark = [
 ]
 
 KERNELS = ["inductor_fused_rmsnorm", "inductor_fused_swiglu", "inductor_fused_rope"]
-ROWS = [{"input_ids": row, "labels": row} for row in torch.arange(96).view(8, 12) * 7 % 57 + 3]
+ROWS = rows(57)
 
 
 def fsdp(version, **options):
@@ -43,33 +44,15 @@ WRAPPED = {
 
 
 def trained(folder, way, callbacks=()):
-    from transformers import Trainer, TrainingArguments
-
     for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]  # of the case before
     # The Trainer of 4.57 takes no version: there it is that of `accelerate launch`, which says it here.
     os.environ["FSDP_VERSION"] = str(WAYS[way].get("fsdp_config", {}).get("version", 1))
-    arguments = TrainingArguments(
-        folder,
-        max_steps=4,
-        per_device_train_batch_size=2,
-        learning_rate=1e-2,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_steps=1,
-        **WAYS[way],
-    )
     model = build("qwen3").train()
     model.config.use_cache = False  # 4.57 would fill a cache twice in layers that are checkpointed
-    trainer = Trainer(model, arguments, train_dataset=ROWS, callbacks=list(callbacks))
+    trainer = trainer_of(folder, model, ROWS, callbacks, **WAYS[way])
     trainer.train()
     return trainer
-
-
-def losses(trainer):
-    return torch.tensor([line["loss"] for line in trainer.state.log_history if "loss" in line])
 
 
 def kinds(trainer):

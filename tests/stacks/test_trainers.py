@@ -11,30 +11,13 @@ from support.managers import manager_of
 from support.models import tiny_llama
 from support.thorough import thorough
 from support.tokens import number_tokenizer
+from support.trainer import OPTIONS, losses, rows
 
 pytestmark = thorough
 
-ROWS = [{"input_ids": row, "labels": row} for row in (torch.arange(96).view(8, 12) * 7 % 29 + 3).tolist()]
-
-
-def arguments(folder):
-    return {
-        "output_dir": str(folder),
-        "max_steps": 4,
-        "per_device_train_batch_size": 2,
-        "learning_rate": 1.0,
-        "optim": "sgd",  # Adam makes steps of rounding errors, where gradients are zero
-        "save_strategy": "no",
-        "report_to": [],
-        "use_cpu": True,
-        "bf16": False,
-        "disable_tqdm": True,
-        "logging_steps": 1,
-    }
-
-
-def losses(trainer):
-    return torch.tensor([line["loss"] for line in trainer.state.log_history if "loss" in line])
+ROWS = [{name: row.tolist() for name, row in each.items()} for each in rows(29)]
+# Adam makes steps of rounding errors, where gradients are zero.
+HOW = {**OPTIONS, "learning_rate": 1.0, "optim": "sgd", "bf16": False}
 
 
 @pytest.fixture
@@ -69,7 +52,7 @@ def test_trl_sft(tmp_path, callback, caplog):
     def make(callbacks):
         return trl.SFTTrainer(
             tiny_llama(),
-            trl.SFTConfig(**arguments(tmp_path)),
+            trl.SFTConfig(str(tmp_path), **HOW),
             train_dataset=datasets.Dataset.from_list(ROWS),
             processing_class=number_tokenizer(),
             callbacks=callbacks,
@@ -154,7 +137,7 @@ def test_trl_dpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
         return trl.DPOTrainer(
             tiny_llama(),
             references[-1],
-            args=trl.DPOConfig(**arguments(tmp_path)),
+            args=trl.DPOConfig(str(tmp_path), **HOW),
             train_dataset=data,
             processing_class=number_tokenizer(),
             callbacks=callbacks,
@@ -185,7 +168,8 @@ def test_trl_grpo_leaves_the_reference_model_alone(tmp_path, callback, fusing):
             transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
             large,
             args=trl.GRPOConfig(
-                **arguments(tmp_path) | {"per_device_train_batch_size": 4},
+                str(tmp_path),
+                **{**HOW, "per_device_train_batch_size": 4},
                 num_generations=4,
                 max_completion_length=6,
                 beta=0.1,

@@ -14,6 +14,7 @@ import torch
 
 from fuseplug import torch_private
 from fuseplug.cli import main
+from fuseplug_verify.verification import evidence
 from support import kernels
 from support.managers import manager_of
 from support.models import Toy
@@ -84,6 +85,17 @@ def write_distribution(
 def as_on_other_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     """On torch 2.11 a plan leaves compiled calls to the originals. test_gains.py tests that, on every release."""
     monkeypatch.setattr(torch_private, "MISCOMPILES_FUNCTIONS", False)
+
+
+@pytest.fixture
+def checked_once(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a kernel passed is kept for the tests after this one, as it is for a user's next process.
+
+    For tests of what becomes of a fused model: most of their time would go into the same few checks.
+    """
+    monkeypatch.setenv("FUSEPLUG_CACHE", str(tmp_path_factory.getbasetemp() / "kept"))
+    monkeypatch.setattr(evidence, "_must_be_installed", lambda package: None)  # nothing is kept of a checkout
+    monkeypatch.setattr(evidence, "_installed", lambda: ())  # nor after tests have installed distributions
 
 
 @pytest.fixture

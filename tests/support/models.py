@@ -121,6 +121,19 @@ class Pipeline:
         self.model = nn.Linear(2, 2)
 
 
+def replicated(model, factor):
+    """What `torch.nn.parallel.replicate` makes for a second device, with parameters *factor* times as large."""
+    modules = list(model.modules())
+    copies = {id(module): module._replicate_for_data_parallel() for module in modules}
+    for module in modules:
+        replica = copies[id(module)]
+        for name, child in module._modules.items():
+            setattr(replica, name, copies[id(child)])
+        for name, parameter in module._parameters.items():
+            setattr(replica, name, None if parameter is None else parameter * factor)
+    return copies[id(model)]
+
+
 def gelu_mlp():
     return MLP(act=nn.GELU())
 

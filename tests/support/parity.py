@@ -10,6 +10,7 @@ def assert_parity(manager, model, step, **options):
     """The tensors that *step* gives by name are, fused, as near to the truth as unfused; after undo they are the same.
 
     The truth in half precision is the unfused model in float32, which *model* is left as. *options* are for apply_all.
+    Gives the report of what was fused.
     """
     dtype = next(model.parameters()).dtype
     before = step(model)
@@ -25,6 +26,7 @@ def assert_parity(manager, model, step, **options):
         allowed = 2 * distance(unfused, truth[key]) + ROUNDINGS[dtype] * torch.finfo(dtype).eps
         assert distance(fused[key], truth[key]) <= allowed, key
         assert torch.equal(after[key], unfused)
+    return applied.report
 
 
 def distance(found, true):

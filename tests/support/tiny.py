@@ -100,12 +100,12 @@ def build(model_type: str, dtype: torch.dtype = torch.float32, **options: Any) -
     """A model in eval mode, always with the same weights; in half precision its tokens go to every expert.
 
     Args:
-        model_type: A key of `TINY`.
+        model_type: A key of `TINY`, or another with all that its config must say among *options*.
         dtype: Of its weights.
         options: Other arguments of its config.
     """
     torch.manual_seed(0)
-    arguments = {**TINY[model_type], **options}
+    arguments = {**TINY.get(model_type, {}), **options}
     if dtype is not torch.float32:
         arguments = {**arguments, **{name: value for name, value in EVERY_EXPERT.items() if name in arguments}}
     config = transformers.AutoConfig.for_model(model_type, **arguments)

@@ -40,6 +40,7 @@ def test_nothing_that_is_fused_computes_anything_else() -> None:
     assert [record for record in CONTENT["classes"] if not (record["fused"] or record["answer"])] == []
 
 
+@thorough
 def test_a_class_that_nobody_lists_is_found_built_and_compared() -> None:
     (record,) = class_records(KernelManager(environ={}), GatedElsewhere)
     assert (record["op"], record["status"], record["fused"]) == ("swiglu", "checked", True)
@@ -48,12 +49,11 @@ def test_a_class_that_nobody_lists_is_found_built_and_compared() -> None:
 
 
 def rows() -> Iterator[Any]:
-    quick = {"diffusers.models.normalization: RMSNorm", "timm.layers.norm: RmsNorm"}
     for record in CONTENT["classes"]:
-        name = f"{record['module']}: {record['class']}"
-        yield pytest.param(record, id=name, marks=() if name in quick else thorough)
+        yield pytest.param(record, id=f"{record['module']}: {record['class']}")
 
 
+@thorough
 @pytest.mark.parametrize("record", rows())
 def test_a_row_is_so(record: dict[str, Any]) -> None:
     module = pytest.importorskip(record["module"], reason="a session of its own has these libraries")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import transformers
-from support.thorough import quick_if, thorough
+from support.thorough import thorough
 from survey.census import Census
 from survey.single_class import Class, classes, instance
 
@@ -17,7 +17,6 @@ from fuseplug_verify.reading import Reading, read
 
 CENSUS = Census.of(transformers.__version__)
 OPS = ("rmsnorm", "swiglu", "moe")
-SOME = quick_if(OPS, {"swiglu"})
 # One process reads a class for all of these.
 pytestmark = pytest.mark.xdist_group("reading transformers")
 
@@ -43,19 +42,22 @@ def of_op(op: str) -> dict[str, Reading]:
     return readings(op)
 
 
-@pytest.mark.parametrize("op", SOME)
+@thorough
+@pytest.mark.parametrize("op", OPS)
 def test_nearly_every_class_is_made(op):
     assert len(of_op(op)) >= 0.95 * len([each for each in classes(CENSUS) if each.op == op])
 
 
-@pytest.mark.parametrize("op", SOME)
+@thorough
+@pytest.mark.parametrize("op", OPS)
 def test_all_of_it_is_read_and_nothing_in_it_has_effects(op):
     found = of_op(op)
     assert {name: each.unread for name, each in found.items() if each.unread} == {}
     assert {name: each.side_effects for name, each in found.items() if each.side_effects} == {}
 
 
-@pytest.mark.parametrize("op", SOME)
+@thorough
+@pytest.mark.parametrize("op", OPS)
 def test_every_class_computes_with_something_that_it_has(op):
     assert [name for name, each in of_op(op).items() if not each.reads and "Unweighted" not in name] == []
 

@@ -15,12 +15,13 @@ from .single_class import Called, Class, check, classes
 MANAGER = KernelManager(environ={})
 
 
+@thorough
 @pytest.mark.parametrize(
     ("each", "variant"),
     [
         (Class("swiglu", "phi3", "Phi3MLP"), "silu"),
-        pytest.param(Class("rmsnorm", "gemma", "GemmaRMSNorm"), "gemma", marks=thorough),
-        pytest.param(Class("moe", "gpt_oss", "GptOssExperts"), "swish-clamp-before-offset", marks=thorough),
+        (Class("rmsnorm", "gemma", "GemmaRMSNorm"), "gemma"),
+        (Class("moe", "gpt_oss", "GptOssExperts"), "swish-clamp-before-offset"),
     ],
 )
 def test_a_class_is_built_fused_and_compared(each: Class, variant: str) -> None:
@@ -29,6 +30,7 @@ def test_a_class_is_built_fused_and_compared(each: Class, variant: str) -> None:
     assert [site["variant"].split()[0] for site in record["sites"]] == [variant]
 
 
+@thorough
 def test_a_caller_of_a_rotary_function_is_planned() -> None:
     record = check(MANAGER, Class("rope", "llama", "LlamaAttention"))
     assert (record["status"], record["sites"][0]["target"]) == ("planned", "forward:apply_rotary_pos_emb")

@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from support.losses import PlainKernel
 from support.managers import manager_of
+from support.thorough import first_quick, thorough
 
 from fuseplug import PlanError, kernel_manager
 from fuseplug.cli import main
@@ -341,6 +342,7 @@ class TestCommand:
             return int(leave.code or 0)
         return 0
 
+    @thorough
     def test_a_table(self, tiny, capsys):
         assert self.run(tiny, "--vs", "eager,again") == 0
         out = capsys.readouterr().out
@@ -365,6 +367,7 @@ class TestCommand:
         assert found["report"]["fused"] == 3
         assert found["machine"]["cores"]
 
+    @thorough
     def test_several_are_given_with_commas_or_one_by_one(self, tiny, capsys):
         assert self.run(tiny, "--mode", "prefill, decode", "--tokens", "6,8", "--json") == 0
         found = json.loads(capsys.readouterr().out)
@@ -376,6 +379,7 @@ class TestCommand:
         assert self.run(tiny, "--tokens", "6,many") == 2
         assert "as in --tokens 16,512; found 'many'" in " ".join(capsys.readouterr().err.split())
 
+    @thorough
     def test_a_picture(self, tiny, tmp_path):
         pytest.importorskip("matplotlib")
         path = tmp_path / "times.png"
@@ -399,7 +403,7 @@ class TestCommand:
 
 
 class TestEachKernelByItself:
-    @pytest.mark.parametrize(("mode", "work"), [("train", "forward and backward"), ("prefill", "forward")])
+    @pytest.mark.parametrize(("mode", "work"), first_quick([("train", "forward and backward"), ("prefill", "forward")]))
     def test_every_different_replacement_has_a_row(self, tiny, mode, work):
         found = compare(
             tiny,
@@ -441,6 +445,7 @@ class TestEachKernelByItself:
         assert original is type(model.model.norm).forward
         assert torch.equal(original(*call.args), kernel(*call.args))
 
+    @thorough
     def test_a_call_that_is_too_small_to_gain_is_timed_all_the_same_and_said_to_be(self, tiny, monkeypatch):
         class FromAThousandOn(PlainNorms):
             kernel_id: ClassVar[str] = "large_rmsnorm"

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.thorough import thorough
 
 from fuseplug import BaseKernel
 from fuseplug.discovery.records import KernelRecord
@@ -229,27 +230,28 @@ def test_variables():
 
 
 class TestCommand:
-    def run(self, fresh_python, *args, **environ):
-        environ = {"FUSEPLUG_ALLOW": "x-a,x-b", "COLUMNS": "200", **environ}
-        return fresh_python("-m", "fuseplug", "doctor", *args, **environ)
+    @pytest.fixture(autouse=True)
+    def allowed(self, monkeypatch):
+        monkeypatch.setenv("FUSEPLUG_ALLOW", "x-a,x-b")
 
-    def test_all_is_well(self, package, fresh_python):
+    def test_all_is_well(self, package, run):
         package("x-a", "a")
-        done = self.run(fresh_python)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "ready on cpu" in done.stdout
-        assert ", 0 fail" in done.stdout
+        code, out, err = run("doctor")
+        assert (code, err) == (0, "")
+        assert "ready on cpu" in out
+        assert ", 0 fail" in out
 
-    def test_something_cannot_work(self, package, fresh_python):
+    def test_something_cannot_work(self, package, run):
         package("x-a", "a", source="1 / 0")
         package("x-b", "b")
-        done = self.run(fresh_python, "--json")
-        assert done.returncode == 1
-        rows = {row["name"]: row for row in json.loads(done.stdout)}
+        code, out, _ = run("doctor", "--json")
+        assert code == 1
+        rows = {row["name"]: row for row in json.loads(out)}
         assert rows["a"]["state"] == "fail"
         assert rows["b"]["state"] == "ok"
         assert rows["Python"]["found"].startswith(".".join(map(str, sys.version_info[:3])))
 
+    @thorough
     def test_torch_npu_without_cann(self, package, site, fresh_python):
         package("x-a", "a")
         release = torch.__version__.partition("+")[0]
@@ -258,12 +260,12 @@ class TestCommand:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch-npu\nVersion: {release}\n")
         (info / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
         (site / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')")
-        done = self.run(fresh_python)
+        done = fresh_python("-m", "fuseplug", "doctor", COLUMNS="200")
         assert (done.returncode, done.stderr) == (1, "")
         assert "cannot be imported: ImportError: libhccl.so" in done.stdout
         assert (
             "source /usr/local/Ascend/ascend-toolkit/set_env.sh, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stdout
         )
-        done = self.run(fresh_python, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+        done = fresh_python("-m", "fuseplug", "doctor", COLUMNS="200", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
         assert "not loaded: TORCH_DEVICE_BACKEND_AUTOLOAD=0" in done.stdout
         assert done.returncode == 0

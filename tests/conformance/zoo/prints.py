@@ -1,7 +1,0 @@
-from . import kernels
-
-print("hello")
-
-
-class Kernel(kernels.Norm):
-    pass
