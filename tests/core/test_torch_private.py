@@ -18,7 +18,6 @@ from torch.nn import functional
 from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
-from torch.utils.checkpoint import checkpoint
 from torch.utils.dlpack import to_dlpack
 
 from fuseplug import torch_private as of_core
@@ -84,27 +83,6 @@ def test_what_is_traced_away_runs_while_tracing_and_leaves_nothing():
     assert (len(ran), graphs) == (1, [["placeholder", "call_function", "output"]])
 
 
-@of("disable_dynamo")
-def test_a_disabled_function_and_what_it_calls_are_not_compiled():
-    graphs = []
-
-    def inner(x):
-        return x + 1 if not torch.compiler.is_compiling() else x
-
-    @private.disable_dynamo
-    def function(x):
-        return inner(x)
-
-    def backend(graph, _):
-        graphs.append([node.op for node in graph.graph.nodes])
-        return graph.forward
-
-    torch.compiler.reset()
-    compiled = torch.compile(function, backend=backend)
-    assert_close(compiled(X), X + 1)
-    assert not graphs
-
-
 class Written(torch.autograd.Function):
     """``2 x``, written into its result."""
 
@@ -134,15 +112,6 @@ def test_what_several_have_is_the_same():
         members = [getattr(home, name) for home in HOMES if hasattr(home, name)]
         texts = {inspect.getsource(member) if inspect.isfunction(member) else repr(member) for member in members}
         assert len(texts) == 1, name
-
-
-@of("get_tracing_state")
-def test_a_tracer_has_a_state():
-    def trace(f):
-        torch.jit.trace(f, (X,), check_trace=False)
-
-    assert seen(lambda x: private.get_tracing_state() is not None, trace)
-    assert private.get_tracing_state() is None
 
 
 @of("peek_interpreter_stack")
@@ -236,7 +205,7 @@ def test_modes_that_see_operations_can_be_taken_off():
         assert private.len_torch_dispatch_stack() == 1
 
 
-@of("len_torch_function_stack", "function_modes_off", "has_foreign_function_mode")
+@of("function_modes_off", "has_foreign_function_mode", "len_torch_function_stack")
 def test_modes_that_see_functions_can_be_taken_off_and_put_back():
     class Own(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -257,17 +226,6 @@ def test_modes_that_see_functions_can_be_taken_off_and_put_back():
     assert not private.has_foreign_function_mode()
     with torch.device("meta"):
         assert not private.has_foreign_function_mode()
-
-
-@of("saves_are_hooked")
-def test_hooks_of_what_is_saved_are_known():
-    assert not private.saves_are_hooked()
-    with torch.autograd.graph.save_on_cpu():
-        assert private.saves_are_hooked()
-    assert not private.saves_are_hooked()
-    x, inside = X.clone().requires_grad_(), []
-    checkpoint(lambda y: inside.append(private.saves_are_hooked()) or y * y, x, use_reentrant=False)
-    assert inside == [True]
 
 
 @of("temporarily_clear_interpreter_stack")
@@ -316,23 +274,11 @@ def test_tensors_on_one_storage_share_its_id():
     assert private.storage_id(one) != private.storage_id(other)
 
 
-@of("OpOverload", "OpOverloadPacket")
-def test_operations_have_these_types():
-    assert type(torch.ops.aten.add.Tensor) is private.OpOverload
-    assert type(torch.ops.aten.add) is private.OpOverloadPacket
-
-
-@of("schemas_of")
-def test_schemas_say_what_is_written_to():
-    def written(op):
-        aliases = [[a.alias_info for a in schema.arguments] for schema in private.schemas_of(op)]
-        return [[info is not None and info.is_write for info in each] for each in aliases]
-
-    assert written(torch.ops.aten.add_.Tensor) == [[True, False, False]]
-    assert written(torch.ops.aten.add.Tensor) == [[False, False, False]]
-    assert len(written(torch.ops.aten.add_)) == len(torch.ops.aten.add_.overloads())
-    assert all(each[0] for each in written(torch.ops.aten.add_))
-    assert private.schemas_of(torch.ops.aten.add.Tensor)[0].arguments[2].name == "alpha"
+@of("writes_to")
+def test_a_schema_says_what_is_written_to():
+    assert private.writes_to(torch.ops.aten.add_.Tensor) == [True, False, False]
+    assert private.writes_to(torch.ops.aten.add.Tensor) == [False, False, False]
+    assert private.writes_to(torch.ops.aten.add.out) == [False, False, False, True]
 
 
 REGISTER = (
@@ -388,18 +334,6 @@ def test_onednn_multiplies():
     x, weight = torch.randn(5, 7), torch.randn(3, 7)
     assert_close(private.onednn_linear(x, weight), functional.linear(x, weight))
     assert_close(private.onednn_linear(x, torch.randn(7, 3).t().copy_(weight)), functional.linear(x, weight))
-
-
-def _compiled(function, **how):
-    """*function*, compiled without Inductor, and the shapes for which that was done."""
-    shapes = []
-
-    def backend(graph, examples):
-        shapes.extend(tuple(each.shape) for each in examples if isinstance(each, torch.Tensor))
-        return graph.forward
-
-    torch.compiler.reset()
-    return torch.compile(function, backend=backend, fullgraph=True, **how), shapes
 
 
 @of("Recording", "recorded")
@@ -635,23 +569,6 @@ def test_what_a_fake_mode_does_first_is_done_by_the_thread_that_asks(monkeypatch
     monkeypatch.setattr(torch._C, "_ensureCUDADeviceGuardSet", lambda: asked.append(threading.get_ident()), False)
     inductor.prepare_recording()
     assert asked == ([] if gpu else [threading.get_ident()])
-
-
-PER_CALL = ("get_tracing_state", "len_torch_function_stack")
-
-
-@pytest.mark.parametrize("name", PER_CALL)
-def test_dynamo_traces_through_what_is_asked_at_each_call(name):
-    ask = getattr(private, name)
-
-    def function(x):
-        if torch.compiler.is_compiling() and not ask():
-            return x + 1
-        return x - 1
-
-    compiled, shapes = _compiled(function)
-    assert torch.equal(compiled(X), X + 1)
-    assert len(shapes) == 1
 
 
 ALIASES = sorted(name for name in vars(private) if type(getattr(private, name)) is type(len))
