@@ -418,33 +418,32 @@ assert headers == [first, first]
 
 
 def doubled_in_place(x):
-    return [x.mul_(2)]
+    x.mul_(2)
+    return [x + 1]
+
+
+def doubled_in_place_alone(x):
+    x.mul_(2)
+    return []
 
 
 def tripled_in_a_copy(x):
     return [(x + 0).mul_(3)]
 
 
-@pytest.mark.parametrize(
-    ("function", "functional"),
-    [
-        (lambda x: [x + 1], True),
-        (tripled_in_a_copy, True),
-        (doubled_in_place, False),
-        (lambda x: [x], False),
-        (lambda x: [x.view(3, -1)], False),
-        (lambda x: [y := x + 1, y[0]], False),
-    ],
-    ids=["pure", "own", "input", "itself", "view", "shared"],
-)
+@pytest.mark.parametrize("function", [tripled_in_a_copy, doubled_in_place, doubled_in_place_alone])
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_what_is_written_to_and_what_shares_memory_is_seen_and_right(function, functional):
-    found = inductor.recorded(function, [torch.ones(4, 3)], [(0,)])
-    assert found.is_functional() == functional
-    run, _ = inductor.compiled_by_inductor(found)
-    given, expected = torch.arange(15.0).view(5, 3), torch.arange(15.0).view(5, 3)
-    assert_close([*run(given)], function(expected))
-    assert_close(given, expected)
+def test_what_is_written_to_is_written(function):
+    run, _ = inductor.compiled_by_inductor(inductor.recorded(function, [torch.ones(4, 3)], [(0,)]))
+    x, expected = torch.arange(15.0).view(5, 3), torch.arange(15.0).view(5, 3)
+    assert_close([*run(x)], function(expected))
+    assert_close(x, expected)
+
+
+@pytest.mark.parametrize("function", [lambda x: [x], lambda x: [x.view(3, -1)], lambda x: [y := x + 1, y[0]]])
+def test_results_that_share_memory_are_refused(function):
+    with pytest.raises(TypeError, match=r"its results share memory with its arguments or each other.*return a clone"):
+        inductor.recorded(function, [torch.ones(4, 3)], [(0,)])
 
 
 @of("import_dynamo", "DYNAMO_SETTINGS", "INDUCTOR_SETTINGS")
@@ -552,10 +551,8 @@ import sys
 from fuseplug_backends.torch_private.inductor import inductor_threads
 guessed = inductor_threads()
 assert "torch._inductor" not in sys.modules
-from torch._inductor import async_compile, config
-assert guessed == inductor_threads() == async_compile.get_compile_threads()
-config.compile_threads = 7
-assert inductor_threads() == 7
+from torch._inductor import async_compile
+assert guessed == async_compile.get_compile_threads()
 """
     done = fresh_python(code, **({} if said is None else {"TORCHINDUCTOR_COMPILE_THREADS": said}))
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.overrides import _pop_mode_temporarily, has_torch_function
@@ -31,13 +32,14 @@ DYNAMO_WRAPPERS = ("torch._dynamo", "torch._compile")
 
 
 @contextlib.contextmanager
-def function_modes_off() -> Iterator[None]:
-    """Inside, no mode sees functions.
+def function_modes_off() -> Iterator[list[Any]]:
+    """Inside, no mode sees functions. Gives those that do outside.
 
     They are taken off the stack. What torch has to switch them off, `torch._C.DisableTorchFunction`, sets a flag that
     Dynamo guards on: a kernel compiled inside would be compiled again at run time.
     """
     with contextlib.ExitStack() as stack:
+        modes = []
         while has_torch_function((None,)):  # which is true of no argument but where a mode is entered
-            stack.enter_context(_pop_mode_temporarily())
-        yield
+            modes.append(stack.enter_context(_pop_mode_temporarily()))
+        yield modes

@@ -121,8 +121,8 @@ class LazyTensor(Tensor):
             not torch.is_grad_enabled()
             or not all(map(_plain, tensors))
             or not any(tensor.requires_grad for tensor in tensors)
-            or has_foreign_function_mode()
             or is_watched()
+            or has_foreign_function_mode()
         ):
             return cast("Self", NotImplemented)
         with torch.no_grad():

@@ -44,26 +44,23 @@ disable_current_modes = _disable_current_modes
 
 
 @contextlib.contextmanager
-def function_modes_off() -> Iterator[None]:
-    """Inside, no mode sees functions.
+def function_modes_off() -> Iterator[list[Any]]:
+    """Inside, no mode sees functions. Gives those that do outside.
 
     They are taken off the stack. What torch has to switch them off, `torch._C.DisableTorchFunction`, sets a flag that
     Dynamo guards on: a kernel compiled inside would be compiled again at run time.
     """
     with contextlib.ExitStack() as stack:
+        modes = []
         while has_torch_function((None,)):  # which is true of no argument but where a mode is entered
-            stack.enter_context(_pop_mode_temporarily())
-        yield
+            modes.append(stack.enter_context(_pop_mode_temporarily()))
+        yield modes
 
 
 def has_foreign_function_mode() -> bool:
     """Whether a mode sees functions that does more than to choose a default device."""
-    with contextlib.ExitStack() as stack:
-        while has_torch_function((None,)):
-            mode = stack.enter_context(_pop_mode_temporarily())
-            if type(mode) is not DeviceContext:
-                return True
-    return False
+    with function_modes_off() as modes:
+        return any(type(mode) is not DeviceContext for mode in modes)
 
 
 def writes_to(op: Any) -> list[bool]:
