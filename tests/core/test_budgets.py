@@ -24,7 +24,7 @@ LINES = {
     "core/src": 4714,
     "core/verify/src": 4460,
     "core/tools/src": 2630,
-    "kernel-packages/backends/src": 1430,
+    "kernel-packages/backends/src": 1410,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 2550,
     "kernel-packages/moe/src": 3820,
@@ -34,7 +34,7 @@ LINES = {
 }
 """Lines of code of each distribution. The aims: 3,800 of core, 3,500 of verify, 2,900 of tools, 1,500 of backends."""
 
-PRIVATE_NAMES_OF_TORCH = 68
+PRIVATE_NAMES_OF_TORCH = 47
 """Each by its whole name, in all distributions together."""
 
 WRONG_WAY = 0

@@ -314,6 +314,8 @@ Outside.call = there["unseen"]
         (lambda self, x: torch.utils.checkpoint.checkpoint(self, x), "checkpoint is not known only to compute"),
         (lambda self, x, cache: cache.refresh(x), "what is called refresh is not known"),
         (lambda self, x: torch.distributed.all_reduce(x), "all_reduce is not known only to compute"),
+        (lambda self, x: torch.ops.aten.clone(x), "clone is not known only to compute"),
+        (lambda self, x: torch.ops.aten.add.Tensor(x, 1), "add.Tensor is not known only to compute"),
         (lambda self, x: __import__("time").time() * x, ""),
     ],
 )  # fmt: skip

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from .data import Example, Refusal
 from .rebind import RebindError, calls, lookup, space_of
 from .safe_access import all_below, attributes_of, class_name
-from .torch_private import tree_leaves, tree_map
 from .verification.memory import dense
-from .verification.nested import tensors
+from .verification.nested import leaves, mapped, tensors
 from .verification.neutral import same_random_numbers
 from .verification.outcome import GRADIENT, Outcome
 from .verification.twin import twin
@@ -117,11 +116,11 @@ class Subject:
             cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
             return value.detach().to(device, cast, copy=True)
 
-        placed = tree_map(place, (tuple(example.args), dict(example.kwargs)))
-        named = {f"args[{i}]": value for i, value in enumerate(tree_leaves(placed)) if isinstance(value, Tensor)}
+        placed = mapped(place, (tuple(example.args), dict(example.kwargs)))
+        named = {f"args[{i}]": value for i, value in enumerate(leaves(placed)) if isinstance(value, Tensor)}
         for name, leaf in named.items():
             leaf.requires_grad_(gradients and leaf.is_floating_point() and wants(name))
-        given = tree_map(lambda value: arguments(value) if isinstance(value, Tensor) else value, placed)
+        given = mapped(lambda value: arguments(value) if isinstance(value, Tensor) else value, placed)
         args, kwargs = given
         call = args
         double = None
@@ -141,7 +140,7 @@ class Subject:
                 result = function(*call, **kwargs)
                 _refuse_undeclared(self.lazy, result)
                 result = (example.after or _as_it_is)(result)
-            result = tree_map(functools.partial(_computed, self.lazy), result)
+            result = mapped(functools.partial(_computed, self.lazy), result)
             outputs = tensors(result)
             values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
             if gradients:
@@ -151,7 +150,7 @@ class Subject:
         if double is not None:
             own = (*double.named_parameters(), *double.named_buffers())
             values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
-        structure = str(tree_map(_Kind, result))
+        structure = str(mapped(_Kind, result))
         steps = {f"output[{i}]": _steps(output) for i, output in enumerate(outputs)}
         detached = {name: value if value is None else value.detach() for name, value in values.items()}
         return Outcome(detached, structure, steps)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from .torch_private import (
     GLOBAL_HOOKS,
     FakeTensor,
-    get_tracing_state,
     get_unwrapped,
     in_forward_mode,
     is_batchedtensor,
@@ -17,6 +18,8 @@ from .torch_private import (
     len_torch_dispatch_stack,
     peek_interpreter_stack,
 )
+
+is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 __all__ = [
     "are_modules_hooked",
@@ -33,7 +36,7 @@ __all__ = [
 
 def is_traced() -> bool:
     """Whether ``torch.compile``, ``torch.export`` or ``torch.jit.trace`` traces the call."""
-    return torch.compiler.is_compiling() or get_tracing_state() is not None
+    return torch.compiler.is_compiling() or is_tracing()
 
 
 def is_transformed() -> bool:
@@ -94,7 +97,7 @@ def transparent(*tensors: Tensor | None) -> bool:
             device = tensor.device
         elif tensor.device != device:
             return False
-    return tracing or (get_tracing_state() is None and peek_interpreter_stack() is None and not in_forward_mode())
+    return tracing or (not is_tracing() and peek_interpreter_stack() is None and not in_forward_mode())
 
 
 _READABLE = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)

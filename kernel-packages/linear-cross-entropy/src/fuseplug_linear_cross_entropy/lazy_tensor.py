@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import register_multi_grad_hook
+from torch.autograd.graph import disable_saved_tensors_hooks, register_multi_grad_hook, saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
 from fuseplug_backends.tracing import is_watched
 
+from .nested import leaves, mapped
 from .torch_private import (
     DisableTorchFunctionSubclass,
     disable_current_modes,
-    disable_dynamo,
     function_modes_off,
     has_foreign_function_mode,
     is_fwd_grad_enabled,
-    saves_are_hooked,
-    schemas_of,
     swap_values,
     temporarily_clear_interpreter_stack,
-    tree_flatten,
-    tree_leaves,
-    tree_map,
-    tree_unflatten,
     without_memory,
+    writes_to,
 )
 from .unchanged import Remembered, has_sample, read_before_steps
 
@@ -124,8 +121,8 @@ class LazyTensor(Tensor):
             not torch.is_grad_enabled()
             or not all(map(_plain, tensors))
             or not any(tensor.requires_grad for tensor in tensors)
-            or has_foreign_function_mode()
             or is_watched()
+            or has_foreign_function_mode()
         ):
             return cast("Self", NotImplemented)
         with torch.no_grad():
@@ -185,18 +182,16 @@ class LazyTensor(Tensor):
         Raises:
             Exception: What *function* raises on a tensor of this shape.
         """
-        leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
-        others = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf is not self}
+        call = (tuple(args), dict(kwargs))
+        others = {id(leaf): leaf for leaf in leaves(call) if isinstance(leaf, Tensor) and leaf is not self}
         if not all(map(_plain, others.values())):
             return cast("LazyTensor", NotImplemented)
         numbers = {key: number for number, key in enumerate((id(self), *others))}
-        places = {place: numbers[id(leaf)] for place, leaf in enumerate(leaves) if id(leaf) in numbers}
         # Without this tensor, which would be kept alive.
-        rest = [None if place in places else leaf for place, leaf in enumerate(leaves)]
+        form = mapped(lambda leaf: _Place(numbers[id(leaf)]) if id(leaf) in numbers else leaf, call)
 
         def replay(*tensors: Tensor) -> Tensor:
-            filled = [tensors[places[place]] if place in places else leaf for place, leaf in enumerate(rest)]
-            arguments, named = tree_unflatten(filled, spec)
+            arguments, named = mapped(lambda leaf: tensors[leaf.number] if type(leaf) is _Place else leaf, form)
             result: Tensor = function(*arguments, **named)
             return result
 
@@ -254,7 +249,7 @@ class LazyTensor(Tensor):
             with DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         name = _name_of(function)
-        lazies = {id(leaf): leaf for leaf in tree_leaves((tuple(args), kwargs)) if isinstance(leaf, LazyTensor)}
+        lazies = {id(leaf): leaf for leaf in leaves((tuple(args), kwargs)) if isinstance(leaf, LazyTensor)}
         for lazy in lazies.values():
             record: _Record | None = vars(lazy).get("_record")
             if record is None or record.became is not None:
@@ -274,7 +269,7 @@ class LazyTensor(Tensor):
             return value._record.saved(name) if isinstance(value, LazyTensor) else value
 
         if any(isinstance(lazy, LazyTensor) for lazy in lazies.values()):
-            args, kwargs = tree_map(now, tuple(args)), tree_map(now, dict(kwargs))
+            args, kwargs = mapped(now, tuple(args)), mapped(now, dict(kwargs))
         return function(*args, **kwargs)
 
     def _answer(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -306,7 +301,7 @@ class LazyTensor(Tensor):
                 return value
             return _Answer.apply(value, *lazies)  # type: ignore[no-untyped-call]
 
-        return tree_map(linked, answer)
+        return mapped(linked, answer)
 
     def _converted(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """This in another dtype, a copy of it or itself, if *function* is a conversion on this device."""
@@ -346,16 +341,21 @@ class LazyTensor(Tensor):
         """Use the values, where an operation is called below autograd, from C++."""
         if func is _DEVICE:
             return args[0]._record.device
-        written = [info is not None and info.is_write for info in (a.alias_info for a in schemas_of(func)[0].arguments)]
-        if func.namespace == "aten" and any(
-            isinstance(a, LazyTensor) for a, w in zip(args, written, strict=False) if w
-        ):
+        written = itertools.compress(args, writes_to(func))
+        if func.namespace == "aten" and any(isinstance(argument, LazyTensor) for argument in written):
             raise RuntimeError(f"{func} writes into a lazy tensor from C++: call .detach() on it before that")
 
         def value_of(value: Any) -> Any:
             return value._record.value(value, str(func)) if isinstance(value, LazyTensor) else value
 
-        return func(*tree_map(value_of, args), **tree_map(value_of, kwargs))
+        return func(*mapped(value_of, args), **mapped(value_of, kwargs))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a call takes its tensor of a *number*."""
+
+    number: int
 
 
 class _Record:
@@ -491,7 +491,7 @@ class _Family:
         self.told: Realised | None = None
         read_before_steps(self)
 
-    @disable_dynamo
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def become_real(self, why: str, needed: _Record) -> None:
         """Make all lazy tensors real, for *why* needs that of the record *needed*."""
         with self.lock, _as_in_forward():
@@ -589,14 +589,14 @@ class _Answered(Tensor):
     ) -> Any:
         """Refuse what asks for the gradient; do all else."""
         kwargs = kwargs or {}
-        for tensor in [leaf for leaf in tree_leaves((tuple(args), kwargs)) if isinstance(leaf, _Answered)]:
+        for tensor in [leaf for leaf in leaves((tuple(args), kwargs)) if isinstance(leaf, _Answered)]:
             if _asks_for_gradient(function, args, kwargs, tensor):
                 raise _never_computed(_name_of(function), tensor._layout)
         if function == _GRAD_FN:
             return _NoNode(args[0]._layout)
         if function in _RUN_OTHERS:
             # Others' code runs in these: what is switched off here must be on there.
-            return function(*tree_map(_plainly, tuple(args)), **tree_map(_plainly, dict(kwargs)))
+            return function(*mapped(_plainly, tuple(args)), **mapped(_plainly, dict(kwargs)))
         with DisableTorchFunctionSubclass():
             if function is Tensor.__reduce_ex__:
                 return args[0].__reduce_ex__(*args[1:])
@@ -658,7 +658,7 @@ class _Unknown(Tensor):
         """Refuse what is called below autograd."""
         if func is _DEVICE:
             return args[0]._device
-        gradient = next(leaf for leaf in tree_leaves((tuple(args), kwargs)) if isinstance(leaf, _Unknown))
+        gradient = next(leaf for leaf in leaves((tuple(args), kwargs)) if isinstance(leaf, _Unknown))
         raise _never_computed(_name_of(func), gradient)
 
 
@@ -685,7 +685,7 @@ def _asks_for_gradient(function: Any, args: Sequence[Any], kwargs: Mapping[str, 
     """Whether *function* asks for the gradient of *tensor* itself."""
     if function in _GRADIENTS_OF:
         inputs = kwargs["inputs"] if "inputs" in kwargs else args[1:2]
-        return any(leaf is tensor for leaf in tree_leaves(inputs))
+        return any(leaf is tensor for leaf in leaves(inputs))
     return function in _OWN_GRADIENT
 
 
@@ -709,8 +709,8 @@ def _as_in_forward() -> Iterator[None]:
     it again when it runs the same code with a tensor that has been computed by then.
     """
     hooks: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    if saves_are_hooked():
-        hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
+    if _saves_are_hooked():
+        hooks = saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
     with (
         DisableTorchFunctionSubclass(),
         function_modes_off(),
@@ -721,6 +721,15 @@ def _as_in_forward() -> Iterator[None]:
         hooks,
     ):
         yield
+
+
+def _saves_are_hooked() -> bool:
+    """Whether somebody, `torch.utils.checkpoint` for one, sees here what is saved for a backward."""
+    try:
+        with disable_saved_tensors_hooks("Nothing is saved here."):
+            return False
+    except RuntimeError:
+        return True
 
 
 def _under(autocast: tuple[str, bool, torch.dtype]) -> torch.autocast:

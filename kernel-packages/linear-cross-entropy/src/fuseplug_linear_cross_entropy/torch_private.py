@@ -7,44 +7,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._ops import OpOverload, OpOverloadPacket
-from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import _pop_mode_temporarily, has_torch_function
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
     "DisableTorchFunctionSubclass",
     "disable_current_modes",
-    "disable_dynamo",
     "function_modes_off",
     "has_foreign_function_mode",
     "is_fwd_grad_enabled",
-    "len_torch_function_stack",
-    "saves_are_hooked",
-    "schemas_of",
     "storage_id",
     "swap_values",
     "temporarily_clear_interpreter_stack",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map",
-    "tree_unflatten",
     "without_memory",
+    "writes_to",
 ]
 
-# Imported above, because nothing public names them: the types of operations (torch.ops has only instances); pytree,
-# with which torch itself walks through arguments and results; the modes that see each function, with the one that
-# ``with torch.device("meta"):`` enters; and what takes the transforms of `torch.func` off for a while, so that what is
-# computed inside is no tensor of theirs.
-
-len_torch_function_stack = torch._C._len_torch_function_stack
-"""How many modes see each function: ``with torch.device("meta"):`` enters one."""
+# Imported above, because nothing public names it: what takes the transforms of `torch.func` off for a while, so that
+# what is computed inside is no tensor of theirs.
 
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 """While it is entered, ``__torch_function__`` of subclasses is not called, so a subclass can ask what it is itself."""
@@ -56,45 +42,30 @@ anywhere else, so this tells such a forward from ``torch.no_grad()``."""
 disable_current_modes = _disable_current_modes
 """Takes the modes that see each operation off inside; the public context managers only enter one."""
 
-disable_dynamo = _disable_dynamo
-"""As `torch.compiler.disable`, which imports Dynamo where it decorates; this imports it at the first call."""
-
 
 @contextlib.contextmanager
-def function_modes_off() -> Iterator[None]:
-    """Inside, no mode sees functions.
+def function_modes_off() -> Iterator[list[Any]]:
+    """Inside, no mode sees functions. Gives those that do outside.
 
     They are taken off the stack. What torch has to switch them off, `torch._C.DisableTorchFunction`, sets a flag that
     Dynamo guards on: a kernel compiled inside would be compiled again at run time.
     """
-    modes = []
-    while len_torch_function_stack():
-        modes.append(torch._C._pop_torch_function_stack())
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
-            torch._C._push_on_torch_function_stack(mode)
+    with contextlib.ExitStack() as stack:
+        modes = []
+        while has_torch_function((None,)):  # which is true of no argument but where a mode is entered
+            modes.append(stack.enter_context(_pop_mode_temporarily()))
+        yield modes
 
 
 def has_foreign_function_mode() -> bool:
     """Whether a mode sees functions that does more than to choose a default device."""
-    return bool(len_torch_function_stack()) and not all(
-        type(mode) is DeviceContext
-        for mode in _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    )
+    with function_modes_off() as modes:
+        return any(type(mode) is not DeviceContext for mode in modes)
 
 
-def saves_are_hooked() -> bool:
-    """Whether somebody, `torch.utils.checkpoint` for one, sees here what is saved for a backward."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def schemas_of(op: OpOverload | OpOverloadPacket) -> list[torch._C.FunctionSchema]:
-    """The schemas of *op*, one for each overload. They say which arguments it writes to, and nothing public does."""
-    if isinstance(op, OpOverload):
-        return [op._schema]
-    return list(torch._C._jit_get_schemas_for_operator(op._qualified_op_name))
+def writes_to(op: Any) -> list[bool]:
+    """Whether *op*, one overload, writes to each of its arguments. Its schema says so, and nothing public does."""
+    return [argument.alias_info is not None and argument.alias_info.is_write for argument in op._schema.arguments]
 
 
 def without_memory(cls: type[Tensor], layout: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..torch_private import get_tracing_state
+is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 
 class Beginning:
@@ -22,7 +22,7 @@ class Beginning:
 
     def __call__(self, module: nn.Module, _args: Any) -> None:
         """Be asked before *module* is called."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or get_tracing_state() is not None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or is_tracing():
             return
         self._began(module)
 

@@ -16,8 +16,6 @@ from fuseplug.patching import class_method, strip
 from fuseplug.patching.slots import bind
 from fuseplug_verify import rebound
 
-from ..torch_private import tree_leaves, tree_map
-
 if TYPE_CHECKING:
     from fuseplug.patching import Patch
 
@@ -44,16 +42,24 @@ class RecordedCall(NamedTuple):
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> RecordedCall:
         """The same call, with each tensor changed."""
-
-        def changed(value: Any) -> Any:
-            return change(value) if isinstance(value, Tensor) else value
-
-        return self._replace(args=tree_map(changed, self.args), kwargs=tree_map(changed, self.kwargs))
+        return self._replace(args=_changed(self.args, change), kwargs=_changed(dict(self.kwargs), change))
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in *value*."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    """The tensors in *value*, a tensor or tuples, lists and dicts of them."""
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [tensor for item in items for tensor in tensors_in(item)]
+
+
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """*value* with each tensor in its tuples, lists and dicts changed; objects of other classes stay as they are."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) is dict:
+        return {key: _changed(item, change) for key, item in value.items()}
+    return type(value)(_changed(item, change) for item in value) if type(value) in (tuple, list) else value
 
 
 def sharing(model: nn.Module, *, buffers: bool = True) -> nn.Module:

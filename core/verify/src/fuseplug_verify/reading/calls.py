@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..torch_private import OpOverload, OpOverloadPacket, schemas_of
 from .arguments import Arguments
 from .builtin_calls import BUILTINS, method_of_python
 from .findings import MISSING
@@ -27,6 +26,8 @@ from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
 
 CONTEXTS = (torch.autocast, contextlib.nullcontext, torch.no_grad, torch.enable_grad, torch.inference_mode)
 """Contexts that may be entered: the runs of the original enter them, too."""
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)
 
 _Handler = Callable[[Walking, Any, Value, Arguments], Value]
 
@@ -206,15 +207,15 @@ def computes(thing: Any, name: str) -> bool:
         return False
     if thing is MISSING:
         return True
-    if is_a(thing, OpOverload | OpOverloadPacket):
-        return not any(a.alias_info and a.alias_info.is_write for op in schemas_of(thing) for a in op.arguments)
     where = home(thing)
     if any(where == library or where.startswith(f"{library}.") for library in LIBRARIES):
         return is_library(thing)
     if where.partition(".")[0] != "torch" or where.startswith(("torch.jit", "torch.distributed")):
         return False
-    of_aten = is_a(thing, types.BuiltinFunctionType) and hasattr(torch.ops.aten, name)
-    return of_aten or name in CREATES | DTYPES | SHAPES
+    if is_a(thing, types.BuiltinFunctionType) and hasattr(torch.ops.aten, name):
+        return True
+    # An object, as an operation of torch.ops is, may do anything under any name.
+    return is_a(thing, _FUNCTIONS) and name in CREATES | DTYPES | SHAPES
 
 
 def _is_tensor(value: Value) -> bool:

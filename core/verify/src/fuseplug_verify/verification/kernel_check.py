@@ -13,10 +13,9 @@ import torch
 from ..calls import Dtypes
 from ..data import Compute, Conditions, Example, Refusal, Semantics
 from ..subjects import Subject
-from ..torch_private import tree_map
 from .comparing import Few, Tolerance, departure, excess_together
 from .examples import mixes_run, raised
-from .nested import tensors
+from .nested import mapped, tensors
 from .outcome import Outcome
 from .tried import dtypes_in
 from .varying import main_argument, transposed, variations
@@ -235,7 +234,7 @@ class KernelCheck:
         """Whether the kernel is right only for contiguous inputs; or what is wrong with it for those."""
         example = self._candidate.example_of(mix, min(self._candidate.check_sizes))
         if not _is_contiguous(example):
-            contiguous = replace(example, args=tree_map(_contiguous, tuple(example.args)))
+            contiguous = replace(example, args=mapped(_contiguous, tuple(example.args)))
             return self._judged(contiguous, self._run(self._fused, contiguous)) or False
         try:
             found = self._run(self._fused, example, arguments=transposed)

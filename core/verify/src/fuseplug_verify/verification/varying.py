@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data import Example
-from ..torch_private import tree_map
-from .nested import tensors
+from .nested import mapped, tensors
 
 Kind = Literal["rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number", "tensor"]
 
@@ -192,4 +191,4 @@ def _changed(example: Example, change: Callable[[Tensor], Tensor]) -> Example:
     def changed(value: Any) -> Any:
         return change(value) if isinstance(value, Tensor) else value
 
-    return replace(example, args=tree_map(changed, list(example.args)), kwargs=tree_map(changed, dict(example.kwargs)))
+    return replace(example, args=mapped(changed, list(example.args)), kwargs=mapped(changed, dict(example.kwargs)))

@@ -32,7 +32,8 @@ class Program:
     """*function*, compiled for the tensors of its first call, and again for sizes that this does not cover.
 
     Args:
-        function: Takes tensors and returns a tuple of tensors. It may write to its arguments.
+        function: Takes tensors and returns a tuple of tensors, none of which shares memory with an argument or another.
+            It may write to its arguments, in whose versions that does not count.
         varying: For each tensor the dimensions whose sizes may differ from call to call. Sizes of 0 and 1 have programs
             of their own. All else, which is dtypes, devices, the other sizes and their strides, is the caller's to keep
             equal: it makes a program for each combination.

@@ -10,7 +10,6 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 from torch.nn.modules import module as _nn_module
@@ -18,8 +17,6 @@ from torch.nn.modules import module as _nn_module
 __all__ = [
     "GLOBAL_HOOKS",
     "FakeTensor",
-    "OpOverload",
-    "get_tracing_state",
     "get_unwrapped",
     "has_onednn_linear",
     "in_forward_mode",
@@ -37,11 +34,8 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Imported above, because nothing public names them: the type of operations (torch.ops has only instances), and
-# FakeTensor, to tell a tensor that has no values but is a plain one in all else.
-
-get_tracing_state = torch._C._get_tracing_state
-"""The state of `torch.jit.trace`; ``None`` outside of one. `torch.jit.is_tracing` takes almost twice as long."""
+# Imported above, because nothing public names it: FakeTensor, to tell a tensor that has no values but is a plain one in
+# all else.
 
 peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
 """The innermost transform of `torch.func` that is at work here; ``None`` if there is none."""

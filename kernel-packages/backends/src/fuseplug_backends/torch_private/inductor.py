@@ -63,11 +63,11 @@ class Recording(NamedTuple):
         found: torch.fx.Node = next(iter(reversed(self.graph.graph.nodes)))
         return found
 
-    def is_functional(self) -> bool:
-        """Whether it writes to no tensor that it is given, and its results share no memory with these or each other."""
+    def results_share_memory(self) -> bool:
+        """Whether a result shares memory with a tensor that it is given, or with another result."""
         nodes: Any = self.output.args[0]
         tensors = [*self.stand_ins, *(node.meta["val"] for node in nodes)]
-        return len({*map(storage_id, tensors)}) == len(tensors) and not any(map(_writes, self.graph.graph.nodes))
+        return len({*map(storage_id, tensors)}) < len(tensors)
 
     def covers(self) -> Callable[..., bool]:
         """A function of tensors: whether all that was assumed of the sizes that vary is true of theirs."""
@@ -111,7 +111,8 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
     `torch.export` would do this and more, for modules; `make_fx` by itself takes every size for one that varies.
 
     Raises:
-        TypeError: If *function* makes a number of a size that varies, as ``len(x)`` does.
+        TypeError: If *function* makes a number of a size that varies, as ``len(x)`` does, or returns an argument, a
+            view of one or the same memory twice.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.decomposition import select_decomp_table
@@ -143,18 +144,16 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
                 f"{function.__qualname__}: dimension {dim} of tensor {n} varies, but was taken for the number {size}: "
                 "use x.shape[0] instead of len(x) or int(x.shape[0])"
             )
+    if found.results_share_memory():
+        raise TypeError(
+            f"{function.__qualname__}: its results share memory with its arguments or each other, and those of a "
+            "program are tensors of their own: return a clone()"
+        )
     return found
-
-
-def _writes(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def inductor_threads() -> int:
     """How many compilers Inductor would run at once. Importing Inductor to ask it takes two seconds."""
-    config = sys.modules.get("torch._inductor.config")
-    if config is not None and config.compile_threads is not None:
-        return int(config.compile_threads)
     if (said := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")).isdecimal():
         return int(said)
     if sys.platform == "win32":
@@ -168,9 +167,8 @@ def compiled_by_inductor(
     """The graph of *recording* compiled by Inductor; `torch.compile` would ask Dynamo.
 
     `torch._inductor.compile` would ask AOTAutograd, which records a second time, and would put a wrapper around the
-    result: they see to what is written to, and to results that share memory with others. Where there is nothing of that
-    kind, they are left out. In a model the wrapper took 10 µs of each call, and AOTAutograd a third of the time that a
-    program takes in Python.
+    result, for results that share memory. In a model the wrapper took 10 µs of each call, and AOTAutograd a third of
+    the time that a program takes in Python. What is written to an argument is written; its version does not count it.
 
     Args:
         recording: What is compiled.
@@ -180,8 +178,7 @@ def compiled_by_inductor(
         The compiled function, and what waits until it is built.
     """
     with _counting_for_inductor(), _built_by(begin) as built:
-        compiled = _by_inductor if recording.is_functional() else _by_autograd_and_inductor
-        run = compiled(recording)
+        run = _by_inductor(recording)
 
     def wait() -> None:
         for each in built:
@@ -203,16 +200,6 @@ def _by_inductor(recording: Recording) -> Callable[..., Sequence[Tensor]]:
     with V.set_fake_mode(mode), tracing(TracingContext(mode)):
         run: Any = compile_fx_inner(graph, recording.stand_ins, is_inference=True)
     return lambda *tensors: run([*tensors])
-
-
-def _by_autograd_and_inductor(recording: Recording) -> Callable[..., Sequence[Tensor]]:
-    from torch._functorch import config as functorch
-    from torch._inductor.compile_fx import compile_fx
-
-    # What this cache gives comes with its wrapper. Inductor has a cache of its own.
-    with functorch.patch(enable_autograd_cache=False):
-        run: Any = compile_fx(recording.graph, [*recording.stand_ins])
-    return run  # type: ignore[no-any-return]
 
 
 class _Later:
@@ -241,17 +228,15 @@ extern "C" void kernel(float* out_ptr0) {}
 
 
 def compile_header() -> None:
-    """Compile the header that all programs in C++ share, unless that was done. Older torch shares none.
+    """Compile the header that all programs in C++ share, unless that was done. Where there is none, this does nothing.
 
     It takes longer than any program. Inductor would begin with it for the first one, seconds later, once that is
     recorded and lowered.
     """
-    from torch._inductor import config
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    if getattr(config, "cpp_cache_precompile_headers", False):
-        # What this returns would build the program itself.
-        CppPythonBindingsCodeCache.load_pybinding_async(["float*"], _EMPTY)
+    # What this returns would build the program itself.
+    CppPythonBindingsCodeCache.load_pybinding_async(["float*"], _EMPTY)
 
 
 def _build(argtypes: list[str], source_code: str) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fuseplug.process_lock import ProcessLock
 
-from ..torch_private import OpOverload, len_torch_dispatch_stack
+from ..torch_private import len_torch_dispatch_stack
 from .kernel import interpreted
 
 Results = Callable[..., Any]
@@ -62,7 +62,7 @@ class Operation:
         self._library.define(rest, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
         self._library.impl(name, self._run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         self._library.impl(name, results, "Meta")  # type: ignore[no-untyped-call]
-        self.op: OpOverload = getattr(getattr(torch.ops, namespace), name).default
+        self.op: Callable[..., Any] = getattr(getattr(torch.ops, namespace), name).default
         self.__doc__ = launch.__doc__
 
     def __call__(self, *arguments: Any) -> Any:
