@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .data import Example, Refusal
-from .rebind import RebindError, calls, lookup, space_of
+from .rebind import RebindError, calls, space_of
 from .safe_access import all_below, attributes_of, class_name
 from .torch_private import tree_leaves, tree_map
 from .verification.memory import dense
@@ -71,7 +71,8 @@ class Subject:
         try:
             if not calls(method, name):
                 return Refusal(f"{method.__qualname__} does not call {name}", kind="unsupported")
-            return cls(lookup(method, name), None, space=ById(space_of(method, name)))
+            space = space_of(method, name)
+            return cls(space[name], None, space=ById(space))
         except RebindError as error:
             return Refusal(str(error), kind="unsupported")
 

@@ -62,13 +62,6 @@ def _logs(function: Value, thing: Any) -> bool:
     )
 
 
-def _method(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
-    method, receiver = function.object, function.receiver
-    if receiver is None or receiver.object is not method.__self__:
-        receiver = walk.owner_of(method.__self__)
-    return _call(walk, node, Value(object=method.__func__, receiver=receiver, name=function.name), arguments)
-
-
 def _partial(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     partial = function.object
     first = [known(value, fresh=False) for value in partial.args]
@@ -90,8 +83,6 @@ def _function(walk: Walking, node: Any, function: Value, arguments: Arguments) -
         return walk.reader.function(thing, arguments if receiver is None else arguments.after(receiver))
     if receiver is not None and not is_a(receiver.object, types.ModuleType):
         owner, name = receiver.object, thing.__name__
-        if is_a(owner, nn.Module) and name in ("__call__", "_call_impl", "_wrapped_call_impl"):
-            return _call(walk, node, receiver, arguments)
         if receiver.fields is not None and thing is nn.Module.__init__:
             return known(None)
         # The ``get`` that ``Mapping`` gives a class of a model calls the class's own ``__getitem__``.
@@ -166,7 +157,6 @@ def _of_tensor(walk: Walking, node: Any, function: Value, arguments: Arguments) 
 
 
 _BY_KIND: tuple[tuple[type, _Handler], ...] = (
-    (types.MethodType, _method),
     (functools.partial, _partial),
     (Memoised, _memoised),
     (nn.Module, _module),

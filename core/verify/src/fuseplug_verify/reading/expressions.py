@@ -139,23 +139,8 @@ class Expressions:
     def on_slice(self, node: ast.Slice) -> Value:
         return Value(tried=is_tried([self.value(part) for part in (node.lower, node.upper, node.step) if part]))
 
-    def on_starred(self, node: ast.Starred) -> Value:
-        return item_of(self, node, self.value(node.value), None)
-
     def on_tuple(self, node: Any) -> Value:
-        values: list[Value] = []
-        exact = True
-        for element in node.elts:
-            if not isinstance(element, ast.Starred):
-                values.append(self.value(element))
-                continue
-            whole = self.value(element.value)
-            if whole.items is not None and whole.items.exact:
-                values += whole.items.values
-            else:
-                values.append(item_of(self, element, whole, None))
-                exact = False
-        return listed(values, exact=exact)
+        return listed([self.value(element) for element in node.elts])
 
     on_list = on_tuple
     on_set = on_tuple
@@ -165,8 +150,8 @@ class Expressions:
         values = [self.value(value) for value in node.values]
         if all(is_a(key, str) for key in keys):
             return Value(named=dict(zip(keys, values, strict=True)))
-        spread = [item_of(self, node, v, Value()) for k, v in zip(keys, values, strict=True) if k is MISSING]
-        return listed([*values, *spread], exact=False)
+        self.unread(node, "not all keys of a dict are known")
+        return NOTHING
 
     def on_listcomp(self, node: Any) -> Value:
         before = self.names
@@ -206,11 +191,6 @@ class Expressions:
     def on_joinedstr(self, node: ast.JoinedStr) -> Value:
         values = [self.value(part) for part in node.values]
         self.opaque(node, *values)
-        if all(is_a(value.object, (str, int)) for value in values):
-            plain = [
-                p for p in node.values if isinstance(p, ast.FormattedValue) and (p.format_spec or p.conversion != -1)
-            ]
-            return known("".join(str(value.object) for value in values)) if not plain else NOTHING
         return Value(tried=is_tried(values))
 
     def on_formattedvalue(self, node: ast.FormattedValue) -> Value:
@@ -234,13 +214,10 @@ class Expressions:
     def on_binop(self, node: ast.BinOp) -> Value:
         left, right = self.value(node.left), self.value(node.right)
         self.opaque(node, left, right)
-        if isinstance(node.op, ast.Add) and left.items is not None and right.items is not None:
-            exact = left.items.exact and right.items.exact
-            return listed([*left.items.values, *right.items.values], exact=exact)
         if isinstance(node.op, ast.Mod | ast.FloorDiv | ast.Div) and is_tried((left,)):
             self.sizes((right,))
         containers = [item for side in (left, right) if side.items is not None for item in side.items.values]
-        if containers:  # ``[x] * 2``
+        if containers:  # ``[x] * 2``, ``[x] + [y]``
             return listed(containers, exact=False)
         return Value(tried=is_tried((left, right)))
 
@@ -298,20 +275,16 @@ class Expressions:
         """What ``**value`` hands on, by name."""
         if value.named is not None:
             return dict(value.named)
-        if type(value.object) is dict and all(is_a(key, str) for key in value.object):
-            return {key: item_of(self, node, value, known(key)) for key in value.object}
-        return {} if value is NEVER else {None: item_of(self, node, value, Value())}
+        if value is not NEVER:
+            self.unread(node, "what ** hands on is not known")
+        return {}
 
     def _super(self, node: ast.Call) -> Value:
-        """What ``super()`` is, with arguments or without."""
-        given = [self.value(argument) for argument in node.args]
+        """What ``super()`` is, without arguments."""
         code = self.function.__code__
-        if len(given) == 2:
-            itself, cls = given[1], given[0].object
-        else:
-            itself = self.names.get(code.co_varnames[0], NOTHING) if code.co_argcount else NOTHING
-            cls = self.name("__class__").object if "__class__" in code.co_freevars else MISSING
-        if not isinstance(cls, type) or not (itself.known or itself.fields is not None):
+        itself = self.names.get(code.co_varnames[0], NOTHING) if code.co_argcount else NOTHING
+        cls = self.name("__class__").object if "__class__" in code.co_freevars else MISSING
+        if node.args or not isinstance(cls, type) or not (itself.known or itself.fields is not None):
             self.unread(node, "which class super() looks in is not known")
             return part_of(itself)
         return Value(cls=cls, receiver=itself, fresh=itself.fresh)

@@ -10,13 +10,14 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from ..rebind import all_codes
 from .arguments import Arguments, bind, defaults_of, parameters
 from .findings import Finding, Looked, Path, Reading
 from .following import Walking
 from .libraries import home, is_readable, unwrapped
 from .lookup import in_class, is_a
 from .objects import attribute_of
-from .source import all_codes, tree_of
+from .source import tree_of
 from .statements import Walk
 from .values import ARGUMENT, NEVER, Value, either, known, listed
 

@@ -25,12 +25,6 @@ class Items:
     def __init__(self, values: Iterable[Value] = (), *, exact: bool = True) -> None:
         self.values, self.exact = list(values), exact
 
-    def add(self, value: Value) -> None:
-        """Note that *value* is put in somewhere."""
-        self.exact = False
-        if value.key not in [item.key for item in self.values]:
-            self.values.append(value)
-
 
 @dataclass(frozen=True, eq=False)
 class Value:
