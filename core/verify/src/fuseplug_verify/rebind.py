@@ -120,12 +120,12 @@ def rebound(method: types.FunctionType, replacements: Mapping[str, Callable[...,
     with _lock:
         if not isinstance(method, types.FunctionType):
             raise _refusal(method, ", ".join(replacements), f"it is a {type(method).__name__}, not a Python function")
-        copy = _copies.get(method, {}).get(key)
+        copies = _copies.setdefault(method, weakref.WeakValueDictionary())
+        copy = copies.get(key)
         if copy is None:
             for name in replacements:
                 space_of(method, name)
-            copy = _copy(method, replacements)
-            _copies.setdefault(method, weakref.WeakValueDictionary())[key] = copy
+            copy = copies[key] = _copy(method, replacements)
         return copy
 
 
