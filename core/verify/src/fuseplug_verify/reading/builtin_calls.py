@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from .arguments import Arguments
-from .following import Walking
 from .lookup import is_a
 from .objects import MAPPINGS, attribute_of, item_in, item_of
 from .tables import MUTATES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, listed
+from .walking import Walking
 
 _Call = Callable[[Walking, Any, Arguments], Value]
 

@@ -17,13 +17,13 @@ from ..torch_private import OpOverload, OpOverloadPacket, schemas_of
 from .arguments import Arguments
 from .builtin_calls import BUILTINS, method_of_python
 from .findings import MISSING
-from .following import Walking
 from .libraries import home, is_library, is_readable, is_wrapped
 from .lookup import in_class, is_a
 from .memoised import Memoised, answer_of, answered
 from .objects import item_of
 from .tables import CLAMPS, COPIES, CREATES, DTYPES, LIBRARIES, LOGS, NOT_COMPUTING, RANDOM, SHAPES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
+from .walking import Walking
 
 CONTEXTS = (torch.autocast, contextlib.nullcontext, torch.no_grad, torch.enable_grad, torch.inference_mode)
 """Contexts that may be entered: the runs of the original enter them, too."""
@@ -232,7 +232,7 @@ def _parts(value: Value) -> Iterator[Value]:
     """What *value* may be, and what is in it."""
     for option in value.each:
         yield option
-        for item in option.items.values if option.items is not None else ():
+        for item in option.items or ():
             yield from _parts(item)
 
 

@@ -5,66 +5,26 @@ from __future__ import annotations
 
 import ast
 import builtins
-import enum
-import types
-from collections.abc import Iterable
+import re
 from typing import Any
-
-from torch import Tensor, nn
 
 from .arguments import Arguments
 from .calls import call
-from .findings import MISSING, Finding
-from .following import Following
-from .libraries import home, is_library, is_readable
+from .findings import MISSING
+from .libraries import is_readable
 from .lookup import in_class, is_a
 from .objects import attribute_of, item_of
 from .values import NEVER, NOTHING, Value, either, is_tried, known, listed, part_of
+from .walking import Walking
 
 _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _IS = (ast.Is, ast.IsNot)
 _IN = (ast.In, ast.NotIn)
-_TRANSPARENT = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType, enum.Enum)
+_LEAVES_OUT = re.compile(r"\{(\w+): (\w+) for \1, \2 in (\w+)\.items\(\) if \1 in (\w+)\}")
 
 
-class Expressions:
+class Expressions(Walking):
     """The names that a function knows, and what its expressions stand for."""
-
-    def __init__(self, reader: Following, function: types.FunctionType, names: dict[str, Value]) -> None:
-        self.reader, self.function, self.names = reader, function, names
-
-    # What is found
-
-    def note(self, findings: list[Finding], node: Any, why: str = "") -> None:
-        """Keep *node* as a finding."""
-        source = " ".join(ast.unparse(node).split())
-        name, outside = self.function.__qualname__, home(self.function)
-        where = name if self.reader.is_at_home(outside) else f"{outside}.{name}"
-        shown = source if len(source) <= 90 else source[:87] + "..."
-        span = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-        text = f"{why}{shown} (line {node.lineno} of {where})"
-        file = self.function.__code__.co_filename
-        self.reader.keep(findings, Finding(text, self.reader.inside, file, span, source))
-
-    def unread(self, node: Any, why: str) -> None:
-        """Keep *node* as what could not be read."""
-        self.note(self.reader.reading.unknown, node, f"{why}: ")
-
-    def opaque(self, node: Any, *values: Value) -> None:
-        """Note objects of a model's classes with which Python itself does something, such as ``float(value)``."""
-        for option in (option for value in values for option in value.each):
-            if option.fields is not None or (
-                option.known and not is_a(option.object, _TRANSPARENT) and not is_library(option.object)
-            ):
-                cls = option.cls or type(option.object)
-                self.unread(node, f"methods of {cls.__name__} decide what Python sees of it")
-
-    def sizes(self, values: Iterable[Value]) -> None:
-        """Keep the integers in *values*: shapes are compared with them."""
-        for option in (option for value in values for option in value.each):
-            numbers = option.object if type(option.object) in (tuple, list, set, frozenset) else (option.object,)
-            self.reader.reading.sizes |= {int(n) for n in numbers if type(n) in (int, float) and n == n // 1}
-            self.sizes(option.items.values if option.items is not None else ())
 
     # Names
 
@@ -88,11 +48,6 @@ class Expressions:
         value = space.get(name, MISSING)
         self.reader.looked(space, name, value)
         return NEVER if value is MISSING else known(value, fresh=False)
-
-    def owner_of(self, thing: Any) -> Value:
-        """The value that is *thing*: with its path, if it is the module whose method this is."""
-        itself = self.names.get("self", NOTHING)
-        return itself if itself.object is thing else known(thing, fresh=False)
 
     # Expressions
 
@@ -169,22 +124,11 @@ class Expressions:
 
     def on_dictcomp(self, node: ast.DictComp) -> Value:
         """One that only leaves out keyword arguments, as decorators do: any of them may be left out anyway."""
-        match node:
-            case ast.DictComp(
-                key=ast.Name(id=key),
-                value=ast.Name(id=item),
-                generators=[
-                    ast.comprehension(
-                        target=ast.Tuple(elts=[ast.Name(id=first), ast.Name(id=second)]),
-                        iter=ast.Call(func=ast.Attribute(value=source, attr="items"), args=[]),
-                        ifs=[ast.Compare(left=ast.Name(id=tested), ops=[ast.In()], comparators=[names])],
-                    )
-                ],
-            ) if (first, second, tested) == (key, item, key):
-                whole = self.value(source)
-                self.opaque(node, self.value(names))
-                if whole.named is not None:
-                    return whole
+        parts = _LEAVES_OUT.fullmatch(ast.unparse(node))
+        whole = self.name(parts[3]) if parts else NOTHING
+        if parts and whole.named is not None:
+            self.opaque(node, self.name(parts[4]))
+            return whole
         self.unread(node, "it makes a dict")
         return Value(tried=True, fresh=False)
 
@@ -216,7 +160,7 @@ class Expressions:
         self.opaque(node, left, right)
         if isinstance(node.op, ast.Mod | ast.FloorDiv | ast.Div) and is_tried((left,)):
             self.sizes((right,))
-        containers = [item for side in (left, right) if side.items is not None for item in side.items.values]
+        containers = [item for side in (left, right) for item in side.items or ()]
         if containers:  # ``[x] * 2``, ``[x] + [y]``
             return listed(containers, exact=False)
         return Value(tried=is_tried((left, right)))
@@ -255,8 +199,8 @@ class Expressions:
             whole = self.value(argument.value if isinstance(argument, ast.Starred) else argument)
             if not isinstance(argument, ast.Starred) and not rest:
                 values.append(whole)
-            elif isinstance(argument, ast.Starred) and whole.items is not None and whole.items.exact and not rest:
-                values += whole.items.values
+            elif isinstance(argument, ast.Starred) and whole.items is not None and whole.exact and not rest:
+                values += whole.items
             else:
                 rest.append(item_of(self, node, whole, None) if isinstance(argument, ast.Starred) else whole)
         named: dict[str, Value] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -19,9 +18,6 @@ Span: TypeAlias = tuple[int, int, int, int]
 
 class _Missing(enum.Enum):
     MISSING = "MISSING"
-
-    def __repr__(self) -> str:
-        return "MISSING"
 
 
 MISSING: Final = _Missing.MISSING
@@ -52,14 +48,14 @@ class Looked:
     """A name that is looked up outside the module: usually a global.
 
     Attributes:
-        space: Where it is looked up: the globals of a function, the namespace of a module, object or class, a dict; or
-            the closure cell that is read.
+        space: Where it is looked up: the globals of a function, the namespace of a module, object or class, a dict; the
+            closure cell that is read; or a memoised function, as `memoised.Answer`.
         name: The name.
         value: What it is now, or `MISSING`.
         inside: The path of the called child whose forward looks it up; ``()`` for the module itself.
     """
 
-    space: Mapping[str, Any] | types.CellType = field(repr=False)
+    space: Any = field(repr=False)
     name: str
     value: Any
     inside: Path = ()

@@ -10,7 +10,6 @@ from torch import nn
 from .findings import MISSING
 
 _STORES = ("_parameters", "_buffers", "_modules")
-_C_MEMBERS = (types.MemberDescriptorType, type(types.SimpleNamespace.__dict__.get("__dict__")))
 
 
 def attribute(owner: Any, name: str) -> Any:

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from .arguments import Arguments
 from .findings import MISSING
-from .following import Walking
 from .libraries import is_library, is_readable
 from .lookup import answers_itself, attribute, class_with, in_class, is_a, namespace
 from .memoised import Memoised
 from .tables import DTYPES, SHAPES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
+from .walking import Walking
 
 MAPPINGS = (dict, types.MappingProxyType)
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -175,10 +175,9 @@ def _item(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
         others = value.named.get(None, NEVER)
         return value.named.get(at, others) if is_a(at, str) else either(value.named.values())
     if value.items is not None:
-        values = value.items.values
-        if value.items.exact and type(at) is int and -len(values) <= at < len(values):
-            return values[at]
-        return either(values) if values else NOTHING
+        if value.exact and type(at) is int and -len(value.items) <= at < len(value.items):
+            return value.items[at]
+        return either(value.items) if value.items else NOTHING
     if value.known and not is_a(value.object, Tensor):
         return _item_of_object(walk, node, value, index)
     return Value(tried=is_tried((value, index or value)), fresh=value.fresh, argument=value.argument)

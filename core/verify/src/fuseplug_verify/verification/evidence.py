@@ -26,8 +26,7 @@ from torch import Tensor
 from ..data import Adapter, Candidate, Semantics
 from ..loaded import LOADED
 from .examples import mixes_run
-from .memory import dense
-from .nested import tensors
+from .memory import dense, tensors
 from .outcome import Outcome
 
 _VARIABLES = ("TORCH", "INDUCTOR", "TRITON", "CXX", "CC", "OMP_", "MKL_", "KMP_", "ASCEND", "CUDA", "NVIDIA")

@@ -1,11 +1,18 @@
-"""Tells which tensors have memory that can be read."""
+"""Which tensors lie in a value, and which of them have memory that can be read."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..torch_private import is_functorch_wrapped_tensor
+from ..torch_private import is_functorch_wrapped_tensor, tree_leaves
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors that lie in *value*, in tuples, lists and dicts."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def dense(tensor: Tensor) -> bool:
