@@ -22,7 +22,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4760,
-    "core/verify/src": 4054,
+    "core/verify/src": 4061,
     "core/tools/src": 2630,
     "kernel-packages/backends/src": 1430,
     "kernel-packages/liger/src": 530,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -48,14 +49,14 @@ class Looked:
     """A name that is looked up outside the module: usually a global.
 
     Attributes:
-        space: Where it is looked up: the globals of a function, the namespace of a module, object or class, a dict; the
-            closure cell that is read; or a memoised function, as `memoised.Answer`.
+        space: Where it is looked up: the globals of a function, the namespace of a module, object or class, a dict; or
+            the closure cell that is read.
         name: The name.
         value: What it is now, or `MISSING`.
         inside: The path of the called child whose forward looks it up; ``()`` for the module itself.
     """
 
-    space: Any = field(repr=False)
+    space: Mapping[str, Any] | types.CellType = field(repr=False)
     name: str
     value: Any
     inside: Path = ()

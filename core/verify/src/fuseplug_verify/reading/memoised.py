@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .arguments import parameters
@@ -17,15 +17,23 @@ Memoised = functools._lru_cache_wrapper
 _SCALARS = (bool, int, float, str, type(None))
 
 
-class Answer:
+class Answer(Mapping[str, Any]):
     """What a memoised function answers, as a namespace with one name."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
         self.name = f"{getattr(function, '__name__', 'it')}()"
 
-    def __getitem__(self, _: str) -> Any:
+    def __getitem__(self, name: str) -> Any:
+        if name != self.name:
+            raise KeyError(name)
         return self.function()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self.name,))
+
+    def __len__(self) -> int:
+        return 1
 
 
 answer_of = functools.lru_cache(maxsize=256)(Answer)
