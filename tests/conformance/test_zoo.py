@@ -134,7 +134,7 @@ CLASSES = [
     (adapters.NoSpecimens, "declaration", "it names no specimens: declare specimens ="),
     (adapters.RaisingSpecimens, "declaration", "raises LookupError: no such model"),
     (adapters.ForeignSpecimens, "specimens", "none of its modules has the kernel's op"),
-    (adapters.UnlikeSpecimens, "specimens", "computes none of the known variants; of 1 tried, plain is nearest: "),
+    (adapters.UnlikeSpecimens, "specimens", "none of the known variants; of 1 tried, the likeliest is plain: "),
     (adapters.ClaimsMore, "variants", "twice: is claimed, and found on no specimen"),
     (imports_torch.Kernel, "import", "imports torch"),
     (

@@ -117,11 +117,11 @@ def test_a_reference_that_raises_is_like_nothing(manager):
 
 
 @pytest.mark.parametrize(
-    ("wide", "half", "nearest"),
+    ("wide", "half", "likeliest"),
     [(1, 0.5, "llama|cast-last"), (0.5, 0.5, "llama|cast-last"), (lambda y: (y, y), 1, "llama")],
-    ids=["the last variants standing", "the nearest of all", "none"],
+    ids=["the last variants standing", "the likeliest of all", "none"],
 )
-def test_what_a_module_is_closest_to_is_said(manager, wide, half, nearest):
+def test_the_likeliest_variant_and_how_it_differs_are_said(manager, wide, half, likeliest):
     class Changed(Norm):
         def forward(self, hidden_states):
             y, change = Norm.forward(self, hidden_states), wide if hidden_states.dtype is torch.float32 else half
@@ -131,7 +131,8 @@ def test_what_a_module_is_closest_to_is_said(manager, wide, half, nearest):
     _, rejection = only_answer(manager.apply_all(Changed()).report)
     assert rejection.kind == "unlike"
     said = (
-        rf"computes none of the known variants; of \d tried, ({nearest}) is nearest: (output\[0\] differs by|gives no)"
+        rf"computes none of the known variants; of \d tried, the likeliest is ({likeliest}): "
+        r"(output\[0\] differs by|gives no)"
     )
     assert re.match(said, rejection.reason), rejection.reason
 

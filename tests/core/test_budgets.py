@@ -22,7 +22,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4714,
-    "core/verify/src": 4460,
+    "core/verify/src": 4061,
     "core/tools/src": 2630,
     "kernel-packages/backends/src": 1410,
     "kernel-packages/liger/src": 530,

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from fuseplug_verify import called_functions, rebind, rebound
-from fuseplug_verify.rebind import RebindError, calls, lookup
+from fuseplug_verify.rebind import RebindError, calls, space_of
 
 TOY = '''
 def turn(x):
@@ -201,34 +201,20 @@ class TestCallsAndLookup:
 
     def test_bound_methods_are_seen_through(self, toy):
         assert calls(toy.Layer().forward, "turn")
-        assert lookup(toy.Layer().forward, "turn") is toy.turn
+        assert space_of(toy.Layer().forward, "turn") is vars(toy)
 
     @pytest.mark.parametrize("method", [len, str.join, functools.partial(minus), int, object()])
     def test_what_is_no_python_function_calls_nothing_visible(self, method):
         assert not calls(method, "turn")
 
-    def test_lookup_finds_what_is_there_now(self, toy):
-        decorated = adding(5)(toy.Layer.forward)
-        assert lookup(decorated, "turn") is toy.turn
-        toy.turn = square
-        assert lookup(decorated, "turn") is square
-
-    def test_lookup_of_a_name_not_looked_up_says_which_are(self, toy):
-        with pytest.raises(
-            RebindError, match=r"replace 'rope' in rebind_toy\.Layer\.both: .*these are: scale, turn\. Name"
-        ):
-            lookup(toy.Layer.both, "rope")
-
     @pytest.mark.parametrize("name", ["nowhere", "len"])
-    def test_lookup_of_what_the_module_does_not_have(self, toy, name):
-        with pytest.raises(
-            RebindError, match=rf"'{name}' in .*undefined: .*rebind_toy has no global .*\. Import or define"
-        ):
-            lookup(toy.Layer.undefined, name)
+    def test_what_the_module_does_not_have(self, toy, name):
+        with pytest.raises(RebindError, match=rf"'{name}' in .*undefined: rebind_toy has no global of that name\. "):
+            space_of(toy.Layer.undefined, name)
 
-    def test_lookup_in_what_has_no_code(self):
-        with pytest.raises(RebindError, match=r"it is a partial, in which nothing can be seen"):
-            lookup(functools.partial(minus), "turn")
+    def test_what_has_no_code(self):
+        with pytest.raises(RebindError, match="not looked up as a global"):
+            space_of(functools.partial(minus), "turn")
 
 
 class TestCalledFunctions:
@@ -301,25 +287,6 @@ class TestReplacing:
         layer = toy.Layer()
         patch(layer, "both", turn=toy.scale, scale=toy.turn)
         assert layer.both(5) == 51
-
-    @pytest.mark.parametrize(
-        ("method", "argument", "before", "after"),
-        [
-            ("by_lambda", 5, 6, 4),
-            ("by_function", 5, 12, 8),
-            ("by_list", [5, 6], [6, 7], [4, 5]),
-            ("by_generator", [5, 6], 13, 9),
-            ("by_class", 5, 6, 4),
-        ],
-    )
-    def test_nested_code_is_followed(self, toy, method, argument, before, after):
-        layer = toy.Layer()
-        assert getattr(layer, method)(argument) == before
-        patch(layer, method, turn=minus)
-        assert getattr(layer, method)(argument) == after
-        delattr(layer, method)
-        assert getattr(layer, method)(argument) == before
-        assert not aliases(toy)
 
     def test_an_attribute_of_that_name_in_other_code_is_left_alone(self, toy):
         layer = toy.Layer()
@@ -395,34 +362,6 @@ class TestDecorators:
         assert held["helper"] is helper
         assert held["inner"] is not inner
 
-    def test_a_closure_that_holds_its_own_function(self, toy):
-        def counting(method):
-            def wrapper(*args):
-                wrapper.count = getattr(wrapper, "count", 0) + 1
-                return method(*args)
-
-            return wrapper
-
-        counted = counting(toy.Layer.forward)
-        copy = rebound(counted, {"turn": minus})
-        assert copy(toy.Layer(), 5) == 4
-        assert copy.count == 1
-        assert not hasattr(counted, "count")
-        del copy
-        gc.collect()
-        assert not aliases(toy)
-
-    def test_functions_that_hold_each_other(self, toy):
-        def even(self, n):
-            return odd(self, n - 1) if n else method(self, 5)
-
-        def odd(self, n):
-            return even(self, n - 1)
-
-        method = toy.Layer.forward
-        assert rebound(even, {"turn": minus})(toy.Layer(), 4) == 4
-        assert even(toy.Layer(), 4) == 6
-
     def test_other_closed_over_state_stays_shared(self, toy):
         seen = 0
 
@@ -444,25 +383,6 @@ class TestDecorators:
         assert rebound(wrapper, {"turn": minus})(toy.Layer(), 5) == 4
         if wrapper is None:
             missing = None
-
-    def test_the_name_in_two_modules_that_agree(self, toy, monkeypatch):
-        def wrapper(*args):
-            return turn(method(*args))  # noqa: F821  set below
-
-        method = toy.Layer.forward
-        monkeypatch.setitem(globals(), "turn", toy.turn)
-        assert rebound(wrapper, {"turn": square})(toy.Layer(), 3) == 81
-
-    def test_the_name_in_two_modules_that_disagree(self, toy, monkeypatch):
-        def wrapper(*args):
-            return turn(method(*args))  # noqa: F821  set below
-
-        method = toy.Layer.forward
-        monkeypatch.setitem(globals(), "turn", minus)
-        with pytest.raises(
-            RebindError, match=r"'turn' in .*wrapper: it means <function minus .* and <function turn .* in rebind_toy\."
-        ):
-            rebound(wrapper, {"turn": square})
 
 
 class TestMetadata:
@@ -527,11 +447,46 @@ class TestRefusals:
             rf"cannot replace 'turn' in rebind_toy\.Layer\.{method}: {method} \(.*rebind_toy\.py:\d+\) "
             rf"also uses that name otherwise \({opcode}\).* Replace the whole method instead\."
         )
-        with pytest.raises(RebindError, match=expected) as caught:
+        with pytest.raises(RebindError, match=expected):
             rebound(getattr(toy.Layer, method), {"turn": minus})
-        assert caught.value.method is getattr(toy.Layer, method)
-        assert caught.value.name == "turn"
         assert not aliases(toy)
+
+    @pytest.mark.parametrize("method", ["by_lambda", "by_function", "by_generator", "by_class", "later", "steps"])
+    def test_code_that_may_outlive_the_copy(self, toy, method):
+        with pytest.raises(RebindError, match="may run when the copy is gone"):
+            rebound(getattr(toy.Layer, method), {"turn": minus})
+        assert not aliases(toy)
+
+    def test_a_closure_that_holds_its_own_function(self, toy):
+        def counting(method):
+            def wrapper(*args):
+                wrapper.count = getattr(wrapper, "count", 0) + 1
+                return method(*args)
+
+            return wrapper
+
+        with pytest.raises(RebindError, match="wrapper holds itself in a closure"):
+            rebound(counting(toy.Layer.forward), {"turn": minus})
+
+    def test_functions_that_hold_each_other(self, toy):
+        def even(self, n):
+            return odd(self, n - 1) if n else method(self, 5)
+
+        def odd(self, n):
+            return even(self, n - 1)
+
+        method = toy.Layer.forward
+        with pytest.raises(RebindError, match="holds itself in a closure"):
+            rebound(even, {"turn": minus})
+
+    def test_the_name_in_two_modules(self, toy, monkeypatch):
+        def wrapper(*args):
+            return turn(method(*args))  # noqa: F821  set below
+
+        method = toy.Layer.forward
+        monkeypatch.setitem(globals(), "turn", toy.turn)
+        with pytest.raises(RebindError, match=r"wrapper and .*Layer\.forward look it up in different modules"):
+            rebound(wrapper, {"turn": square})
 
     @pytest.mark.parametrize(
         ("method", "where", "opcode"),
@@ -547,9 +502,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("method", ["as_attribute_only", "as_local", "as_text"])
     def test_a_name_that_is_not_looked_up(self, toy, method):
-        with pytest.raises(
-            RebindError, match=rf"'turn' in .*{method}: that name is not looked up as a global; these are: none"
-        ):
+        with pytest.raises(RebindError, match=rf"'turn' in .*{method}: that name is not looked up as a global"):
             rebound(getattr(toy.Layer, method), {"turn": minus})
 
     def test_one_bad_name_among_good_ones_leaves_nothing_behind(self, toy):
@@ -568,14 +521,14 @@ class TestRefusals:
         ],
     )
     def test_what_is_no_python_function(self, method, kind):
-        with pytest.raises(RebindError, match=rf"it is a {kind}, not a Python function\. Give the plain function"):
+        with pytest.raises(RebindError, match=rf"it is a {kind}, not a Python function\."):
             rebound(method, {"turn": minus})
 
     @pytest.mark.parametrize("decorate", [lambda f: f, passing])
     def test_a_copy_of_a_copy(self, toy, decorate):
         copy = decorate(rebound(toy.Layer.both, {"turn": minus}))
         with pytest.raises(
-            RebindError, match=r"'scale' in .*both: both \(.*belongs to a copy .*all its replacements at once"
+            RebindError, match=r"'scale' in .*both: both \(.*belongs to a copy that was made here before"
         ):
             rebound(copy, {"scale": minus})
 
@@ -598,9 +551,8 @@ class TestLifetime:
             rebound(toy.Layer.both, {"turn": square}),
             rebound(toy.Layer.both, {"scale": minus}),
             rebound(toy.Layer.both, {"turn": minus, "scale": minus}),
-            rebound(toy.Layer.by_function, {"turn": minus}),
         ]
-        assert len(set(copies)) == 5
+        assert len(set(copies)) == 4
 
     def test_the_alias_goes_with_the_last_user(self, toy):
         one, other = toy.Layer(), toy.Layer()
@@ -629,26 +581,6 @@ class TestLifetime:
         assert watched[2]() is None
         del replacement
         assert watched[1]() is None
-
-    def test_a_function_that_outlives_the_copy_still_works(self, toy):
-        layer = toy.Layer()
-        patch(layer, "later", turn=minus)
-        later = layer.later(5)
-        del layer.later
-        gc.collect()
-        assert later() == 4
-        del later
-        assert not aliases(toy)
-
-    def test_a_generator_that_outlives_the_patch_still_works(self, toy):
-        layer = toy.Layer()
-        patch(layer, "by_generator", turn=minus)
-        patch(layer, "steps", turn=minus)
-        steps = layer.steps([5, 6])
-        assert next(steps) == 4
-        del layer.steps, layer.by_generator
-        gc.collect()
-        assert next(steps) == 5
 
     def test_an_inner_copy_that_outlives_the_outer_still_works(self, toy):
         inner = rebound(passing(toy.Layer.forward), {"turn": minus}).__wrapped__
@@ -683,9 +615,9 @@ class TestLifetime:
             layers = [toy.Layer() for _ in range(2)]
             for layer in layers:
                 patch(layer, "forward", turn=(lambda amount: lambda x: x - amount)(2))
-                patch(layer, "by_function", turn=minus)
-                assert (layer.forward(5), layer.by_function(5)) == (8, 8)
-            del layers[0].forward, layers[0].by_function  # the other one is left to the collector
+                patch(layer, "both", turn=minus)
+                assert (layer.forward(5), layer.both(5)) == (8, 40)
+            del layers[0].forward, layers[0].both  # the other one is left to the collector
 
         def counts():
             gc.collect()
@@ -708,7 +640,7 @@ class TestLifetime:
 
                 def work(barrier=barrier, copies=copies):
                     barrier.wait()
-                    copies.append(rebound(toy.Layer.by_function, {"turn": minus}))
+                    copies.append(rebound(toy.Layer.both, {"turn": minus}))
 
                 threads = [threading.Thread(target=work) for _ in range(8)]
                 for thread in threads:

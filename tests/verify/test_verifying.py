@@ -189,7 +189,7 @@ def test_behaviour_tells_which_variant_a_module_is():
     assert answer.accepts.watch.described() == []
     refusal = examine(Norm(), replace(CANDIDATE, adapters=variants[:1], reference=reference))
     assert isinstance(refusal, Refusal)
-    assert "of 1 tried, around one is nearest: output[0] differs by up to" in refusal.reason
+    assert "of 1 tried, the likeliest is around one: output[0] differs by up to" in refusal.reason
 
 
 def scale(x, factor):

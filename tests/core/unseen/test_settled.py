@@ -65,13 +65,6 @@ class ByMemory(Norm):
         return normal(self, x) * 2 if memoised() else normal(self, x)
 
 
-class ByScripting(Norm):
-    def forward(self, x):
-        if torch.jit.is_scripting():
-            return vendor.norm(x)
-        return normal(self, x)
-
-
 FLIPS = {ByFlag: ("HAS_VENDOR", True), ByProbe: ("HAS_VENDOR", True), ByName: ("VENDOR", vendor)}
 
 
@@ -83,7 +76,7 @@ def filled():
     memoised.cache_clear()
 
 
-@pytest.mark.parametrize("make", [*FLIPS, ByMemory, ByScripting])
+@pytest.mark.parametrize("make", [*FLIPS, ByMemory])
 def test_a_norm_that_asks_what_is_installed_is_fused(make):
     assert attacked([NormKernel], make).answers == ("kernel",)
 
@@ -152,12 +145,17 @@ class ByContext(Norm):
         return normal(self, x) * 2 if torch.jit.is_tracing() else normal(self, x)
 
 
+class ByScripting(Norm):
+    def forward(self, x):
+        return normal(self, x) * 2 if torch.jit.is_scripting() else normal(self, x)
+
+
 class BySetting(Norm):
     def forward(self, x):
         return normal(self, x) * 2 if torch.backends.cudnn.benchmark else normal(self, x)
 
 
-@pytest.mark.parametrize("make", [ByContext, BySetting])
+@pytest.mark.parametrize("make", [ByContext, ByScripting, BySetting])
 def test_a_question_whose_answer_is_not_watched_is_not_read(make):
     found = attacked([NormKernel], make, given=[[numbers()]])
     assert found.last == "alone"

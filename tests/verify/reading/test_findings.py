@@ -331,16 +331,16 @@ EFFECTS = [
     sets_attribute, adds_to_attribute, adds_to_buffer, adds_to_buffer_by_name, writes_into_view_of_buffer,
     writes_into_parameter, writes_out, writes_into_global_tensor, appends_to_global, sets_item_of_global, sets_global,
     calls_a_method_that_keeps, looks_at_a_property_that_counts, ticks, hands_its_list_to_a_helper, in_a_comprehension,
-    in_a_branch, prints, sets_by_function, changes_class, counts_batches, relu_in_place_of_weight,
-    either_may_be_the_buffer, swaps,
+    in_a_branch, prints, sets_by_function, counts_batches, relu_in_place_of_weight, either_may_be_the_buffer, swaps,
 ]  # fmt: skip
 NONE = [
-    computes, writes_into_argument, fills_a_list_of_its_own, reads_its_list, numbers_are_not_changed, a_copy_of_weight,
+    computes, writes_into_argument, reads_its_list, numbers_are_not_changed, a_copy_of_weight,
     logs, looks_at_the_counter, relu_in_place_of_what_it_made,
 ]  # fmt: skip
 NOT_READ = [
     deletes_attribute, in_a_lambda, in_a_nested_function, registers, sets_seed, advances, through_partial, maps,
     sets_nonlocal_of_the_call, makes_an_instance, takes_its_keywords_apart, fills_a_dict_of_its_own,
+    fills_a_list_of_its_own, changes_class,
 ]  # fmt: skip
 """What is rare in forwards that are fused, whether or not it has an effect."""
 

@@ -18,7 +18,6 @@ from .process_lock import ProcessLock
 from .rebind import called_functions, rebound
 
 if TYPE_CHECKING:
-    from .calls import VerifiedCalls
     from .reading import constants, hazard, names, remembered
     from .safe_access import said_by
     from .subjects import Subject
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     from .verification.neutral import neutral
     from .verification.outcome import Outcome
     from .verification.stand_ins import StandIns
-    from .verification.verifier import Verifier
-    from .verifying import check, examine
-    from .watch import Call, Watch
+    from .verification.verifier import Verifier, check, examine
+    from .watch import Call, VerifiedCalls, Watch
 
 __all__ = [
     "Adapter",
@@ -65,12 +63,12 @@ _HOMES = {
     "StandIns": ".verification.stand_ins",
     "Subject": ".subjects",
     "Tolerance": ".verification.comparing",
-    "VerifiedCalls": ".calls",
+    "VerifiedCalls": ".watch",
     "Verifier": ".verification.verifier",
     "Watch": ".watch",
-    "check": ".verifying",
+    "check": ".verification.verifier",
     "constants": ".reading",
-    "examine": ".verifying",
+    "examine": ".verification.verifier",
     "hazard": ".reading",
     "names": ".reading",
     "neutral": ".verification.neutral",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:
     import torch
 
-    from .calls import Dtypes, VerifiedCalls
+    from .watch import Dtypes, VerifiedCalls
 
 Compute = Callable[..., Any]
 """A function that computes an op. It is the reference, or a kernel with the reference's signature."""
@@ -90,6 +90,7 @@ class Example:
     after: Callable[[Any], Any] | None = None
 
 
+@dataclass(frozen=True)
 class AsCalled(Adapter):
     """Calls a function as the original itself is called: for a replacement that has the original's parameters."""
 
@@ -98,12 +99,6 @@ class AsCalled(Adapter):
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return *compute* itself."""
         return compute
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AsCalled)
-
-    def __hash__(self) -> int:
-        return hash(AsCalled)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .data import Example, Refusal
-from .rebind import RebindError, calls, lookup, space_of
+from .rebind import RebindError, calls, space_of
 from .safe_access import all_below, attributes_of, class_name
 from .verification.memory import dense
 from .verification.nested import leaves, mapped, tensors
@@ -70,7 +70,8 @@ class Subject:
         try:
             if not calls(method, name):
                 return Refusal(f"{method.__qualname__} does not call {name}", kind="unsupported")
-            return cls(lookup(method, name), None, space=ById(space_of(method, name)))
+            space = space_of(method, name)
+            return cls(space[name], None, space=ById(space))
         except RebindError as error:
             return Refusal(str(error), kind="unsupported")
 
@@ -109,14 +110,11 @@ class Subject:
             change: Called with the twin before it is run.
         """
         device = torch.device(device)
-
-        def place(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
-            return value.detach().to(device, cast, copy=True)
-
-        placed = mapped(place, (tuple(example.args), dict(example.kwargs)))
+        place = functools.partial(_placed, device, dtype)
+        placed = mapped(
+            lambda value: place(value) if isinstance(value, Tensor) else value,
+            (tuple(example.args), dict(example.kwargs)),
+        )
         named = {f"args[{i}]": value for i, value in enumerate(leaves(placed)) if isinstance(value, Tensor)}
         for name, leaf in named.items():
             leaf.requires_grad_(gradients and leaf.is_floating_point() and wants(name))
@@ -125,7 +123,7 @@ class Subject:
         call = args
         double = None
         if self.module is not None:
-            double = twin(self.module, example, _place(device, dtype, gradients))
+            double = twin(self.module, example, functools.partial(_in_twin, place, gradients))
             if training is not None:
                 double.train(training)
             for name, parameter in double.named_parameters():
@@ -150,7 +148,7 @@ class Subject:
         if double is not None:
             own = (*double.named_parameters(), *double.named_buffers())
             values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
-        structure = str(mapped(_Kind, result))
+        structure = str(mapped(_kind, result)).replace("'", "")
         steps = {f"output[{i}]": _steps(output) for i, output in enumerate(outputs)}
         detached = {name: value if value is None else value.detach() for name, value in values.items()}
         return Outcome(detached, structure, steps)
@@ -235,19 +233,16 @@ def _surroundings(
         yield
 
 
-def _place(device: torch.device, dtype: torch.dtype | None, gradients: bool) -> Callable[[Tensor], Tensor]:
-    """Copies tensors of a twin to where it runs, parameters as parameters."""
+def _placed(device: torch.device, dtype: torch.dtype | None, value: Tensor) -> Tensor:
+    """A copy of *value* where it is run; of *dtype*, if that is given and it is floating."""
+    return value.detach().to(device, dtype if dtype and value.is_floating_point() else value.dtype, copy=True)
 
-    def place(value: Tensor) -> Tensor:
-        if value.is_meta:
-            return value
-        cast = dtype if dtype is not None and value.is_floating_point() else value.dtype
-        moved = value.detach().to(device, cast, copy=True)
-        if issubclass(type(value), nn.Parameter):
-            return nn.Parameter(moved, requires_grad=gradients and moved.is_floating_point())
-        return moved
 
-    return place
+def _in_twin(place: Callable[[Tensor], Tensor], gradients: bool, value: Tensor) -> Tensor:
+    """What *place* makes of a tensor of a twin, a parameter as a parameter; what has no values stays."""
+    if value.is_meta or not issubclass(type(value), nn.Parameter):
+        return value if value.is_meta else place(value)
+    return nn.Parameter(place(value), requires_grad=gradients and value.is_floating_point())
 
 
 def _gradients(
@@ -286,12 +281,6 @@ def _lying_as(other: Tensor | None, values: Tensor) -> Tensor:
     return torch.empty_like(other, dtype=values.dtype, device=values.device, requires_grad=False).copy_(values)
 
 
-class _Kind:
+def _kind(value: object) -> Any:
     """Stands for a leaf of the outputs: by value if it is ``None`` or a number, else by what it is."""
-
-    def __init__(self, value: object) -> None:
-        plain = value is None or isinstance(value, int | float)
-        self._name = repr(value) if plain else type(value).__name__
-
-    def __repr__(self) -> str:
-        return self._name
+    return value if value is None or isinstance(value, int | float) else type(value).__name__

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from .arguments import Arguments
 from .builtin_calls import BUILTINS, method_of_python
 from .findings import MISSING
-from .following import Walking
 from .libraries import home, is_library, is_readable, is_wrapped
 from .lookup import in_class, is_a
 from .memoised import Memoised, answer_of, answered
 from .objects import item_of
 from .tables import CLAMPS, COPIES, CREATES, DTYPES, LIBRARIES, LOGS, NOT_COMPUTING, RANDOM, SHAPES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
+from .walking import Walking
 
 CONTEXTS = (torch.autocast, contextlib.nullcontext, torch.no_grad, torch.enable_grad, torch.inference_mode)
 """Contexts that may be entered: the runs of the original enter them, too."""
@@ -63,13 +63,6 @@ def _logs(function: Value, thing: Any) -> bool:
     )
 
 
-def _method(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
-    method, receiver = function.object, function.receiver
-    if receiver is None or receiver.object is not method.__self__:
-        receiver = walk.owner_of(method.__self__)
-    return _call(walk, node, Value(object=method.__func__, receiver=receiver, name=function.name), arguments)
-
-
 def _partial(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
     partial = function.object
     first = [known(value, fresh=False) for value in partial.args]
@@ -91,8 +84,6 @@ def _function(walk: Walking, node: Any, function: Value, arguments: Arguments) -
         return walk.reader.function(thing, arguments if receiver is None else arguments.after(receiver))
     if receiver is not None and not is_a(receiver.object, types.ModuleType):
         owner, name = receiver.object, thing.__name__
-        if is_a(owner, nn.Module) and name in ("__call__", "_call_impl", "_wrapped_call_impl"):
-            return _call(walk, node, receiver, arguments)
         if receiver.fields is not None and thing is nn.Module.__init__:
             return known(None)
         # The ``get`` that ``Mapping`` gives a class of a model calls the class's own ``__getitem__``.
@@ -167,7 +158,6 @@ def _of_tensor(walk: Walking, node: Any, function: Value, arguments: Arguments) 
 
 
 _BY_KIND: tuple[tuple[type, _Handler], ...] = (
-    (types.MethodType, _method),
     (functools.partial, _partial),
     (Memoised, _memoised),
     (nn.Module, _module),
@@ -243,7 +233,7 @@ def _parts(value: Value) -> Iterator[Value]:
     """What *value* may be, and what is in it."""
     for option in value.each:
         yield option
-        for item in option.items.values if option.items is not None else ():
+        for item in option.items or ():
             yield from _parts(item)
 
 

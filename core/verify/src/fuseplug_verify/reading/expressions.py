@@ -5,66 +5,26 @@ from __future__ import annotations
 
 import ast
 import builtins
-import enum
-import types
-from collections.abc import Iterable
+import re
 from typing import Any
-
-from torch import Tensor, nn
 
 from .arguments import Arguments
 from .calls import call
-from .findings import MISSING, Finding
-from .following import Following
-from .libraries import home, is_library, is_readable
+from .findings import MISSING
+from .libraries import is_readable
 from .lookup import in_class, is_a
 from .objects import attribute_of, item_of
 from .values import NEVER, NOTHING, Value, either, is_tried, known, listed, part_of
+from .walking import Walking
 
 _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _IS = (ast.Is, ast.IsNot)
 _IN = (ast.In, ast.NotIn)
-_TRANSPARENT = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType, enum.Enum)
+_LEAVES_OUT = re.compile(r"\{(\w+): (\w+) for \1, \2 in (\w+)\.items\(\) if \1 in (\w+)\}")
 
 
-class Expressions:
+class Expressions(Walking):
     """The names that a function knows, and what its expressions stand for."""
-
-    def __init__(self, reader: Following, function: types.FunctionType, names: dict[str, Value]) -> None:
-        self.reader, self.function, self.names = reader, function, names
-
-    # What is found
-
-    def note(self, findings: list[Finding], node: Any, why: str = "") -> None:
-        """Keep *node* as a finding."""
-        source = " ".join(ast.unparse(node).split())
-        name, outside = self.function.__qualname__, home(self.function)
-        where = name if self.reader.is_at_home(outside) else f"{outside}.{name}"
-        shown = source if len(source) <= 90 else source[:87] + "..."
-        span = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-        text = f"{why}{shown} (line {node.lineno} of {where})"
-        file = self.function.__code__.co_filename
-        self.reader.keep(findings, Finding(text, self.reader.inside, file, span, source))
-
-    def unread(self, node: Any, why: str) -> None:
-        """Keep *node* as what could not be read."""
-        self.note(self.reader.reading.unknown, node, f"{why}: ")
-
-    def opaque(self, node: Any, *values: Value) -> None:
-        """Note objects of a model's classes with which Python itself does something, such as ``float(value)``."""
-        for option in (option for value in values for option in value.each):
-            if option.fields is not None or (
-                option.known and not is_a(option.object, _TRANSPARENT) and not is_library(option.object)
-            ):
-                cls = option.cls or type(option.object)
-                self.unread(node, f"methods of {cls.__name__} decide what Python sees of it")
-
-    def sizes(self, values: Iterable[Value]) -> None:
-        """Keep the integers in *values*: shapes are compared with them."""
-        for option in (option for value in values for option in value.each):
-            numbers = option.object if type(option.object) in (tuple, list, set, frozenset) else (option.object,)
-            self.reader.reading.sizes |= {int(n) for n in numbers if type(n) in (int, float) and n == n // 1}
-            self.sizes(option.items.values if option.items is not None else ())
 
     # Names
 
@@ -88,11 +48,6 @@ class Expressions:
         value = space.get(name, MISSING)
         self.reader.looked(space, name, value)
         return NEVER if value is MISSING else known(value, fresh=False)
-
-    def owner_of(self, thing: Any) -> Value:
-        """The value that is *thing*: with its path, if it is the module whose method this is."""
-        itself = self.names.get("self", NOTHING)
-        return itself if itself.object is thing else known(thing, fresh=False)
 
     # Expressions
 
@@ -139,23 +94,8 @@ class Expressions:
     def on_slice(self, node: ast.Slice) -> Value:
         return Value(tried=is_tried([self.value(part) for part in (node.lower, node.upper, node.step) if part]))
 
-    def on_starred(self, node: ast.Starred) -> Value:
-        return item_of(self, node, self.value(node.value), None)
-
     def on_tuple(self, node: Any) -> Value:
-        values: list[Value] = []
-        exact = True
-        for element in node.elts:
-            if not isinstance(element, ast.Starred):
-                values.append(self.value(element))
-                continue
-            whole = self.value(element.value)
-            if whole.items is not None and whole.items.exact:
-                values += whole.items.values
-            else:
-                values.append(item_of(self, element, whole, None))
-                exact = False
-        return listed(values, exact=exact)
+        return listed([self.value(element) for element in node.elts])
 
     on_list = on_tuple
     on_set = on_tuple
@@ -165,8 +105,8 @@ class Expressions:
         values = [self.value(value) for value in node.values]
         if all(is_a(key, str) for key in keys):
             return Value(named=dict(zip(keys, values, strict=True)))
-        spread = [item_of(self, node, v, Value()) for k, v in zip(keys, values, strict=True) if k is MISSING]
-        return listed([*values, *spread], exact=False)
+        self.unread(node, "not all keys of a dict are known")
+        return NOTHING
 
     def on_listcomp(self, node: Any) -> Value:
         before = self.names
@@ -184,33 +124,17 @@ class Expressions:
 
     def on_dictcomp(self, node: ast.DictComp) -> Value:
         """One that only leaves out keyword arguments, as decorators do: any of them may be left out anyway."""
-        match node:
-            case ast.DictComp(
-                key=ast.Name(id=key),
-                value=ast.Name(id=item),
-                generators=[
-                    ast.comprehension(
-                        target=ast.Tuple(elts=[ast.Name(id=first), ast.Name(id=second)]),
-                        iter=ast.Call(func=ast.Attribute(value=source, attr="items"), args=[]),
-                        ifs=[ast.Compare(left=ast.Name(id=tested), ops=[ast.In()], comparators=[names])],
-                    )
-                ],
-            ) if (first, second, tested) == (key, item, key):
-                whole = self.value(source)
-                self.opaque(node, self.value(names))
-                if whole.named is not None:
-                    return whole
+        parts = _LEAVES_OUT.fullmatch(ast.unparse(node))
+        whole = self.name(parts[3]) if parts else NOTHING
+        if parts and whole.named is not None:
+            self.opaque(node, self.name(parts[4]))
+            return whole
         self.unread(node, "it makes a dict")
         return Value(tried=True, fresh=False)
 
     def on_joinedstr(self, node: ast.JoinedStr) -> Value:
         values = [self.value(part) for part in node.values]
         self.opaque(node, *values)
-        if all(is_a(value.object, (str, int)) for value in values):
-            plain = [
-                p for p in node.values if isinstance(p, ast.FormattedValue) and (p.format_spec or p.conversion != -1)
-            ]
-            return known("".join(str(value.object) for value in values)) if not plain else NOTHING
         return Value(tried=is_tried(values))
 
     def on_formattedvalue(self, node: ast.FormattedValue) -> Value:
@@ -234,13 +158,10 @@ class Expressions:
     def on_binop(self, node: ast.BinOp) -> Value:
         left, right = self.value(node.left), self.value(node.right)
         self.opaque(node, left, right)
-        if isinstance(node.op, ast.Add) and left.items is not None and right.items is not None:
-            exact = left.items.exact and right.items.exact
-            return listed([*left.items.values, *right.items.values], exact=exact)
         if isinstance(node.op, ast.Mod | ast.FloorDiv | ast.Div) and is_tried((left,)):
             self.sizes((right,))
-        containers = [item for side in (left, right) if side.items is not None for item in side.items.values]
-        if containers:  # ``[x] * 2``
+        containers = [item for side in (left, right) for item in side.items or ()]
+        if containers:  # ``[x] * 2``, ``[x] + [y]``
             return listed(containers, exact=False)
         return Value(tried=is_tried((left, right)))
 
@@ -278,8 +199,8 @@ class Expressions:
             whole = self.value(argument.value if isinstance(argument, ast.Starred) else argument)
             if not isinstance(argument, ast.Starred) and not rest:
                 values.append(whole)
-            elif isinstance(argument, ast.Starred) and whole.items is not None and whole.items.exact and not rest:
-                values += whole.items.values
+            elif isinstance(argument, ast.Starred) and whole.items is not None and whole.exact and not rest:
+                values += whole.items
             else:
                 rest.append(item_of(self, node, whole, None) if isinstance(argument, ast.Starred) else whole)
         named: dict[str, Value] = {}
@@ -298,20 +219,16 @@ class Expressions:
         """What ``**value`` hands on, by name."""
         if value.named is not None:
             return dict(value.named)
-        if type(value.object) is dict and all(is_a(key, str) for key in value.object):
-            return {key: item_of(self, node, value, known(key)) for key in value.object}
-        return {} if value is NEVER else {None: item_of(self, node, value, Value())}
+        if value is not NEVER:
+            self.unread(node, "what ** hands on is not known")
+        return {}
 
     def _super(self, node: ast.Call) -> Value:
-        """What ``super()`` is, with arguments or without."""
-        given = [self.value(argument) for argument in node.args]
+        """What ``super()`` is, without arguments."""
         code = self.function.__code__
-        if len(given) == 2:
-            itself, cls = given[1], given[0].object
-        else:
-            itself = self.names.get(code.co_varnames[0], NOTHING) if code.co_argcount else NOTHING
-            cls = self.name("__class__").object if "__class__" in code.co_freevars else MISSING
-        if not isinstance(cls, type) or not (itself.known or itself.fields is not None):
+        itself = self.names.get(code.co_varnames[0], NOTHING) if code.co_argcount else NOTHING
+        cls = self.name("__class__").object if "__class__" in code.co_freevars else MISSING
+        if node.args or not isinstance(cls, type) or not (itself.known or itself.fields is not None):
             self.unread(node, "which class super() looks in is not known")
             return part_of(itself)
         return Value(cls=cls, receiver=itself, fresh=itself.fresh)

@@ -20,9 +20,6 @@ Span: TypeAlias = tuple[int, int, int, int]
 class _Missing(enum.Enum):
     MISSING = "MISSING"
 
-    def __repr__(self) -> str:
-        return "MISSING"
-
 
 MISSING: Final = _Missing.MISSING
 """Nothing is there."""

@@ -10,7 +10,6 @@ from torch import nn
 from .findings import MISSING
 
 _STORES = ("_parameters", "_buffers", "_modules")
-_C_MEMBERS = (types.MemberDescriptorType, type(types.SimpleNamespace.__dict__.get("__dict__")))
 
 
 def attribute(owner: Any, name: str) -> Any:
@@ -26,9 +25,7 @@ def attribute(owner: Any, name: str) -> Any:
     if is_a(owner, type):
         return in_class(owner, name)
     of_class = in_class(type(owner), name)
-    if is_a(of_class, types.MemberDescriptorType):
-        return _of_slot(of_class, owner)
-    if is_a(of_class, property):
+    if is_a(of_class, (types.MemberDescriptorType, property)):
         return of_class
     own = namespace(owner)
     if name in own:
@@ -67,13 +64,6 @@ def namespace(owner: Any) -> dict[str, Any]:
     except AttributeError:
         return {}
     return found if is_a(found, dict) else {}
-
-
-def _of_slot(member: types.MemberDescriptorType, owner: Any) -> Any:
-    try:
-        return member.__get__(owner, type(owner))
-    except AttributeError:
-        return MISSING
 
 
 def answers_itself(owner: Any) -> bool:

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import nn
 
+from ..rebind import all_codes
 from .libraries import is_library, wrapped_by
 from .lookup import is_a
-from .source import all_codes
 
 _said: weakref.WeakKeyDictionary[types.CodeType, tuple[dict[str, None], tuple[float, ...]]] = (
     weakref.WeakKeyDictionary()

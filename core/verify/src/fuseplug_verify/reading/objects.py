@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from .arguments import Arguments
 from .findings import MISSING
-from .following import Walking
 from .libraries import is_library, is_readable
 from .lookup import answers_itself, attribute, class_with, in_class, is_a, namespace
 from .memoised import Memoised
 from .tables import DTYPES, SHAPES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
+from .walking import Walking
 
 MAPPINGS = (dict, types.MappingProxyType)
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -28,7 +28,6 @@ _OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMet
          types.BuiltinFunctionType, Memoised)  # fmt: skip
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.MethodType)
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, float)
-_MOST = 16
 
 
 def attribute_of(walk: Walking, node: Any, value: Value, name: str) -> Value:
@@ -176,10 +175,9 @@ def _item(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
         others = value.named.get(None, NEVER)
         return value.named.get(at, others) if is_a(at, str) else either(value.named.values())
     if value.items is not None:
-        values = value.items.values
-        if value.items.exact and type(at) is int and -len(values) <= at < len(values):
-            return values[at]
-        return either(values) if values else NOTHING
+        if value.exact and type(at) is int and -len(value.items) <= at < len(value.items):
+            return value.items[at]
+        return either(value.items) if value.items else NOTHING
     if value.known and not is_a(value.object, Tensor):
         return _item_of_object(walk, node, value, index)
     return Value(tried=is_tried((value, index or value)), fresh=value.fresh, argument=value.argument)
@@ -195,7 +193,7 @@ def _item_of_object(walk: Walking, node: Any, value: Value, index: Value | None)
         result = walk.reader.function(function, Arguments((value, *filter(None, [index]))))
         return result if index is not None else item_of(walk, node, result, None)
     if is_a(holder, LISTS) and not (index is None and is_a(holder, nn.ModuleDict)):
-        return _module_in(value, holder._modules, MISSING if index is None else index.object)
+        return _module_in(walk, node, value, holder._modules.values())
     if is_a(holder, (list, tuple, *MAPPINGS)):
         return item_in(walk, node, value, index)
     if holder is None or (is_a(holder, (type, types.FunctionType)) and function is MISSING):
@@ -208,23 +206,13 @@ def _item_of_object(walk: Walking, node: Any, value: Value, index: Value | None)
 def item_in(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
     """What is in a dict, list or tuple, past what a subclass says."""
     holder: Any = value.object
-    mapping = is_a(holder, MAPPINGS)
-    if mapping and index is None:
-        return NOTHING
-    if index is not None and index.known and is_a(index.object, (int, str, type(None))):
-        member = _at(holder, index.object)
-        if mapping and value.path is None and not value.fresh:
-            walk.reader.looked(holder, index.object, member)
-        return NEVER if member is MISSING else _held(value, member)
-    if not mapping:
-        return _any_of(value, (list if is_a(holder, list) else tuple).__iter__(holder))
-    entries = list(dict.items(holder) if is_a(holder, dict) else holder.items())
-    if len(entries) > _MOST:
-        walk.unread(node, f"a {type(holder).__name__} is looked into by a key that is not known")
-    elif value.path is None:
-        for key, entry in entries:
-            walk.reader.looked(holder, key, entry)
-    return _any_of(value, [entry for _, entry in entries])
+    if index is None or not index.known or not is_a(index.object, (int, str, type(None))):
+        walk.unread(node, f"what is taken from a {type(holder).__name__} is not known")
+        return part_of(value)
+    member = _at(holder, index.object)
+    if is_a(holder, MAPPINGS) and value.path is None and not value.fresh:
+        walk.reader.looked(holder, index.object, member)
+    return NEVER if member is MISSING else _held(value, member)
 
 
 def _at(holder: Any, index: Any) -> Any:
@@ -236,29 +224,15 @@ def _at(holder: Any, index: Any) -> Any:
         return MISSING
 
 
-def _module_in(value: Value, modules: Mapping[str, Any], at: Any) -> Value:
-    """The module at *at*, or any of *modules*: one stands for all if they are of one class."""
-    present = {name: module for name, module in modules.items() if module is not None}
-    if len({type(module) for module in present.values()}) < 2 or len(present) > _MOST:
-        return _any_of(value, present.values())
-    if type(at) in (int, str):
-        name = str(len(modules) + at if type(at) is int and at < 0 else at)
-        present = {name: present[name]} if name in present else {}
-    return either(_held(value, module, name) for name, module in present.items())
+def _module_in(walk: Walking, node: Any, value: Value, modules: Iterable[Any]) -> Value:
+    """Any of *modules*: one stands for all, if they are of one class."""
+    present = [module for module in modules if module is not None]
+    if len({type(module) for module in present}) > 1 or any("forward" in namespace(module) for module in present):
+        walk.unread(node, f"the modules of a {type(value.object).__name__} differ")
+    return _held(value, present[0], "*") if present else part_of(value)
 
 
-def _any_of(value: Value, things: Iterable[Any]) -> Value:
-    """Any of *things*; one module of each class stands for all of that class."""
-    several: dict[Any, Any] = {}
-    for thing in things:
-        plain = is_a(thing, nn.Module) and "forward" not in namespace(thing)
-        several.setdefault(type(thing) if plain else id(thing), thing)
-    if len(several) > _MOST:
-        return part_of(value)
-    return either(_held(value, thing) for thing in several.values()) if several else part_of(value)
-
-
-def _held(value: Value, thing: Any, name: str = "*") -> Value:
+def _held(value: Value, thing: Any, name: str = "") -> Value:
     # Only modules have paths: what a plain list or dict holds is not registered anywhere.
-    path = (*value.path, name) if value.path is not None and is_a(value.object, LISTS) else None
+    path = (*value.path, name) if value.path is not None and name else None
     return Value(object=thing, path=path, tried=is_a(thing, Tensor), fresh=value.fresh, argument=value.argument)

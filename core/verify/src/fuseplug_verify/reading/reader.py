@@ -10,15 +10,16 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from ..rebind import all_codes
 from .arguments import Arguments, bind, defaults_of, parameters
-from .findings import Finding, Looked, Path, Reading
-from .following import Walking
+from .findings import Reading
 from .libraries import home, is_readable, unwrapped
 from .lookup import in_class, is_a
 from .objects import attribute_of
-from .source import all_codes, tree_of
+from .source import tree_of
 from .statements import Walk
 from .values import ARGUMENT, NEVER, Value, either, known, listed
+from .walking import Following, Walking
 
 Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 """Positional and keyword arguments."""
@@ -41,17 +42,14 @@ def read(function: types.FunctionType, module: nn.Module | None = None, calls: S
     """
     function = unwrapped(function)
     reader = Reader(home(function))
-    itself = () if module is None or _is_static(function, module) else (Value(object=module, path=(), fresh=False),)
+    bound = module is not None and not is_a(in_class(type(module), function.__name__), staticmethod)
+    itself = (Value(object=module, path=(), fresh=False),) if bound else ()
     try:
         reader.function(function, Arguments(), _parameters(function, itself, calls))
     except RecursionError:
         reader.unread(f"{function.__qualname__}: it is too deep to follow")
     reader.finish(function, len(itself))
     return reader.reading
-
-
-def _is_static(function: types.FunctionType, module: nn.Module) -> bool:
-    return is_a(in_class(type(module), function.__name__), staticmethod)
 
 
 def _parameters(function: types.FunctionType, itself: tuple[Value, ...], calls: Sequence[Call]) -> dict[str, Value]:
@@ -89,25 +87,13 @@ def _parameter(kind: str, default: Any) -> Value:
     return either((ARGUMENT, known(default, fresh=False))) if callable(default) else ARGUMENT
 
 
-class Reader:
-    """Follows functions and modules, and keeps what is found.
-
-    Attributes:
-        reading: What is found.
-        inside: The path of the module whose forward is read.
-    """
+class Reader(Following):
+    """Follows functions and modules."""
 
     def __init__(self, where: str) -> None:
-        self.reading = Reading()
-        self.inside: Path = ()
-        self._package = where.partition(".")[0]
+        super().__init__(where)
         self._stack: list[types.CodeType] = []
-        self._seen: set[Any] = set()
         self._calls = 0
-
-    def is_at_home(self, where: str) -> bool:
-        """Whether the Python module *where* is of the package that is read."""
-        return where.partition(".")[0] == self._package
 
     def finish(self, function: types.FunctionType, skipped: int) -> None:
         """Add up what was read."""
@@ -120,22 +106,6 @@ class Reader:
             used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
             names = [name for name, _ in parameters(function)][skipped:]
             reading.ignored = frozenset(name for name in names if name not in used)
-
-    def keep(self, findings: list[Finding], finding: Finding) -> None:
-        """Keep *finding*, once."""
-        if (id(findings), finding) not in self._seen:
-            self._seen.add((id(findings), finding))
-            findings.append(finding)
-
-    def unread(self, text: str) -> None:
-        """Keep what could not be read."""
-        self.keep(self.reading.unknown, Finding(text, self.inside))
-
-    def looked(self, space: Any, name: str, value: Any, owner: Any = None) -> None:
-        """Keep a name that was looked up outside the module; *owner* is the class whose namespace *space* is."""
-        if (key := (id(space if owner is None else owner), name, self.inside)) not in self._seen:
-            self._seen.add(key)
-            self.reading.globals.append(Looked(space, name, value, self.inside))
 
     def function(
         self, function: types.FunctionType, arguments: Arguments, bound: dict[str, Value] | None = None

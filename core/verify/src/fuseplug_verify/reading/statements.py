@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from dataclasses import replace
 from typing import Any
 
 from .calls import CONTEXTS
@@ -24,7 +25,6 @@ class Walk(Expressions):
     def run(self, tree: Any) -> Value:
         """Go through a whole function, and return what it returns."""
         self._returned: list[Value] = []
-        self._outside: set[str] = set()
         if isinstance(tree, ast.Lambda):
             return self.value(tree.body)
         self.body(tree.body)
@@ -51,7 +51,7 @@ class Walk(Expressions):
     on_raise = on_pass
 
     def on_global(self, node: Any) -> None:
-        self._outside.update(node.names)
+        self.note(self.reader.reading.side_effects, node)
 
     on_nonlocal = on_global
 
@@ -62,10 +62,9 @@ class Walk(Expressions):
         self._returned.append(self.value(node.value) if node.value is not None else known(None))
 
     def on_if(self, node: ast.If) -> None:
-        test = self.condition(node.test, raises=isinstance(node.body[-1], ast.Raise))
+        self.condition(node.test, raises=isinstance(node.body[-1], ast.Raise))
         before = dict(self.names)
-        if not (isinstance(node.test, ast.Call) and test.object is False):
-            self.body(node.body)
+        self.body(node.body)
         after, self.names = self.names, before
         self.body(node.orelse)
         if isinstance(node.body[-1], _LEAVES):
@@ -94,7 +93,7 @@ class Walk(Expressions):
                 if option is not NEVER and not (option.cls is not None and issubclass(option.cls, CONTEXTS)):
                     self.unread(item.context_expr, "it computes in a context whose effect is not known")
             if item.optional_vars is not None:
-                self.bind(item.optional_vars, NOTHING)
+                self.unread(item.optional_vars, "what a context gives is not known")
         self.body(node.body)
 
     def on_try(self, node: ast.Try) -> None:
@@ -109,11 +108,6 @@ class Walk(Expressions):
             ended = _joined(ended, self.names)
         self.names = ended
         self.body(node.finalbody)
-
-    def on_delete(self, node: ast.Delete) -> None:
-        for target in node.targets:
-            if not isinstance(target, ast.Name) or target.id in self._outside:
-                self.unread(target, "it is deleted")
 
     def on_assert(self, node: ast.Assert) -> None:
         self.condition(node.test, raises=True)
@@ -140,38 +134,28 @@ class Walk(Expressions):
             self.bind(node.target, self.value(node.value), node)
 
     def on_augassign(self, node: ast.AugAssign) -> None:
-        target: Any = node.target
-        added, before = self.value(node.value), self.value(target)
+        added, before = self.value(node.value), self.value(node.target)
         self.opaque(node, added, before)
-        value = Value(tried=is_tried((added, before)), fresh=before.fresh, argument=before.argument)
-        if not isinstance(target, ast.Name):
-            self.bind(target, value, node)
-            return
         changing = [option for option in before.each if not isinstance(option.object, _UNCHANGING)]
-        if any(option.foreign for option in changing):
+        if isinstance(node.target, ast.Name) and any(option.foreign for option in changing):
             self.note(self.reader.reading.side_effects, node)
-        for option in changing:
-            if option.items is not None:
-                option.items.add(item_of(self, node, added, None))
-                value = before
-            elif option.named is not None:
-                self.unread(node, "it changes a dict of arguments")
-        if not changing:
-            value = Value(tried=value.tried)
-        self.bind(target, value, node)
+        if any(option.items is not None or option.named is not None for option in changing):
+            self.unread(node, "it changes a container")
+        value = Value(tried=is_tried((added, before)))
+        if changing:
+            value = replace(value, fresh=before.fresh, argument=before.argument)
+        self.bind(node.target, value, node)
 
     def bind(self, target: Any, value: Value, node: Any = None) -> None:
         """Let *target* stand for *value* from here on."""
         node = node or target
         if isinstance(target, ast.Name):
-            if target.id in self._outside:
-                self.note(self.reader.reading.side_effects, node)
             self.names[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
             self.opaque(node, value)
             starred = any(isinstance(element, ast.Starred) for element in target.elts)
             for number, element in enumerate(target.elts):
-                exact = not starred and all(o.items is None or o.items.exact for o in value.each)
+                exact = not starred and all(o.items is None or o.exact for o in value.each)
                 self.bind(element, item_of(self, node, value, known(number) if exact else None), node)
         elif isinstance(target, ast.Starred):
             self.bind(target.value, listed((value,), exact=False), node)
@@ -191,10 +175,8 @@ class Walk(Expressions):
                 option.fields[target.attr] = either((option.fields.get(target.attr, NEVER), value))
             elif option.foreign or isinstance(target, ast.Attribute):
                 self.note(self.reader.reading.side_effects, node)
-            elif option.items is not None:
-                option.items.add(value)
-            elif option.named is not None:
-                self.unread(node, "it changes a dict of arguments")
+            elif option.items is not None or option.named is not None:
+                self.unread(node, "it changes a container")
 
 
 def _imported(name: str) -> Value:

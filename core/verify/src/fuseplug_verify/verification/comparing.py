@@ -152,25 +152,6 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Toleran
     return ours.judged(theirs, _judging_results(error))
 
 
-def distance(ours: Outcome, theirs: Outcome) -> float:
-    """The largest difference in a tensor, as a share of its largest number; infinite for outcomes not alike in kind."""
-    if ours.values.keys() != theirs.values.keys() or ours.structure != theirs.structure:
-        return math.inf
-    values = ours.on_cpu()
-    return max((_apart(values[name], expected) for name, expected in theirs.on_cpu().items()), default=0.0)
-
-
-def _apart(found: Tensor | None, expected: Tensor | None) -> float:
-    if found is None or expected is None:
-        return 0.0 if found is expected else math.inf
-    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
-        return math.inf
-    if same(found, expected):
-        return 0.0
-    gap = (found.double() - expected.double()).abs().max() / expected.double().abs().max()
-    return gap.nan_to_num(nan=math.inf).item()
-
-
 def _judging_results(error: Judge) -> Judge:
     """*error* where there is room for one; inputs afterwards, and integers, must be the same."""
 

@@ -97,16 +97,15 @@ class Copying:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles all but tensors, modules and what is shared: these are in `shared`, by their number."""
+    """Pickles all but tensors, modules and what is shared: these are in `shared`, by their id."""
 
     def __init__(
         self, file: io.BytesIO, tensor: Callable[[Tensor], Tensor], module: Callable[[nn.Module], nn.Module]
     ) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.shared: list[Any] = []
+        self.shared: dict[int, Any] = {}
         self._tensor = tensor
         self._module = module
-        self._numbers: dict[int, int] = {}
         # Or the id of a passing object could become that of another one.
         self._alive: list[Any] = []
 
@@ -114,7 +113,7 @@ class _Pickler(pickle.Pickler):
         kind = type(value)
         if kind in _PLAIN:
             return None
-        if id(value) not in self._numbers:
+        if id(value) not in self.shared:
             self._alive.append(value)
             if len(self._alive) > _MOST_OBJECTS:
                 raise UncopyableError(f"it leads to more than {_MOST_OBJECTS} objects")
@@ -126,9 +125,8 @@ class _Pickler(pickle.Pickler):
                 copy = value
             else:
                 return None
-            self._numbers[id(value)] = len(self.shared)
-            self.shared.append(copy)
-        return self._numbers[id(value)]
+            self.shared[id(value)] = copy
+        return id(value)
 
     def reducer_override(self, value: Any) -> Any:
         # Python would look the function up by its name, which may mean another one there.
@@ -138,7 +136,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
+    def __init__(self, file: io.BytesIO, shared: dict[int, Any]) -> None:
         super().__init__(file)
         self._shared = shared
 

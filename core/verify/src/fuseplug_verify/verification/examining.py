@@ -6,19 +6,18 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..calls import VerifiedCalls
 from ..data import Adapter, Candidate, Example, Refusal, Semantics
 from ..reading import Path, Reading
 from ..subjects import Subject
-from ..watch import Extra, Route, Watch
+from ..watch import Extra, Route, VerifiedCalls, Watch
 from .branches import Branches
-from .changing import Change, another_number, other_values
+from .changing import another_value
 from .comparing import Tolerance, departure
 from .outcome import Outcome
 from .tried import Likeness, Tried, arguments_of, calls_of, dtypes_in
@@ -132,10 +131,10 @@ class Examination:
         if (why := self._untried_class(depends)) is not None:
             return why
         for path in depends.numbers:
-            if self._with("number", path, another_number(path)) == "differs":
+            if self._with_another(path) == "differs":
                 return self._differs(f"when its {'.'.join(path)} is another number")
         for path in depends.tensors:
-            if self._with("tensor", path, other_values(path)) != "same":
+            if self._with_another(path) != "same":
                 return Refusal(f"it also reads {'.'.join(path)}, a tensor that the kernel does not", kind="unlike")
         return None
 
@@ -153,10 +152,10 @@ class Examination:
                 return Refusal(f"its {where} is a {cls.__name__}, unlike the others that it is with", kind="unlike")
         return None
 
-    def _with(self, kind: Literal["number", "tensor"], path: Path, change: Change) -> Likeness:
+    def _with_another(self, path: Path) -> Likeness:
         # In the sharpest dtype: with another number a router may choose by a rounding, where examples see to a margin.
         sharpest = min(self.answered, key=lambda each: _eps(each.args[main_argument(each)].dtype))
-        return self._try(Variation(kind, ".".join(path), sharpest, {"change": change}))
+        return self._try(Variation("number", ".".join(path), sharpest, {"change": another_value(path)}))
 
     def _untaken(self) -> Refusal | None:
         if not self.reading.branches:

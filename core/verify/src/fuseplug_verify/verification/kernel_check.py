@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from ..calls import Dtypes
 from ..data import Compute, Conditions, Example, Refusal, Semantics
 from ..subjects import Subject
+from ..watch import Dtypes
 from .comparing import Few, Tolerance, departure, excess_together
 from .examples import mixes_run, raised
 from .nested import mapped, tensors
 from .outcome import Outcome
 from .tried import dtypes_in
-from .varying import main_argument, transposed, variations
+from .varying import describe, main_argument, transposed, variations
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes a context in which something is run."""
@@ -285,9 +285,3 @@ def _is_contiguous(example: Example) -> bool:
 
 def _contiguous(value: Any) -> Any:
     return value.contiguous() if isinstance(value, torch.Tensor) else value
-
-
-def describe(example: Example) -> str:
-    """The dtype and shape of the main input of *example*."""
-    main = example.args[main_argument(example)]
-    return f"{str(main.dtype).removeprefix('torch.')}{list(main.shape)}"

@@ -1,4 +1,4 @@
-"""Tells which tensors have memory that can be read."""
+"""Which tensors have memory that can be read."""
 
 from __future__ import annotations
 

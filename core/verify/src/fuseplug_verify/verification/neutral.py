@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from ..process_lock import ProcessLock
-from ..torch_private import (
-    disable_current_modes,
-    function_modes_off,
-)
+from ..torch_private import disable_current_modes, function_modes_off
 
 _alone = ProcessLock()
 
@@ -59,15 +56,10 @@ def same_random_numbers(device_type: str) -> Iterator[None]:
     numbers, and its own later: so enter this around one short run only, and only around one that may draw.
     """
     with _random_state_kept(device_type):
-        seed(device_type)
+        torch.default_generator.manual_seed(0)
+        if device_type != "cpu":
+            torch.get_device_module(device_type).manual_seed_all(0)
         yield
-
-
-def seed(device_type: str) -> None:
-    """Put the generators that a forward may draw from at one fixed point."""
-    torch.default_generator.manual_seed(0)
-    if device_type != "cpu":
-        torch.get_device_module(device_type).manual_seed_all(0)
 
 
 @contextlib.contextmanager
@@ -85,15 +77,8 @@ def _random_state_kept(device_type: str) -> Iterator[None]:
             torch.default_generator.set_state(state)
         if random.getstate() != plain:
             random.setstate(plain)
-        if numpy and not _same_state(numpy.random.get_state(legacy=False), numpys):
+        if numpy and pickle.dumps(numpy.random.get_state(legacy=False)) != pickle.dumps(numpys):
             numpy.random.set_state(numpys)
-
-
-def _same_state(one: Any, other: Any) -> bool:
-    """Whether two states of a generator of numpy's are equal: numbers, words and arrays in dictionaries."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same_state(value, other[name]) for name, value in one.items())
-    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
 
 
 @contextlib.contextmanager

@@ -11,11 +11,11 @@ from torch.nn.parameter import is_lazy
 
 from ..data import Refusal
 from ..safe_access import attributes_of, children_of, said_by
+from ..watch import SCALARS
 from .copying import Copying, UncopyableError
 from .memory import dense, readable
 from .twin import NOT_COMPUTED, copied_attributes, copied_tensors, fill, valueless
 
-_SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 _CONTAINERS = frozenset({list, tuple, set, frozenset, dict})
 _SMALL = 1 << 16
 _DEEP = 4
@@ -117,7 +117,7 @@ def _must_have_shapes(held: Mapping[str, Any]) -> None:
 
 def _value(value: Any, within: int = 0) -> Hashable:
     kind = type(value)
-    if kind in _SCALARS:
+    if kind in SCALARS:
         # 1, 1.0 and True are equal to Python and not to a forward.
         return (kind, value)
     if issubclass(kind, torch.Tensor):

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from ..calls import Dtypes
 from ..data import Example
 from ..reading import attribute
 from ..subjects import Subject
-from ..watch import Call, Route, kind_of
+from ..watch import Call, Dtypes, Route, kind_of
 from .varying import Variation
 
 Likeness = Literal["same", "differs", "unanswered"]

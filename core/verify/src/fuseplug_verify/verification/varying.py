@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data import Example
 from .nested import mapped, tensors
 
-Kind = Literal["rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number", "tensor"]
+Kind = Literal["rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number"]
 
 _LONG = 130
 """Longer than the examples, and not a round number."""
@@ -71,6 +71,12 @@ def main_argument(example: Example) -> int:
     tensors = [i for i, value in enumerate(example.args) if isinstance(value, Tensor)]
     floating = [i for i in tensors if example.args[i].is_floating_point() or example.args[i].is_complex()]
     return next(iter(floating or tensors))
+
+
+def describe(example: Example) -> str:
+    """The dtype and shape of the main input of *example*."""
+    main = example.args[main_argument(example)]
+    return f"{str(main.dtype).removeprefix('torch.')}{list(main.shape)}"
 
 
 def transposed(value: Tensor) -> Tensor:

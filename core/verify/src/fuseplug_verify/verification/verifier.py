@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from ..data import Candidate, Compute, Conditions, Example, Refusal, Semantics
 from ..subjects import Subject
 from ..watch import ById
 from .branches import Branches
-from .comparing import Tolerance, departure, distance
+from .comparing import Tolerance, departure
 from .evidence import Evidence, key_of
 from .examining import Bound, Examination
 from .examples import raised
 from .kernel_check import Around, KernelCheck
-from .nested import tensors
 from .neutral import neutral
 from .original import forbidden, read_original
 from .outcome import Outcome
+from .varying import describe
 
 
 class Kept(Protocol):
@@ -132,6 +132,44 @@ class Verifier:
         return found
 
 
+def examine(subject: nn.Module | Subject, candidate: Candidate) -> Semantics | Refusal:
+    """Find which variant of *candidate* the original is, and for which calls: on the CPU, on a copy of the module.
+
+    Args:
+        subject: A module, whose class's ``forward`` is the original; or a method or function of another name.
+        candidate: What it may be, and the examples that show it.
+    """
+    what = _subject_of(subject)
+    return what if isinstance(what, Refusal) else Verifier().examine(what, candidate)
+
+
+def check(
+    semantics: Semantics,
+    subject: nn.Module | Subject,
+    compute: Compute,
+    device: torch.device | str = "cpu",
+    *,
+    gradients: bool = True,
+) -> Conditions | Refusal:
+    """Run *compute* on *device* against the original there and the reference in float64; say when it is right.
+
+    Args:
+        semantics: What `examine` answered for *subject*.
+        subject: The module, or the method or function.
+        compute: What is to replace it: it has the signature of the reference, or of the original if there is none.
+        device: Where it is to run.
+        gradients: Whether gradients are compared, too.
+    """
+    what = _subject_of(subject)
+    if isinstance(what, Refusal):
+        return what
+    return Verifier(gradients=gradients).check(semantics, what, compute, torch.device(device))
+
+
+def _subject_of(subject: nn.Module | Subject) -> Subject | Refusal:
+    return subject if isinstance(subject, Subject) else Subject.of_method(subject, type(subject).forward)
+
+
 def _question(candidate: Candidate, subject: Subject) -> tuple[Hashable, ...]:
     offered = tuple(
         tuple(value) if isinstance(value := getattr(candidate, each.name), Sequence) else value
@@ -206,66 +244,42 @@ def _surviving(
             evidence.ran(expected)
             if not any(example is each for each in answered):
                 answered.append(example)
-            misses = [
-                _miss(subject, candidate, adapter.variant, function, example, expected, training, gradients)
-                for adapter, function in variants
-            ]
+            misses = [_miss(subject, candidate, function, example, expected, how) for _, function in variants]
             if all(misses):
-                # Those that came this far are the closest.
-                nearest = min(filter(None, misses), key=lambda miss: miss.distance(expected))
                 return Refusal(
-                    f"computes none of the known variants; of {len(candidate.adapters)} tried, {nearest.variant} is "
-                    f"nearest: {nearest.why} ({_circumstances(subject, example, training, gradients)})",
+                    f"computes none of the known variants; of {len(candidate.adapters)} tried, the likeliest is "
+                    f"{variants[0][0].variant}: {misses[0]} ({_circumstances(subject, example, training, gradients)})",
                     kind="unlike",
                 )
-            variants = [variant for variant, miss in zip(variants, misses, strict=True) if miss is None]
+            variants = [variant for variant, miss in zip(variants, misses, strict=True) if not miss]
     if not answered:
         return Refusal(f"its own forward cannot be run on examples: {unanswered}", kind="unlike")
     return variants, answered
 
 
 def _circumstances(subject: Subject, example: Example, training: bool | None, gradients: bool) -> str:
-    """The dtypes, the training flag and the grad mode of a run, for people."""
-    dtypes = dict.fromkeys(
-        str(t.dtype).removeprefix("torch.") for t in tensors(tuple(example.args)) if t.is_floating_point()
+    """The main input, the training flag and the grad mode of a run, for people."""
+    flag = (
+        example.attributes.get("training", getattr(subject.module, "training", None)) if training is None else training
     )
-    said = [f"for {' and '.join(dtypes)}"] if dtypes else []
-    if subject.module is not None:
-        flag = training
-        if flag is None:
-            flag = bool(example.attributes.get("training", subject.module.training))
-        said.append("in training" if flag else "in eval")
-    return ", ".join([*said, "with gradients" if gradients else "without gradients"])
-
-
-class _Miss(NamedTuple):
-    """How a variant differs from the original, and its results, if it did not raise."""
-
-    variant: str
-    why: str
-    found: Outcome | None = None
-
-    def distance(self, expected: Outcome) -> float:
-        return math.inf if self.found is None else distance(self.found, expected)
+    mode = "" if subject.module is None else "in training, " if flag else "in eval, "
+    return f"for {describe(example)}, {mode}{'with' if gradients else 'without'} gradients"
 
 
 def _miss(
     subject: Subject,
     candidate: Candidate,
-    variant: str,
     function: Callable[..., Any],
     example: Example,
     expected: Outcome,
-    training: bool | None,
-    gradients: bool,
-) -> _Miss | None:
+    how: dict[str, Any],
+) -> str:
+    """How a variant, bound to the reference, differs from the original; ``""`` if it does not."""
     try:
-        found = subject.run(function, example, training=training, gradients=gradients)
+        found = subject.run(function, example, **how)
         if candidate.exact:
-            why = found.difference(expected)
-        else:
-            truth = subject.run(function, example, dtype=torch.float64, training=training, gradients=gradients)
-            why = departure(expected, found, truth, Tolerance.of(candidate))
+            return found.difference(expected)
+        truth = subject.run(function, example, dtype=torch.float64, **how)
+        return departure(expected, found, truth, Tolerance.of(candidate))
     except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
-        return _Miss(variant, f"its reference raises {type(error).__name__}: {error}")
-    return _Miss(variant, why, found) if why else None
+        return f"its reference raises {type(error).__name__}: {error}"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import enum
 import functools
 import logging
-import numbers
-import pathlib
-import re
 import types
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -31,7 +27,7 @@ _BY_IDENTITY = (
     types.ModuleType,
     type,
 )
-_UNCHANGING = (frozenset, range, slice, property, re.Pattern, numbers.Number, datetime.date, pathlib.PurePath)
+_UNCHANGING = (frozenset, range, slice)
 
 
 @dataclass
