@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from conformance.zoo import kernels, specimens
@@ -12,17 +10,10 @@ from torch import nn
 from fuseplug import KernelManager
 
 
-class Declaring(kernels.NamedNorm):
-    """Says itself whose dtypes count."""
-
-    def match(self, site):
-        return [replace(each, dtypes_of=("x", "weight")) for each in super().match(site) or ()]
-
-
-@pytest.fixture(scope="module", params=[kernels.NamedNorm, Declaring], ids=lambda kernel: kernel.__name__)
-def fused(request):
+@pytest.fixture(scope="module")
+def fused():
     manager, model = KernelManager({}), nn.Sequential(specimens.NamedNorm())
-    manager.register(request.param)
+    manager.register(kernels.NamedNorm)
     applied = manager.apply_all(model, every_size=True, include="zoo_named_norm")
     return model[0], applied
 

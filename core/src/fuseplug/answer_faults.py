@@ -31,7 +31,7 @@ def _faults_of_proposal(answer: Proposal) -> list[str]:
         faults.append(f"adapters must be Adapters with a variant, at least one, not {answer.adapters!r}")
     if not answer.mixes:
         faults.append("mixes must be at least one")
-    for name, what in (("covers", "paths"), ("impossible", "conditions"), ("dtypes_of", "names")):
+    for name, what in (("covers", "paths"), ("impossible", "conditions")):
         value = getattr(answer, name)
         if isinstance(value, str) or not all(isinstance(item, str) for item in value):
             faults.append(f"{name} must be {what}, not {value!r}")

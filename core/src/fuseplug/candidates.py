@@ -31,7 +31,6 @@ def candidate_of(kernel: BaseKernel, proposal: Proposal, *, every_size: bool = F
         roundings=proposal.roundings,
         working_roundings=proposal.working_roundings,
         exact=proposal.exact,
-        dtypes_of=proposal.dtypes_of,
         impossible=proposal.impossible,
         lazy=proposal.lazy,
         check_sizes=kernel.check_sizes,

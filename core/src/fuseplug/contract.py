@@ -117,9 +117,6 @@ class Proposal:
         impossible: Conditions, in the words of the original's code (``"token_idx.numel() == 0"``), for which every
             input gives the same answer as all examples, unless the original raises. If a branch depends on shapes or
             values, goes one way in all examples and is not named here, the original is left alone.
-        dtypes_of: Names of the tensors whose dtypes the guard compares: parameters of the target, or of the module. By
-            default the main input, every other argument whose dtype differs from that of the main input in one of
-            *mixes*, and the first of the module's own tensors whose dtype differs between mixes.
         beside: Proposals for further targets. Each is verified on its own. All are applied, or none.
         scope: The calls during which the targets are replaced; ``None``: always.
         lazy: The class that stands for the result until something needs its values, a subclass of tensor: its method
@@ -138,7 +135,6 @@ class Proposal:
     working_roundings: float = 16.0
     covers: Sequence[str] = ()
     exact: bool = True
-    dtypes_of: Sequence[str] = ()
     likely: Sequence[Any] | None = None
     impossible: Sequence[str] = ()
     beside: Sequence[Proposal] = ()

@@ -121,9 +121,6 @@ class Candidate:
         working_roundings: How many roundings in float32, in which it computes, it may accumulate before that.
         exact: Whether the original must equal the reference bit for bit. If not, it must be within the tolerance of
             the reference in float64, values and gradients, in every mix.
-        dtypes_of: Names of the tensors whose dtypes make a difference: parameters of the target, or of the module. By
-            default the main input, every other argument whose dtype differs from that of the main input in one of
-            *mixes*, and the first of the module's own tensors whose dtype differs between mixes.
         impossible: Conditions, in the words of the original's code, for which every input gives the same answer as
             all examples, unless the original raises.
         lazy: The class of results that stand for tensors and have ``computed()``, which gives the tensor.
@@ -145,7 +142,6 @@ class Candidate:
     roundings: float = 4.0
     working_roundings: float = 16.0
     exact: bool = True
-    dtypes_of: Sequence[str] = ()
     impossible: Sequence[str] = ()
     lazy: type[Any] | None = None
     check_sizes: Sequence[int] = (512, 1 << 17)

@@ -206,8 +206,7 @@ class Examination:
     def _described(self, adapter: Adapter, watch: Watch, tried: Tried) -> Semantics:
         bound = self.subject.module is not None
         main = bound + main_argument(self.answered[0])
-        named = tuple(self._found(name) for name in self.candidate.dtypes_of)
-        typed = named or (*self._typed(bound, main), *self._typed_parameter())
+        typed = (*self._typed(bound, main), *self._typed_parameter())
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
         calls = tuple(calls_of(self.answered, bound, tried))
         accepts = VerifiedCalls(calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra())
@@ -225,13 +224,10 @@ class Examination:
                 for value, dtype in pairs
             )
 
-        return (main, *(at for at in self._places(bound).values() if differs(at)))
-
-    def _places(self, bound: bool) -> dict[int | str, int]:
-        """Where every example passes the same argument: by position, the module counted, or by name."""
-        ways = ([*range(bound, bound + len(each.args)), *each.kwargs] for each in self.answered)
+        ways = ([*range(bound, bound + len(example.args)), *example.kwargs] for example in self.answered)
+        # Where every example passes the same argument: by position, the module counted, or by name.
         columns = enumerate(zip(*ways, strict=False), start=bound)
-        return {column[0]: at for at, column in columns if len({*column}) == 1}
+        return (main, *(at for at, column in columns if len({*column}) == 1 and differs(at)))
 
     def _typed_parameter(self) -> tuple[Route, ...]:
         """One of the module's own tensors, if they have other dtypes in some mixes than in others."""
@@ -241,18 +237,6 @@ class Examination:
             if len(dtypes) > 1 and module is not None and (route := route_to(module, (name,))) is not None:
                 return (route,)
         return ()
-
-    def _found(self, name: str) -> int | Route:
-        bound = self.subject.module is not None
-        names = list(inspect.signature(self.subject.original).parameters)
-        by_position = names[: bound + len(self.answered[0].args)]
-        place = self._places(bound).get(by_position.index(name) if name in by_position else name)
-        if place is not None:
-            return place
-        route = None if self.subject.module is None else route_to(self.subject.module, tuple(name.split(".")))
-        if route is None:
-            raise TypeError(f"dtypes_of names {name!r}, which is neither an argument nor anything of the module")
-        return route
 
     def _extra(self) -> Extra:
         parameters = inspect.signature(self.subject.original).parameters.values()
