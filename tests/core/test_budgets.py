@@ -21,8 +21,8 @@ SLACK = 0.02
 """By how much a budget may lie above what is measured, so that a line less does not fail."""
 
 LINES = {
-    "core/src": 4714,
-    "core/verify/src": 4061,
+    "core/src": 4712,
+    "core/verify/src": 4066,
     "core/tools/src": 2630,
     "kernel-packages/backends/src": 1410,
     "kernel-packages/liger/src": 530,

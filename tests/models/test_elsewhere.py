@@ -41,7 +41,10 @@ FUSED = {
 }
 """Classes and variants, for each model."""
 
-LEFT_ALONE = {"encoder": {("EncoderLayer", "it also calls self_attn, a MultiheadAttention")}}
+LEFT_ALONE = {
+    "encoder": {("EncoderLayer", "it also calls self_attn, a MultiheadAttention")},
+    "speedrun": {("Rotary", "it does more than compute: self.seq_len_cached = seq_len")},
+}
 """Classes, and how the reason begins."""
 
 

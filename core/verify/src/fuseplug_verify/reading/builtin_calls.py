@@ -55,6 +55,12 @@ def _len(walk: Walking, node: Any, arguments: Arguments) -> Value:
     return Value(tried=value.tried or any(not option.known for option in (arguments.at(0) or NOTHING).each))
 
 
+def _enumerate(walk: Walking, node: Any, arguments: Arguments) -> Value:
+    source = arguments.at(0) or NOTHING
+    number = Value(tried=any(not option.known and option.items is None for option in source.each))
+    return listed((listed((number, item_of(walk, node, source, None))),), exact=False)
+
+
 def _range(walk: Walking, node: Any, arguments: Arguments) -> Value:
     return listed((_number(walk, node, arguments),), exact=False)
 
@@ -66,6 +72,7 @@ _BY_FUNCTION: list[tuple[_Call, tuple[Any, ...]]] = [
     (_is, (isinstance, issubclass, callable)),
     (_len, (len,)),
     (_number, (abs, round, sum, any, all, pow, int, float, bool, str, slice, complex, math.prod)),
+    (_enumerate, (enumerate,)),
     (_range, (range,)),
 ]
 BUILTINS: Mapping[int, _Call] = {id(function): handler for handler, functions in _BY_FUNCTION for function in functions}
