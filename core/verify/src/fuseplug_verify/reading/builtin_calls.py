@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from .arguments import Arguments
@@ -65,6 +66,10 @@ def _range(walk: Walking, node: Any, arguments: Arguments) -> Value:
     return listed((_number(walk, node, arguments),), exact=False)
 
 
+def _scripting(_walk: Walking, _node: Any, _arguments: Arguments) -> Value:
+    return known(False)  # what is scripted is no longer Python, and is not read
+
+
 _BY_FUNCTION: list[tuple[_Call, tuple[Any, ...]]] = [
     (_getattr, (getattr,)),
     (_hasattr, (hasattr,)),
@@ -74,6 +79,7 @@ _BY_FUNCTION: list[tuple[_Call, tuple[Any, ...]]] = [
     (_number, (abs, round, sum, any, all, pow, int, float, bool, str, slice, complex, math.prod)),
     (_enumerate, (enumerate,)),
     (_range, (range,)),
+    (_scripting, (torch.jit.is_scripting,)),  # type: ignore[attr-defined]
 ]
 BUILTINS: Mapping[int, _Call] = {id(function): handler for handler, functions in _BY_FUNCTION for function in functions}
 """By the ``id`` of the function: not everything that is called has a hash."""

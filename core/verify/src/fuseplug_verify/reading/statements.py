@@ -62,9 +62,10 @@ class Walk(Expressions):
         self._returned.append(self.value(node.value) if node.value is not None else known(None))
 
     def on_if(self, node: ast.If) -> None:
-        self.condition(node.test, raises=isinstance(node.body[-1], ast.Raise))
+        test = self.condition(node.test, raises=isinstance(node.body[-1], ast.Raise))
         before = dict(self.names)
-        self.body(node.body)
+        if not (isinstance(node.test, ast.Call) and test.object is False):
+            self.body(node.body)
         after, self.names = self.names, before
         self.body(node.orelse)
         if isinstance(node.body[-1], _LEAVES):
