@@ -22,7 +22,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4712,
-    "core/verify/src": 4070,
+    "core/verify/src": 4081,
     "core/tools/src": 2630,
     "kernel-packages/backends/src": 1410,
     "kernel-packages/liger/src": 530,

@@ -90,6 +90,10 @@ def method_of_python(walk: Walking, node: Any, receiver: Value, name: str, argum
     if name in MUTATES and receiver.foreign:
         walk.note(walk.reader.reading.side_effects, node)
         return Value(tried=True)
+    added = arguments.at(0)
+    if name == "append" and receiver.items is not None and added is not None and added.items is not receiver.items:
+        receiver.items.add(added)
+        return known(None)
     if name in ("get", "__getitem__") and not is_a(receiver.object, nn.Module):
         first = arguments.at(0) or NOTHING
         look = item_in if is_a(receiver.object, (list, tuple, *MAPPINGS)) else item_of

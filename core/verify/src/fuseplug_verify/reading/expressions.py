@@ -199,7 +199,7 @@ class Expressions(Walking):
             whole = self.value(argument.value if isinstance(argument, ast.Starred) else argument)
             if not isinstance(argument, ast.Starred) and not rest:
                 values.append(whole)
-            elif isinstance(argument, ast.Starred) and whole.items is not None and whole.exact and not rest:
+            elif isinstance(argument, ast.Starred) and whole.items is not None and whole.items.exact and not rest:
                 values += whole.items
             else:
                 rest.append(item_of(self, node, whole, None) if isinstance(argument, ast.Starred) else whole)

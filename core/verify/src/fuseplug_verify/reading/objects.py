@@ -175,7 +175,7 @@ def _item(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
         others = value.named.get(None, NEVER)
         return value.named.get(at, others) if is_a(at, str) else either(value.named.values())
     if value.items is not None:
-        if value.exact and type(at) is int and -len(value.items) <= at < len(value.items):
+        if value.items.exact and type(at) is int and -len(value.items) <= at < len(value.items):
             return value.items[at]
         return either(value.items) if value.items else NOTHING
     if value.known and not is_a(value.object, Tensor):

@@ -156,7 +156,7 @@ class Walk(Expressions):
             self.opaque(node, value)
             starred = any(isinstance(element, ast.Starred) for element in target.elts)
             for number, element in enumerate(target.elts):
-                exact = not starred and all(o.items is None or o.exact for o in value.each)
+                exact = not starred and all(o.items is None or o.items.exact for o in value.each)
                 self.bind(element, item_of(self, node, value, known(number) if exact else None), node)
         elif isinstance(target, ast.Starred):
             self.bind(target.value, listed((value,), exact=False), node)

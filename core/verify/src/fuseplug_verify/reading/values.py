@@ -14,6 +14,24 @@ from .lookup import is_a
 _MOST = 16
 
 
+class Items(list["Value"]):
+    """What is in a container that was made in the call. All names for the container share it.
+
+    Attributes:
+        exact: Whether these are all the items, in order; otherwise each item is one of them.
+    """
+
+    def __init__(self, values: Iterable[Value], *, exact: bool) -> None:
+        super().__init__(values)
+        self.exact = exact
+
+    def add(self, value: Value) -> None:
+        """Note that *value* is put in somewhere."""
+        self.exact = False
+        if value.key not in [item.key for item in self]:
+            self.append(value)
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """What a name or an expression stands for, as far as reading tells.
@@ -25,7 +43,6 @@ class Value:
         fresh: Whether it was made in the call. Changing it then has no effect after the call.
         argument: Whether it is an argument of what is read, or part of one.
         items: What is in it, if it is a container made in the call.
-        exact: Whether *items* are all that is in it, in order; otherwise each item is one of them.
         named: What is in it by name, if it is what a function takes as ``**kwargs``; ``None`` stands for other names.
         options: What it may be, if it is one of several things.
         receiver: What it is a method or an attribute of.
@@ -40,8 +57,7 @@ class Value:
     tried: bool = False
     fresh: bool = True
     argument: bool = False
-    items: tuple[Value, ...] | None = None
-    exact: bool = True
+    items: Items | None = None
     named: Mapping[str | None, Value] | None = None
     options: tuple[Value, ...] = ()
     receiver: Value | None = None
@@ -67,7 +83,7 @@ class Value:
     @property
     def key(self) -> Any:
         """Equal where the same is known of the values."""
-        items = None if self.items is None else (self.exact, *(item.key for item in self.items))
+        items = None if self.items is None else (self.items.exact, *(item.key for item in self.items))
         named = None if self.named is None else tuple((name, value.key) for name, value in self.named.items())
         options, receiver = tuple(option.key for option in self.options), self.receiver and self.receiver.key
         ids = (id(self.object), id(self.cls), id(self.fields))
@@ -107,8 +123,8 @@ def either(values: Iterable[Value]) -> Value:
 
 def listed(values: Iterable[Value], *, exact: bool = True) -> Value:
     """A container made in the call."""
-    items = tuple(values)
-    return Value(tried=is_tried(items), items=items, exact=exact)
+    items = Items(values, exact=exact)
+    return Value(tried=is_tried(items), items=items)
 
 
 def part_of(*wholes: Value) -> Value:

@@ -206,7 +206,7 @@ class Examination:
     def _described(self, adapter: Adapter, watch: Watch, tried: Tried) -> Semantics:
         bound = self.subject.module is not None
         main = bound + main_argument(self.answered[0])
-        typed = (*self._typed(bound, main), *self._typed_parameter())
+        typed: tuple[int | Route, ...] = (*self._typed(bound, main), *self._typed_parameter())
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
         calls = tuple(calls_of(self.answered, bound, tried))
         accepts = VerifiedCalls(calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra())
