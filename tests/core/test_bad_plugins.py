@@ -545,9 +545,10 @@ class Bound(Norm):
         return self.chosen(hidden_states)
 
 
-def test_a_bound_method_among_the_attributes_is_the_probed_ones_own(fusing):
+def test_a_forward_that_calls_a_method_among_the_attributes_is_left_alone(fusing):
     model = Bound()
-    assert fusing.apply_all(model).report.fused
+    (entry,) = fusing.apply_all(model).report.left_alone
+    assert "is not known only to compute: self.chosen(hidden_states)" in entry.why_not
     torch.testing.assert_close(model(inputs()), Norm()(inputs()))
 
 

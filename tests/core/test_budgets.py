@@ -23,8 +23,8 @@ SLACK = 0.02
 LINES = {
     "core/src": 4712,
     "core/verify/src": 4081,
-    "core/tools/src": 2630,
-    "kernel-packages/backends/src": 1410,
+    "core/tools/src": 2631,
+    "kernel-packages/backends/src": 1415,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 2550,
     "kernel-packages/moe/src": 3820,
