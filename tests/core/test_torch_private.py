@@ -465,6 +465,14 @@ for name in (private.DYNAMO_SETTINGS, private.INDUCTOR_SETTINGS):
     assert done.returncode == 0, done.stderr
 
 
+@of("OPERATIONS", "writes")
+def test_operations_say_what_they_write_to():
+    add, add_ = torch.ops.aten.add, torch.ops.aten.add_
+    assert all(isinstance(op, private.OPERATIONS) for op in (add, add.Tensor, add_, add_.Tensor))
+    assert [private.writes(op) for op in (add, add.Tensor, add_, add_.Tensor)] == [True, False, True, True]
+    assert not private.writes(torch.ops.aten.mm.default)
+
+
 @of("DYNAMO_WRAPPERS")
 def test_decorators_of_dynamo_are_written_there():
     decorated = (torch.compiler.disable(lambda x: x), torch.compile(lambda x: x), torch.optim.SGD.zero_grad)

@@ -16,10 +16,24 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "DYNAMO_WRAPPERS",
+    "OPERATIONS",
     "disable_current_modes",
     "function_modes_off",
     "is_functorch_wrapped_tensor",
+    "writes",
 ]
+
+OPERATIONS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
+"""The classes of what is in `torch.ops`: an operation, and one overload of it."""
+
+
+def writes(operation: Any) -> bool:
+    """Whether *operation*, one of `OPERATIONS`, writes into an argument, by the schemas of its overloads."""
+    names = operation.overloads() if isinstance(operation, OPERATIONS[0]) else ()
+    overloads = [getattr(operation, name) for name in names] or [operation]
+    arguments = [argument for overload in overloads for argument in overload._schema.arguments]
+    return any(argument.alias_info and argument.alias_info.is_write for argument in arguments)
+
 
 is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor is one that a transform of `torch.func` made around another; its type is Tensor all the same."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..torch_private import OPERATIONS, writes
 from .arguments import Arguments
 from .builtin_calls import BUILTINS, method_of_python
 from .findings import MISSING
@@ -197,6 +198,8 @@ def computes(thing: Any, name: str) -> bool:
         return False
     if thing is MISSING:
         return True
+    if is_a(thing, OPERATIONS):
+        return not writes(thing)
     where = home(thing)
     if any(where == library or where.startswith(f"{library}.") for library in LIBRARIES):
         return is_library(thing)
@@ -204,7 +207,6 @@ def computes(thing: Any, name: str) -> bool:
         return False
     if is_a(thing, types.BuiltinFunctionType) and hasattr(torch.ops.aten, name):
         return True
-    # An object, as an operation of torch.ops is, may do anything under any name.
     return is_a(thing, _FUNCTIONS) and name in CREATES | DTYPES | SHAPES
 
 
