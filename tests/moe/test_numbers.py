@@ -278,7 +278,12 @@ def test_what_does_not_fit_is_refused_by_name(moe, wrong, error, message):
             function(**{**arguments(tokens=7, experts=5), **wrong})
 
 
-@pytest.mark.parametrize("way", few_on("triton", ["as in gpt-oss", "stacked", "listed", "gate called", "post"]))
+ONE_GRAPH = ["as in gpt-oss", "stacked", "listed", "gate called", "post"]
+if backends.NAME == "inductor":
+    ONE_GRAPH.remove("listed")  # there, the host reads how many rows each expert has
+
+
+@pytest.mark.parametrize("way", few_on("triton", ONE_GRAPH))
 def test_compiled_it_is_one_graph_and_right(result, moe, way):
     torch.compiler.reset()
     named = arguments(**TINY | FEW[way])

@@ -56,6 +56,10 @@ def _len(walk: Walking, node: Any, arguments: Arguments) -> Value:
     return Value(tried=value.tried or any(not option.known for option in (arguments.at(0) or NOTHING).each))
 
 
+def _zip(walk: Walking, node: Any, arguments: Arguments) -> Value:
+    return listed((listed([item_of(walk, node, value, None) for value in arguments.values]),), exact=False)
+
+
 def _enumerate(walk: Walking, node: Any, arguments: Arguments) -> Value:
     source = arguments.at(0) or NOTHING
     number = Value(tried=any(not option.known and option.items is None for option in source.each))
@@ -77,6 +81,7 @@ _BY_FUNCTION: list[tuple[_Call, tuple[Any, ...]]] = [
     (_is, (isinstance, issubclass, callable)),
     (_len, (len,)),
     (_number, (abs, round, sum, any, all, pow, int, float, bool, str, slice, complex, math.prod)),
+    (_zip, (zip,)),
     (_enumerate, (enumerate,)),
     (_range, (range,)),
     (_scripting, (torch.jit.is_scripting,)),  # type: ignore[attr-defined]

@@ -110,6 +110,11 @@ class Walk(Expressions):
         self.names = ended
         self.body(node.finalbody)
 
+    def on_delete(self, node: ast.Delete) -> None:
+        for target in node.targets:
+            if not isinstance(target, ast.Name):
+                self.unread(target, "it is deleted")
+
     def on_assert(self, node: ast.Assert) -> None:
         self.condition(node.test, raises=True)
 
