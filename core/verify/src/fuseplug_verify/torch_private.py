@@ -29,7 +29,7 @@ OPERATIONS = (type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor))
 
 def writes(operation: Any) -> bool:
     """Whether *operation*, one of `OPERATIONS`, writes into an argument, by the schemas of its overloads."""
-    names = operation.overloads() if isinstance(operation, OPERATIONS[0]) else ()
+    names = operation.overloads() if isinstance(operation, OPERATIONS[0]) else ()  # type: ignore[no-untyped-call]
     overloads = [getattr(operation, name) for name in names] or [operation]
     arguments = [argument for overload in overloads for argument in overload._schema.arguments]
     return any(argument.alias_info and argument.alias_info.is_write for argument in arguments)
