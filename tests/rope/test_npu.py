@@ -76,7 +76,7 @@ def test_a_contiguous_gradient_is_not_refused(host_npu, sizes, see):
         (HALF, turned, CONTIGUOUS[0]),
         (HALF, turned, CONTIGUOUS[1]),
     ],
-    ids=str,
+    ids=["half", "interleaved", "two rows of tables", "many heads", "wide heads"],
 )
 def test_an_attention_is_two_launches_and_no_copies(host_npu, variant, see, sizes):
     arguments = [t.detach() for t in see(*on("npu", tensors(variant, torch.bfloat16, **sizes)))]
