@@ -44,10 +44,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let tests be chosen by the fixtures that they use: those of ``fake_npu`` and ``fake_backend`` run on any release
-    of torch_npu.
+    of torch_npu. Refuse names that another process would not give: workers must collect the same.
     """
     for item in items:
         item.extra_keyword_matches.update(getattr(item, "fixturenames", ()))
+    if by_address := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"{by_address[0]} is named by an address in memory: give its parameters ids=")
 
 
 @pytest.fixture
