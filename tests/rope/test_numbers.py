@@ -71,27 +71,9 @@ def test_any_layout(check, variant, layout):
     assert all(map(torch.equal, leaves, before))
 
 
-RARE = {
-    "float64": (HALF, as_attention, {"x": torch.float64}),
-    "tables in float64": (HALF, as_attention, {"table": torch.float64}),
-    "five dimensions": (HALF, seen(lambda x: torch.stack((x, -x)).transpose(2, 3), lambda t: t), {}),
-    "an odd number": (HALF, as_attention, {"dim": 7}),
-    "no tokens": (HALF, as_attention, {"length": 0}),
-    "no batch": (PAIRS, as_attention, {"batch": 0}),
-    "tables that enlarge": (HALF, as_attention, {"batch": 1, "tables": 3}),
-    "a table of more dimensions": (HALF, seen(lambda x: heads_first(x)[0], lambda t: t), {}),
-    "a row for every head of every token": (
-        HALF,
-        seen(heads_first, lambda t: t.expand(2, 3, -1, -1)),
-        {"heads": (3, 3)},
-    ),
-    "tables of two shapes": (HALF, lambda q, k, cos, sin: (heads_first(q), heads_first(k), cos, sin[0]), {}),
-}
-
-
-@pytest.mark.parametrize("case", RARE)
+@pytest.mark.parametrize("case", rotations.RARE)
 def test_what_is_rare_is_right(check, case):
-    variant, see, sizes = RARE[case]
+    variant, see, sizes = rotations.RARE[case]
     check(tensors(variant, **sizes), see, variant)
 
 

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 from support import rotations
-from support.rotations import DIM, HALF, SIZES, WAYS, as_attention, heads_first, on, outcome, seen, tensors
+from support.rotations import DIM, HALF, SIZES, WAYS, as_attention, heads_first, on, outcome, tensors
 from support.thorough import covering
 from torch import nn
 
@@ -88,25 +88,13 @@ def test_only_the_gradients_that_are_needed_are_written(device, monkeypatch, fro
     assert written == [2, 1]
 
 
-BEYOND = {
-    "float64": (HALF, as_attention, {"x": torch.float64}),
-    "five dimensions": (HALF, seen(lambda x: torch.stack((x, -x)).transpose(2, 3), lambda t: t), {}),
-    "an odd number": (HALF, as_attention, {"dim": 7}),
-    "no tokens": (HALF, as_attention, {"length": 0}),
+BEYOND = rotations.RARE | {
     "nothing to rotate": ("half-partial", as_attention, {"rest": DIM}),
-    "tables that enlarge": (HALF, as_attention, {"batch": 1, "tables": 3}),
     "tables that enlarge k": (
         HALF,
         lambda q, k, *tables: (heads_first(q), heads_first(k)[:1], *tables),
         {"tables": 2, "heads": (3, 3)},
     ),
-    "a table of more dimensions": (HALF, seen(lambda x: heads_first(x)[0], lambda t: t), {}),
-    "a row for every head of every token": (
-        HALF,
-        seen(heads_first, lambda t: t.expand(2, 3, -1, -1)),
-        {"heads": (3, 3)},
-    ),
-    "tables of two shapes": (HALF, lambda q, k, cos, sin: (heads_first(q), heads_first(k), cos, sin[0]), {}),
 }
 
 

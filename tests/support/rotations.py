@@ -79,6 +79,24 @@ LAYOUTS = {
 }
 """How x is seen from what a projection gives, how tables are from (tables, 1, sequence, angles), and what differs."""
 
+RARE = {
+    "float64": (HALF, as_attention, {"x": torch.float64}),
+    "tables in float64": (HALF, as_attention, {"table": torch.float64}),
+    "five dimensions": (HALF, seen(lambda x: torch.stack((x, -x)).transpose(2, 3), lambda t: t), {}),
+    "an odd number": (HALF, as_attention, {"dim": 7}),
+    "no tokens": (HALF, as_attention, {"length": 0}),
+    "no batch": (PAIRS, as_attention, {"batch": 0}),
+    "tables that enlarge": (HALF, as_attention, {"batch": 1, "tables": 3}),
+    "a table of more dimensions": (HALF, seen(lambda x: heads_first(x)[0], lambda t: t), {}),
+    "a row for every head of every token": (
+        HALF,
+        seen(heads_first, lambda t: t.expand(2, 3, -1, -1)),
+        {"heads": (3, 3)},
+    ),
+    "tables of two shapes": (HALF, lambda q, k, cos, sin: (heads_first(q), heads_first(k), cos, sin[0]), {}),
+}
+"""Calls that a kernel may leave to the reference: the variant, how q, k and the tables are seen, and their sizes."""
+
 
 def on(device, leaves, dtype=None):
     return [t.detach().to(device, dtype).requires_grad_(t.requires_grad) for t in leaves]

@@ -95,12 +95,12 @@ def method_of_python(walk: Walking, node: Any, receiver: Value, name: str, argum
     if name in MUTATES and receiver.foreign:
         walk.note(walk.reader.reading.side_effects, node)
         return Value(tried=True)
-    added = arguments.at(0)
-    if name == "append" and receiver.items is not None and added is not None and added.items is not receiver.items:
-        receiver.items.add(added)
+    first = arguments.at(0)
+    if name == "append" and receiver.items is not None and first is not None and first.items is not receiver.items:
+        receiver.items.add(first)
         return known(None)
     if name in ("get", "__getitem__") and not is_a(receiver.object, nn.Module):
-        first = arguments.at(0) or NOTHING
+        first = first or NOTHING
         look = item_in if is_a(receiver.object, (list, tuple, *MAPPINGS)) else item_of
         value = either(look(walk, node, receiver, index) for index in first.each)
         if name == "__getitem__" or (value is not NEVER and receiver.known and first.known):
