@@ -26,7 +26,7 @@ LINES = {
     "core/tools/src": 2631,
     "kernel-packages/backends/src": 1415,
     "kernel-packages/liger/src": 530,
-    "kernel-packages/linear-cross-entropy/src": 2550,
+    "kernel-packages/linear-cross-entropy/src": 2556,
     "kernel-packages/moe/src": 3820,
     "kernel-packages/rmsnorm/src": 1190,
     "kernel-packages/rope/src": 1960,

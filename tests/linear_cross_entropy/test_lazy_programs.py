@@ -31,6 +31,12 @@ def test_programs_give_what_they_give_on_plain_logits():
     assert unlike(range(QUICK)) is None
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", [12152, 12383, 12751])
+def test_logits_that_are_printed_after_the_loss_name_their_own_gradient_function(seed):
+    assert differences(seed) == ([], "")
+
+
 @thorough
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", range(0, PROGRAMS, BLOCK))

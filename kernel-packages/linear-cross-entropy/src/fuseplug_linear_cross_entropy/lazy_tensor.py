@@ -596,7 +596,8 @@ class _Answered(Tensor):
             return _NoNode(args[0]._layout)
         if function in _RUN_OTHERS:
             # Others' code runs in these: what is switched off here must be on there.
-            return function(*mapped(_plainly, tuple(args)), **mapped(_plainly, dict(kwargs)))
+            result = function(*mapped(_plainly, tuple(args)), **mapped(_plainly, dict(kwargs)))
+            return _with_node_of(args[0], result) if function is Tensor.__repr__ else result
         with DisableTorchFunctionSubclass():
             if function is Tensor.__reduce_ex__:
                 return args[0].__reduce_ex__(*args[1:])
@@ -632,8 +633,16 @@ def _plainly(value: Any) -> Any:
     """The plain tensor that shares values and graph with *value*, if that is an answered one."""
     if not isinstance(value, _Answered):
         return value
-    with DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass(), torch.enable_grad():
         return value.as_subclass(Tensor)
+
+
+def _with_node_of(tensor: _Answered, text: str) -> str:
+    """*text*, which was printed of an alias, with the gradient function of *tensor*, if it has one."""
+    with DisableTorchFunctionSubclass():
+        node = tensor.grad_fn
+    shown = "requires_grad=True" if node is None else f"grad_fn=<{type(node).__name__}>"
+    return text.replace("grad_fn=<AliasBackward0>", shown)
 
 
 class _Unknown(Tensor):
