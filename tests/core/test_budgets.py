@@ -21,7 +21,7 @@ SLACK = 0.02
 """By how much a budget may lie above what is measured, so that a line less does not fail."""
 
 LINES = {
-    "core/src": 4712,
+    "core/src": 4686,
     "core/verify/src": 4099,
     "core/tools/src": 2631,
     "kernel-packages/backends/src": 1415,

@@ -3,10 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..hookspecs import NEWEST_API, BaseKernel
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and value.count(":") == 1
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and bool(value) and all(type(size) is int and size > 0 for size in value)
+
+
+_PATH = '"package.module:function"'
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("kernel_id", "op"), (lambda name: isinstance(name, str) and name != "", "a non-empty string")),
+    **dict.fromkeys(("function", "reference"), (_is_path, _PATH)),
+    **dict.fromkeys(("recogniser", "specimens"), (lambda path: path == "" or _is_path(path), _PATH)),
+    "device_types": (
+        lambda types: isinstance(types, (tuple, list)) and all(isinstance(kind, str) for kind in types),
+        "a tuple of strings",
+    ),
+    "differentiable": (lambda value: isinstance(value, bool), "True or False"),
+    "when_traced": (lambda value: value in ("kernel", "original"), '"kernel" or "original"'),
+    "priority": (lambda value: type(value) is int, "an int"),
+    "check_sizes": (_are_sizes, "positive numbers, at least one"),
+    "rehearsal": (
+        lambda paths: isinstance(paths, Mapping) and all(map(_is_path, paths.values())),
+        f"a mapping from device types to {_PATH}",
+    ),
+}
+"""By the name of a field: whether a value is right, and what it must be."""
 
 
 def faults(kernel: Any) -> list[str]:
@@ -15,41 +45,16 @@ def faults(kernel: Any) -> list[str]:
         return [f"{kernel!r} is not a subclass of fuseplug.BaseKernel"]
     if wrong := _wrong_api(kernel.api):
         return [wrong]  # what else is wrong by today's rules is of no interest
-    found = [
-        f"{name} must be a non-empty string, not {getattr(kernel, name, None)!r}"
-        for name in ("kernel_id", "op", "function", "reference")
-        if not (isinstance(getattr(kernel, name, None), str) and getattr(kernel, name))
+    wrongs = [
+        f"{name} must be {expected}, not {getattr(kernel, name, None)!r}"
+        for name, (is_right, expected) in _FIELDS.items()
+        if not is_right(getattr(kernel, name, None))
     ]
-    found += [
-        f'{name} must be "package.module:function", not {said!r}'
-        for name in ("function", "reference", "recogniser", "specimens")
-        if isinstance(said := getattr(kernel, name, None), str)
-        and said.count(":") != 1
-        and said != getattr(BaseKernel, name, None)
-    ]
-    if not isinstance(kernel.device_types, (tuple, list)) or not all(isinstance(d, str) for d in kernel.device_types):
-        found.append(f"device_types must be a tuple of strings, not {kernel.device_types!r}")
-    is_bool = isinstance(kernel.differentiable, bool)
-    found += [] if is_bool else [f"differentiable must be True or False, not {kernel.differentiable!r}"]
-    if kernel.when_traced not in ("kernel", "original"):
-        found.append(f'when_traced must be "kernel" or "original", not {kernel.when_traced!r}')
-    if isinstance(kernel.priority, bool) or not isinstance(kernel.priority, int):
-        found.append(f"priority must be an int, not {kernel.priority!r}")
-    sizes = kernel.check_sizes
-    if not isinstance(sizes, (tuple, list)) or not sizes or not all(type(size) is int and size > 0 for size in sizes):
-        found.append(f"check_sizes must be positive numbers, at least one, not {sizes!r}")
-    found += _wrong_rehearsal(kernel.rehearsal)
     if kernel.propose is not BaseKernel.propose:
-        found.append("propose() is final: write match() instead")
+        wrongs.append("propose() is final: write match() instead")
     if kernel.match is BaseKernel.match and not kernel.recogniser:
-        found.append('nothing recognises modules: name a recogniser, "package.module:function", or write match()')
-    return found
-
-
-def _wrong_rehearsal(said: Any) -> list[str]:
-    if isinstance(said, Mapping) and all(isinstance(path, str) and path.count(":") == 1 for path in said.values()):
-        return []
-    return [f'rehearsal must be a mapping from device types to "package.module:function", not {said!r}']
+        wrongs.append('nothing recognises modules: name a recogniser, "package.module:function", or write match()')
+    return wrongs
 
 
 def _wrong_api(api: Any) -> str:
