@@ -17,6 +17,8 @@ from fuseplug_verify.reading import Reading, read
 
 CENSUS = Census.of(transformers.__version__)
 OPS = ("rmsnorm", "swiglu", "moe")
+NOT_READ = {"Zamba2MLP", "NllbMoeExperts"}
+"""Of a call they choose a child by name or number. No kernel takes them: docs/coverage.md says why."""
 # One process reads a class for all of these.
 pytestmark = pytest.mark.xdist_group("reading transformers")
 
@@ -52,7 +54,7 @@ def test_nearly_every_class_is_made(op):
 @pytest.mark.parametrize("op", OPS)
 def test_all_of_it_is_read_and_nothing_in_it_has_effects(op):
     found = of_op(op)
-    assert {name: each.unread for name, each in found.items() if each.unread} == {}
+    assert {name: each.unread for name, each in found.items() if each.unread and name not in NOT_READ} == {}
     assert {name: each.side_effects for name, each in found.items() if each.side_effects} == {}
 
 
