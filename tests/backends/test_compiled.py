@@ -204,6 +204,7 @@ def vectors(asked, folder):
     return int(count), found
 
 
+@pytest.mark.thorough
 def test_a_program_stands_for_the_check_of_vector_instructions(tmp_path):
     (_, checked), (count, unchecked) = (vectors(asked, tmp_path) for asked in ("Inductor", "fuseplug"))
     assert (count, unchecked) == (0, checked)

@@ -8,6 +8,7 @@ from support.fixtures import (  # noqa: F401 - pytest finds them here
     as_on_other_releases,
     checked_once,
     distribution,
+    examined_once,
     fresh_python,
     fusing,
     manager,

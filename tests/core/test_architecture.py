@@ -411,10 +411,6 @@ def test_what_is_of_use_by_itself_needs_nothing_of_ours(source):
 
 
 class TestPublicNames:
-    @pytest.mark.parametrize("name", fuseplug.__all__)
-    def test_loads(self, name):
-        assert getattr(fuseplug, name) is getattr(fuseplug, name)
-
     def test_each_loads_before_the_others(self, fresh_python):
         code = """
 import importlib, sys

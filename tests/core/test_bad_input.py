@@ -8,6 +8,8 @@ from support.states import differing, state_of
 
 from fuseplug import BaseKernel, DiscoveryError, PlanError, RejectedError
 
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 NOT_MODULES = {
     "expected a torch.nn.Module, found str 'gpt2': load or build the model first": lambda: "gpt2",
     "found the class Toy: load or build the model first": lambda: Toy,

@@ -9,11 +9,13 @@ import pytest
 import torch
 from support import bad
 from support.kernels import NormAdapter, NormKernel, RotaryKernel, ran, variant_of
-from support.models import Attention, GemmaNorm, Norm, Toy, inputs
+from support.models import GemmaNorm, Norm, Toy, inputs
 from support.states import differing, state_of
 from torch import nn
 
 from fuseplug import Example, Proposal, RejectedError, Rejection, Target, VerificationError
+
+pytestmark = pytest.mark.usefixtures("examined_once")
 
 
 @pytest.fixture(autouse=True)
@@ -531,27 +533,6 @@ def test_what_a_plugin_or_a_probe_puts_into_containers_does_not_reach_the_model(
     assert (list(model.table), model.table["inner"], model.table["scale"].item()) == (["scale", "inner"], [1], 1.0)
 
 
-class Bound(Norm):
-    """Chooses one of its methods when made."""
-
-    def __init__(self):
-        super().__init__()
-        self.chosen = self.normed
-
-    def normed(self, x):
-        return Norm.forward(self, x)
-
-    def forward(self, hidden_states):
-        return self.chosen(hidden_states)
-
-
-def test_a_forward_that_calls_a_method_among_the_attributes_is_left_alone(fusing):
-    model = Bound()
-    (entry,) = fusing.apply_all(model).report.left_alone
-    assert "is not known only to compute: self.chosen(hidden_states)" in entry.why_not
-    torch.testing.assert_close(model(inputs()), Norm()(inputs()))
-
-
 class Helped(nn.Module):
     """Its forward calls a method that is a target itself."""
 
@@ -585,11 +566,3 @@ def test_a_method_of_another_name_is_fused_again_and_again_and_undone(manager):
     assert ran["norm"] == 2
     second.undo()
     assert not differing(before, state_of(model))
-
-
-def test_a_bad_kernel_in_a_batch_leaves_the_good_ones_fused(manager, model):
-    for kernel in (matching(raising), RotaryKernel, variant_of(NormKernel, "zero", function="support.bad:zeros")):
-        manager.register(kernel)
-    report = manager.apply_all(model).report
-    assert {entry.kernel_id for entry in report.fused} == {"toy_rotary"}
-    assert isinstance(model.layers[0].attention, Attention)

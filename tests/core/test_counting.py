@@ -113,15 +113,6 @@ def test_a_trial_names_the_function_of_a_layer_that_was_not_reached(fusing, mode
     assert "layers.1.attention.forward:apply_rotary: not called" in str(tried)
 
 
-def test_a_function_that_only_some_layers_call_is_in_use(fusing, model):
-    """As in models some of whose layers have no positions."""
-    applied = fusing.apply_all(model)
-    model.layers[1].attention.forward = lambda x: x
-    found = applied.check_in_use(1)
-    model(inputs())
-    assert {each.paths[0] for each in found} <= {"layers.1.attention"} | {each.paths[0] for each in applied.calls()}
-
-
 def test_threads_do_not_take_each_others_calls(fusing):
     import threading
 

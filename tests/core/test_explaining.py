@@ -6,6 +6,8 @@ from support.models import Toy
 
 from fuseplug import KernelManager, PlanError
 
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 
 @pytest.fixture
 def plan():

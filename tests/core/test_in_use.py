@@ -391,14 +391,6 @@ def test_calls_before_it_was_applied_again_do_not_count(fusing, model, said):
     assert said()
 
 
-def test_judged_at_once_there_are_reasons_and_a_remedy(fusing, model, said):
-    applied = fusing.apply_all(model)
-    model.half()
-    assert looked(applied, lambda: model(inputs(dtype=torch.float16)), steps=1, after=1)
-    assert "it has a dtype in which the kernel was not checked" in said()[0]
-    assert ". apply_all, called again, checks the kernels for that" in said()[0]
-
-
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_one_rank_speaks_and_all_know(fusing, model, said, monkeypatch, rank):
     monkeypatch.setenv("RANK", rank)

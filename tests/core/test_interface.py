@@ -93,11 +93,6 @@ def test_kernels_as_a_configuration_says(fusing, model, function, include, expec
     assert fused_by(fusing, model) == expected
 
 
-def test_without_a_choice_nothing_is_applied(fusing, model):
-    assert apply_default_kernels(model) is model
-    assert fused_by(fusing, model) == set()
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -271,15 +266,6 @@ class TestClasses:
 
         assert register_kernel(Second) is interface.Second is Second
         assert Second.kernel_id == "second"
-
-    def test_a_registered_one_is_what_the_decorator_returns(self, fusing, model):
-        @register_kernel
-        class Mine(NormKernel):
-            kernel_id = "mine"
-
-        assert interface.Mine is Mine
-        Mine.apply(model=model)
-        assert fused_by(fusing, model) == {"mine"}
 
     @pytest.mark.parametrize("register", [register_kernel, lambda kernel: interface.manager.register(kernel)])
     def test_an_author_derives_one_from_the_base_of_here(self, fusing, model, register):

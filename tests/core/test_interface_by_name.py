@@ -67,14 +67,6 @@ def test_not_loadable_is_said_when_it_is_imported(package, use, options, environ
     assert "Kernel" not in dir(interface)
 
 
-def test_the_code_of_one_that_is_not_allowed_does_not_run(package, use, capsys):
-    package("x-odd", "odd", source="print('it ran')")
-    use(ALLOW="x-even")
-    with pytest.raises(DiscoveryError):
-        _ = interface.Kernel
-    assert capsys.readouterr().out == ""
-
-
 def test_the_environment_chooses_between_two_of_one_name(package, use):
     package("x-even", "even")
     package("x-odd", "odd", **EXTRA)
@@ -85,11 +77,3 @@ def test_the_environment_chooses_between_two_of_one_name(package, use):
     use(KERNELS="-x-odd:odd")
     assert interface.Kernel.kernel_id == "even"
     assert "Kernel" in dir(interface)
-
-
-def test_two_that_claim_one_id_are_refused_by_both_their_names(package, use):
-    package("x-even", "odd")
-    package("x-odd", "odd")
-    use()
-    with pytest.raises(DiscoveryError, match="x-even:odd and x-odd:odd"):
-        _ = interface.Kernel

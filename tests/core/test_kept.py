@@ -357,13 +357,6 @@ class TestTimes:
             path.write_text(text)
         assert timed()[0] == 2
 
-    def test_the_command_counts_and_forgets_them(self, timed, cache, capsys):
-        timed()
-        _run("cache")
-        assert capsys.readouterr().out == f"{cache}: 1 checks, 2 timings\n"
-        _run("cache", "--clear")
-        assert not len(Kept("timings", cache))
-
 
 class TestDescriptions:
     @thorough

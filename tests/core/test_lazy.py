@@ -16,6 +16,7 @@ def test_a_name_is_not_that_of_its_module():
         lazy("here", {"Result": ".compare", "compare": ".compare"})
 
 
+@pytest.mark.thorough
 def test_names_mean_the_same_in_any_order():
     code = "from fuseplug_tools.bench import Benchmark, compare, machine; print(callable(compare), callable(machine))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,6 +6,8 @@ from support.kernels import NormKernel, quiet_norm, variant_of
 from support.managers import manager_of
 from support.models import Norm
 
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 
 class Leaning(torch.autograd.Function):
     @staticmethod

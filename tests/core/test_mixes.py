@@ -6,6 +6,8 @@ from support.kernels import NormKernel, fused_norm, quiet_norm, variant_of
 from support.models import Norm, inputs
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 HALVES = (torch.bfloat16, torch.float16)
 
 

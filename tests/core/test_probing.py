@@ -153,14 +153,6 @@ def test_hooks_are_never_called_while_planning(fusing, model):
     assert not called
 
 
-def test_hooks_are_called_once_each_when_a_fused_model_runs(fusing, model):
-    called = []
-    model.norm.register_forward_hook(lambda *args: called.append(args))
-    fusing.apply_all(model)
-    model(inputs())
-    assert len(called) == 1
-
-
 def test_a_fresh_batch_norm_keeps_its_statistics_while_probed(manager):
     class Tracking(Norm):
         def __init__(self):
@@ -306,13 +298,6 @@ def test_a_truth_that_the_device_cannot_compute_is_computed_on_the_cpu(fusing, m
     monkeypatch.setattr(kernel_check, "_WITH_FLOAT64", ("cpu",))
     assert all(entry.check == "passed" for entry in fusing.plan(model).report.entries)
     assert where == ["cpu", "None"] * (len(where) // 2) != []
-
-
-def test_what_is_alike_is_asked_about_once(manager):
-    asked = []
-    manager.register(variant_of(NormKernel, "asking", match=lambda self, site: asked.append(site.path)))
-    manager.plan(nn.Sequential(*(Norm() for _ in range(6))))
-    assert asked == ["", "0"]
 
 
 # --- variants

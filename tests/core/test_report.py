@@ -4,15 +4,17 @@ import json
 
 import pytest
 from support.kernels import ExpertsKernel, NormKernel, RotaryKernel, variant_of
+from support.managers import manager_of
 from support.models import Experts, Norm, Toy
 from torch import nn
 
 from fuseplug import Rejection
 
 
-@pytest.fixture
-def everything(manager):
+@pytest.fixture(scope="module")
+def everything():
     """One of each answer there is."""
+    manager = manager_of()
     manager.register(variant_of(NormKernel, "a_best", priority=5, function="support.bad:zeros"))
     manager.register(variant_of(NormKernel, "b_good", priority=4))
     manager.register(variant_of(NormKernel, "c_spare", priority=3))

@@ -12,6 +12,8 @@ from support.models import Norm, tiny_llama
 from fuseplug import PlanError, RejectedError
 from fuseplug.cli import main
 
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 REFERENCE = "support.kernels:norm_reference"
 
 

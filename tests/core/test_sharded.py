@@ -1,13 +1,15 @@
 """Models that two processes share: FSDP's two forms, and copies of one model; wrapped before fusing and after."""
 
+import itertools
+
 import pytest
 import torch
 from support import kernels
 from support.managers import manager_of
 from support.models import MLP, Block, Norm, Toy, inputs
-from support.ranks import failures, same_on_all
+from support.ranks import asked, failures, same_on_all
 from support.states import differing, state_of
-from support.thorough import first_quick
+from support.thorough import covering
 from torch import distributed, nn
 
 pytestmark = [
@@ -143,7 +145,7 @@ def ignoring(_wrap):
 
 
 ORDERS = {"before": fused_before, "after": fused_after, "partly": ignoring}
-CASES = [*((order, wrap) for order in ("before", "after") for wrap in WRAPS), ("partly", "FSDP")]
+CASES = [("partly", "FSDP"), *itertools.product(("after", "before"), WRAPS)]
 
 
 def check(order, wrap):
@@ -151,8 +153,8 @@ def check(order, wrap):
 
 
 @pytest.fixture(scope="module")
-def failed():
-    return failures(check, CASES)
+def failed(request):
+    return failures(check, asked(request, "order", "wrap"))
 
 
 def test_one_process_asks_everything(request):
@@ -160,15 +162,6 @@ def test_one_process_asks_everything(request):
         assert request.node.nodeid.endswith("@sharded"), "this pytest-xdist does not keep groups together"
 
 
-@pytest.mark.parametrize("wrap", first_quick(WRAPS))
-def test_fused_before_it_is_sharded_it_is_right_and_undone(failed, wrap):
-    assert ("before", wrap) not in failed, failed["before", wrap]
-
-
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_fused_afterwards_it_is_right_or_left_alone_on_all_ranks_with_the_order_that_works(failed, wrap):
-    assert ("after", wrap) not in failed, failed["after", wrap]
-
-
-def test_what_fsdp_does_not_flatten_is_fused_beside_what_it_does(failed):
-    assert ("partly", "FSDP") not in failed, failed["partly", "FSDP"]
+@pytest.mark.parametrize(("order", "wrap"), covering(CASES))
+def test_it_is_right_or_left_alone_on_all_ranks_with_the_order_that_works_and_undone(failed, order, wrap):
+    assert (order, wrap) not in failed, failed[order, wrap]

@@ -12,9 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.promises import Promised
-from support.thorough import first_quick, thorough
-from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import make_fx
+from support.thorough import thorough
 from torch.nn import functional
 from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
@@ -37,9 +35,17 @@ TRANSFORMS = {
     "grad": lambda f: torch.func.grad(lambda x: f(x).sum())(X),
     "jvp": lambda f: torch.func.jvp(f, (X,), (X,)),
 }
-SELDOM_TOO = TRANSFORMS | {"functionalize": lambda f: torch.func.functionalize(f)(X)}
-ALONE = {"alone": lambda f: f(X)}
 TESTED = set()
+ELSEWHERE = {
+    "tests/backends/test_compiled.py": {
+        *("Recording", "compiled_by_inductor", "forget_vectors", "recorded", "trust_vectors"),
+    },
+    "tests/backends/test_tracing.py": {
+        *("FakeTensor", "get_unwrapped", "in_forward_mode", "is_batchedtensor", "is_functorch_wrapped_tensor"),
+        *("is_legacy_batchedtensor", "len_torch_dispatch_stack", "peek_interpreter_stack"),
+    },
+}
+"""The members that are what the tests of their users are about."""
 MISCOMPILES_FUNCTIONS = private.MISCOMPILES_FUNCTIONS
 
 
@@ -105,7 +111,7 @@ def test_a_function_is_compiled_without_its_gradient_by_one_release_alone():
 
 
 def test_every_member_is_tested():
-    assert {*vars(private), *inductor.__all__} == TESTED
+    assert {*vars(private), *inductor.__all__} == TESTED.union(*ELSEWHERE.values())
 
 
 def test_what_several_have_is_the_same():
@@ -113,54 +119,6 @@ def test_what_several_have_is_the_same():
         members = [getattr(home, name) for home in HOMES if hasattr(home, name)]
         texts = {inspect.getsource(member) if inspect.isfunction(member) else repr(member) for member in members}
         assert len(texts) == 1, name
-
-
-@of("peek_interpreter_stack")
-def test_transforms_are_seen():
-    look = lambda x: private.peek_interpreter_stack() is not None  # noqa: E731
-    assert {name: seen(look, within) for name, within in (SELDOM_TOO | ALONE).items()} == {
-        **dict.fromkeys(SELDOM_TOO, True),
-        "alone": False,
-    }
-
-
-@of("is_functorch_wrapped_tensor", "get_unwrapped")
-@pytest.mark.parametrize("within", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_transforms_wrap_tensors(within):
-    def look(x):
-        inner = private.get_unwrapped(x)
-        return type(x), private.is_functorch_wrapped_tensor(x), private.is_functorch_wrapped_tensor(inner), inner
-
-    *found, inner = seen(look, within)
-    assert found == [torch.Tensor, True, False]
-    assert torch.equal(inner, X)
-    assert not private.is_functorch_wrapped_tensor(X)
-
-
-@of("is_batchedtensor")
-def test_vmap_alone_makes_batches():
-    found = {name: seen(private.is_batchedtensor, within) for name, within in (TRANSFORMS | ALONE).items()}
-    assert found == {"vmap": True, "grad": False, "jvp": False, "alone": False}
-
-
-@of("is_legacy_batchedtensor")
-def test_a_batch_of_gradients_is_a_legacy_one():
-    x, found = X.clone().requires_grad_(), []
-    y = x * 1
-    y.register_hook(lambda grad: found.append((type(grad), private.is_legacy_batchedtensor(grad))))
-    torch.autograd.grad(y, x, torch.ones(4, 2, 3), is_grads_batched=True)
-    torch.autograd.grad(x * 1, x, torch.ones(2, 3))
-    assert found == [(torch.Tensor, True)]
-    assert not private.is_legacy_batchedtensor(X)
-
-
-@of("in_forward_mode")
-def test_forward_mode_is_seen_where_it_is_entered():
-    assert not private.in_forward_mode()
-    with forward_ad.dual_level():
-        assert private.in_forward_mode()
-    assert not private.in_forward_mode()
-    assert seen(lambda x: private.in_forward_mode(), TRANSFORMS["jvp"])
 
 
 @of("is_fwd_grad_enabled")
@@ -181,18 +139,6 @@ def test_the_forward_of_an_autograd_function_is_told_from_no_grad():
     with torch.no_grad():
         found.append(private.is_fwd_grad_enabled())
     assert found == [False, True]
-
-
-@of("len_torch_dispatch_stack", "FakeTensor")
-def test_modes_that_see_operations_are_counted():
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    assert private.len_torch_dispatch_stack() == 0
-    with FakeTensorMode():
-        assert private.len_torch_dispatch_stack() == 1
-        assert type(torch.ones(2)) is private.FakeTensor
-    assert seen(lambda x: private.len_torch_dispatch_stack(), lambda f: make_fx(f)(X)) > 0
-    assert private.len_torch_dispatch_stack() == 0
 
 
 @of("disable_current_modes")
@@ -337,45 +283,6 @@ def test_onednn_multiplies():
     assert_close(private.onednn_linear(x, torch.randn(7, 3).t().copy_(weight)), functional.linear(x, weight))
 
 
-@of("Recording", "recorded")
-def test_what_is_recorded_covers_what_it_says():
-    def function(x, table):
-        return [x * table + torch.arange(x.shape[0], device=x.device)[:, None]] if x.shape[0] > 3 else [x]
-
-    given = torch.ones(5, 3), torch.ones(5, 3)
-    found = inductor.recorded(function, given, [(0,), (0,)])
-    for rows in (4, 5, 9):
-        x, table = torch.randn(rows, 3), torch.randn(rows, 3)
-        assert found.covers()(x, table)
-        assert_close(found.graph(x, table), tuple(function(x, table)))
-    assert not found.covers()(torch.ones(3, 3), torch.ones(3, 3))
-    assert not found.covers()(torch.ones(5, 3), torch.ones(6, 3))
-    assert not found.covers()(torch.ones(5, 3), torch.ones(1, 3))
-
-
-@pytest.mark.parametrize("rows", [0, 1])
-def test_none_and_one_are_numbers(rows):
-    found = inductor.recorded(lambda x: [x + 1], [torch.ones(rows, 3)], [(0,)])
-    assert found.numbers() == [(0, 0, rows)]
-    assert [found.covers()(torch.ones(size, 3)) for size in range(3)] == [rows == size for size in range(3)]
-
-
-def test_a_size_that_varies_is_no_number():
-    with pytest.raises(TypeError, match=r"dimension 0 of tensor 0 varies, but was taken for the number 4: use x.shape"):
-        inductor.recorded(lambda x: [x.view(len(x), 3, 1)], [torch.ones(4, 3)], [(0,)])
-
-
-@of("compiled_by_inductor")
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_inductor_compiles_what_was_recorded():
-    found = inductor.recorded(lambda x: [x * 2, x + 1], [torch.ones(4, 3)], [(0,)])
-    run, wait = inductor.compiled_by_inductor(found)
-    wait()
-    for rows in (4, 7):
-        x = torch.randn(rows, 3)
-        assert_close([*run(x)], [x * 2, x + 1])
-
-
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
 @pytest.mark.parametrize("end", ["keep", "fail"])
 def test_what_is_built_elsewhere_is_waited_for(end):
@@ -419,35 +326,13 @@ assert headers == [first, first]
     assert done.returncode == 0, done.stderr
 
 
-def doubled_in_place(x):
-    x.mul_(2)
-    return [x + 1]
-
-
-def doubled_in_place_alone(x):
-    x.mul_(2)
-    return []
-
-
-def tripled_in_a_copy(x):
-    return [(x + 0).mul_(3)]
-
-
-@pytest.mark.parametrize("function", [tripled_in_a_copy, doubled_in_place, doubled_in_place_alone])
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_what_is_written_to_is_written(function):
-    run, _ = inductor.compiled_by_inductor(inductor.recorded(function, [torch.ones(4, 3)], [(0,)]))
-    x, expected = torch.arange(15.0).view(5, 3), torch.arange(15.0).view(5, 3)
-    assert_close([*run(x)], function(expected))
-    assert_close(x, expected)
-
-
 @pytest.mark.parametrize("function", [lambda x: [x], lambda x: [x.view(3, -1)], lambda x: [y := x + 1, y[0]]])
 def test_results_that_share_memory_are_refused(function):
     with pytest.raises(TypeError, match=r"its results share memory with its arguments or each other.*return a clone"):
         inductor.recorded(function, [torch.ones(4, 3)], [(0,)])
 
 
+@thorough
 @of("import_dynamo", "DYNAMO_SETTINGS", "INDUCTOR_SETTINGS")
 def test_what_is_imported_and_when(fresh_python):
     code = """
@@ -532,29 +417,9 @@ def test_the_store_is_that_with_which_the_ranks_met():
         torch.distributed.destroy_process_group()
 
 
-@thorough
-@of("trust_vectors", "forget_vectors")
-def test_vector_instructions_are_taken_on_trust_and_then_checked(fresh_python):
-    code = """
-from torch._inductor import cpu_vec_isa
-from fuseplug_backends.torch_private import inductor
-built = []
-cpu_vec_isa.VecISA.check_build = own = lambda self, code: built.append(code) is not None
-assert inductor.trust_vectors() and not inductor.trust_vectors()
-trusted = cpu_vec_isa.valid_vec_isa_list()
-assert cpu_vec_isa.VecISA.check_build is own and built == []
-inductor.forget_vectors()
-assert cpu_vec_isa.valid_vec_isa_list() == []
-assert bool(built) == bool(trusted)
-print([isa.build_arch_flags() == isa._arch_flags for isa in trusted])
-"""
-    done = fresh_python(code)
-    assert done.returncode == 0, done.stderr
-    assert "False" not in done.stdout
-
-
 @of("inductor_threads")
-@pytest.mark.parametrize("said", first_quick(["3", None]))
+@thorough
+@pytest.mark.parametrize("said", ["3", None])
 def test_as_many_compilers_as_inductor_would_run(fresh_python, monkeypatch, said):
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
     code = """

@@ -93,21 +93,6 @@ def test_the_loss_of_what_is_noted_needs_no_values_and_is_right(done, dtype, bia
         torch.testing.assert_close(one, other, **tolerance)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("done", NOTED)
-def test_what_is_noted_becomes_what_it_stands_for(done, bias):
-    inputs = tensors(torch.bfloat16, bias)
-    want = NOTED[done](functional.linear(*inputs))
-    logits, told = lazy(inputs)
-    got = NOTED[done](logits)
-    assert (got.shape, got.dtype, got.is_contiguous()) == (want.shape, want.dtype, want.is_contiguous())
-    assert torch.equal(got, want)
-    assert told.why == ["equal"]
-    assert got.stride() == want.stride()
-    for one, other in zip(gradients(got.sum(), inputs), gradients(want.sum(), inputs), strict=True):
-        assert torch.equal(one, other)
-
-
 REAL = {
     "a wider vector": lambda y: y + VECTOR.double(),
     "a vector for each row": lambda y: y + torch.ones(2, 4, VOCABULARY),

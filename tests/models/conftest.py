@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.fixtures import checked_once  # noqa: F401 - pytest finds it here
+from support.fixtures import checked_once, examined_once  # noqa: F401 - pytest finds them here
 from support.losses import in_question
 
 

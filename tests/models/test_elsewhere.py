@@ -18,9 +18,7 @@ NORM, ROTATED = ("RMSNorm", "llama"), ("Attention", "complex")
 FUSED = {
     "llama": {NORM, ROTATED, ("FeedForward", "silu")},
     "llama-mixture": {NORM, ROTATED, ("MoeLayer", "silu renormalised")},
-    "llama2c": {NORM, ("Attention", "interleaved-half-size-wide"), ("FeedForward", "silu")},
     "gpt": {("RMSNorm", "torch"), ("Rotary", "half-size-negated-wide")},
-    "speedrun": {("RMSNorm", "no-upcast-product"), ("CausalSelfAttention", "half-size-negated"), ("SwiGLU", "swish")},
     "encoder": {("RMSNorm", "torch")},
     "recipes": {NORM, ("RotaryPositionalEmbeddings", "interleaved-half-size-wide"), ("FeedForward", "silu")},
     "vision": {
@@ -29,21 +27,12 @@ FUSED = {
         ("GluMlp", "silu gate-first"),
         ("SwiGLUFFN", "silu gate-first"),
     },
-    "neox": {
-        ("RotaryAttention", "half-partial"),
-        ("SplitMLP", "gelu gate-first"),
-        ("SlicedMLP", "silu gate-second"),
-        ("UnflattenedMLP", "swish gate-first"),
-        ("HalvedMLP", "swish gate-first"),
-    },
-    "chatglm": {("CacheAttention", "interleaved-half-size-partial"), ("ChunkedMLP", "silu gate-first")},
     "remote": {("MyRMSNorm", "llama"), ("MyAttention", "half"), ("MyMLP", "silu")},
 }
 """Classes and variants, for each model."""
 
 LEFT_ALONE = {
     "encoder": {("EncoderLayer", "it also calls self_attn, a MultiheadAttention")},
-    "speedrun": {("Rotary", "it does more than compute: self.seq_len_cached = seq_len")},
 }
 """Classes, and how the reason begins."""
 

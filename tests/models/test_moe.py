@@ -122,6 +122,7 @@ class TestImplementations:
         assert not applied.try_(*arguments).not_reached
         torch.testing.assert_close(experts(*arguments), plain(*arguments), rtol=1e-4, atol=1e-5)
 
+    @thorough
     def test_it_compiles_to_one_graph_as_before(self, manager):
         experts = build("mixtral", {}).layers[0].mlp.experts
         arguments = torch.randn(7, 32), torch.rand(7, 6).topk(2)[1], torch.rand(7, 2)

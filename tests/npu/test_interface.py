@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.thorough import first_quick, thorough
+from support.thorough import first_quick
 from support.tiny import build, step
 
 from fuseplug import manager
@@ -66,23 +66,6 @@ def test_the_default_kernels(model, include):
     assert fused_by(model) == set()
 
 
-def test_the_plugin(model):
-    from fuseplug.interface import KernelPlugin
-
-    model = KernelPlugin("auto")(model=model, include_kernels="npu_fused_rope,npu_fused_swiglu")
-    assert fused_by(model) == {"npu_fused_rope", "npu_fused_swiglu"}
-    assert KernelPlugin("auto")(model=build("qwen3"), include_kernels=None) is not None
-
-
-@thorough
-def test_the_classes(model):
-    from fuseplug.interface import NpuRMSNormKernel, NpuRoPEKernel, NpuSwiGluKernel
-
-    for kernel in (NpuRMSNormKernel, NpuSwiGluKernel, NpuRoPEKernel):
-        model = kernel.apply(model=model)
-        assert kernel.kernel_id in fused_by(model)
-
-
 def fused_in(model):
     return {mark.kernel_id for module in model.modules() for mark in our_marks(module).values()}
 
@@ -105,15 +88,6 @@ def test_every_default_kernel_in_a_loop(host_npu, name, expected):
     said = [str(warning.message) for warning in warned if "asked for by name" in str(warning.message)]
     assert sorted(message.partition(" ")[0] for message in said) == sorted({*NPU_KERNELS} - expected)
     manager.undo(model)
-    assert fused_in(model) == set()
-
-
-def test_a_kernel_for_what_the_model_has_not_is_warned_of(model):
-    from fuseplug.interface import NpuFusedMoEKernel, apply_kernel
-
-    for call in (lambda: apply_kernel("npu_fused_moe", model=model), lambda: NpuFusedMoEKernel.apply(model=model)):
-        with pytest.warns(UserWarning, match="npu_fused_moe was asked for by name, but fits nothing in Qwen3ForCausal"):
-            assert call() is model
     assert fused_in(model) == set()
 
 
@@ -145,13 +119,3 @@ def test_functions(host_npu):
     made.sum().backward()
     assert not weight.grad[1].any()
     assert weight.grad[2].any()
-
-
-@thorough
-def test_a_mixture_of_experts(host_npu):
-    from fuseplug.interface import NpuFusedMoEKernel, apply_default_kernels
-
-    assert fused_by(NpuFusedMoEKernel.apply(model=build("qwen3_moe").to("npu"))) == {"npu_fused_moe"}
-    # It has no gated MLP, and nobody was asked whether its logits may be lazy.
-    expected = {*NPU_KERNELS} - {"npu_fused_swiglu", "npu_fused_linear_cross_entropy"}
-    assert fused_by(apply_default_kernels(build("qwen3_moe").to("npu"), "auto")) == expected

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import commands
-from support.fixtures import checked_once  # noqa: F401 - pytest finds it here
+from support.fixtures import checked_once, examined_once  # noqa: F401 - pytest finds them here
 
 from fuseplug_tools.run.command import injected
 from fuseplug_tools.run.options import RunOptions

@@ -27,15 +27,7 @@ def adapted(model):
     return get_peft_model(model, LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False))
 
 
-ZERO3 = {
-    "train_micro_batch_size_per_gpu": 4,
-    "zero_allow_untested_optimizer": True,
-    "zero_force_ds_cpu_optimizer": False,
-    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
-}
-
-
-def with_trainer(model, **options):
+def with_trainer(model):
     from transformers import Trainer, TrainingArguments
 
     data = [{"input_ids": row, "labels": row} for row in TOKENS.flatten(0, 1)]
@@ -48,7 +40,6 @@ def with_trainer(model, **options):
         report_to="none",
         save_strategy="no",
         disable_tqdm=True,
-        **options,
     )
     trainer = Trainer(model, arguments, train_dataset=data)
     trainer.train()
@@ -140,7 +131,6 @@ WAYS = {
     "adapted": lambda model: (tuned := adapted(model), with_trainer(tuned)),
     "accelerate": lambda model: (model, with_accelerate(model)),
     "loop": lambda model: (model, in_a_loop(model)),
-    "zero3": lambda model: (model, with_trainer(model, deepspeed=ZERO3)),
 }
 SHARDED = {"fsdp2": fsdp2, "fsdp1": fsdp1, "ddp": ddp}
 

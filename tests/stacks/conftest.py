@@ -6,7 +6,7 @@ import os
 from unittest import mock
 
 import pytest
-from support.fixtures import checked_once  # noqa: F401 - pytest finds it here
+from support.fixtures import checked_once, examined_once  # noqa: F401 - pytest finds them here
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,9 @@ import warnings
 import torch
 from torch import distributed, multiprocessing
 
+_IMPORTED = ("torch.distributed.fsdp", "transformers.models.llama.modeling_llama", "support.losses", "support.kernels")
+"""What takes seconds to import, and is imported once for all ranks of a run."""
+
 _PATIENCE = datetime.timedelta(seconds=60)
 """How long a rank waits for one that failed."""
 
@@ -26,14 +29,22 @@ def failures(check, cases):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
     found = context.SimpleQueue()
-    multiprocessing.start_processes(_rank, args=(port, check, list(cases), found), nprocs=2)
+    arguments = (port, check, list(cases), found)
+    multiprocessing.start_processes(_rank, args=arguments, nprocs=2, start_method="forkserver")
     raised = {}
     while not found.empty():
         case, rank, text = found.get()
         raised.setdefault(case, []).append(f"rank {rank}: {text}")
     return {case: "\n".join(texts) for case, texts in raised.items()}
+
+
+def asked(request, *names):
+    """What the chosen tests of the module of *request* ask of the ranks: their parameters *names*."""
+    chosen = [item for item in request.session.items if item.path == request.path]
+    return [tuple(map(item.callspec.params.get, names)) for item in chosen if hasattr(item, "callspec")]
 
 
 def _rank(rank, port, check, cases, found):

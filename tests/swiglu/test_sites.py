@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import math
-import pickle
 import sys
 import types
 
@@ -58,7 +56,6 @@ def _is_of(patch, adapter):
 
 
 # What is expected of each specimen: variant, then what else the adapter says.
-STEPS = {"numbers": (), "before": (), "between": (), "after": (), "up_called_first": False}
 EXPECTED = {
     "Wide": ["silu wide"],
     "Multiplied": ["silu scaled"],
@@ -87,12 +84,6 @@ SPECIMENS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "variant"), SPECIMENS, ids=[f"{type(m).__name__}-{v}" for m, v in SPECIMENS])
-def test_each_specimen_is_found_to_be_what_it_is(alone, module, variant):
-    plan = alone().plan(module, verify=False)
-    assert [patch.variant for patch in plan.patches] == [variant], plan.report
-
-
 def test_every_row_of_every_table_has_a_specimen():
     assert len(SPECIMENS) == len(specimens.specimens())
     words = {word for _, variant in SPECIMENS for word in variant.split()} | {"plain"}
@@ -100,17 +91,20 @@ def test_every_row_of_every_table_has_a_specimen():
 
 
 @pytest.mark.parametrize(
-    ("module", "training"),
-    covering(itertools.product([module for module, _ in SPECIMENS], [True, False])),
+    ("module", "variant", "training"),
+    covering(
+        ((*specimen, training) for specimen in SPECIMENS for training in (True, False)),
+        by=lambda module, variant, training: [module, training],
+    ),
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else str(value),
 )
-def test_a_specimen_with_the_reference_is_bitwise_what_it_was(alone, outcome, module, training):
+def test_each_specimen_is_found_and_computes_what_it_did_bit_for_bit(alone, outcome, module, variant, training):
     module = copy.deepcopy(module).train(training)
     width = next(p.shape[-1] for p in module.parameters() if p.dim() == 2)
     x = 3 * torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
     before = outcome(module, x)
     with alone().apply_all(module, verify=False) as applied:
-        assert applied.report.fused
+        assert [entry.variant for entry in applied.report.fused] == [variant], applied.report
         during = outcome(module, x)
     assert before.keys() == during.keys()
     assert all(torch.equal(before[name], during[name]) for name in before)
@@ -185,29 +179,6 @@ class TestWhatIsDoneWhere:
         assert all(torch.equal(before[name], during[name]) for name in before)
 
 
-class Dim(nn.Module):
-    """A linear layer that is no `nn.Linear`."""
-
-    def __init__(self, width_in, width_out):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(width_out, width_in))
-
-    def forward(self, x):
-        return x @ self.weight.T
-
-
-class Wrapped(nn.Module):
-    """As Gemma 4's clipping one."""
-
-    def __init__(self, width_in, width_out):
-        super().__init__()
-        self.linear = nn.Linear(width_in, width_out)
-        self.low = nn.Buffer(torch.tensor(-1.0))
-
-    def forward(self, x):
-        return self.linear(x.clamp(min=self.low))
-
-
 class Packed(nn.Module):
     """A quantised one: its weight has another shape, and no floating dtype."""
 
@@ -235,7 +206,7 @@ class Adapted(nn.Module):
 
 
 class TestProjectionsStayModules:
-    @pytest.mark.parametrize("kind", [Dim, Wrapped, Packed, Adapted])
+    @pytest.mark.parametrize("kind", [Packed, Adapted])
     @pytest.mark.parametrize("make", [lambda: Separate(nn.SiLU()), mlps.Multiplied])
     def test_any_kind_of_linear_is_called(self, alone, outcome, kind, make):
         module = make()
@@ -328,14 +299,6 @@ class Router(nn.Module):
         Attention(),
         Attention("qkv"),
         Router(),
-        nn.Linear(4, 4),
-        nn.Sequential(nn.Linear(4, 8), nn.GLU()),
-        nn.ModuleList([nn.Linear(4, 4)]),
-        nn.TransformerEncoderLayer(8, 2),
-        nn.LSTM(4, 4),
-        nn.SiLU(),
-        nn.Dropout(),
-        nn.Module(),
     ],
     ids=lambda module: type(module).__name__,
 )
@@ -512,20 +475,6 @@ def test_what_cannot_be_served_is_said(module, reason):
     assert reason in said.reason
 
 
-def test_the_first_mix_is_how_the_module_stands():
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        assert proposal_of(Separate(nn.SiLU()).to(dtype)).mixes[0] == (dtype, dtype, False)
-
-
-def test_a_stand_in_on_meta_is_enough():
-    with torch.device("meta"):
-        proposal = proposal_of(Separate(nn.SiLU()))
-    example = proposal.example(proposal.mixes[0], 64, torch.Generator().manual_seed(0))
-    assert {t.device.type for child in example.children.values() for t in (*example.args, *child.parameters())} == {
-        "cpu"
-    }
-
-
 def test_examples_are_repeatable_of_the_size_asked_for_and_small_where_size_does_not_matter():
     proposal = proposal_of(Separate(nn.SiLU(), hidden=4096, inner=11008))
     one, two = (proposal.example(proposal.mixes[0], 64, torch.Generator().manual_seed(3)) for _ in range(2))
@@ -566,21 +515,3 @@ def test_an_activation_may_be_a_function(alone, act):
 def test_a_method_of_a_module_that_is_no_child_is_left_alone(alone):
     (entry,) = alone().plan(Separate(nn.GELU().forward), verify=False).report.left_alone
     assert "is not known only to compute: self.act_fn(self.gate_proj(x))" in entry.why_not
-
-
-def test_adapters_are_values():
-    one, two = (proposal_of(mlps.Multiplied()).adapters for _ in range(2))
-    assert one == two
-    assert hash(one[0]) == hash(two[0])
-    assert pickle.loads(pickle.dumps(one[-1])) == copy.deepcopy(one[-1]) == one[-1]
-
-
-def test_a_third_party_names_only_what_differs():
-    class Chip(SwiGLUKernel):
-        kernel_id = "chip_fused_swiglu"
-        function = "fuseplug_swiglu.reference:swiglu"
-        device_types = ("chip",)
-
-    answer = Chip().propose(site=site(Separate(nn.SiLU())))
-    assert answer.kernel_id == "chip_fused_swiglu"
-    assert answer.proposals[0].adapters[0].variant == "silu"

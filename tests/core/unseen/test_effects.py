@@ -10,60 +10,26 @@ from torch import nn
 
 LOSSES = []
 COUNTS = {"calls": 0}
-TOTAL = 0
 
 
 def noting_attribute(self, y):
     self.last = y
 
 
-def noting_statistic(self, y):
-    self.l1 = y.abs().mean()
-
-
 def noting_in_list(self, y):
     LOSSES.append(y.pow(2).mean())
-
-
-def noting_in_own_list(self, y):
-    self.seen.append(y.shape)
 
 
 def noting_in_dict(self, y):
     COUNTS["calls"] += 1
 
 
-def noting_in_global(self, y):
-    global TOTAL
-    TOTAL += y.shape[0]
-
-
 def noting_in_buffer(self, y):
     self.total += y.detach().sum().float()
 
 
-def noting_in_buffer_in_place(self, y):
-    self.total.add_(y.detach().sum().float())
-
-
-def noting_in_buffer_by_copy(self, y):
-    self.total.copy_(y.detach().sum())
-
-
-def noting_in_buffer_by_index(self, y):
-    self.total[...] = y.detach().sum()
-
-
-def noting_on_class(self, y):
-    type(self).calls = getattr(type(self), "calls", 0) + 1
-
-
 def noting_by_setattr(self, y):
     setattr(self, "last", y)  # noqa: B010
-
-
-def noting_by_print(self, y):
-    print(y.shape)
 
 
 def noting_on_object(self, y):
@@ -74,10 +40,6 @@ def noting_in_helper(self, y):
     self._note(y)
 
 
-def noting_in_set(self, y):
-    self.sizes.add(y.shape[0])
-
-
 EFFECTS = {name.removeprefix("noting_"): each for name, each in globals().items() if name.startswith("noting_")}
 
 
@@ -85,7 +47,7 @@ class Noting:
     """What the forwards below have to note in."""
 
     def _ready(self):
-        self.seen, self.sizes, self.knob = [], set(), nn.Identity()
+        self.knob = nn.Identity()
         self.register_buffer("total", torch.zeros(()))
         return self
 

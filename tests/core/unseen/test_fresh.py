@@ -63,11 +63,6 @@ class Derived(Base):
         return super().forward(x)
 
 
-class DefaultList(Norm):
-    def forward(self, x, scale=[1.0]):  # noqa: B006
-        return normal(self, x) * scale[0]
-
-
 class DefaultNumber(Norm):
     def forward(self, x, scale=1.0):
         return normal(self, x) * scale
@@ -126,19 +121,9 @@ class Settings:
         self.scale = 1.0
 
 
-@functools.lru_cache
-def settings():
-    return Settings()
-
-
 class Remembered(Norm):
     def forward(self, x):
         return normal(self, x) * rate()
-
-
-class RememberedObject(Norm):
-    def forward(self, x):
-        return normal(self, x) * settings().scale
 
 
 def closed():
@@ -164,7 +149,6 @@ SPACE = types.SimpleNamespace(scale=1.0)
 ARGUMENTS = argparse.Namespace(scale=1.0)
 ARRAY = np.ones(1)
 NESTED = ([1.0],)
-FACTOR = 1.0
 MULTIPLY = torch.mul
 REGISTRY = {"silu": F.silu, "class": nn.SiLU}
 
@@ -340,10 +324,6 @@ def in_exception(self, x):
 
 
 BACKING = {"scale": 1.0}
-
-
-def _set(module, change):
-    change(module.held)
 
 
 HOLDERS = {

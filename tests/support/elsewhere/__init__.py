@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from . import encoder, gpt, llama, llama2c, recipes, rotating, speedrun, vision
+from . import encoder, gpt, llama, recipes, vision
 
 REMOTE = Path(__file__).with_name("remote")
 """A repository with a modeling file of its own."""
@@ -15,12 +15,8 @@ REMOTE = Path(__file__).with_name("remote")
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "llama": lambda: llama.Transformer(llama.ModelArgs()),
     "llama-mixture": lambda: llama.Transformer(llama.ModelArgs(num_experts=4)),
-    "llama2c": llama2c.Transformer,
     "gpt": gpt.GPT,
-    "speedrun": speedrun.GPT,
     "encoder": encoder.Encoder,
     "recipes": recipes.decoder,
     "vision": vision.Classifier,
-    "neox": rotating.NeoX,
-    "chatglm": rotating.ChatGLM,
 }
