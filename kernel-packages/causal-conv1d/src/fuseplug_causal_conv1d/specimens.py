@@ -54,7 +54,7 @@ class ShortConv(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         x, gate = self.in_proj(hidden_states).transpose(-1, -2).chunk(2, dim=-2)
-        y = gate * causal_conv1d_fn(x, self.conv.weight.squeeze(1), self.conv.bias)
+        y: Tensor = gate * causal_conv1d_fn(x, self.conv.weight.squeeze(1), self.conv.bias)
         return y.transpose(-1, -2)
 
 
