@@ -94,6 +94,16 @@ def test_what_is_not_finite_stays_in_its_windows(backend, kernel, special):
     assert y.isfinite().logical_not().sum() == 4
 
 
+@pytest.mark.parametrize("special", [torch.nan, torch.inf])
+def test_a_weight_that_is_not_finite_does_not_meet_the_zeros_before_the_first_token(backend, kernel, special):
+    arguments = tensors()
+    arguments["weight"][2, 0] = special
+    ours, theirs = both(kernel, "identity")
+    y = ours(**backend.on(arguments)).cpu()
+    torch.testing.assert_close(y, theirs(**arguments), equal_nan=True)
+    assert y[0, 2].isfinite().sum() == 3
+
+
 @pytest.mark.parametrize("wanted", [("x",), ("weight",), ("bias",), ("x", "bias")], ids=str)
 def test_only_the_gradients_that_are_wanted(backend, kernel, wanted):
     found, expected = (

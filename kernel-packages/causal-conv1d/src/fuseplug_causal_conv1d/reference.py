@@ -102,12 +102,14 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, variant: str) -> Varia
     return row
 
 
-def taps(x: Tensor, width: int, dim: int) -> list[Tensor]:
-    """*x* as each of the *width* taps sees it: later along *dim* by ``width - 1`` places, by one fewer, …, by none."""
-    tokens = x.shape[dim]
-    padding = (0, 0) * (x.dim() - 1 - dim) + (width - 1, 0)
-    padded = functional.pad(x, padding)
-    return [padded.narrow(dim, tap, tokens) for tap in range(width)]
+def later(x: Tensor, places: int, dim: int) -> Tensor:
+    """*x*, later along *dim* by so many *places*: zeros come first, and what is last goes."""
+    return functional.pad(x, (0, 0) * (x.dim() - 1 - dim) + (places, 0)).narrow(dim, 0, x.shape[dim])
+
+
+def earlier(x: Tensor, places: int, dim: int) -> Tensor:
+    """*x*, earlier along *dim* by so many *places*: what is first goes, and zeros come last."""
+    return functional.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, places)).narrow(dim, places, x.shape[dim])
 
 
 def working_dtype(x: Tensor, weight: Tensor) -> torch.dtype:

@@ -24,7 +24,7 @@ from fuseplug_backends.functional import computed_by
 from fuseplug_backends.inductor import Program, plain, recording, worth_compiling
 
 from .. import reference
-from ..reference import Variant, taps, working_dtype
+from ..reference import Variant, earlier, later, working_dtype
 
 _BLOCK = 32
 
@@ -76,12 +76,20 @@ def convolution_formula(form: _Form, x: Tensor, weight: Tensor, bias: Tensor | N
 
 
 def _sums(form: _Form, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The convolution of *x*, in its dtype; *weight* is ``(width, channels)``, so that it is read as *x* is."""
-    shifted = taps(x, weight.shape[0], form.dim)
-    total = shifted[0] * _factor(form, weight[0], x.dtype)
-    for tap, factor in zip(shifted[1:], weight[1:].unbind(), strict=True):
-        total = total + tap * _factor(form, factor, x.dtype)
+    """The convolution of *x*, in its dtype; *weight* is ``(width, channels)``, so that it is read as *x* is.
+
+    Products are shifted, not *x*: as in the original, no factor meets the zeros before the first token, or NaN would
+    come of one that is not finite.
+    """
+    terms = [later(x * factor, places, form.dim) for factor, places in _factors(form, weight, x.dtype)]
+    total = sum(terms[1:], terms[0])
     return total if bias is None else total + _factor(form, bias, x.dtype)
+
+
+def _factors(form: _Form, weight: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, int]]:
+    """What x is multiplied by for each tap, and by how many places its product is later."""
+    width = weight.shape[0]
+    return [(_factor(form, column, dtype), width - 1 - tap) for tap, column in enumerate(weight.unbind())]
 
 
 def _factor(form: _Form, per_channel: Tensor, dtype: torch.dtype) -> Tensor:
@@ -99,12 +107,8 @@ def _gradient_of_sums(form: _Form, grad: Tensor, x: Tensor, weight: Tensor, bias
 
 def _gradient_of_x(form: _Form, of_sums: Tensor, weight: Tensor) -> Tensor:
     """Each token had a part in its own sum and in those of the next ``width - 1``."""
-    tokens, width = of_sums.shape[form.dim], weight.shape[0]
-    padded = functional.pad(of_sums, (0, 0) * (2 - form.dim) + (0, width - 1))
-    terms = [
-        padded.narrow(form.dim, width - 1 - tap, tokens) * _factor(form, factor, of_sums.dtype)
-        for tap, factor in enumerate(weight.unbind())
-    ]
+    factors = _factors(form, weight, of_sums.dtype)
+    terms = [earlier(of_sums * factor, places, form.dim) for factor, places in factors]
     return sum(terms[1:], terms[0])
 
 
@@ -113,7 +117,9 @@ def _total(form: _Form, terms: Tensor) -> Tensor:
     if form.dim == 2:
         return terms.sum(2).sum(0)
     batch, tokens, channels = terms.shape
-    blocks = (tokens + _BLOCK - 1) // _BLOCK
+    # At least two, however few tokens there are: a program that is recorded with one block is for one block alone, and
+    # Inductor's cache of programs gives it to a call with more.
+    blocks = tokens // _BLOCK + 2
     padded = functional.pad(terms, (0, 0, 0, blocks * _BLOCK - tokens))
     return padded.view(batch, blocks, _BLOCK, channels).sum(2).sum((0, 1))
 
@@ -128,8 +134,9 @@ def _gradients(
     if needs[0]:
         gradients.append(_gradient_of_x(form, of_sums, weight).to(x.dtype).contiguous())
     if needs[1]:
-        shifted = taps(x.to(wide), weight.shape[0], form.dim)
-        gradients.append(torch.stack([_total(form, of_sums * tap) for tap in shifted]).to(weight.dtype))
+        source, places = x.to(wide), reversed(range(weight.shape[0]))
+        columns = [_total(form, of_sums * later(source, place, form.dim)) for place in places]
+        gradients.append(torch.stack(columns).to(weight.dtype))
     if bias is not None and needs[2]:
         gradients.append(_total(form, of_sums).to(bias.dtype))
     return tuple(gradients)
