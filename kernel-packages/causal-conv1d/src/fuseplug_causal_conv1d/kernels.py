@@ -29,6 +29,11 @@ class InductorCausalConv1dKernel(InductorKernel, CausalConv1dKernel):
     function: ClassVar[str] = "fuseplug_causal_conv1d.backends.inductor:causal_conv1d"
 
     def gains_from(self, use: Use) -> int:
-        """Elements of the input."""
+        """Elements of the input: from few on, because torch copies the input for its own convolution.
+
+        In µs, the fastest of 20 calls of the kernel and of the model's own function, 512 channels in float32, one
+        thread of an AMD EPYC with AVX2 that others used, too: forward 54 and 172 at 2¹² elements, 115 and 310 at 2¹⁴;
+        with the backward 351 and 713, 449 and 951.
+        """
         del use
-        return 1 << 14
+        return 1 << 12
