@@ -154,8 +154,8 @@ def _run(function: Callable[..., tuple[Tensor, ...]], form: _Form, what: Hashabl
     if program is None:
         present = [tensor is not None for tensor in dense]
 
-        def of_present(*given: Tensor) -> tuple[Tensor, ...]:
-            rest = iter(given)
+        def of_present(*tensors: Tensor) -> tuple[Tensor, ...]:
+            rest = iter(tensors)
             return function(*[next(rest) if is_present else None for is_present in present])
 
         varying = [(0, form.dim) if value.dim() == 3 else () for value in values]
@@ -203,10 +203,10 @@ def _backward(
     turned = weight.t()
     if form.variant.activation is not None:
         (grad,) = _run(of_sums, form, None, grad, x, turned, bias)
-    found = list(_run(gradients, form, tuple(needs), grad, x, turned, bias))
+    results = list(_run(gradients, form, tuple(needs), grad, x, turned, bias))
     if needs[1]:
-        found[needs[0]] = found[needs[0]].t().contiguous()
-    return found
+        results[needs[0]] = results[needs[0]].t().contiguous()
+    return results
 
 
 _convolved = differentiable(_launched, _backward, convolution_formula, plain)
