@@ -17,6 +17,7 @@ KERNELS = {
     "rope": "InductorRoPEKernel",
     "moe": "InductorMoEKernel",
     "linear_cross_entropy": "InductorLinearCrossEntropyKernel",
+    "causal_conv1d": "InductorCausalConv1dKernel",
 }
 
 

@@ -25,6 +25,7 @@ LINES = {
     "core/verify/src": 4099,
     "core/tools/src": 2631,
     "kernel-packages/backends/src": 1415,
+    "kernel-packages/causal-conv1d/src": 370,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 2556,
     "kernel-packages/moe/src": 3820,

@@ -57,15 +57,20 @@ VARIANTS = {
     "gemma3n_text": "cast-last-pow, gelu_tanh sparse, half",
     "gptj": "interleaved-repeated",
     "helium": "cast-last, silu, interleaved-first-half",
-    "mamba2": "llama, gate-first",
+    "mamba2": f"llama, gate-first{', silu' if FIVE else ''}",
     "nemotron": "half-partial",
     "qwen3_next": f"gemma, gated-silu, half-partial{', silu' if FIVE else ''}",
     "seed_oss": "llama, silu, half",
 }
-"""Of the norms, gated MLPs and rotations of each model, all that it has; test_moe.py has those of experts."""
+"""Of the norms, gated MLPs, rotations and convolutions of each model, all that it has; test_moe.py has experts."""
 
 UNLIKE = {"cohere": {("rmsnorm", "CohereLayerNorm")}}
 """What is built like something fused and is something else: this norm subtracts the mean."""
+if not FIVE:
+    UNLIKE |= {
+        "mamba2": {("causal_conv1d", "Mamba2Mixer")},
+        "qwen3_next": {("causal_conv1d", "Qwen3NextGatedDeltaNet")},
+    }  # the convolution is written out
 
 QUICK = {(torch.bfloat16, "deepseek_v3")}
 """Every op in one model: its first layer has a gated MLP, its second experts."""

@@ -13,7 +13,9 @@ import fuseplug
 from fuseplug import manager
 from fuseplug.hookspecs import resolve
 
-KERNELS = [f"inductor_fused_{op}" for op in ("linear_cross_entropy", "moe", "rmsnorm", "rope", "swiglu")]
+KERNELS = [
+    f"inductor_fused_{op}" for op in ("causal_conv1d", "linear_cross_entropy", "moe", "rmsnorm", "rope", "swiglu")
+]
 
 
 class Norm(nn.Module):

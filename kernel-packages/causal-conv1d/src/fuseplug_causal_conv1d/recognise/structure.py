@@ -1,0 +1,156 @@
+"""Where causal convolutions are found: in the functions that the methods of a module look up."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fuseplug import Example, Proposal, Rejection, Site, Target, called_functions
+from fuseplug.reading import remembered
+from fuseplug_backends.dtypes import MODEL_DTYPES
+
+from ..reference import VARIANTS
+from .adapters import ConvolutionAdapter
+
+_PARAMETERS = ("weight", "bias", "activation")
+"""What follows the input in the signature of such a function."""
+
+_BATCH, _SMALL_CHANNELS, _SHORT = 2, 6, 2
+_LARGE = 1 << 10
+"""Elements from which an example has as many channels as the module."""
+
+_MOST_ELEMENTS_CHECKED = 1 << 18
+"""The largest size at which a kernel here is checked."""
+
+_ROUNDINGS = 4.0
+"""The sum, the activation and their derivatives may each be rounded to the dtype of the result."""
+
+
+class ConvolutionMix(NamedTuple):
+    """One combination to check: the dtypes of x and of the weight, and whether x is shorter than the weight."""
+
+    x: torch.dtype
+    weight: torch.dtype
+    short: bool = False
+
+
+def match(site: Site) -> list[Proposal] | Rejection | None:
+    """Propose a causal convolution for each function ``(x, weight, bias, activation)`` that a method looks up.
+
+    The module holds the weights of a depthwise `nn.Conv1d`, which it never calls: the functions are given them.
+    """
+    module = site.module
+    convolution = _causal_convolution(module)
+    if convolution is None:
+        return None
+    targets = [*_targets(type(module))]
+    if not targets:
+        return Rejection(
+            "its causal convolution is written out, as nn.Conv1d, a slice and an activation; what is replaced is a "
+            "function (x, weight, bias, activation) that a method looks up, as in transformers 5.23"
+        )
+    return [_proposal(module, convolution, target) for target in targets]
+
+
+def _causal_convolution(module: nn.Module) -> nn.Conv1d | None:
+    """The child that holds the weights of a causal convolution: one filter a channel, padded by its width less one."""
+    for child in module.children():
+        if isinstance(child, nn.Conv1d) and child.groups == child.in_channels == child.out_channels > 1:
+            width = child.kernel_size[0]
+            if width > 1 and child.padding in ((width - 1,), width - 1) and child.stride == child.dilation == (1,):
+                return child
+    return None
+
+
+def _targets(cls: type) -> Iterator[Target]:
+    methods: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if not base.__module__.startswith("torch."):
+            for name, value in vars(base).items():
+                if isinstance(value, types.FunctionType):
+                    methods.setdefault(name, value)
+    for name, method in methods.items():
+        for called in called_functions(method, _convolves):
+            yield Target(name, called)
+
+
+def _convolves(value: object) -> bool:
+    """Whether *value* has the signature of such a function."""
+    return isinstance(value, types.FunctionType) and _parameters(value)[1:4] == _PARAMETERS
+
+
+@remembered
+def _parameters(function: types.FunctionType) -> tuple[str, ...]:
+    """The names of its positional parameters, seen through decorators."""
+    code: types.CodeType = inspect.unwrap(function).__code__
+    return code.co_varnames[: code.co_argcount]
+
+
+def _proposal(module: nn.Module, convolution: nn.Conv1d, target: Target) -> Proposal:
+    names = [value for name, value in vars(module).items() if "act" in name and isinstance(value, str)]
+    mixes = _mixes(module, convolution)
+    weight = mixes[0].weight
+    return Proposal(
+        target=target,
+        adapters=tuple(ConvolutionAdapter(variant) for variant in VARIANTS),
+        example=functools.partial(
+            _example, convolution.out_channels, convolution.kernel_size[0], convolution.bias is not None, names[:1]
+        ),
+        mixes=mixes,
+        # Under autocast the input comes in bfloat16, beside a weight in float32.
+        likely=tuple(
+            mix for mix in mixes[1:] if mix.weight is weight and mix.x in (mixes[0].x, torch.bfloat16) and not mix.short
+        ),
+        roundings=_ROUNDINGS,
+        working_roundings=_working_roundings(convolution.out_channels),
+    )
+
+
+def _mixes(module: nn.Module, convolution: nn.Conv1d) -> tuple[ConvolutionMix, ...]:
+    """Every combination to check, first that of the module: some keep these weights, and no others, in float32."""
+    weight = convolution.weight.dtype
+    inputs = (child.weight.dtype for child in module.children() if isinstance(child, nn.Linear))
+    own = (next(inputs, weight), weight)
+    pairs = [(dtype, dtype) for dtype in MODEL_DTYPES] + [(dtype, torch.float32) for dtype in MODEL_DTYPES[:2]]
+    mixes = [ConvolutionMix(*pair) for pair in sorted(pairs, key=lambda pair: pair != own)]
+    return (*mixes, mixes[0]._replace(short=True))
+
+
+def _working_roundings(channels: int) -> float:
+    """Sixteen for the arithmetic, and what the sum over all tokens loses that is the gradient of a weight.
+
+    Added one after the other, *n* terms end up about √n / 5 roundings away from their sum.
+    """
+    return 16.0 + math.sqrt(_MOST_ELEMENTS_CHECKED / channels) / 4
+
+
+def _example(
+    channels: int,
+    width: int,
+    has_bias: bool,
+    activation: list[str],
+    mix: ConvolutionMix,
+    size: int,
+    generator: torch.Generator,
+) -> Example:
+    """An input ``(batch, channels, tokens)`` as a projection leaves it, channels side by side; weights and a bias.
+
+    Below `_LARGE` elements there are few channels, in the place of the module's.
+    """
+    channels = _SMALL_CHANNELS if size < _LARGE else channels
+
+    def normal(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
+
+    tokens = _SHORT if mix.short else max(width + 3, -(-size // (_BATCH * channels)))
+    x = normal(_BATCH, tokens, channels, dtype=mix.x).transpose(1, 2)
+    weight = normal(channels, width, dtype=mix.weight)
+    bias = normal(channels, dtype=mix.weight) if has_bias else None
+    return Example([x, weight, bias], kwargs={"activation": activation[0]} if activation else {})

@@ -1,0 +1,86 @@
+"""The convolutions of transformers: whole models compute what they did, and every class is found."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+import transformers
+from support.parity import ROUNDINGS, assert_parity
+from support.tiny import BASE, HEAD, build, step
+from torch import nn
+
+from fuseplug import KernelManager
+from fuseplug_causal_conv1d.recognise.structure import _targets
+
+pytestmark = [
+    pytest.mark.skipif(transformers.__version__ < "5", reason="there the convolutions are written out"),
+    pytest.mark.usefixtures("small_checks"),
+]
+
+LINEAR = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+MODELS = {
+    "qwen3_5_text": (BASE | HEAD | LINEAR | {"layer_types": ["linear_attention", "full_attention"]}, "silu", 1),
+    "mamba": (BASE | {"state_size": 4}, "silu", 2),
+    "lfm2": (BASE | {"layer_types": ["conv", "full_attention"], "block_ff_dim": 96}, "identity", 1),
+}
+"""The arguments of each config, the variant, and the number of convolutions."""
+
+
+@pytest.fixture(scope="module")
+def manager():
+    return KernelManager(environ={"FUSEPLUG_KERNELS": "inductor_fused_causal_conv1d"})
+
+
+def made(name, dtype=torch.float32):
+    return build(name, dtype, **MODELS[name][0])
+
+
+@pytest.mark.parametrize("dtype", ROUNDINGS, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_gradients_are_those_of_the_unfused_model(manager, name, dtype):
+    _, variant, number = MODELS[name]
+    report = assert_parity(manager, made(name, dtype), step)
+    assert {entry.variant for entry in report.fused} == {variant}
+    assert sum(len(entry.paths) for entry in report.fused) == number, report
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_kernel_computes_training_steps_under_autocast_and_with_further_keywords(manager, name):
+    model = made(name)
+    tokens = torch.arange(24).view(2, 12)
+    with manager.apply_all(model) as applied:
+        model(tokens, labels=tokens, num_items_in_batch=torch.tensor(22)).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16):
+            model(tokens, labels=tokens).loss.backward()
+        assert {(count.fused, count.original) for count in applied.calls()} == {(2, 0)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_generated_is_the_same(manager, name):
+    model = made(name)
+    tokens = torch.arange(24).view(2, 12) + 3
+    how = {"max_new_tokens": 4, "do_sample": False}
+    before = model.generate(tokens, **how)
+    with manager.apply_all(model) as applied:
+        assert torch.equal(model.generate(tokens, **how), before)
+        # A step of decoding calls another function, which is left alone.
+        assert {(count.fused, count.original) for count in applied.calls()} == {(1, 0)}
+
+
+@pytest.mark.thorough
+def test_every_function_of_transformers_is_found():
+    found = set()
+    for folder in pkgutil.iter_modules(transformers.models.__path__):
+        try:
+            module = importlib.import_module(f"transformers.models.{folder.name}.modeling_{folder.name}")
+        except ImportError:  # it needs what is not installed, or there is none
+            continue
+        if hasattr(module, "causal_conv1d_fn"):
+            classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
+            targets = {str(target) for cls in classes for target in _targets(cls)}
+            assert targets == {"forward:causal_conv1d_fn"}, folder.name
+            found.add(folder.name)
+    assert len(found) >= 22
