@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from .data import Example, Refusal
 from .rebind import RebindError, calls, space_of
 from .safe_access import all_below, attributes_of, class_name
-from .verification.memory import dense
-from .verification.nested import leaves, mapped, tensors
+from .verification.memory import not_dense
+from .verification.nested import leaves, mapped, tensors, with_tensors
 from .verification.neutral import same_random_numbers
 from .verification.outcome import GRADIENT, Outcome
 from .verification.twin import twin
-from .watch import ById
+from .watch import Expected
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Subject:
     original: Callable[..., Any]
     module: nn.Module | None
     alike: int | None = None
-    space: ById | None = None
+    space: Expected | None = None
     draws: bool = True
     lazy: type[Any] | None = None
 
@@ -71,7 +71,7 @@ class Subject:
             if not calls(method, name):
                 return Refusal(f"{method.__qualname__} does not call {name}", kind="unsupported")
             space = space_of(method, name)
-            return cls(space[name], None, space=ById(space))
+            return cls(space[name], None, space=Expected.same(space))
         except RebindError as error:
             return Refusal(str(error), kind="unsupported")
 
@@ -111,14 +111,11 @@ class Subject:
         """
         device = torch.device(device)
         place = functools.partial(_placed, device, dtype)
-        placed = mapped(
-            lambda value: place(value) if isinstance(value, Tensor) else value,
-            (tuple(example.args), dict(example.kwargs)),
-        )
+        placed = with_tensors(place, (tuple(example.args), dict(example.kwargs)))
         named = {f"args[{i}]": value for i, value in enumerate(leaves(placed)) if isinstance(value, Tensor)}
         for name, leaf in named.items():
             leaf.requires_grad_(gradients and leaf.is_floating_point() and wants(name))
-        given = mapped(lambda value: arguments(value) if isinstance(value, Tensor) else value, placed)
+        given = with_tensors(arguments, placed)
         args, kwargs = given
         call = args
         double = None
@@ -168,13 +165,10 @@ def _odd_tensor(module: nn.Module) -> Refusal | None:
     """Why no kernel can read *module*, if one of its tensors, or one below it, is not dense."""
     for each in all_below(module):
         for name, tensor in _own_tensors(each).items():
-            if not dense(tensor):
+            if what := not_dense(tensor):
                 holder = "its" if each is module else f"the {class_name(each)} below it: its"
-                return Refusal(
-                    f"{holder} {name} is {_layout(tensor)}, and kernels read dense tensors: make it dense, or leave "
-                    "the module as it is",
-                    kind="unsupported",
-                )
+                why = "and kernels read dense tensors: make it dense, or leave the module as it is"
+                return Refusal(f"{holder} {name} is {what}, {why}", kind="unsupported")
     return None
 
 
@@ -184,14 +178,6 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     attributes = {name: value for name, value in held.items() if issubclass(type(value), Tensor)}
     registered = {**held["_parameters"], **held["_buffers"]}
     return {**{name: value for name, value in registered.items() if value is not None}, **attributes}
-
-
-def _layout(tensor: Tensor) -> str:
-    if tensor.is_nested:
-        return "a nested tensor"
-    if tensor.layout is not torch.strided:
-        return f"of layout {tensor.layout}"
-    return f"quantised to {tensor.dtype}" if tensor.is_quantized else "wrapped by torch.func"
 
 
 def _refuse_undeclared(lazy: type[Any] | None, result: Any) -> None:
