@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -131,7 +131,12 @@ class Subject:
         with same_random_numbers(device.type) if self.draws else contextlib.nullcontext():
             # Nothing else around a call with gradients: it would put back what a kernel leaves turned off, and that
             # must be seen.
-            with _surroundings(device.type, gradients=gradients, autocast=autocast, watching=watching):
+            with contextlib.ExitStack() as stack:
+                if not gradients:
+                    stack.enter_context(torch.no_grad())
+                if autocast:
+                    stack.enter_context(torch.autocast(device.type, torch.get_autocast_dtype(device.type)))
+                stack.enter_context(watching or contextlib.nullcontext())
                 result = function(*call, **kwargs)
                 _refuse_undeclared(self.lazy, result)
                 result = (example.after or _as_it_is)(result)
@@ -203,20 +208,6 @@ def _steps(tensor: Tensor) -> tuple[int, ...] | None:
             return None
         filled *= size
     return tuple(0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-@contextlib.contextmanager
-def _surroundings(
-    device_type: str, *, gradients: bool, autocast: bool, watching: contextlib.AbstractContextManager[Any] | None
-) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if not gradients:
-            stack.enter_context(torch.no_grad())
-        if autocast:
-            stack.enter_context(torch.autocast(device_type, torch.get_autocast_dtype(device_type)))
-        if watching is not None:
-            stack.enter_context(watching)
-        yield
 
 
 def _placed(device: torch.device, dtype: torch.dtype | None, value: Tensor) -> Tensor:

@@ -92,8 +92,8 @@ class Term(NamedTuple):
 
     Attributes:
         kind: ``"bare"``: a child that the original calls and the fused code does not, which must be of this class, with
-            no hook and no forward of its own. ``"attribute"``. ``"method"``: it must still be its class's, and the same
-            function. ``"global"``: what a name means in a namespace or a closure's cell.
+            no hook and no forward of its own. ``"attribute"``: whatever is there. ``"method"``: it must still be its
+            class's, and the same function. ``"global"``: what a name means in a namespace or a closure's cell.
         value: What must be there.
         route: Where it is below the module; of a method, where its owner is.
         name: Of a method or a global.

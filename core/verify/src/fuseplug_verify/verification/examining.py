@@ -23,7 +23,7 @@ from .evidence import Evidence
 from .outcome import Outcome
 from .tried import Likeness, Tried, arguments_of, calls_of, dtypes_in
 from .varying import Variation, describe, main_argument, variations
-from .watching import Dependence, dependence
+from .watching import Dependence, dependence, is_below
 
 Bound = tuple[Adapter, Callable[..., Any]]
 """A variant that the original may be, and its adapter bound to the reference."""
@@ -206,9 +206,7 @@ class Examination:
             return None
         called = self._called()
         for branch in self.reading.branches:
-            if branch.span is None or branch.source in self.candidate.impossible:
-                continue
-            if any(branch.inside[:count] in called for count in range(1, len(branch.inside) + 1)):
+            if branch.span is None or branch.source in self.candidate.impossible or is_below(branch.inside, called):
                 continue
             if self.branches.one_sided(branch.file, branch.span):
                 return Refusal(

@@ -197,5 +197,5 @@ def _find_semantics(candidate: Candidate, subject: Subject) -> Semantics | Refus
     subject = replace(subject, draws=bool(reading.draws or examples[0].children))
     try:
         return Examination(candidate, subject, reading, variants, examples).semantics()
-    except Exception as error:  # noqa: BLE001 - a third party's example may not bear to be varied
-        return raised("varying its examples", error)
+    except Exception as error:  # noqa: BLE001 - a third party's tensor may not be read, or its example varied
+        return raised("it was verified", error)

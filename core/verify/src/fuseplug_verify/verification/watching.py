@@ -64,7 +64,7 @@ def dependence(
         # What is called was read, too; but for what a loop takes from a list.
         for path, value in {**reading.reads, **reading.calls}.items():
             # Both modes are tried, so the flag is free.
-            if not path or path[-1] == "training" or _is_below(path, called):
+            if not path or path[-1] == "training" or is_below(path, called):
                 continue
             if not _is_named(path, reads):
                 _sort_attribute(depends, reading, module, path, value)
@@ -72,12 +72,12 @@ def dependence(
                 depends.numbers.append(path)
         for (path, name), function in reading.methods.items():
             # Of torch's own it is not expected that they are replaced.
-            if not (_is_below(path, called) or _is_named((*path, name), reads) or _is_torchs(function.__module__)):
+            if not (is_below(path, called) or _is_named((*path, name), reads) or _is_torchs(function.__module__)):
                 _sort_method(depends, module, path, name, function)
     spaces = {id(looked.space) for looked in reading.globals}
     for looked in reading.globals:
         # What is found in a namespace is listed by itself.
-        if not _is_below(looked.inside, called) and (_is_cell(looked) or id(looked.value) not in spaces):
+        if not is_below(looked.inside, called) and (_is_cell(looked) or id(looked.value) not in spaces):
             _sort_global(depends, looked)
     depends.terms = [*dict.fromkeys(depends.terms)]
     depends.unseen = [*dict.fromkeys(depends.unseen)]
@@ -92,7 +92,8 @@ def _is_named(path: Path, reads: Collection[str]) -> bool:
     )
 
 
-def _is_below(path: Path, above: Collection[Path]) -> bool:
+def is_below(path: Path, above: Collection[Path]) -> bool:
+    """Whether *path* is one of *above*, or leads on from one."""
     return any(path[:count] in above for count in range(1, len(path) + 1))
 
 
