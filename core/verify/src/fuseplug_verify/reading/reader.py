@@ -60,8 +60,9 @@ def _parameters(function: types.FunctionType, itself: tuple[Value, ...], calls: 
     if len({(len(args), *sorted(named)) for args, named in calls}) == 1:
         positional = [_one_of(things) for things in zip(*(args for args, _ in calls), strict=True)]
         named = {name: _one_of([more[name] for _, more in calls]) for name in calls[0][1]}
-        # What is not given is its default: further keyword arguments have other names than the parameters.
-        left_out = every[len(itself) + len(positional) :]
+        # What is not given is its default: further keyword arguments have other names than the parameters, which for a
+        # wrapper are those of what it wraps.
+        left_out = [*inspect.signature(function).parameters.values()][len(itself) + len(positional) :]
         named |= {p.name: known(p.default) for p in left_out if p.name not in named and is_a(p.default, _TEXT)}
         bound = bind(function, Arguments((*itself, *positional), named=named, others={None: ARGUMENT}))
         several = {parameter.name for parameter in every if parameter.kind in _SEVERAL}
