@@ -22,7 +22,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4712,
-    "core/verify/src": 3832,
+    "core/verify/src": 3864,
     "core/tools/src": 2631,
     "kernel-packages/backends/src": 1415,
     "kernel-packages/liger/src": 530,

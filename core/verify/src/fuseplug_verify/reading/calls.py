@@ -19,6 +19,7 @@ from .builtin_calls import BUILTINS, method_of_python
 from .findings import MISSING
 from .libraries import home, is_library, is_readable, is_wrapped
 from .lookup import Memoised, in_class, is_a
+from .memoised import answer_of, answered
 from .objects import item_of
 from .tables import CLAMPS, COPIES, CREATES, DTYPES, LIBRARIES, LOGS, NOT_COMPUTING, RANDOM, SHAPES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
@@ -136,10 +137,12 @@ def _other(walk: Walking, node: Any, function: Value, arguments: Arguments) -> V
 
 
 def _memoised(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
-    """A call of a memoised function: transformers' experts ask one of them for a version."""
-    if not arguments.all:
-        return walk.unread(node, "what a memoised function answered before is not known")
-    return _call(walk, node, replace(function, object=function.object.__wrapped__), arguments)
+    memoised = function.object
+    if not arguments.all and (answer := answered(memoised)) is not MISSING:
+        space = answer_of(memoised)
+        walk.reader.looked(space, space.name, answer)
+        return known(answer, fresh=False)
+    return _call(walk, node, replace(function, object=memoised.__wrapped__), arguments)
 
 
 def _of_tensor(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
