@@ -22,7 +22,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4686,
-    "core/verify/src": 4099,
+    "core/verify/src": 3864,
     "core/tools/src": 2631,
     "kernel-packages/backends/src": 1415,
     "kernel-packages/causal-conv1d/src": 370,

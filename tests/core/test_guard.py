@@ -12,7 +12,7 @@ from fuseplug.gains import DTYPES, NEVER, Ends, Gains
 from fuseplug.patching.guard import Guard
 from fuseplug.patching.lookups import same_as
 from fuseplug_verify import Call, Watch
-from fuseplug_verify.watch import Bare, ById, Step
+from fuseplug_verify.watch import Expected, RouteStep, Term
 
 
 def turn(x):
@@ -23,7 +23,7 @@ def turn(x):
 def test_a_function_is_compared_whatever_its_name(name):
     names = {name: turn}
     call = Call(1, (), (frozenset({Tensor}),), (frozenset(),))
-    accepts = Accepts((call,), 0, (0,), ((torch.float32,),), space=ById(names))
+    accepts = Accepts((call,), 0, (0,), ((torch.float32,),), space=Expected.same(names))
     guard = Guard(call, turn, Target("forward", name), "cpu", accepts)
     assert guard.holds([torch.ones(2)])
     assert guard.why_never(None) == ""
@@ -41,9 +41,8 @@ class Untouchable:
 
 def test_a_call_that_is_too_small_looks_up_nothing_of_the_module():
     call = Call(2, (), (frozenset(), frozenset({Tensor})), (frozenset(), frozenset()))
-    weight = (Step("weight", "_parameters"),)
     gains = Gains((Ends(8),) * len(DTYPES), (Ends(16),) * len(DTYPES))
-    accepts = Accepts((call,), 1, (1, weight), ((torch.float32, torch.float32),), gains=gains)
+    accepts = Accepts((call,), 1, (1, "weight"), ((torch.float32, torch.float32),), gains=gains)
     guard = Guard(call, turn, Target("forward"), "cpu", accepts)
     assert not guard.holds([Untouchable(), torch.ones(7, requires_grad=True)])
     assert not guard.holds([Untouchable(), torch.ones(15)])
@@ -55,7 +54,9 @@ def test_a_call_that_is_too_small_looks_up_nothing_of_the_module():
 def test_sizes_are_those_of_the_dtype_and_of_gradients():
     call = Call(1, (), (frozenset({Tensor}),), (frozenset(),))
     gains = Gains(tuple(map(Ends, (4, 5, 6, NEVER))), tuple(map(Ends, (7, 8, 9, 0))))
-    accepts = Accepts((call,), 0, (0,), tuple((dtype,) for dtype in DTYPES), space=ById({"turn": turn}), gains=gains)
+    accepts = Accepts(
+        (call,), 0, (0,), tuple((dtype,) for dtype in DTYPES), space=Expected.same({"turn": turn}), gains=gains
+    )
     guard = Guard(call, turn, Target("forward", "turn"), "cpu", accepts)
     for dtype, training, inference in zip(DTYPES, gains.training, gains.inference, strict=True):
         for size in range(1, 12):
@@ -71,9 +72,9 @@ def test_it_says_whose_hooks_are_on_a_child_that_is_passed_over(number, whose):
 
     hook.__module__ = "acme.offload"
     module = torch.nn.Sequential(torch.nn.Sequential(torch.nn.SiLU(), torch.nn.SiLU()))
-    watched = (Step("0", "_modules"), Step("1", "_modules"))
+    watched = (RouteStep("0", "_modules"), RouteStep("1", "_modules"))
     call = Call(2, (), (frozenset(), frozenset({Tensor})), (frozenset(), frozenset()))
-    watch = Watch(bare=(Bare(watched, torch.nn.SiLU),))
+    watch = Watch((Term("bare", Expected.same(torch.nn.SiLU), watched),))
     accepts = Accepts((call,), 1, (1,), ((torch.float32,),), watch=watch)
     guard = Guard(call, torch.nn.Sequential.forward, Target("forward"), "cpu", accepts)
     if number is not None:

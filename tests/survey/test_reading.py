@@ -13,7 +13,8 @@ from support.thorough import thorough
 from survey.census import Census
 from survey.single_class import Class, classes, instance
 
-from fuseplug_verify.reading import Reading, read
+from fuseplug_verify.reading.findings import Reading
+from fuseplug_verify.reading.reader import read
 
 CENSUS = Census.of(transformers.__version__)
 OPS = ("rmsnorm", "swiglu", "moe")

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fuseplug_verify.reading import Reading, read
+from fuseplug_verify.reading.findings import Reading
+from fuseplug_verify.reading.reader import read
 
 LOSSES: list[object] = []
 SETTINGS = {"limit": 64, "scale": 1.0}

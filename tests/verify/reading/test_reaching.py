@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fuseplug_verify.reading import MISSING, Reading, read
+from fuseplug_verify.reading.findings import MISSING, Reading
+from fuseplug_verify.reading.reader import read
 
 SCALE = 2.0
 FUNCTIONS = {

@@ -15,7 +15,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fuseplug_verify import constants, names
-from fuseplug_verify.reading import MISSING, attribute, read
+from fuseplug_verify.reading.findings import MISSING
+from fuseplug_verify.reading.lookup import attribute
+from fuseplug_verify.reading.reader import read
 from fuseplug_verify.reading.source import tree_of
 
 

@@ -198,18 +198,14 @@ def _dtypes(original: Callable[..., Any], accepts: Accepts) -> _Term:
     return _Term(test, functools.partial(_came_in, original, accepts, came))
 
 
-def _dtype(where: int | Route) -> Callable[[Sequence[Any]], Any]:
+def _dtype(where: int | str) -> Callable[[Sequence[Any]], Any]:
     if isinstance(where, int):
         return lambda args: getattr(args[where], "dtype", None)
-    above, (name, store) = where[:-1], where[-1]
-    if store not in ("_parameters", "_buffers"):
-        return lambda args: getattr(at(args[0], where), "dtype", None)
 
     def dtype(args: Sequence[Any]) -> Any:
         """The tensor's. FSDP and replicas hold as an attribute what was a parameter."""
-        owner = at(args[0], above) if above else args[0]
-        tensor = owner.__dict__[store].get(name)
-        return getattr(getattr(owner, name) if tensor is None else tensor, "dtype", None)
+        tensor = args[0].__dict__["_parameters"].get(where)
+        return getattr(getattr(args[0], where) if tensor is None else tensor, "dtype", None)
 
     return dtype
 
@@ -223,7 +219,7 @@ def _came_in(
     """Which dtypes a call came with, beside those of the checked mix that is nearest."""
     parameters, dtypes = [*inspect.signature(original).parameters], came(args)
     nearest = max(accepts.dtypes, key=lambda row: sum(map(operator.is_, row, dtypes)))
-    names = [parameters[w] if isinstance(w, int) else ".".join(step.name for step in w) for w in accepts.typed]
+    names = [parameters[where] if isinstance(where, int) else where for where in accepts.typed]
     unlike, alike = [], []
     for name, dtype, checked in zip(names, dtypes, nearest, strict=True):
         if dtype is checked:
@@ -242,7 +238,7 @@ def original_now(original: Callable[..., Any], target: Target, accepts: Accepts)
         return lambda args: getattr(type(args[0]), method)
     if accepts.space is None:
         return lambda _: original
-    look = looked_up(accepts.space.held, target.function)
+    look = looked_up(accepts.space.value, target.function)
     return lambda _: look()
 
 
@@ -255,24 +251,24 @@ def _still(original: Callable[..., Any], target: Target, accepts: Accepts) -> It
 
 
 def _module(watch: Watch) -> Iterator[_Term]:
-    meanings = (f"no longer as it was: {expected}" for expected in watch.described())
-    for route, cls in watch.bare:
-        *above, (name, _) = route
-        if name != "*":
-            # What the instance itself holds under the child's name comes before the child.
-            why = f"there is something else in the place of {name}"
-            yield _Term(_each(tuple(above), functools.partial(_holds_no, name)), why)
-        yield _Term(_each(route, _is_bare(cls)), _hooked(next(meanings), route))
-    for route, value in watch.equal:
-        yield _Term(_each(route, equal_to(value)), next(meanings))
-    for route, one in watch.same:
-        yield _Term(_each(route, same_as(one.held, deep=False)), next(meanings))
-    for (route,) in watch.missing:
-        yield _Term(_each(route[:-1], functools.partial(_lacks, *route[-1])), next(meanings))
-    for route, name, function in watch.methods:
-        yield _Term(_each(route, _has_method(name, function.held)), next(meanings))
-    for space, name, known in watch.spaces:
-        yield _Term(is_absent(space.held, name) if known.absent else _means(space.held, name, known), next(meanings))
+    for term in watch.terms:
+        route, value, meaning = term.route, term.value, f"no longer as it was: {term.described()}"
+        if term.kind == "bare":
+            *above, (name, _) = route
+            if name != "*":
+                # What the instance itself holds under the child's name comes before the child.
+                why = f"there is something else in the place of {name}"
+                yield _Term(_each(tuple(above), functools.partial(_holds_no, name)), why)
+            yield _Term(_each(route, _is_bare(value.value)), _hooked(meaning, route))
+        elif term.kind == "method":
+            yield _Term(_each(route, _has_method(term.name, value.value)), meaning)
+        elif term.space is not None:
+            space = term.space.value
+            yield _Term(is_absent(space, term.name) if value.absent else _means(space, term.name, value), meaning)
+        elif value.absent:
+            yield _Term(_each(route[:-1], functools.partial(_lacks, *route[-1])), meaning)
+        else:
+            yield _Term(_each(route, equal_to(value)), meaning)
 
 
 def _each(route: Route, test: Callable[[Any], Any]) -> Test:
@@ -333,7 +329,7 @@ def _surroundings(watch: Watch, device_type: str) -> Iterator[_Term]:
     if watch.no_grad:
         why = 'gradients are on, and it was planned with mode="inference"'
         yield _Term(lambda _: not torch.is_grad_enabled(), why)
-    if watch.bare:
+    if any(term.kind == "bare" for term in watch.terms):
         why = "there are hooks on all modules, which a fused child would not call"
         yield _Term(lambda _: not any(GLOBAL_HOOKS), why)
     if watch.unhooked:

@@ -67,7 +67,7 @@ def is_absent(space: Any, name: Any) -> Callable[[Sequence[Any]], bool]:
 
 def equal_to(value: Any) -> Callable[[Any], Any]:
     """What compares with *value*, of a `Watch`, as it is to be compared: scalars and containers by value."""
-    known = value.held
+    known = value.value
     if not value.by_value:
         return same_as(known)
     if known is None or isinstance(known, bool):
@@ -75,9 +75,9 @@ def equal_to(value: Any) -> Callable[[Any], Any]:
     return lambda found: found == known
 
 
-def same_as(known: Any, *, deep: bool = True) -> Callable[[Any], bool]:
-    """What tells *known* from any other object; of a function, if *deep*, also its code and defaults."""
-    if not deep or not isinstance(known, types.FunctionType):
+def same_as(known: Any) -> Callable[[Any], bool]:
+    """What tells *known* from any other object; of a function also its code and defaults."""
+    if not isinstance(known, types.FunctionType):
         return lambda found: found is known
     code, defaults, named = known.__code__, known.__defaults__, known.__kwdefaults__
     # Reloading a module replaces these in the function that was there. Dynamo takes no tuple for the same as another.

@@ -16,9 +16,11 @@ from . import loaded  # noqa: F401 - first: it notes when this process began to 
 from .data import Adapter, Candidate, Conditions, Example, Refusal, Semantics
 from .process_lock import ProcessLock
 from .rebind import called_functions, rebound
+from .remembered import remembered
 
 if TYPE_CHECKING:
-    from .reading import constants, hazard, names, remembered
+    from .reading.hazards import hazard
+    from .reading.naming import constants, names
     from .safe_access import said_by
     from .subjects import Subject
     from .verification.comparing import Tolerance
@@ -56,25 +58,20 @@ __all__ = [
     "said_by",
 ]
 
-# Names whose modules import torch.
-_HOMES = {
-    "Call": ".watch",
-    "Outcome": ".verification.outcome",
-    "StandIns": ".verification.stand_ins",
-    "Subject": ".subjects",
-    "Tolerance": ".verification.comparing",
-    "VerifiedCalls": ".watch",
-    "Verifier": ".verification.verifier",
-    "Watch": ".watch",
-    "check": ".verification.verifier",
-    "constants": ".reading",
-    "examine": ".verification.verifier",
-    "hazard": ".reading",
-    "names": ".reading",
-    "neutral": ".verification.neutral",
-    "remembered": ".reading",
-    "said_by": ".safe_access",
+# By the modules that have them, which import torch.
+_LATE = {
+    ".reading.hazards": ("hazard",),
+    ".reading.naming": ("constants", "names"),
+    ".safe_access": ("said_by",),
+    ".subjects": ("Subject",),
+    ".verification.comparing": ("Tolerance",),
+    ".verification.neutral": ("neutral",),
+    ".verification.outcome": ("Outcome",),
+    ".verification.stand_ins": ("StandIns",),
+    ".verification.verifier": ("Verifier", "check", "examine"),
+    ".watch": ("Call", "VerifiedCalls", "Watch"),
 }
+_HOMES = {name: home for home, names in _LATE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -20,6 +20,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .process_lock import ProcessLock
+from .remembered import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,8 +41,6 @@ _serial = itertools.count(1)
 _copies: weakref.WeakKeyDictionary[types.FunctionType, weakref.WeakValueDictionary[_Key, types.FunctionType]] = (
     weakref.WeakKeyDictionary()
 )
-# Weak, since an alias lives as long as the code that says it. Equal code says equal things.
-_said: weakref.WeakKeyDictionary[types.CodeType, dict[str, set[str]]] = weakref.WeakKeyDictionary()
 # Re-entrant, since building a copy can set off a garbage collection, and with it anybody's __del__.
 _lock = ProcessLock()
 
@@ -135,9 +134,7 @@ def _obstacle(code: types.CodeType, name: str, *, inner: bool) -> str | None:
     others = ", ".join(sorted(uses - _READS))
     if any(said.startswith(_ALIAS) for said in code.co_names):
         return "belongs to a copy that was made here before"
-    if uses & _GLOBAL_WRITES:
-        return f"changes that global itself ({others})"
-    if uses & _READS and others:
+    if others and uses & (_READS | _GLOBAL_WRITES):
         # Its code has one entry for both.
         return f"also uses that name otherwise ({others})"
     if uses & _READS and (inner or code.co_flags & _RESUMABLE):
@@ -205,15 +202,16 @@ def all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def _uses(code: types.CodeType, name: str) -> set[str]:
     """Return the opcodes that say *name*: a global, an attribute and an import share one entry in ``co_names``."""
-    if name not in code.co_names:
-        return set()
-    if code not in _said:
-        said: dict[str, set[str]] = {}
-        for instruction in dis.get_instructions(code):
-            if instruction.opcode in dis.hasname:
-                said.setdefault(instruction.argval, set()).add(instruction.opname)
-        _said[code] = said
-    return _said[code].get(name, set())
+    return _opcodes(code).get(name, set()) if name in code.co_names else set()
+
+
+@remembered
+def _opcodes(code: types.CodeType) -> dict[str, set[str]]:
+    opcodes: dict[str, set[str]] = {}
+    for instruction in dis.get_instructions(code):
+        if instruction.opcode in dis.hasname:
+            opcodes.setdefault(instruction.argval, set()).add(instruction.opname)
+    return opcodes
 
 
 def _refusal(method: Any, name: str, why: str) -> RebindError:

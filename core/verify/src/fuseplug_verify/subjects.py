@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from .data import Example, Refusal
 from .rebind import RebindError, calls, space_of
 from .safe_access import all_below, attributes_of, class_name
-from .verification.memory import dense
-from .verification.nested import leaves, mapped, tensors
+from .verification.memory import not_dense
+from .verification.nested import leaves, mapped, tensors, with_tensors
 from .verification.neutral import same_random_numbers
 from .verification.outcome import GRADIENT, Outcome
 from .verification.twin import twin
-from .watch import ById
+from .watch import Expected
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Subject:
     original: Callable[..., Any]
     module: nn.Module | None
     alike: int | None = None
-    space: ById | None = None
+    space: Expected | None = None
     draws: bool = True
     lazy: type[Any] | None = None
 
@@ -71,7 +71,7 @@ class Subject:
             if not calls(method, name):
                 return Refusal(f"{method.__qualname__} does not call {name}", kind="unsupported")
             space = space_of(method, name)
-            return cls(space[name], None, space=ById(space))
+            return cls(space[name], None, space=Expected.same(space))
         except RebindError as error:
             return Refusal(str(error), kind="unsupported")
 
@@ -111,14 +111,11 @@ class Subject:
         """
         device = torch.device(device)
         place = functools.partial(_placed, device, dtype)
-        placed = mapped(
-            lambda value: place(value) if isinstance(value, Tensor) else value,
-            (tuple(example.args), dict(example.kwargs)),
-        )
+        placed = with_tensors(place, (tuple(example.args), dict(example.kwargs)))
         named = {f"args[{i}]": value for i, value in enumerate(leaves(placed)) if isinstance(value, Tensor)}
         for name, leaf in named.items():
             leaf.requires_grad_(gradients and leaf.is_floating_point() and wants(name))
-        given = mapped(lambda value: arguments(value) if isinstance(value, Tensor) else value, placed)
+        given = with_tensors(arguments, placed)
         args, kwargs = given
         call = args
         double = None
@@ -134,7 +131,12 @@ class Subject:
         with same_random_numbers(device.type) if self.draws else contextlib.nullcontext():
             # Nothing else around a call with gradients: it would put back what a kernel leaves turned off, and that
             # must be seen.
-            with _surroundings(device.type, gradients=gradients, autocast=autocast, watching=watching):
+            with contextlib.ExitStack() as stack:
+                if not gradients:
+                    stack.enter_context(torch.no_grad())
+                if autocast:
+                    stack.enter_context(torch.autocast(device.type, torch.get_autocast_dtype(device.type)))
+                stack.enter_context(watching or contextlib.nullcontext())
                 result = function(*call, **kwargs)
                 _refuse_undeclared(self.lazy, result)
                 result = (example.after or _as_it_is)(result)
@@ -168,13 +170,10 @@ def _odd_tensor(module: nn.Module) -> Refusal | None:
     """Why no kernel can read *module*, if one of its tensors, or one below it, is not dense."""
     for each in all_below(module):
         for name, tensor in _own_tensors(each).items():
-            if not dense(tensor):
+            if what := not_dense(tensor):
                 holder = "its" if each is module else f"the {class_name(each)} below it: its"
-                return Refusal(
-                    f"{holder} {name} is {_layout(tensor)}, and kernels read dense tensors: make it dense, or leave "
-                    "the module as it is",
-                    kind="unsupported",
-                )
+                why = "and kernels read dense tensors: make it dense, or leave the module as it is"
+                return Refusal(f"{holder} {name} is {what}, {why}", kind="unsupported")
     return None
 
 
@@ -184,14 +183,6 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     attributes = {name: value for name, value in held.items() if issubclass(type(value), Tensor)}
     registered = {**held["_parameters"], **held["_buffers"]}
     return {**{name: value for name, value in registered.items() if value is not None}, **attributes}
-
-
-def _layout(tensor: Tensor) -> str:
-    if tensor.is_nested:
-        return "a nested tensor"
-    if tensor.layout is not torch.strided:
-        return f"of layout {tensor.layout}"
-    return f"quantised to {tensor.dtype}" if tensor.is_quantized else "wrapped by torch.func"
 
 
 def _refuse_undeclared(lazy: type[Any] | None, result: Any) -> None:
@@ -217,20 +208,6 @@ def _steps(tensor: Tensor) -> tuple[int, ...] | None:
             return None
         filled *= size
     return tuple(0 if size == 1 else step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-@contextlib.contextmanager
-def _surroundings(
-    device_type: str, *, gradients: bool, autocast: bool, watching: contextlib.AbstractContextManager[Any] | None
-) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if not gradients:
-            stack.enter_context(torch.no_grad())
-        if autocast:
-            stack.enter_context(torch.autocast(device_type, torch.get_autocast_dtype(device_type)))
-        if watching is not None:
-            stack.enter_context(watching)
-        yield
 
 
 def _placed(device: torch.device, dtype: torch.dtype | None, value: Tensor) -> Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from .reading import MISSING
+from .reading.findings import MISSING
 
 Kind = Any
 """What an argument was in an example: ``Tensor`` or another type, or the very value of a flag, a number or ``None``."""
@@ -24,72 +25,53 @@ BY_VALUE = (type(None), bool, int, str, torch.dtype)
 SCALARS = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(Ellipsis)}
 )
-_CONTAINERS = (list, tuple, set, frozenset, dict)
+CONTAINERS = (list, tuple, set, frozenset, dict)
 _MOST_ITEMS = 16
 
 
-class Frozen(NamedTuple):
-    """A hashable copy of a value, in place of a container that may change."""
+@dataclass(frozen=True)
+class Expected:
+    """What something must still be: equal to a scalar or to a short container of scalars, or else the same object.
 
-    kind: type
-    value: Any
+    It can be compared and hashed, whatever it stands for.
 
-    @property
-    def absent(self) -> bool:
-        """Whether it stands for a name that means nothing: as `ById.absent`."""
-        return False
+    Attributes:
+        value: The value; of a container that may change, a copy.
+        key: Equal where the same is expected.
+        by_value: Whether an equal value does.
+    """
 
-    @property
-    def by_value(self) -> bool:
-        """Whether what is there later must be equal to `held`, and not the same object."""
-        return True
+    value: Any = field(compare=False)
+    key: Hashable
+    by_value: bool = False
 
-    @property
-    def held(self) -> Any:
-        """The value as it was found."""
-        return self.kind(self.value) if self.kind in _CONTAINERS else self.value
+    @classmethod
+    def same(cls, value: Any) -> Expected:
+        """The very object *value*, or that there is nothing, if it is `MISSING`."""
+        return cls(value, id(value))
 
-
-def freeze(value: Any) -> Frozen | None:
-    """*value* as `Frozen`; ``None`` if it is neither a scalar nor a short container of scalars."""
-    kind = type(value)
-    if kind in SCALARS or issubclass(kind, enum.Enum):
-        return None if value != value else Frozen(kind, value)
-    items = list(value.items() if kind is dict else value) if kind in _CONTAINERS else None
-    if items is None or len(items) > _MOST_ITEMS:
-        return None
-    parts = [part for item in items for part in (item if kind is dict else (item,))]
-    if not all(type(part) in SCALARS for part in parts):
-        return None
-    return Frozen(kind, frozenset(items) if kind in (set, frozenset) else tuple(items))
-
-
-class ById:
-    """An object that is equal to itself alone, so that what holds it can be compared and hashed."""
-
-    __slots__ = ("held",)
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
+    @classmethod
+    def equal(cls, value: Any) -> Expected | None:
+        """A value equal to *value*; ``None`` if that is neither a scalar nor a short container of scalars."""
+        kind = type(value)
+        if kind in SCALARS or issubclass(kind, enum.Enum):
+            return None if value != value else cls(value, (kind, value), by_value=True)
+        items = list(value.items() if kind is dict else value) if kind in CONTAINERS else None
+        if items is None or len(items) > _MOST_ITEMS:
+            return None
+        parts = [part for item in items for part in (item if kind is dict else (item,))]
+        if not all(type(part) in SCALARS for part in parts):
+            return None
+        key = frozenset(items) if kind in (set, frozenset) else tuple(items)
+        return cls(kind(items), (kind, key), by_value=True)
 
     @property
     def absent(self) -> bool:
-        """Whether it stands for a name that means nothing."""
-        return self.held is MISSING
-
-    @property
-    def by_value(self) -> bool:
-        """As `Frozen.by_value`."""
-        return False
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ById) and other.held is self.held
-
-    def __hash__(self) -> int:
-        return id(self.held)
+        """Whether there must be nothing."""
+        return self.value is MISSING
 
 
-class Step(NamedTuple):
+class RouteStep(NamedTuple):
     """One step down from a module, or from an object below one.
 
     Attributes:
@@ -102,53 +84,40 @@ class Step(NamedTuple):
     store: str | int
 
 
-Route = tuple[Step, ...]
+Route = tuple[RouteStep, ...]
 
 
-class Bare(NamedTuple):
-    """A child that the original calls and the fused code does not: it must have no hook and no own forward."""
+class Term(NamedTuple):
+    """One thing that must stay as it was.
 
-    route: Route
-    cls: type
+    Attributes:
+        kind: ``"bare"``: a child that the original calls and the fused code does not, which must be of this class, with
+            no hook and no forward of its own. ``"attribute"``: whatever is there. ``"method"``: it must still be its
+            class's, and the same function. ``"global"``: what a name means in a namespace or a closure's cell.
+        value: What must be there.
+        route: Where it is below the module; of a method, where its owner is.
+        name: Of a method or a global.
+        space: Where a global is looked up.
+    """
 
+    kind: Literal["bare", "attribute", "method", "global"]
+    value: Expected
+    route: Route = ()
+    name: str = ""
+    space: Expected | None = None
 
-class Equal(NamedTuple):
-    """A number, flag, string, ``None``, or short container of these: it must still be equal."""
-
-    route: Route
-    value: Frozen
-
-
-class Same(NamedTuple):
-    """Any other object: it must still be the same object."""
-
-    route: Route
-    value: ById
-
-
-class Missing(NamedTuple):
-    """An attribute that the original asked for and that did not exist."""
-
-    route: Route
-
-
-class Method(NamedTuple):
-    """A method of what is at *route*: it must still be its class's, and the same function."""
-
-    route: Route
-    name: str
-    function: ById
-
-
-class Global(NamedTuple):
-    """What a name means in the Python module whose names *space* holds."""
-
-    space: ById
-    name: str
-    value: ById | Frozen
-
-
-Term = Bare | Equal | Same | Missing | Method | Global
+    def described(self) -> str:
+        """What is expected, for a person."""
+        name, value = self.name or ".".join(step.name for step in self.route), self.value.value
+        if self.kind == "bare":
+            return f"{name} is a plain {value.__name__}, without hooks"
+        if self.value.absent:
+            return f"there is no {name}"
+        if self.value.by_value:
+            return f"{name} is {value!r:.60}"
+        return (
+            f"{name} is {str(getattr(value, '__qualname__', None) or f'the {type(value).__name__} that it was')[:60]}"
+        )
 
 
 @dataclass(frozen=True)
@@ -182,12 +151,7 @@ class Watch:
     """Everything that is compared at each call.
 
     Attributes:
-        bare: Children that are no longer called.
-        equal: What was read below the module, by value.
-        same: What was read there, by identity.
-        missing: What was asked for there and not found.
-        methods: Methods that are called.
-        spaces: What was looked up elsewhere.
+        terms: What must stay as it was.
         nonempty: Whether the main input must have elements.
         contiguous: Whether it must lie in memory without gaps and in order.
         no_autocast: Whether autocast must be off.
@@ -196,12 +160,7 @@ class Watch:
         untraced: Whether nothing may trace the call.
     """
 
-    bare: tuple[Bare, ...] = ()
-    equal: tuple[Equal, ...] = ()
-    same: tuple[Same, ...] = ()
-    missing: tuple[Missing, ...] = ()
-    methods: tuple[Method, ...] = ()
-    spaces: tuple[Global, ...] = ()
+    terms: tuple[Term, ...] = ()
     nonempty: bool = False
     contiguous: bool = False
     no_autocast: bool = False
@@ -209,54 +168,20 @@ class Watch:
     unhooked: bool = False
     untraced: bool = False
 
-    def and_(self, *terms: Term) -> Watch:
-        """This, and these."""
-        found = {name: getattr(self, name) for name in _TERMS.values()}
-        for term in terms:
-            found[_TERMS[type(term)]] += (term,)
-        return replace(self, **found)
-
     def described(self) -> list[str]:
         """Each thing that is watched, for a person."""
-        found = [f"{_dotted(route)} is a plain {cls.__name__}, without hooks" for route, cls in self.bare]
-        found += [f"{_dotted(route)} is {value.value!r:.60}" for route, value in self.equal]
-        found += [f"{_dotted(route)} is {_shown(value.held)}" for route, value in self.same]
-        found += [f"there is no {_dotted(route)}" for (route,) in self.missing]
-        found += [f"{name} is {_shown(function.held)}" for _, name, function in self.methods]
-        found += [_meant(name, value) for _, name, value in self.spaces]
-        found += ["the input has elements"] if self.nonempty else []
-        found += ["the input is contiguous"] if self.contiguous else []
-        found += ["autocast is off"] if self.no_autocast else []
-        found += ["gradients are off"] if self.no_grad else []
-        found += ["it has no hooks that see its result"] if self.unhooked else []
-        found += ["nothing traces the call"] if self.untraced else []
-        return found
+        flags = [text for name, text in _FLAGS.items() if getattr(self, name)]
+        return [term.described() for term in self.terms] + flags
 
 
-NOTHING = Watch()
-
-_TERMS: dict[type, str] = {
-    Bare: "bare",
-    Equal: "equal",
-    Same: "same",
-    Missing: "missing",
-    Method: "methods",
-    Global: "spaces",
+_FLAGS = {
+    "nonempty": "the input has elements",
+    "contiguous": "the input is contiguous",
+    "no_autocast": "autocast is off",
+    "no_grad": "gradients are off",
+    "unhooked": "it has no hooks that see its result",
+    "untraced": "nothing traces the call",
 }
-
-
-def _dotted(route: Route) -> str:
-    return ".".join(step.name for step in route)
-
-
-def _meant(name: str, value: ById | Frozen) -> str:
-    if isinstance(value, Frozen):
-        return f"{name} is {value.value!r:.60}"
-    return f"there is no {name}" if value.absent else f"{name} is {_shown(value.held)}"
-
-
-def _shown(held: Any) -> str:
-    return str(getattr(held, "__qualname__", None) or f"the {type(held).__name__} that it was")[:60]
 
 
 def kind_of(value: Any) -> Kind:
@@ -277,7 +202,7 @@ class VerifiedCalls:
     Attributes:
         calls: The ways in which it was called.
         main: Which argument is the main input, the module counted.
-        typed: The tensors whose dtypes count: arguments by number, others by where they are below the module.
+        typed: The tensors whose dtypes count: arguments by number, those of the module itself by name.
         dtypes: Their dtypes, in each combination that was verified.
         watch: What else must be as it was.
         extra: What becomes of keyword arguments that the original has no parameters for.
@@ -285,7 +210,7 @@ class VerifiedCalls:
 
     calls: tuple[Call, ...]
     main: int
-    typed: tuple[int | Route, ...]
+    typed: tuple[int | str, ...]
     dtypes: tuple[Dtypes, ...]
-    watch: Watch = NOTHING
+    watch: Watch = Watch()
     extra: Extra = "original"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from .lookup import is_a
 from .values import Value, either, known, listed
@@ -42,53 +40,36 @@ class Arguments:
         return self.values[position] if position < len(self.values) else self.named.get(name)
 
 
-def parameters(function: types.FunctionType) -> Iterator[tuple[str, str]]:
-    """The parameters of *function* itself: name and ``"positional"``, ``"keyword"``, ``"*"`` or ``"**"``."""
-    code = function.__code__
-    names, positional, keyword = code.co_varnames, code.co_argcount, code.co_kwonlyargcount
-    yield from ((name, "positional") for name in names[:positional])
-    yield from ((name, "keyword") for name in names[positional : positional + keyword])
-    more = positional + keyword
-    if code.co_flags & inspect.CO_VARARGS:
-        yield names[more], "*"
-        more += 1
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        yield names[more], "**"
-
-
-def defaults_of(function: types.FunctionType) -> dict[str, Any]:
-    """The defaults of the parameters of *function* itself, by name."""
-    names = [name for name, kind in parameters(function) if kind == "positional"]
-    positional = function.__defaults__ or ()
-    return dict(zip(names[len(names) - len(positional) :], positional, strict=True)) | (function.__kwdefaults__ or {})
+def parameters(function: types.FunctionType) -> list[inspect.Parameter]:
+    """The parameters of *function* itself, whatever it says of its signature."""
+    plain = types.FunctionType(function.__code__, {}, argdefs=function.__defaults__, closure=function.__closure__)
+    plain.__kwdefaults__ = function.__kwdefaults__
+    return [*inspect.signature(plain).parameters.values()]
 
 
 def bind(function: types.FunctionType, arguments: Arguments) -> dict[str, Value]:
     """What each parameter of *function* stands for. What ``**kwargs`` bring may also be left out."""
-    defaults = defaults_of(function)
     bound: dict[str, Value] = {}
     values, named, others = list(arguments.values), dict(arguments.named), dict(arguments.others)
-    for name, kind in parameters(function):
-        if kind == "*":
+    for parameter in parameters(function):
+        name, kind = parameter.name, parameter.kind
+        if kind is kind.VAR_POSITIONAL:
             bound[name] = listed([*values, *filter(None, [arguments.rest])], exact=arguments.rest is None)
-        elif kind == "**":
+        elif kind is kind.VAR_KEYWORD:
             others.update(named)
             bound[name] = Value(named=others)
-        elif kind == "positional" and values:
+        elif kind is not kind.KEYWORD_ONLY and values:
             bound[name] = values.pop(0)
         elif name in named:
             bound[name] = named.pop(name)
         else:
-            rest = arguments.rest if kind == "positional" else None
-            possible = [
-                rest,
-                others.pop(name, others.get(None)),
-                _default(defaults[name]) if name in defaults else None,
-            ]
-            bound[name] = either(filter(None, possible))
+            rest = None if kind is kind.KEYWORD_ONLY else arguments.rest
+            bound[name] = either(filter(None, (rest, others.pop(name, others.get(None)), _default(parameter))))
     return bound
 
 
-def _default(value: Any) -> Value:
+def _default(parameter: inspect.Parameter) -> Value | None:
+    value = parameter.default
     # A default is made once and shared by all calls, so a call does not own one that can change.
-    return known(value, fresh=is_a(value, (int, float, str, tuple, type(None))))
+    fresh = is_a(value, (int, float, str, tuple, type(None)))
+    return None if value is parameter.empty else known(value, fresh=fresh)

@@ -22,8 +22,7 @@ _Call = Callable[[Walking, Any, Arguments], Value]
 def _getattr(walk: Walking, node: Any, arguments: Arguments) -> Value:
     owner, name = (arguments.at(0) or NOTHING), (arguments.at(1) or NOTHING)
     if not is_a(name.object, str):
-        walk.unread(node, "which attribute is meant is not known")
-        return NOTHING
+        return walk.unread(node, "which attribute is meant is not known")
     value, default = attribute_of(walk, node, owner, name.object), arguments.at(2)
     if default is None or owner.known:
         return default if default is not None and value is NEVER else value
@@ -106,5 +105,4 @@ def method_of_python(walk: Walking, node: Any, receiver: Value, name: str, argum
         if name == "__getitem__" or (value is not NEVER and receiver.known and first.known):
             return value
         return either((value, arguments.at(1, "default") or known(None)))
-    walk.unread(node, f"what is called {name} is not known")
-    return Value(tried=True, fresh=False)
+    return walk.unread(node, f"what is called {name} is not known")

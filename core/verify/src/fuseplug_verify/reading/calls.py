@@ -18,8 +18,8 @@ from .arguments import Arguments
 from .builtin_calls import BUILTINS, method_of_python
 from .findings import MISSING
 from .libraries import home, is_library, is_readable, is_wrapped
-from .lookup import in_class, is_a
-from .memoised import Memoised, answer_of, answered
+from .lookup import Memoised, in_class, is_a
+from .memoised import answer_of, answered
 from .objects import item_of
 from .tables import CLAMPS, COPIES, CREATES, DTYPES, LIBRARIES, LOGS, NOT_COMPUTING, RANDOM, SHAPES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
@@ -92,7 +92,7 @@ def _function(walk: Walking, node: Any, function: Value, arguments: Arguments) -
             default = arguments.at(1, "default") or known(None)
             return either((item_of(walk, node, receiver, arguments.at(0) or NOTHING), default))
         if receiver.known and not is_a(owner, Tensor):
-            return _unread(walk, node, f"{name} of a {type(owner).__name__} is not known", arguments)
+            return walk.unread(node, f"{name} of a {type(owner).__name__} is not known")
     return _computed(walk, node, function, thing, arguments)
 
 
@@ -106,7 +106,7 @@ def _instance(walk: Walking, node: Any, function: Value, arguments: Arguments) -
     if not issubclass(cls, nn.Module):
         return _computed(walk, node, known(cls), cls, arguments)
     if is_readable(in_class(type(cls), "__call__")) or is_readable(in_class(cls, "__new__")):
-        return _unread(walk, node, f"how a {cls.__name__} is made cannot be read", arguments)
+        return walk.unread(node, f"how a {cls.__name__} is made cannot be read")
     value = Value(cls=cls, fields={})
     constructor = in_class(cls, "__init__")
     if is_readable(constructor):
@@ -119,7 +119,7 @@ def _made(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Va
     forward = in_class(function.cls or object, "forward")
     if is_readable(forward) and in_class(function.cls or object, "__call__") is nn.Module.__call__:
         return walk.reader.function(forward, arguments.after(function))
-    return _unread(walk, node, "what is made and called cannot be read", arguments)
+    return walk.unread(node, "what is made and called cannot be read")
 
 
 def _other(walk: Walking, node: Any, function: Value, arguments: Arguments) -> Value:
@@ -150,11 +150,11 @@ def _of_tensor(walk: Walking, node: Any, function: Value, arguments: Arguments) 
     receiver = function.receiver
     if receiver is None:
         what = "an argument" if function.argument else "what is not known"
-        return _unread(walk, node, f"{what} is called", arguments)
+        return walk.unread(node, f"{what} is called")
     if receiver.items is not None or receiver.named is not None:
         return method_of_python(walk, node, receiver, function.name, arguments)
     if not hasattr(receiver.cls or Tensor, function.name) or (receiver.cls and issubclass(receiver.cls, CONTEXTS)):
-        return _unread(walk, node, f"what is called {function.name} is not known", arguments)
+        return walk.unread(node, f"what is called {function.name} is not known")
     return _computed(walk, node, function, MISSING, arguments)
 
 
@@ -174,7 +174,7 @@ def _computed(walk: Walking, node: Any, function: Value, thing: Any, arguments: 
     reading = walk.reader.reading
     tensors = [*filter(None, [receiver]), *arguments.all]
     if not computes(thing, name):
-        return _unread(walk, node, f"{home(thing)}.{name} is not known only to compute", arguments)
+        return walk.unread(node, f"{home(thing)}.{name} is not known only to compute")
     for value in tensors:
         _hand_over(walk, node, value)
     reading.draws |= name in RANDOM
@@ -237,8 +237,3 @@ def _parts(value: Value) -> Iterator[Value]:
         yield option
         for item in option.items or ():
             yield from _parts(item)
-
-
-def _unread(walk: Walking, node: Any, why: str, arguments: Arguments) -> Value:
-    walk.unread(node, why)
-    return Value(tried=True, fresh=False, argument=not any(value.foreign for value in arguments.all))

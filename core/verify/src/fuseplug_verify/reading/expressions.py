@@ -14,7 +14,7 @@ from .findings import MISSING
 from .libraries import is_readable
 from .lookup import in_class, is_a
 from .objects import attribute_of, item_of
-from .values import NEVER, NOTHING, Value, either, is_tried, known, listed, part_of
+from .values import NEVER, NOTHING, Value, either, is_tried, known, listed
 from .walking import Walking
 
 _ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
@@ -55,8 +55,7 @@ class Expressions(Walking):
         """What *node* stands for."""
         handler = getattr(self, f"on_{type(node).__name__.lower()}", None)
         if handler is None:
-            self.unread(node, f"what is not read is {type(node).__name__}")
-            return Value(tried=True, fresh=False)
+            return self.unread(node, f"what is not read is {type(node).__name__}")
         value: Value = handler(node)
         return value
 
@@ -105,22 +104,7 @@ class Expressions(Walking):
         values = [self.value(value) for value in node.values]
         if all(is_a(key, str) for key in keys):
             return Value(named=dict(zip(keys, values, strict=True)))
-        self.unread(node, "not all keys of a dict are known")
-        return NOTHING
-
-    def on_listcomp(self, node: Any) -> Value:
-        before = self.names
-        self.names = dict(before)
-        try:
-            for loop in node.generators:
-                self.bind(loop.target, item_of(self, node, self.value(loop.iter), None))
-                for test in loop.ifs:
-                    self.condition(test)
-            return listed([self.value(node.elt)], exact=False)
-        finally:
-            self.names = before
-
-    on_generatorexp = on_listcomp
+        return self.unread(node, "not all keys of a dict are known")
 
     def on_dictcomp(self, node: ast.DictComp) -> Value:
         """One that only leaves out keyword arguments, as decorators do: any of them may be left out anyway."""
@@ -129,8 +113,7 @@ class Expressions(Walking):
         if parts and whole.named is not None:
             self.opaque(node, self.name(parts[4]))
             return whole
-        self.unread(node, "it makes a dict")
-        return Value(tried=True, fresh=False)
+        return self.unread(node, "it makes a dict")
 
     def on_joinedstr(self, node: ast.JoinedStr) -> Value:
         values = [self.value(part) for part in node.values]
@@ -211,17 +194,11 @@ class Expressions(Walking):
                 named[keyword.arg] = value
                 continue
             for option in value.each:
-                for name, item in self._spread(node, option).items():
+                if option.named is None and option is not NEVER:
+                    self.unread(node, "what ** hands on is not known")
+                for name, item in (option.named or {}).items():
                     others[name] = either((others[name], item)) if name in others else item
         return Arguments(tuple(values), either(rest) if rest else None, named, others)
-
-    def _spread(self, node: Any, value: Value) -> dict[str | None, Value]:
-        """What ``**value`` hands on, by name."""
-        if value.named is not None:
-            return dict(value.named)
-        if value is not NEVER:
-            self.unread(node, "what ** hands on is not known")
-        return {}
 
     def _super(self, node: ast.Call) -> Value:
         """What ``super()`` is, without arguments."""
@@ -229,10 +206,5 @@ class Expressions(Walking):
         itself = self.names.get(code.co_varnames[0], NOTHING) if code.co_argcount else NOTHING
         cls = self.name("__class__").object if "__class__" in code.co_freevars else MISSING
         if node.args or not isinstance(cls, type) or not (itself.known or itself.fields is not None):
-            self.unread(node, "which class super() looks in is not known")
-            return part_of(itself)
+            return self.unread(node, "which class super() looks in is not known")
         return Value(cls=cls, receiver=itself, fresh=itself.fresh)
-
-    def bind(self, target: Any, value: Value, node: Any = None) -> None:
-        """Let *target* stand for *value* from here on."""
-        raise NotImplementedError

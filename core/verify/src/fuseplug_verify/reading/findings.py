@@ -26,7 +26,7 @@ MISSING: Final = _Missing.MISSING
 
 
 @dataclass(frozen=True)
-class Finding:
+class CodePlace:
     """One place in the code that was read.
 
     Attributes:
@@ -89,17 +89,17 @@ class Reading:
     calls: dict[Path, nn.Module] = field(default_factory=dict)
     methods: dict[tuple[Path, str], types.FunctionType] = field(default_factory=dict)
     globals: list[Looked] = field(default_factory=list)
-    side_effects: list[Finding] = field(default_factory=list)
-    branches: list[Finding] = field(default_factory=list)
+    side_effects: list[CodePlace] = field(default_factory=list)
+    branches: list[CodePlace] = field(default_factory=list)
     clamps: bool = False
     draws: bool = False
     sizes: set[int] = field(default_factory=set)
     numbers: set[float] = field(default_factory=set)
-    unknown: list[Finding] = field(default_factory=list)
+    unknown: list[CodePlace] = field(default_factory=list)
     codes: list[types.CodeType] = field(default_factory=list)
     ignored: frozenset[str] = frozenset()
 
     @property
     def unread(self) -> list[str]:
         """What could not be read, for a person."""
-        return [finding.text for finding in self.unknown]
+        return [place.text for place in self.unknown]

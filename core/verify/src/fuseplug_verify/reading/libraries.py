@@ -7,11 +7,9 @@ import types
 from typing import Any
 
 from ..torch_private import DYNAMO_WRAPPERS
-from .findings import MISSING
 from .lookup import is_a
 
-_OTHERS = frozenset({"typing_extensions", "packaging"})
-_COMPUTING = frozenset({"torch", "torch_npu", "numpy", "einops", "triton"})
+_LIBRARIES = frozenset({"torch", "torch_npu", "numpy", "einops", "triton", "typing_extensions", "packaging"})
 _TRANSPARENT = ("functools", "torch.compiler", *DYNAMO_WRAPPERS)
 """Where wrappers are written that compute what they wrap, and do nothing else."""
 
@@ -37,7 +35,7 @@ def home(thing: Any) -> str:
 def is_library(thing: Any) -> bool:
     """Say whether *thing* belongs to torch, Python itself, or another library that only computes."""
     top = home(thing).partition(".")[0]
-    return top in _COMPUTING or (top in sys.stdlib_module_names and top != "__main__") or top in _OTHERS
+    return top in _LIBRARIES or (top in sys.stdlib_module_names and top != "__main__")
 
 
 def is_readable(function: Any) -> bool:
@@ -48,25 +46,22 @@ def is_readable(function: Any) -> bool:
     return not is_library(function) or (name.startswith("torch.nn.modules.") and name != "torch.nn.modules.module")
 
 
-def wrapped_by(function: types.FunctionType) -> types.FunctionType | None:
-    """The function that *function* says it wraps, as ``functools.wraps`` does; ``None`` if it says nothing."""
-    found = function.__dict__.get("__wrapped__", MISSING)
-    return found if is_a(found, types.FunctionType) else None
+def layers(function: Any) -> list[types.FunctionType]:
+    """*function* and what its decorators wrap, as they say by ``functools.wraps``; nothing if it is no function."""
+    layers: list[types.FunctionType] = []
+    while is_a(function, types.FunctionType) and function not in layers:
+        layers.append(function)
+        function = function.__dict__.get("__wrapped__")
+    return layers
 
 
 def unwrapped(function: types.FunctionType) -> types.FunctionType:
     """*function*, or what it wraps if it is a wrapper of a library that only calls that."""
-    while not is_readable(function) and home(function).startswith(_TRANSPARENT):
-        if (inner := wrapped_by(function)) is None:
-            break
-        function = inner
-    return function
+    every = layers(function)
+    outer = (layer for layer in every if is_readable(layer) or not home(layer).startswith(_TRANSPARENT))
+    return next(outer, every[-1])
 
 
 def is_wrapped(function: Any) -> bool:
     """Say whether *function*, or what its decorators wrap, is code to be read."""
-    while is_a(function, types.FunctionType):
-        if is_readable(function):
-            return True
-        function = wrapped_by(function)
-    return False
+    return any(map(is_readable, layers(function)))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
 from torch import nn
 
 from .findings import MISSING
+
+Memoised = functools._lru_cache_wrapper
+"""The type of what ``functools.lru_cache`` and ``functools.cache`` return."""
 
 _STORES = ("_parameters", "_buffers", "_modules")
 

@@ -11,13 +11,10 @@ from .arguments import parameters
 from .findings import MISSING
 from .lookup import is_a
 
-Memoised = functools._lru_cache_wrapper
-"""The type of what ``functools.lru_cache`` and ``functools.cache`` return."""
-
 _SCALARS = (bool, int, float, str, type(None))
 
 
-class Answer(Mapping[str, Any]):
+class MemoisedAnswer(Mapping[str, Any]):
     """What a memoised function answers, as a namespace with one name."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -36,7 +33,7 @@ class Answer(Mapping[str, Any]):
         return 1
 
 
-answer_of = functools.lru_cache(maxsize=256)(Answer)
+answer_of = functools.lru_cache(maxsize=256)(MemoisedAnswer)
 """The same for the same function, so that equal guards stay equal."""
 
 

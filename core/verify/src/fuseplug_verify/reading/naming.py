@@ -7,19 +7,15 @@ Only what a code object itself contains is remembered. So no class is kept alive
 from __future__ import annotations
 
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
 from ..rebind import all_codes
-from .libraries import is_library, wrapped_by
+from ..remembered import remembered
+from .libraries import is_library, layers
 from .lookup import is_a
-
-_said: weakref.WeakKeyDictionary[types.CodeType, tuple[dict[str, None], tuple[float, ...]]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def names(function: Callable[..., Any], cls: type | None = None) -> dict[str, int]:
@@ -34,7 +30,7 @@ def names(function: Callable[..., Any], cls: type | None = None) -> dict[str, in
     """
     found: dict[str, None] = {}
     for each in _reached(function, cls):
-        found.update(_names_and_numbers(each.__code__)[0])
+        found.update(dict.fromkeys(_names_and_numbers(each.__code__)[0]))
     return {name: number for number, name in enumerate(found)}
 
 
@@ -51,17 +47,15 @@ def constants(function: Callable[..., Any], cls: type | None = None) -> tuple[fl
     return tuple(found)
 
 
-def _names_and_numbers(code: types.CodeType) -> tuple[dict[str, None], tuple[float, ...]]:
-    if (said := _said.get(code)) is None:
-        codes = list(all_codes(code))
-        numbers = dict.fromkeys(value for each in codes for value in each.co_consts if isinstance(value, float))
-        said = dict.fromkeys(name for each in codes for name in each.co_names), tuple(numbers)
-        _said[code] = said
-    return said
+@remembered
+def _names_and_numbers(code: types.CodeType) -> tuple[list[str], list[float]]:
+    codes = [*all_codes(code)]
+    numbers = (value for inner in codes for value in inner.co_consts if isinstance(value, float))
+    return [name for inner in codes for name in inner.co_names], [*numbers]
 
 
 def _reached(function: Any, cls: type | None) -> Iterator[types.FunctionType]:
-    waiting, seen = _unwrapped(function), set()
+    waiting, seen = _layers(function), set()
     asked = len(waiting)
     for number, each in enumerate(waiting):  # grows on the way
         if each in seen or (number >= asked and is_library(each)):
@@ -69,17 +63,11 @@ def _reached(function: Any, cls: type | None) -> Iterator[types.FunctionType]:
         seen.add(each)
         yield each
         for named in _named(each, cls):
-            waiting += _unwrapped(named)
+            waiting += _layers(named)
 
 
-def _unwrapped(function: Any) -> list[types.FunctionType]:
-    """*function* and what its decorators wrap; nothing if it is no function of Python."""
-    function = function.__func__ if is_a(function, types.MethodType) else function
-    found: list[types.FunctionType] = []
-    while is_a(function, types.FunctionType) and function not in found:
-        found.append(function)
-        function = wrapped_by(function)
-    return found
+def _layers(function: Any) -> list[types.FunctionType]:
+    return layers(function.__func__ if is_a(function, types.MethodType) else function)
 
 
 def _named(function: types.FunctionType, cls: type | None) -> Iterator[Any]:

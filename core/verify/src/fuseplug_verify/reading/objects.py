@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from .arguments import Arguments
 from .findings import MISSING
 from .libraries import is_library, is_readable
-from .lookup import answers_itself, attribute, class_with, in_class, is_a, namespace
-from .memoised import Memoised
+from .lookup import Memoised, answers_itself, attribute, class_with, in_class, is_a, namespace
 from .tables import DTYPES, SHAPES
 from .values import NEVER, NOTHING, Value, either, is_tried, known, part_of
 from .walking import Walking
@@ -91,8 +90,7 @@ def _of_object(walk: Walking, node: Any, value: Value, name: str) -> Value:
     """An attribute of an object that outlives the call."""
     owner = value.object
     if name in ("__dict__", "__class__"):
-        walk.unread(node, f"everything that a {type(owner).__name__} has is looked at")
-        return NOTHING
+        return walk.unread(node, f"everything that a {type(owner).__name__} has is looked at")
     member = attribute(owner, name)
     if is_a(member, _OF_CLASS):
         return _member(walk, node, value, name, member)
@@ -102,8 +100,7 @@ def _of_object(walk: Walking, node: Any, value: Value, name: str) -> Value:
     if (of_class and is_a(member, _OF_C)) or is_a(owner, logging.Logger):
         return Value(object=member, fresh=value.fresh, argument=value.argument, receiver=value, name=name)
     if of_class and in_class(type(member), "__get__") is not MISSING and not is_a(member, type):
-        walk.unread(node, f"{name} of a {type(owner).__name__} is a descriptor, which is not read")
-        return part_of(value)
+        return walk.unread(node, f"{name} of a {type(owner).__name__} is a descriptor, which is not read")
     tried = is_a(member, Tensor)
     if value.path is not None:
         path = (*value.path, name)
@@ -144,8 +141,7 @@ def _of_property(walk: Walking, node: Any, value: Value, name: str, member: prop
     getter: Any = member.fget
     if is_readable(getter):
         return walk.reader.function(getter, Arguments((value,)))
-    walk.unread(node, f"the property {name} cannot be read")
-    return part_of(value)
+    return walk.unread(node, f"the property {name} cannot be read")
 
 
 def _absent(walk: Walking, node: Any, value: Value, name: str) -> Value:
@@ -198,17 +194,16 @@ def _item_of_object(walk: Walking, node: Any, value: Value, index: Value | None)
         return item_in(walk, node, value, index)
     if holder is None or (is_a(holder, (type, types.FunctionType)) and function is MISSING):
         return NEVER
-    if not is_a(holder, (str, bytes, range)):
-        walk.unread(node, f"what is in a {type(holder).__name__} is looked at")
-    return part_of(value)
+    if is_a(holder, (str, bytes, range)):
+        return part_of(value)
+    return walk.unread(node, f"what is in a {type(holder).__name__} is looked at")
 
 
 def item_in(walk: Walking, node: Any, value: Value, index: Value | None) -> Value:
     """What is in a dict, list or tuple, past what a subclass says."""
     holder: Any = value.object
     if index is None or not index.known or not is_a(index.object, (int, str, type(None))):
-        walk.unread(node, f"what is taken from a {type(holder).__name__} is not known")
-        return part_of(value)
+        return walk.unread(node, f"what is taken from a {type(holder).__name__} is not known")
     member = _at(holder, index.object)
     if is_a(holder, MAPPINGS) and value.path is None and not value.fresh:
         walk.reader.looked(holder, index.object, member)

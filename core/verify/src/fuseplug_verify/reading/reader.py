@@ -11,14 +11,14 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from ..rebind import all_codes
-from .arguments import Arguments, bind, defaults_of, parameters
+from .arguments import Arguments, bind, parameters
 from .findings import Reading
 from .libraries import home, is_readable, unwrapped
 from .lookup import in_class, is_a
 from .objects import attribute_of
 from .source import tree_of
 from .statements import Walk
-from .values import ARGUMENT, NEVER, Value, either, known, listed
+from .values import ARGUMENT, Value, either, known, listed
 from .walking import Following, Walking
 
 Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
@@ -26,6 +26,7 @@ Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 
 _DEEPEST = 40
 _TEXT = (str, type(None))
+_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _MOST = 4000
 """How many calls are followed."""
 
@@ -54,21 +55,22 @@ def read(function: types.FunctionType, module: nn.Module | None = None, calls: S
 
 def _parameters(function: types.FunctionType, itself: tuple[Value, ...], calls: Sequence[Call]) -> dict[str, Value]:
     """What the parameters of *function* stand for."""
-    defaults = defaults_of(function)
-    values = {name: _parameter(kind, defaults.get(name)) for name, kind in parameters(function)}
+    every = parameters(function)
+    values = {parameter.name: _parameter(parameter) for parameter in every}
     if len({(len(args), *sorted(named)) for args, named in calls}) == 1:
         positional = [_one_of(things) for things in zip(*(args for args, _ in calls), strict=True)]
         named = {name: _one_of([more[name] for _, more in calls]) for name in calls[0][1]}
-        # What is not given is its default: further keyword arguments have other names than the parameters.
-        left_out = list(inspect.signature(function).parameters.values())[len(itself) + len(positional) :]
+        # What is not given is its default: further keyword arguments have other names than the parameters, which for a
+        # wrapper are those of what it wraps.
+        left_out = [*inspect.signature(function).parameters.values()][len(itself) + len(positional) :]
         named |= {p.name: known(p.default) for p in left_out if p.name not in named and is_a(p.default, _TEXT)}
         bound = bind(function, Arguments((*itself, *positional), named=named, others={None: ARGUMENT}))
-        several = {name for name, kind in parameters(function) if kind in ("*", "**")}
+        several = {parameter.name for parameter in every if parameter.kind in _SEVERAL}
         values |= {n: v for n, v in bound.items() if n in several or all(is_a(o.object, _TEXT) for o in v.each)}
-    first, kind = next(parameters(function), ("", ""))
-    if not itself or (kind == "*" and calls):
+    several_first = bool(every) and every[0].kind is inspect.Parameter.VAR_POSITIONAL
+    if not itself or not every or (several_first and calls):
         return values
-    return values | {first: listed((*itself, ARGUMENT), exact=False) if kind == "*" else itself[0]}
+    return values | {every[0].name: listed((*itself, ARGUMENT), exact=False) if several_first else itself[0]}
 
 
 def _one_of(things: Sequence[Any]) -> Value:
@@ -76,15 +78,17 @@ def _one_of(things: Sequence[Any]) -> Value:
     return either(known(thing) for thing in things) if plain else ARGUMENT
 
 
-def _parameter(kind: str, default: Any) -> Value:
+def _parameter(parameter: inspect.Parameter) -> Value:
     """An argument of which nothing is known; one that has a number or name as its default is compared at each call."""
-    if kind == "*":
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         return listed((ARGUMENT,), exact=False)
-    if kind == "**":
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
         return Value(named={None: ARGUMENT})
+    default = parameter.default
     if is_a(default, (bool, int, float, str)):
         return Value(fresh=False, argument=True)
-    return either((ARGUMENT, known(default, fresh=False))) if callable(default) else ARGUMENT
+    usable = callable(default) and default is not parameter.empty
+    return either((ARGUMENT, known(default, fresh=False))) if usable else ARGUMENT
 
 
 class Reader(Following):
@@ -104,8 +108,7 @@ class Reader(Following):
         reading.numbers = {float(number) for code in reading.codes for number in _numbers(code.co_consts)}
         if (tree := tree_of(function)) is not None:
             used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-            names = [name for name, _ in parameters(function)][skipped:]
-            reading.ignored = frozenset(name for name in names if name not in used)
+            reading.ignored = frozenset(p.name for p in parameters(function)[skipped:] if p.name not in used)
 
     def function(
         self, function: types.FunctionType, arguments: Arguments, bound: dict[str, Value] | None = None
@@ -116,19 +119,13 @@ class Reader(Following):
         tree = tree_of(function) if is_readable(function) else None
         self._calls += 1
         if tree is None:
-            self.unread(f"{where}: there is no source that compiles to its code")
-        elif function.__code__ in self._stack or len(self._stack) >= _DEEPEST or self._calls > _MOST:
-            self.unread(f"{where}: there are too many calls to follow")
-        else:
-            return self._walk(function, tree, bind(function, arguments) if bound is None else bound)
-        return Value(tried=True, fresh=False)
-
-    def _walk(self, function: types.FunctionType, tree: Any, names: dict[str, Value]) -> Value:
-        if function.__code__ not in self.reading.codes:
-            self.reading.codes.append(function.__code__)
+            return self.unread(f"{where}: there is no source that compiles to its code")
+        if function.__code__ in self._stack or len(self._stack) >= _DEEPEST or self._calls > _MOST:
+            return self.unread(f"{where}: there are too many calls to follow")
+        self.reading.codes.append(function.__code__)
         self._stack.append(function.__code__)
         try:
-            return Walk(self, function, names).run(tree)
+            return Walk(self, function, bind(function, arguments) if bound is None else bound).run(tree)
         finally:
             self._stack.pop()
 
@@ -158,9 +155,10 @@ class Reader(Following):
             if is_a(function, types.FunctionType):
                 results.append(self.function(function, arguments.after(receiver) if receiver else arguments))
             else:
-                self.unread(f"{type(module).__module__}.{type(module).__qualname__}.{name} cannot be read")
-                results.append(Value(tried=True, fresh=False))
-        return either(results) if results else NEVER
+                results.append(
+                    self.unread(f"{type(module).__module__}.{type(module).__qualname__}.{name} cannot be read")
+                )
+        return either(results)
 
 
 def _numbers(constants: Any) -> Iterator[float]:

@@ -87,6 +87,17 @@ class Walk(Expressions):
             self.unread(node.target, "what a loop assigns does not settle")
         self.body(node.orelse)
 
+    def on_listcomp(self, node: Any) -> Value:
+        before, self.names = self.names, dict(self.names)
+        for loop in node.generators:
+            self.bind(loop.target, item_of(self, node, self.value(loop.iter), None))
+            for test in loop.ifs:
+                self.condition(test)
+        item, self.names = self.value(node.elt), before
+        return listed([item], exact=False)
+
+    on_generatorexp = on_listcomp
+
     def on_with(self, node: ast.With) -> None:
         for item in node.items:
             context = self.value(item.context_expr)

@@ -95,6 +95,8 @@ NEVER = Value(name="(never)")
 """The value of an expression that raises: there is none."""
 ARGUMENT = Value(tried=True, fresh=False, argument=True)
 """An argument of which nothing is known."""
+UNREAD = Value(tried=True, fresh=False)
+"""What could not be read: it may be anything."""
 
 
 def known(thing: Any, *, fresh: bool = True) -> Value:
@@ -117,7 +119,7 @@ def either(values: Iterable[Value]) -> Value:
     tried, fresh = is_tried(several), all(option.fresh for option in several)
     argument = not fresh and not any(option.foreign for option in several)
     if len(several) > _MOST:
-        return Value(tried=True, fresh=False)
+        return UNREAD
     return Value(tried=tried, fresh=fresh, argument=argument, options=tuple(several))
 
 

@@ -11,16 +11,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from .arguments import Arguments
-from .findings import Finding, Looked, Path, Reading
+from .findings import CodePlace, Looked, Path, Reading
 from .libraries import home, is_library
 from .lookup import is_a
-from .values import NOTHING, Value, known
+from .values import NOTHING, UNREAD, Value, known
 
 _TRANSPARENT = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType, enum.Enum)
 
 
 class Following:
-    """Follows code from function to function, and keeps what is found.
+    """Follows code from function to function and to modules, and keeps what is found.
 
     Attributes:
         reading: What is found.
@@ -37,15 +37,16 @@ class Following:
         """Whether the Python module *where* is of the package that is read."""
         return where.partition(".")[0] == self._package
 
-    def keep(self, findings: list[Finding], finding: Finding) -> None:
-        """Keep *finding*, once."""
-        if (id(findings), finding) not in self._seen:
-            self._seen.add((id(findings), finding))
-            findings.append(finding)
+    def keep(self, places: list[CodePlace], place: CodePlace) -> None:
+        """Keep *place*, once."""
+        if (id(places), place) not in self._seen:
+            self._seen.add((id(places), place))
+            places.append(place)
 
-    def unread(self, text: str) -> None:
+    def unread(self, text: str) -> Value:
         """Keep what could not be read."""
-        self.keep(self.reading.unknown, Finding(text, self.inside))
+        self.keep(self.reading.unknown, CodePlace(text, self.inside))
+        return UNREAD
 
     def looked(self, space: Any, name: str, value: Any, owner: Any = None) -> None:
         """Keep a name that was looked up outside the module; *owner* is the class whose namespace *space* is."""
@@ -53,7 +54,7 @@ class Following:
             self._seen.add(key)
             self.reading.globals.append(Looked(space, name, value, self.inside))
 
-    def function(self, function: Any, arguments: Arguments) -> Value:
+    def function(self, function: types.FunctionType, arguments: Arguments) -> Value:
         """Follow a call of *function*."""
         raise NotImplementedError
 
@@ -74,8 +75,8 @@ class Walking:
     def __init__(self, reader: Following, function: types.FunctionType, names: dict[str, Value]) -> None:
         self.reader, self.function, self.names = reader, function, names
 
-    def note(self, findings: list[Finding], node: Any, why: str = "") -> None:
-        """Keep *node* as a finding."""
+    def note(self, places: list[CodePlace], node: Any, why: str = "") -> None:
+        """Keep *node* as one of *places*."""
         source = " ".join(ast.unparse(node).split())
         name, outside = self.function.__qualname__, home(self.function)
         where = name if self.reader.is_at_home(outside) else f"{outside}.{name}"
@@ -83,11 +84,12 @@ class Walking:
         span = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
         text = f"{why}{shown} (line {node.lineno} of {where})"
         file = self.function.__code__.co_filename
-        self.reader.keep(findings, Finding(text, self.reader.inside, file, span, source))
+        self.reader.keep(places, CodePlace(text, self.reader.inside, file, span, source))
 
-    def unread(self, node: Any, why: str) -> None:
+    def unread(self, node: Any, why: str) -> Value:
         """Keep *node* as what could not be read."""
         self.note(self.reader.reading.unknown, node, f"{why}: ")
+        return UNREAD
 
     def opaque(self, node: Any, *values: Value) -> None:
         """Note objects of a model's classes with which Python itself does something, such as ``float(value)``."""

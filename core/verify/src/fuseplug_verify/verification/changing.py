@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..reading import Path, attribute
+from ..reading.findings import Path
+from ..reading.lookup import attribute
 from ..safe_access import attributes_of, children_of
 
 Change = Callable[[nn.Module], None]

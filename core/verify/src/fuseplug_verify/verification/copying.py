@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 import io
 import pickle
 import types
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..reading.lookup import Memoised
 from ..safe_access import class_name, said_by
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset})
@@ -21,7 +21,7 @@ _SHARED = frozenset(
     {
         *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo),
         *(types.FunctionType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, property),
-        *(type(functools.lru_cache(lambda: None)), torch.jit.ScriptFunction),
+        *(Memoised, torch.jit.ScriptFunction),
     }
 )
 """What cannot change, or is code."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..data import Adapter, Candidate, Semantics
 from ..loaded import LOADED
 from .examples import mixes_run
-from .memory import dense
+from .memory import not_dense
 from .nested import tensors
 from .outcome import Outcome
 
@@ -57,7 +57,7 @@ class Evidence:
         for name, value in outcome.values.items():
             if value is None:
                 self._hash.update(f"{name}: none;".encode())
-            elif not dense(value) or value.is_meta:
+            elif not_dense(value) or value.is_meta:
                 self._whole = False
             else:
                 self._hash.update(f"{name}: {value.dtype} {tuple(value.shape)};".encode())

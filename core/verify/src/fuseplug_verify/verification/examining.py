@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..data import Adapter, Candidate, Example, Refusal, Semantics
-from ..reading import Path, Reading
+from ..reading.findings import Path, Reading
 from ..subjects import Subject
-from ..watch import Extra, Route, VerifiedCalls, Watch
+from ..watch import Extra, VerifiedCalls, Watch
 from .branches import Branches
 from .changing import another_value
 from .comparing import Tolerance, departure
+from .evidence import Evidence
 from .outcome import Outcome
 from .tried import Likeness, Tried, arguments_of, calls_of, dtypes_in
-from .varying import Variation, main_argument, variations
-from .watching import Dependence, dependence, route_to
+from .varying import Variation, describe, main_argument, variations
+from .watching import Dependence, dependence, is_below
 
 Bound = tuple[Adapter, Callable[..., Any]]
 """A variant that the original may be, and its adapter bound to the reference."""
@@ -43,22 +44,32 @@ class Examination:
         subject: The original.
         reading: Of its code.
         variants: Those that have agreed with it in every run so far.
-        answered: The examples on which it ran.
+        examples: One for each mix.
+        answered: Those on which it ran.
         branches: The branches that its code took.
-        why: The difference that ruled out the last variant.
+        evidence: What it did on the examples.
+        why: The difference that ruled out the last variant, or what it raised.
     """
 
     candidate: Candidate
     subject: Subject
     reading: Reading
     variants: Sequence[Bound]
-    answered: Sequence[Example]
-    branches: Branches
+    examples: Sequence[Example]
+    answered: list[Example] = field(default_factory=list, init=False)
+    branches: Branches = field(init=False)
+    evidence: Evidence = field(default_factory=Evidence, init=False)
     why: str = field(default="", init=False)
 
+    def __post_init__(self) -> None:
+        self.branches = Branches(self.reading.codes)
+
     def semantics(self) -> Semantics | Refusal:
-        """Vary calls and state; say which variant the original is and what to watch, or why it is left alone."""
-        tried = self._calls_varied()
+        """Say which variant the original is, for which calls and what to watch; or why it is left alone.
+
+        It is run on the examples first, then with calls and state varied.
+        """
+        tried = self._unlike_examples() or self._calls_varied()
         if isinstance(tried, Refusal):
             return tried
         adapter = None
@@ -70,8 +81,40 @@ class Examination:
                 return why
         if (why := self._untaken()) is not None:
             return why
-        watch = replace(depends.watch, nonempty=tried.nonempty, no_autocast=tried.no_autocast)
+        watch = Watch(tuple(depends.terms), nonempty=tried.nonempty, no_autocast=tried.no_autocast)
+        self.evidence.code(self.reading.codes)
         return self._described(adapter, watch, tried)
+
+    def _unlike_examples(self) -> Refusal | None:
+        for variation in self._as_they_are():
+            answer = self._try(variation)
+            if answer == "differs":
+                likeliest = f"of {len(self.candidate.adapters)} tried, the likeliest is {self.why} ({variation.label})"
+                return Refusal(f"computes none of the known variants; {likeliest}", kind="unlike")
+            if answer == "same" and not any(variation.example is example for example in self.answered):
+                self.answered.append(variation.example)
+        if not self.answered:
+            return Refusal(f"its own forward cannot be run on examples: {self.why}", kind="unlike")
+        return None
+
+    def _as_they_are(self) -> Iterator[Variation]:
+        """The examples. The first is tried with the other training flag too, and without gradients.
+
+        A module may be planned in one way and run in another.
+        """
+        first, *others = self.examples
+        for gradients in (True, False):
+            yield self._as_it_is(first, gradients=gradients)
+            if (flag := _flag(self.subject, first)) is not None:
+                yield self._as_it_is(first, gradients=gradients, training=not flag)
+        for example in others:
+            yield self._as_it_is(example)
+
+    def _as_it_is(self, example: Example, *, gradients: bool = True, training: bool | None = None) -> Variation:
+        flag = _flag(self.subject, example) if training is None else training
+        mode = "" if flag is None else "in training, " if flag else "in eval, "
+        label = f"for {describe(example)}, {mode}{'with' if gradients else 'without'} gradients"
+        return Variation("example", label, example, {"training": training, "gradients": gradients})
 
     def _calls_varied(self) -> Tried | Refusal:
         tried = Tried({each.args[main_argument(each)].dim() for each in self.answered})
@@ -90,39 +133,39 @@ class Examination:
         """Run the original and every variant on *variation*; drop those that differ, unless all do."""
         gradients = self.candidate.exact or variation.kind != "magnitude"
         how: dict[str, Any] = {"gradients": gradients, **variation.how}
-        example = variation.example
         try:
-            expected = self.subject.run(self.subject.original, example, **how, watching=self.branches)
+            expected = self.subject.run(self.subject.original, variation.example, **how, watching=self.branches)
         except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
             self.why = f"{type(error).__name__}: {error}"
             return "unanswered"
-        same = []
-        for adapter, function in self.variants:
-            try:
-                found = self.subject.run(function, example, **how)
-                why = self._compared(found, expected, variation, function, how)
-            except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
-                why = f"its reference raises {type(error).__name__}: {error}"
-            if why:
-                self.why = f"{adapter.variant}: {why}"
-            else:
-                same.append((adapter, function))
-        self.variants = same or self.variants
-        if same:
-            self.branches.keep()
-        return "same" if same else "differs"
+        if variation.kind == "example":
+            self.evidence.ran(expected)
+        differences = [self._difference(expected, variation, function, how) for _, function in self.variants]
+        if all(differences):
+            self.why = f"{self.variants[0][0].variant}: {differences[0]}"
+            return "differs"
+        self.variants = [
+            variant for variant, difference in zip(self.variants, differences, strict=True) if not difference
+        ]
+        self.branches.keep()
+        return "same"
 
-    def _compared(
-        self, found: Outcome, expected: Outcome, variation: Variation, function: Callable[..., Any], how: dict[str, Any]
+    def _difference(
+        self, expected: Outcome, variation: Variation, function: Callable[..., Any], how: dict[str, Any]
     ) -> str:
-        why = found.difference(expected)
-        # Matrix products of other sizes are summed in other orders, which need not be the same for all.
-        exact = self.candidate.exact and variation.kind not in ("rank", "length", "magnitude", "layout")
-        if exact or not why:
-            return why
-        truth = self.subject.run(function, variation.example, **{**how, "autocast": False}, dtype=torch.float64)
-        coarsest = torch.get_autocast_dtype("cpu") if how.get("autocast") else None
-        return departure(expected, found, truth, replace(Tolerance.of(self.candidate), coarsest=coarsest))
+        """How a variant, bound to the reference, differs from the original; ``""`` if it does not."""
+        try:
+            outcome = self.subject.run(function, variation.example, **how)
+            why = outcome.difference(expected)
+            # Matrix products of other sizes are summed in other orders, which need not be the same for all.
+            exact = self.candidate.exact and variation.kind not in ("rank", "length", "magnitude", "layout")
+            if exact or not (why or variation.kind == "example"):
+                return why
+            truth = self.subject.run(function, variation.example, **{**how, "autocast": False}, dtype=torch.float64)
+            coarsest = torch.get_autocast_dtype("cpu") if how.get("autocast") else None
+            return departure(expected, outcome, truth, replace(Tolerance.of(self.candidate), coarsest=coarsest))
+        except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
+            return f"its reference raises {type(error).__name__}: {error}"
 
     def _state_varied(self, depends: Dependence) -> Refusal | None:
         """Refuse what the original reads, the fused code does not, and the guard cannot watch."""
@@ -145,10 +188,11 @@ class Examination:
             for name, child in example.children.items():
                 for path, module in ((), child), *_below(child):
                     tried.setdefault((name, *path), set()).add(type(module))
-        for route, cls in depends.watch.bare:
-            path = tuple("*" if step.name.isdigit() else step.name for step in route)
-            if path[0] in self.answered[0].children and cls not in tried.get(path, ()):
-                where = ".".join(step.name for step in route)
+        for term in depends.terms:
+            path = tuple("*" if step.name.isdigit() else step.name for step in term.route)
+            cls = term.value.value
+            if term.kind == "bare" and path[0] in self.answered[0].children and cls not in tried.get(path, ()):
+                where = ".".join(step.name for step in term.route)
                 return Refusal(f"its {where} is a {cls.__name__}, unlike the others that it is with", kind="unlike")
         return None
 
@@ -162,9 +206,7 @@ class Examination:
             return None
         called = self._called()
         for branch in self.reading.branches:
-            if branch.span is None or branch.source in self.candidate.impossible:
-                continue
-            if any(branch.inside[:count] in called for count in range(1, len(branch.inside) + 1)):
+            if branch.span is None or branch.source in self.candidate.impossible or is_below(branch.inside, called):
                 continue
             if self.branches.one_sided(branch.file, branch.span):
                 return Refusal(
@@ -206,36 +248,27 @@ class Examination:
     def _described(self, adapter: Adapter, watch: Watch, tried: Tried) -> Semantics:
         bound = self.subject.module is not None
         main = bound + main_argument(self.answered[0])
-        typed: tuple[int | Route, ...] = (*self._typed(bound, main), *self._typed_parameter())
+        typed: tuple[int | str, ...] = (*self._typed(bound, main), *self._typed_parameter())
         rows = [dtypes_in(typed, example, self.subject) for example in self.answered]
         calls = tuple(calls_of(self.answered, bound, tried))
         accepts = VerifiedCalls(calls, main, typed, tuple(dict.fromkeys(rows)), watch, self._extra())
-        return Semantics(self.candidate, adapter, accepts, self.subject.draws)
+        return Semantics(self.candidate, adapter, accepts, self.subject.draws, self.evidence.digest())
 
     def _typed(self, bound: bool, main: int) -> tuple[int, ...]:
         """The main input, and every argument whose dtype differs from the main input's in some example."""
-
-        def differs(at: int) -> bool:
-            pairs = ((row[at - bound], row[main - bound].dtype) for row in map(arguments_of, self.answered))
-            return any(
-                isinstance(value, Tensor)
-                and value.is_floating_point() | value.is_complex()
-                and value.dtype is not dtype
-                for value, dtype in pairs
-            )
-
-        ways = ([*range(bound, bound + len(example.args)), *example.kwargs] for example in self.answered)
+        rows = [arguments_of(example) for example in self.answered]
+        mains = [row[main - bound].dtype for row in rows]
         # Where every example passes the same argument: by position, the module counted, or by name.
-        columns = enumerate(zip(*ways, strict=False), start=bound)
-        return (main, *(at for at, column in columns if len({*column}) == 1 and differs(at)))
+        names = ([*range(len(example.args)), *example.kwargs] for example in self.answered)
+        columns = enumerate(zip(zip(*names, strict=False), zip(*rows, strict=False), strict=True), start=bound)
+        same = ((at, values) for at, (column, values) in columns if len({*column}) == 1)
+        return (main, *(at for at, values in same if any(map(_is_of_other_dtype, values, mains))))
 
-    def _typed_parameter(self) -> tuple[Route, ...]:
+    def _typed_parameter(self) -> tuple[str, ...]:
         """One of the module's own tensors, if they have other dtypes in some mixes than in others."""
-        module = self.subject.module
-        for name in self.answered[0].parameters if module is not None else ():
-            dtypes = {each.parameters[name].dtype for each in self.answered if name in each.parameters}
-            if len(dtypes) > 1 and module is not None and (route := route_to(module, (name,))) is not None:
-                return (route,)
+        for name in self.answered[0].parameters:
+            if len({example.parameters[name].dtype for example in self.answered if name in example.parameters}) > 1:
+                return (name,)
         return ()
 
     def _extra(self) -> Extra:
@@ -248,6 +281,17 @@ class Examination:
         example = self.answered[0]
         more = replace(example, kwargs={**example.kwargs, **_AN_EXTRA_KEYWORD})
         return "pass" if self._try(Variation("keyword", "with one more keyword", more)) == "same" else "original"
+
+
+def _flag(subject: Subject, example: Example) -> bool | None:
+    """The training flag of the twin; ``None`` for a function."""
+    if subject.module is None:
+        return None
+    return bool(example.attributes.get("training", subject.module.training))
+
+
+def _is_of_other_dtype(value: Any, dtype: torch.dtype) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() | value.is_complex() and value.dtype is not dtype
 
 
 def _eps(dtype: torch.dtype) -> float:

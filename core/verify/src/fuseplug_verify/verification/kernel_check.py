@@ -15,7 +15,7 @@ from ..subjects import Subject
 from ..watch import Dtypes
 from .comparing import Few, Tolerance, departure, excess_together
 from .examples import mixes_run, raised
-from .nested import mapped, tensors
+from .nested import tensors, with_tensors
 from .outcome import Outcome
 from .tried import dtypes_in
 from .varying import describe, main_argument, transposed, variations
@@ -202,64 +202,54 @@ class KernelCheck:
         if wrong := self._wrong(example, outcome, expected, truth, on, repeated=repeated):
             return wrong
         self._runs.append(Few.of(outcome, expected, truth, self._tolerance))
-        if self._exact and (why := self._rounds_otherwise(outcome, expected)):
-            return Refusal(f"its rounding is not the original's for {on}: {why}", kind="rounding")
         if not self._gradients:
             return None
         # Not before the other was judged: it may write where that lies.
         quiet = self._run(self._fused, example, gradients=False)
-        on = f"{on} without gradients"
-        values = expected.without_gradients(), truth.without_gradients()
-        if wrong := self._wrong(example, quiet, *values, on, repeated=repeated):
-            return wrong
-        if not self._exact:
-            return None
-        why = quiet.difference(self._run(self._subject.original, example, gradients=False))
-        return Refusal(f"its rounding is not the original's for {on}: {why}", kind="rounding") if why else None
+        expected, truth = expected.without_gradients(), truth.without_gradients()
+        if self._exact:
+            expected = self._run(self._subject.original, example, gradients=False)
+        return self._wrong(example, quiet, expected, truth, f"{on} without gradients", repeated=repeated)
 
     def _wrong(
-        self, example: Example, found: Outcome, expected: Outcome, truth: Outcome, on: str, *, repeated: bool
+        self, example: Example, outcome: Outcome, expected: Outcome, truth: Outcome, on: str, *, repeated: bool
     ) -> Refusal | None:
-        if why := self._tolerance.excess(found, expected, truth, repeated=repeated):
+        if why := self._tolerance.excess(outcome, expected, truth, repeated=repeated):
             return Refusal(f"its numbers are wrong for {on}: {why}", kind="failed")
-        if _is_contiguous(example) and (why := found.lies_otherwise(expected)):
+        if _is_contiguous(example) and (why := outcome.lies_otherwise(expected)):
             return Refusal(f"for {on} its {why}", kind="failed")
+        if why := self._rounds_otherwise(outcome, expected):
+            return Refusal(f"its rounding is not the original's for {on}: {why}", kind="rounding")
         return None
 
-    def _rounds_otherwise(self, found: Outcome, expected: Outcome) -> str:
+    def _rounds_otherwise(self, outcome: Outcome, expected: Outcome) -> str:
         """The first thing that must be the original's bit for bit, and is not; ``""`` if there is none."""
-        return found.difference(expected) if self._exact else ""
+        return outcome.difference(expected) if self._exact else ""
 
     def _needs_order(self, mix: Any) -> bool | Refusal:
         """Whether the kernel is right only for contiguous inputs; or what is wrong with it for those."""
         example = self._candidate.example_of(mix, min(self._candidate.check_sizes))
-        if not _is_contiguous(example):
-            contiguous = replace(example, args=mapped(_contiguous, tuple(example.args)))
-            return self._judged(contiguous, self._run(self._fused, contiguous)) or False
-        try:
-            found = self._run(self._fused, example, arguments=transposed)
-            expected = self._run(self._subject.original, example, arguments=transposed)
-        except Exception:  # noqa: BLE001 - as above
-            return True
-        return bool(
-            self._rounds_otherwise(found, expected) or self._tolerance.excess(found, expected, self._truth(example))
-        )
+        if _is_contiguous(example):
+            return self._fails(example, self._tolerance, arguments=transposed)
+        contiguous = replace(example, args=with_tensors(torch.Tensor.contiguous, tuple(example.args)))
+        return self._judged(contiguous, self._run(self._fused, contiguous)) or False
 
     def _fails_under_autocast(self, mix: Any) -> bool:
-        if self._semantics.accepts.watch.no_autocast:
+        tolerance = replace(self._tolerance, coarsest=torch.get_autocast_dtype(self._device.type))
+        return self._semantics.accepts.watch.no_autocast or any(
+            self._fails(self._candidate.example_of(mix, size), tolerance, autocast=True)
+            for size in self._candidate.check_sizes
+        )
+
+    def _fails(self, example: Example, tolerance: Tolerance, **how: Any) -> bool:
+        """Whether the kernel is not right for *example*, run so. Where it or the original raises, it is not."""
+        try:
+            outcome = self._run(self._fused, example, **how)
+            expected = self._run(self._subject.original, example, **how)
+        except Exception:  # noqa: BLE001 - either may raise anything; such calls are the original's then
             return True
-        coarse = torch.get_autocast_dtype(self._device.type)
-        tolerance = replace(self._tolerance, coarsest=coarse)
-        for size in self._candidate.check_sizes:
-            example = self._candidate.example_of(mix, size)
-            try:
-                found = self._run(self._fused, example, autocast=True)
-                expected = self._run(self._subject.original, example, autocast=True)
-            except Exception:  # noqa: BLE001 - either may raise anything; such calls are the original's then
-                return True
-            if self._rounds_otherwise(found, expected) or tolerance.excess(found, expected, self._truth(example)):
-                return True
-        return False
+        rounding = self._rounds_otherwise(outcome, expected)
+        return bool(rounding or tolerance.excess(outcome, expected, self._truth(example)))
 
     def _run(self, function: Callable[..., Any], example: Example, *, gradients: bool = True, **how: Any) -> Outcome:
         how["gradients"] = gradients and self._gradients
@@ -281,7 +271,3 @@ _WITH_FLOAT64 = ("cuda",)
 
 def _is_contiguous(example: Example) -> bool:
     return all(each.is_contiguous() for each in tensors(tuple(example.args)))
-
-
-def _contiguous(value: Any) -> Any:
-    return value.contiguous() if isinstance(value, torch.Tensor) else value

@@ -8,14 +8,15 @@ from torch import Tensor
 from ..torch_private import is_functorch_wrapped_tensor
 
 
-def dense(tensor: Tensor) -> bool:
-    """Whether *tensor* is of the kind that kernels read: strided, not nested, and not quantised by torch itself."""
-    return (
-        tensor.layout is torch.strided
-        and not tensor.is_nested
-        and not tensor.is_quantized
-        and not is_functorch_wrapped_tensor(tensor)
-    )
+def not_dense(tensor: Tensor) -> str:
+    """What *tensor* is, if it is not of the kind that kernels read; else ``""``."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}"
+    if tensor.is_quantized:
+        return f"quantised to {tensor.dtype}"
+    return "wrapped by torch.func" if is_functorch_wrapped_tensor(tensor) else ""
 
 
 def readable(tensor: Tensor) -> bool:

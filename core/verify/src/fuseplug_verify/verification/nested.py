@@ -39,5 +39,10 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
     return value._make(items) if hasattr(value, "_make") else type(value)(items)
 
 
+def with_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """*value* with *change* called on each of its tensors, as `mapped`."""
+    return mapped(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+
 def _has_items(value: Any) -> bool:
     return issubclass(type(value), tuple | list) and not issubclass(type(value), torch.Size)

@@ -9,12 +9,13 @@ from typing import Any
 from torch import nn
 
 from ..data import Example, Refusal
-from ..reading import Finding, Reading, read
+from ..reading.findings import Reading
+from ..reading.reader import read
 from ..subjects import Subject
 
 
 def read_original(subject: Subject, examples: Sequence[Example]) -> Reading | Refusal:
-    """Read the code of *subject* before any of it is run; or say why no kernel can replace it.
+    """Read the code of *subject* before any of it is run; or say why no fused code can replace it.
 
     It is read first because running code with side effects would cause them. Of the arguments only strings make a
     difference: the guard lets through those of *examples*.
@@ -25,25 +26,14 @@ def read_original(subject: Subject, examples: Sequence[Example]) -> Reading | Re
         function, owner = type(function).forward, function
     if not isinstance(function, types.FunctionType):
         return Refusal(f"it is a {type(function).__name__}, whose code cannot be read", kind="unlike")
-    return read(function, owner, [(each.args, each.kwargs) for each in examples])
-
-
-def forbidden(reading: Reading, replaced: Sequence[str]) -> Refusal | None:
-    """Refuse what *reading* found that fused code cannot do.
-
-    Args:
-        reading: Of the original.
-        replaced: The children that the examples replace, whose own code is not run.
-    """
-
-    def own(findings: Sequence[Finding]) -> list[str]:
-        return [finding.text for finding in findings if not (finding.inside and finding.inside[0] in replaced)]
-
-    for findings, why in (
+    reading = read(function, owner, [(example.args, example.kwargs) for example in examples])
+    for places, why in (
         (reading.side_effects, "it does more than compute, and a fused one would not"),
         (reading.unknown, "what it depends on cannot be read"),
     ):
-        if found := own(findings):
-            more = f" (and {len(found) - 2} more)" if len(found) > 2 else ""
-            return Refusal(f"{why}: {'; '.join(found[:2])}{more}", kind="unlike")
-    return None
+        # The code of children that the examples replace is not run.
+        texts = [place.text for place in places if not (place.inside and place.inside[0] in examples[0].children)]
+        if texts:
+            more = f" (and {len(texts) - 2} more)" if len(texts) > 2 else ""
+            return Refusal(f"{why}: {'; '.join(texts[:2])}{more}", kind="unlike")
+    return reading

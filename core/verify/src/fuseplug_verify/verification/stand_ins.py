@@ -11,12 +11,11 @@ from torch.nn.parameter import is_lazy
 
 from ..data import Refusal
 from ..safe_access import attributes_of, children_of, said_by
-from ..watch import SCALARS
+from ..watch import CONTAINERS, SCALARS
 from .copying import Copying, UncopyableError
-from .memory import dense, readable
+from .memory import not_dense, readable
 from .twin import NOT_COMPUTED, copied_attributes, copied_tensors, fill, valueless
 
-_CONTAINERS = frozenset({list, tuple, set, frozenset, dict})
 _SMALL = 1 << 16
 _DEEP = 4
 """Containers inside of so many others are compared by identity."""
@@ -122,7 +121,7 @@ def _value(value: Any, within: int = 0) -> Hashable:
         return (kind, value)
     if issubclass(kind, torch.Tensor):
         return _tensor(value)
-    if kind not in _CONTAINERS or within == _DEEP:
+    if kind not in CONTAINERS or within == _DEEP:
         return ("identity", id(value))
     if kind is dict:
         return (kind, tuple((_value(key, within + 1), _value(item, within + 1)) for key, item in value.items()))
@@ -132,12 +131,12 @@ def _value(value: Any, within: int = 0) -> Hashable:
 
 def _kind(tensor: torch.Tensor) -> Hashable:
     """Shape and dtype, as far as there is a shape; what is not dense is like nothing else."""
-    return (getattr(tensor, "ds_shape", tensor.shape), tensor.dtype) if dense(tensor) else ("identity", id(tensor))
+    return ("identity", id(tensor)) if not_dense(tensor) else (getattr(tensor, "ds_shape", tensor.shape), tensor.dtype)
 
 
 def _tensor(value: torch.Tensor) -> Hashable:
     # What a forward reads from a buffer is part of what it computes: a per-layer scale must not be taken for another's.
-    if not dense(value):
+    if not_dense(value):
         return ("identity", id(value))
     kind = (tuple(value.shape), value.dtype)
     if value.is_meta:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ..data import Example
-from ..reading import attribute
+from ..reading.lookup import attribute
 from ..subjects import Subject
-from ..watch import Call, Dtypes, Route, kind_of
+from ..watch import Call, Dtypes, kind_of
 from .varying import Variation
 
 Likeness = Literal["same", "differs", "unanswered"]
@@ -69,19 +69,13 @@ def arguments_of(example: Example) -> list[Any]:
     return [*example.args, *example.kwargs.values()]
 
 
-def dtypes_in(typed: Sequence[int | Route], example: Example, subject: Subject) -> Dtypes:
+def dtypes_in(typed: Sequence[int | str], example: Example, subject: Subject) -> Dtypes:
     """The dtypes of the tensors *typed*, as in `VerifiedCalls`, in *example*; ``None`` for one that is not given."""
     arguments = [*([None] if subject.module is not None else []), *arguments_of(example)]
-    values = [arguments[at] if isinstance(at, int) else _held(at, example, subject) for at in typed]
-    return tuple(getattr(value, "dtype", None) for value in values)
 
+    def tensor(at: int | str) -> Any:
+        if isinstance(at, int):
+            return arguments[at]
+        return example.parameters[at] if at in example.parameters else attribute(subject.module, at)
 
-def _held(route: Route, example: Example, subject: Subject) -> Any:
-    names = [step.name for step in route]
-    if names[0] in example.parameters:
-        return example.parameters[names[0]]
-    found: Any = example.children.get(names[0], None)
-    rest = names[1:] if found is not None else names
-    for name in rest:
-        found = attribute(subject.module if found is None else found, name)
-    return found
+    return tuple(getattr(tensor(at), "dtype", None) for at in typed)

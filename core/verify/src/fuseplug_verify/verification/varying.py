@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ..data import Example
-from .nested import mapped, tensors
+from .nested import tensors, with_tensors
 
-Kind = Literal["rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number"]
+Kind = Literal["example", "rank", "length", "empty", "magnitude", "layout", "autocast", "keyword", "number"]
 
 _LONG = 130
 """Longer than the examples, and not a round number."""
@@ -194,7 +194,5 @@ def _tensors(example: Example) -> list[Tensor]:
 
 
 def _changed(example: Example, change: Callable[[Tensor], Tensor]) -> Example:
-    def changed(value: Any) -> Any:
-        return change(value) if isinstance(value, Tensor) else value
-
-    return replace(example, args=mapped(changed, list(example.args)), kwargs=mapped(changed, dict(example.kwargs)))
+    args, kwargs = with_tensors(change, (list(example.args), dict(example.kwargs)))
+    return replace(example, args=args, kwargs=kwargs)

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from ..data import Candidate, Compute, Conditions, Example, Refusal, Semantics
+from ..data import Candidate, Compute, Conditions, Refusal, Semantics
 from ..subjects import Subject
-from ..watch import ById
-from .branches import Branches
-from .comparing import Tolerance, departure
-from .evidence import Evidence, key_of
-from .examining import Bound, Examination
+from ..watch import Expected
+from .evidence import key_of
+from .examining import Examination
 from .examples import raised
 from .kernel_check import Around, KernelCheck
 from .neutral import neutral
-from .original import forbidden, read_original
-from .outcome import Outcome
-from .varying import describe
+from .original import read_original
 
 
-class Kept(Protocol):
+class Store(Protocol):
     """Where plain data are kept for other processes, each under a hash."""
 
     def get(self, key: str) -> Any:
@@ -51,7 +47,7 @@ class Verifier:
 
     def __init__(
         self,
-        kept: Kept | None = None,
+        kept: Store | None = None,
         *,
         gradients: bool = True,
         exact: bool = False,
@@ -176,14 +172,14 @@ def _question(candidate: Candidate, subject: Subject) -> tuple[Hashable, ...]:
         for each in fields(candidate)
         if each.name not in ("example", "check_sizes", "identity", "packages")
     )
-    return (*offered, subject.original, subject.alike if subject.alike is not None else ById(subject.module))
+    return (*offered, subject.original, subject.alike if subject.alike is not None else Expected.same(subject.module))
 
 
 def _check_question(
     semantics: Semantics, subject: Subject, compute: Compute, device: torch.device
 ) -> tuple[Hashable, ...]:
     candidate = semantics.candidate
-    who = (ById(compute), candidate.identity, tuple(candidate.check_sizes))
+    who = (Expected.same(compute), candidate.identity, tuple(candidate.check_sizes))
     return (*who, device, semantics.adapter, *_question(candidate, replace(subject, lazy=candidate.lazy)))
 
 
@@ -197,89 +193,9 @@ def _find_semantics(candidate: Candidate, subject: Subject) -> Semantics | Refus
     reading = read_original(subject, examples)
     if isinstance(reading, Refusal):
         return reading
-    if (why := forbidden(reading, [*examples[0].children])) is not None:
-        return why
     # The children that examples bring may draw, to show in which order they are called.
     subject = replace(subject, draws=bool(reading.draws or examples[0].children))
-    branches, evidence = Branches(reading.codes), Evidence()
-    found = _surviving(candidate, subject, variants, examples, branches, evidence)
-    if isinstance(found, Refusal):
-        return found
     try:
-        semantics = Examination(candidate, subject, reading, *found, branches).semantics()
-        if isinstance(semantics, Refusal):
-            return semantics
-        evidence.code(reading.codes)
-        return replace(semantics, evidence=evidence.digest())
-    except Exception as error:  # noqa: BLE001 - a third party's example may not bear to be varied
-        return raised("varying its examples", error)
-
-
-def _surviving(
-    candidate: Candidate,
-    subject: Subject,
-    variants: Sequence[Bound],
-    examples: Sequence[Example],
-    branches: Branches,
-    evidence: Evidence,
-) -> tuple[Sequence[Bound], Sequence[Example]] | Refusal:
-    """The *variants* that equal the original on every example, and those on which it could be run."""
-    unanswered = ""
-    answered: list[Example] = []
-    # The first mix is tried with the other training flag too, and without gradients: a module may be planned in one
-    # way and run in another.
-    flags: list[bool | None] = [None]
-    if subject.module is not None:
-        flags.append(not examples[0].attributes.get("training", subject.module.training))
-    ways = [(training, gradients) for gradients in (True, False) for training in flags]
-    for number, example in enumerate(examples):
-        for training, gradients in ways if number == 0 else ways[:1]:
-            how: dict[str, Any] = {"training": training, "gradients": gradients}
-            try:
-                expected = subject.run(subject.original, example, **how, watching=branches)
-            except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
-                unanswered = f"{type(error).__name__}: {error}"
-                continue
-            branches.keep()
-            evidence.ran(expected)
-            if not any(example is each for each in answered):
-                answered.append(example)
-            misses = [_miss(subject, candidate, function, example, expected, how) for _, function in variants]
-            if all(misses):
-                return Refusal(
-                    f"computes none of the known variants; of {len(candidate.adapters)} tried, the likeliest is "
-                    f"{variants[0][0].variant}: {misses[0]} ({_circumstances(subject, example, training, gradients)})",
-                    kind="unlike",
-                )
-            variants = [variant for variant, miss in zip(variants, misses, strict=True) if not miss]
-    if not answered:
-        return Refusal(f"its own forward cannot be run on examples: {unanswered}", kind="unlike")
-    return variants, answered
-
-
-def _circumstances(subject: Subject, example: Example, training: bool | None, gradients: bool) -> str:
-    """The main input, the training flag and the grad mode of a run, for people."""
-    flag = (
-        example.attributes.get("training", getattr(subject.module, "training", None)) if training is None else training
-    )
-    mode = "" if subject.module is None else "in training, " if flag else "in eval, "
-    return f"for {describe(example)}, {mode}{'with' if gradients else 'without'} gradients"
-
-
-def _miss(
-    subject: Subject,
-    candidate: Candidate,
-    function: Callable[..., Any],
-    example: Example,
-    expected: Outcome,
-    how: dict[str, Any],
-) -> str:
-    """How a variant, bound to the reference, differs from the original; ``""`` if it does not."""
-    try:
-        found = subject.run(function, example, **how)
-        if candidate.exact:
-            return found.difference(expected)
-        truth = subject.run(function, example, dtype=torch.float64, **how)
-        return departure(expected, found, truth, Tolerance.of(candidate))
-    except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
-        return f"its reference raises {type(error).__name__}: {error}"
+        return Examination(candidate, subject, reading, variants, examples).semantics()
+    except Exception as error:  # noqa: BLE001 - a third party's tensor may not be read, or its example varied
+        return raised("it was verified", error)

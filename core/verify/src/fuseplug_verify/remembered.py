@@ -1,4 +1,4 @@
-"""Caches what was found about a function, as long as the function lives."""
+"""Caches what was found out about a function, as long as the function lives. It imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Found = TypeVar("Found")
 
 
 def remembered(find: Callable[[Any], Found]) -> Callable[[Any], Found]:
-    """Cache the answers of *find* for each function.
+    """Cache the answers of *find* for each function, or for its code: equal code has equal answers.
 
     Pass ``cls.forward``, not ``cls``: then no class is kept alive, and a new ``cls.forward`` has a new answer. The
     answer must not refer to the function, or the function would never be freed.
