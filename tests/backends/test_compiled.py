@@ -57,6 +57,18 @@ def test_a_branch_by_size_is_taken_by_the_size_of_each_call():
     assert program.compilations == 2
 
 
+def test_what_inductor_keeps_for_some_sizes_it_gives_to_no_others():
+    def summed_in_blocks(x):
+        blocks = (x.shape[0] + 31) // 32  # as if it were one in all that is recorded with one
+        padded = nn.functional.pad(x, (0, 0, 0, blocks * 32 - x.shape[0]))
+        return (padded.view(blocks, 32, x.shape[1]).sum((0, 1)),)
+
+    program = Program(summed_in_blocks, [(0,)])
+    for rows in (20, 100, 64, 33):
+        x = some(rows, 16)
+        torch.testing.assert_close(program(x)[0], x.sum(0))
+
+
 @pytest.mark.parametrize("rows", [[300, 5000, 400], [5000, 300, 6000]])
 def test_what_inductor_assumes_of_a_size_is_asked_at_each_call(rows):
     """It sums more than 4096 rows otherwise than fewer."""

@@ -49,12 +49,15 @@ class Recording(NamedTuple):
         graph: The operations.
         stand_ins: The tensors it was recorded with: without values, and with symbols for the sizes that vary.
         varying: For each of them the dimensions whose sizes vary. Those of 0 and 1 are numbers all the same.
+        symbols: Tensors and dimensions whose sizes are symbols. The graph takes these sizes before the tensors: what
+            Inductor keeps in its cache, it keeps with what was assumed of sizes that it is given, and of no others.
         sizes: What is known about the symbols. Who compiles *graph* may add to it.
     """
 
     graph: torch.fx.GraphModule
     stand_ins: list[FakeTensor]
     varying: Sequence[Sequence[int]]
+    symbols: Sequence[tuple[int, int]]
     sizes: ShapeEnv
 
     @property
@@ -86,6 +89,11 @@ class Recording(NamedTuple):
         pairs = [(n, dim) for n, dims in enumerate(self.varying) for dim in dims]
         sizes = [(n, dim, self.stand_ins[n].shape[dim]) for n, dim in pairs]
         return [(n, dim, int(size)) for n, dim, size in sizes if isinstance(size, int) or _is_number(size)]
+
+
+def _with_sizes(tensors: Sequence[Tensor], symbols: Sequence[tuple[int, int]]) -> list[Any]:
+    """What the graph of a `Recording` takes for *tensors*."""
+    return [*[tensors[n].size(dim) for n, dim in symbols], *tensors]
 
 
 def _is_number(size: torch.SymInt) -> bool:
@@ -132,12 +140,15 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
         )
         for t, dims in zip(tensors, varying, strict=True)
     ]
+    pairs = [(n, dim) for n, dims in enumerate(varying) for dim in dims]
+    symbols = [(n, dim) for n, dim in pairs if isinstance(stand_ins[n].shape[dim], torch.SymInt)]
     # A graph has the annotations of what is recorded, and Inductor's cache takes none that are strings.
     functional = torch.func.functionalize(lambda *given: tuple(function(*given)))
     # Without the dispatcher, torch 2.8 makes no view of a tensor whose sizes vary.
     with mode, enable_python_dispatcher():
-        graph = make_fx(functional, select_decomp_table())(*stand_ins)
-    found = Recording(graph, stand_ins, varying, sizes)
+        trace = make_fx(lambda *given: functional(*given[len(symbols) :]), select_decomp_table())
+        graph = trace(*_with_sizes(stand_ins, symbols))
+    found = Recording(graph, stand_ins, varying, symbols, sizes)
     for n, dim, size in found.numbers():
         if size > 1:
             raise TypeError(
@@ -198,8 +209,8 @@ def _by_inductor(recording: Recording) -> Callable[..., Sequence[Tensor]]:
     # Which of them are to have the strides with which they were recorded.
     recording.output.meta["user_visible_output_idxs"] = [*range(len(results))]
     with V.set_fake_mode(mode), tracing(TracingContext(mode)):
-        run: Any = compile_fx_inner(graph, recording.stand_ins, is_inference=True)
-    return lambda *tensors: run([*tensors])
+        run: Any = compile_fx_inner(graph, _with_sizes(recording.stand_ins, recording.symbols), is_inference=True)
+    return lambda *tensors: run(_with_sizes(tensors, recording.symbols))
 
 
 class _Later:
