@@ -50,9 +50,9 @@ def surveyed():
     """An environment without the kernels of ops that are not in what is published, which is older than they are."""
     records = published()["releases"][transformers.__version__]["records"]
     known = {site["op"] for record in records for site in record.get("sites", ())}
-    newer = tuple(f"_fused_{op}" for op in OPS if op not in known)
-    ids = [record.kernel_id for record in KernelManager(environ={}).kernels()]
-    return {"FUSEPLUG_KERNELS": ",".join(f"-{kernel_id}" for kernel_id in ids if kernel_id.endswith(newer))}
+    kernels = [record.kernel for record in KernelManager(environ={}).kernels() if record.kernel]
+    newer = ",".join(f"-{kernel.kernel_id}" for kernel in kernels if kernel.op not in known)
+    return {"FUSEPLUG_KERNELS": newer} if newer else {}
 
 
 @thorough
