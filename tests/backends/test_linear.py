@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from support.recorded import uncompiled
 from support.thorough import covering
 
 from fuseplug_backends.inductor import CompiledLinear, program
@@ -18,7 +19,7 @@ def scaled(x, table, factor):
 @pytest.fixture
 def compiled(everything_compiled, monkeypatch):
     """Recorded, and run as it is: these tests are about what a program is given, not about its machine code."""
-    monkeypatch.setattr(program, "compiled_by_inductor", lambda recording, *_: (recording.graph, lambda: None))
+    monkeypatch.setattr(program, "compiled_by_inductor", uncompiled)
     return CompiledLinear(scaled)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.causal_convolutions import BF16, SINGLE, TOLERANCE, both, tensors
+from support.recorded import uncompiled
 from support.thorough import first_quick
 from torch import nn
 
@@ -29,7 +30,7 @@ def ran(everything_compiled, backend):
 def traced(ran, monkeypatch):
     """The same, with programs that are recorded but not made into machine code."""
     monkeypatch.setattr(inductor, "_programs", {})
-    monkeypatch.setattr(program, "compiled_by_inductor", lambda recording, *_: (recording.graph, lambda: None))
+    monkeypatch.setattr(program, "compiled_by_inductor", uncompiled)
     return ran
 
 

@@ -21,10 +21,10 @@ SLACK = 0.02
 """By how much a budget may lie above what is measured, so that a line less does not fail."""
 
 LINES = {
-    "core/src": 4682,
+    "core/src": 4707,
     "core/verify/src": 3864,
-    "core/tools/src": 2631,
-    "kernel-packages/backends/src": 1421,
+    "core/tools/src": 2633,
+    "kernel-packages/backends/src": 1422,
     "kernel-packages/causal-conv1d/src": 370,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 2556,

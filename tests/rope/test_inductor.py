@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 from support import rotations
+from support.recorded import uncompiled
 from support.rotations import LAYOUTS, SIZES, as_attention, on, seen, tensors
 from support.thorough import covering, few_on, first_quick, quick_if
 from torch import nn
@@ -39,7 +40,7 @@ def ran(everything_compiled, backend):
 def traced(ran, monkeypatch):
     """The same, with programs that are recorded but not made into machine code: for what layouts they get and give."""
     monkeypatch.setattr(inductor._fused, "_programs", {})
-    monkeypatch.setattr(program, "compiled_by_inductor", lambda recording, *_: (recording.graph, lambda: None))
+    monkeypatch.setattr(program, "compiled_by_inductor", uncompiled)
     return ran
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.weak import WeakIdKeyDictionary
 from transformers import TrainerCallback
 
 import fuseplug
+from fuseplug.by_identity import ByIdentity
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,11 +47,12 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         self._undo = undo
         self._manager = manager
         self._options = options
-        self._applied: MutableMapping[nn.Module, Applied] = WeakIdKeyDictionary()
+        self._applied: ByIdentity[nn.Module, Applied] = ByIdentity()
 
     def applied_to(self, model: nn.Module) -> Applied | None:
         """The handle on what this callback fused in *model*, which may be wrapped by now; ``None`` if nothing."""
-        return next((self._applied[module] for module in model.modules() if module in self._applied), None)
+        handles = (self._applied.get(module) for module in model.modules())
+        return next((applied for applied in handles if applied is not None), None)
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, _control: Any, *, model: nn.Module, **_: Any
@@ -82,7 +82,7 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         if self._undo:
             applied.undo()
             for module in model.modules():
-                self._applied.pop(module, None)
+                self._applied.pop(module)
 
     def _fuse(self, model: nn.Module, args: TrainingArguments, state: TrainerState) -> None:
         manager = self._manager or fuseplug.manager
@@ -106,4 +106,4 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
 
     def __getstate__(self) -> dict[str, Any]:
         """What a search for hyperparameters sends to another process, where no model was fused yet."""
-        return {**self.__dict__, "_applied": WeakIdKeyDictionary()}
+        return {**self.__dict__, "_applied": ByIdentity()}

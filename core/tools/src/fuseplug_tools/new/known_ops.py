@@ -30,6 +30,8 @@ KNOWN_OPS = {
 
 NOT_TEMPLATES = {
     "linear_cross_entropy": "its kernels are loops over chunks of tokens, which no small template shows: copy "
-    "kernel-packages/linear-cross-entropy of the repository"
+    "kernel-packages/linear-cross-entropy of the repository",
+    "causal_conv1d": "its kernels are programs for two layouts, forward and backward: copy "
+    "kernel-packages/causal-conv1d of the repository",
 }
 """Ops that exist and have no template, with what to do instead."""

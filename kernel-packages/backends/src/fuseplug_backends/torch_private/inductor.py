@@ -33,6 +33,7 @@ __all__ = [
     "prepare_recording",
     "recorded",
     "trust_vectors",
+    "with_sizes",
 ]
 
 Build = Callable[[], Callable[..., Any]]
@@ -91,7 +92,7 @@ class Recording(NamedTuple):
         return [(n, dim, int(size)) for n, dim, size in sizes if isinstance(size, int) or _is_number(size)]
 
 
-def _with_sizes(tensors: Sequence[Tensor], symbols: Sequence[tuple[int, int]]) -> list[Any]:
+def with_sizes(tensors: Sequence[Tensor], symbols: Sequence[tuple[int, int]]) -> list[Any]:
     """What the graph of a `Recording` takes for *tensors*."""
     return [*[tensors[n].size(dim) for n, dim in symbols], *tensors]
 
@@ -147,7 +148,7 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
     # Without the dispatcher, torch 2.8 makes no view of a tensor whose sizes vary.
     with mode, enable_python_dispatcher():
         trace = make_fx(lambda *given: functional(*given[len(symbols) :]), select_decomp_table())
-        graph = trace(*_with_sizes(stand_ins, symbols))
+        graph = trace(*with_sizes(stand_ins, symbols))
     found = Recording(graph, stand_ins, varying, symbols, sizes)
     for n, dim, size in found.numbers():
         if size > 1:
@@ -209,8 +210,8 @@ def _by_inductor(recording: Recording) -> Callable[..., Sequence[Tensor]]:
     # Which of them are to have the strides with which they were recorded.
     recording.output.meta["user_visible_output_idxs"] = [*range(len(results))]
     with V.set_fake_mode(mode), tracing(TracingContext(mode)):
-        run: Any = compile_fx_inner(graph, _with_sizes(recording.stand_ins, recording.symbols), is_inference=True)
-    return lambda *tensors: run(_with_sizes(tensors, recording.symbols))
+        run: Any = compile_fx_inner(graph, with_sizes(recording.stand_ins, recording.symbols), is_inference=True)
+    return lambda *tensors: run(with_sizes(tensors, recording.symbols))
 
 
 class _Later:
