@@ -33,7 +33,6 @@ __all__ = [
     "prepare_recording",
     "recorded",
     "trust_vectors",
-    "with_sizes",
 ]
 
 Build = Callable[[], Callable[..., Any]]
@@ -67,6 +66,10 @@ class Recording(NamedTuple):
         found: torch.fx.Node = next(iter(reversed(self.graph.graph.nodes)))
         return found
 
+    def arguments(self, tensors: Sequence[Tensor]) -> list[Any]:
+        """What the graph takes for *tensors*."""
+        return _with_sizes(tensors, self.symbols)
+
     def results_share_memory(self) -> bool:
         """Whether a result shares memory with a tensor that it is given, or with another result."""
         nodes: Any = self.output.args[0]
@@ -92,8 +95,7 @@ class Recording(NamedTuple):
         return [(n, dim, int(size)) for n, dim, size in sizes if isinstance(size, int) or _is_number(size)]
 
 
-def with_sizes(tensors: Sequence[Tensor], symbols: Sequence[tuple[int, int]]) -> list[Any]:
-    """What the graph of a `Recording` takes for *tensors*."""
+def _with_sizes(tensors: Sequence[Tensor], symbols: Sequence[tuple[int, int]]) -> list[Any]:
     return [*[tensors[n].size(dim) for n, dim in symbols], *tensors]
 
 
@@ -148,7 +150,7 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
     # Without the dispatcher, torch 2.8 makes no view of a tensor whose sizes vary.
     with mode, enable_python_dispatcher():
         trace = make_fx(lambda *given: functional(*given[len(symbols) :]), select_decomp_table())
-        graph = trace(*with_sizes(stand_ins, symbols))
+        graph = trace(*_with_sizes(stand_ins, symbols))
     found = Recording(graph, stand_ins, varying, symbols, sizes)
     for n, dim, size in found.numbers():
         if size > 1:
@@ -210,8 +212,8 @@ def _by_inductor(recording: Recording) -> Callable[..., Sequence[Tensor]]:
     # Which of them are to have the strides with which they were recorded.
     recording.output.meta["user_visible_output_idxs"] = [*range(len(results))]
     with V.set_fake_mode(mode), tracing(TracingContext(mode)):
-        run: Any = compile_fx_inner(graph, with_sizes(recording.stand_ins, recording.symbols), is_inference=True)
-    return lambda *tensors: run(with_sizes(tensors, recording.symbols))
+        run: Any = compile_fx_inner(graph, recording.arguments(recording.stand_ins), is_inference=True)
+    return lambda *tensors: run(_with_sizes(tensors, recording.symbols))
 
 
 class _Later:
