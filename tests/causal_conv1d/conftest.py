@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.managers import manager_of
 
-from fuseplug import KernelManager
 from fuseplug_causal_conv1d.kernels import CausalConv1dKernel
 
 
@@ -15,6 +15,4 @@ class ReferenceConvolution(CausalConv1dKernel):
 
 @pytest.fixture(name="manager")
 def _manager():
-    manager = KernelManager(environ={"FUSEPLUG_KERNELS": "reference_causal_conv1d"})
-    manager.register(ReferenceConvolution)
-    return manager
+    return manager_of(ReferenceConvolution)

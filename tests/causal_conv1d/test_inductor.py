@@ -73,7 +73,7 @@ def test_as_few_programs_serve_all_sizes(traced, layout):
 
 @pytest.mark.thorough
 def test_what_was_compiled_for_one_size_is_right_for_others(ran, backend):
-    """Inductor's cache of programs does not compare what was assumed of a size when the program was recorded."""
+    """Inductor's cache once gave a program for one block of tokens to calls with more."""
     for batch, length in [(2, 22), (2, 43), (1, 5), (3, 300), (2, 32)]:
         arguments = tensors(shape=(batch, 6, length), bias=False)
         torch.full((1 << 16,), 1e30)  # what was freed is not zero

@@ -24,7 +24,7 @@ LINES = {
     "core/src": 4707,
     "core/verify/src": 3864,
     "core/tools/src": 2633,
-    "kernel-packages/backends/src": 1423,
+    "kernel-packages/backends/src": 1424,
     "kernel-packages/causal-conv1d/src": 370,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 2556,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.managers import manager_of
 
-from fuseplug import KernelManager
 from fuseplug_rope.kernels import RoPEKernel
 
 
@@ -15,6 +15,4 @@ class ReferenceRoPE(RoPEKernel):
 
 @pytest.fixture(name="manager")
 def _manager():
-    manager = KernelManager(environ={"FUSEPLUG_KERNELS": "reference_rope"})
-    manager.register(ReferenceRoPE)
-    return manager
+    return manager_of(ReferenceRoPE)

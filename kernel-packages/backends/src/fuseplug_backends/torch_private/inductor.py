@@ -213,7 +213,8 @@ def _by_inductor(recording: Recording) -> Callable[..., Sequence[Tensor]]:
     recording.output.meta["user_visible_output_idxs"] = [*range(len(results))]
     with V.set_fake_mode(mode), tracing(TracingContext(mode)):
         run: Any = compile_fx_inner(graph, recording.arguments(recording.stand_ins), is_inference=True)
-    return lambda *tensors: run(_with_sizes(tensors, recording.symbols))
+    symbols = recording.symbols  # alone: a recording holds its graph and all that is known of its sizes
+    return lambda *tensors: run(_with_sizes(tensors, symbols))
 
 
 class _Later:

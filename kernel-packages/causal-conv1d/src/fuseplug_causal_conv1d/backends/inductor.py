@@ -117,8 +117,8 @@ def _total(form: _Form, terms: Tensor) -> Tensor:
     if form.dim == 2:
         return terms.sum(2).sum(0)
     batch, tokens, channels = terms.shape
-    # At least two, however few tokens there are: a program that is recorded with one block is for one block alone, and
-    # Inductor's cache of programs gives it to a call with more.
+    # At least two, however few tokens there are: a program with one block would be for that alone, and calls with more
+    # tokens would be compiled for again.
     blocks = tokens // _BLOCK + 2
     padded = functional.pad(terms, (0, 0, 0, blocks * _BLOCK - tokens))
     return padded.view(batch, blocks, _BLOCK, channels).sum(2).sum((0, 1))
