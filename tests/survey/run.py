@@ -1,6 +1,7 @@
 """Every model type of the installed transformers: what is fused in it, and whether it computes what it did.
 
-    python -m survey.run [model types] [--kernels npu] [--publish] [--plan-only] [--jobs 2] [--fresh] [--keep]
+    python -m survey.run [model types, or "class OP/FOLDER/NAME"] [--kernels npu] [--publish] [--plan-only]
+        [--jobs 2] [--fresh] [--keep]
 
 Inductor's kernels are asked about everything there is; others run what was compared with these on. Model types that are
 named are recorded, and with ``--publish`` their records take the place of the published ones.
@@ -101,14 +102,28 @@ def judged(release: str, do: Callable[[Sequence[str]], list[dict[str, Any]]]) ->
 
 
 def among_the_published(release: str, kernels: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is published of *release*, with *records* in the place of those of the same model types.
+    """What is published of *release*, with *records* in the place of those of the same model types and classes.
 
-    The summary stays that of the last whole run.
+    The totals of the classes are counted anew, for the ops that the last whole run asked about. The rest of the summary
+    stays that of the last whole run.
     """
-    by = "records" if kernels == COMPILED else f"by {kernels}"
-    fresh = {r["model_type"]: r for r in (without_code(records) if kernels == COMPILED else in_short(records))}
-    merged = [fresh.get(r.get("model_type"), r) for r in published()[release][by]]
-    return {by: merged}
+    now = published()[release]
+    if kernels != COMPILED:
+        fresh = {record["model_type"]: record for record in in_short(records)}
+        return {f"by {kernels}": [fresh.get(record["model_type"], record) for record in now[f"by {kernels}"]]}
+    fresh = {_task(record): record for record in without_code(records)}
+    merged = contents(release, [fresh.get(_task(record), record) for record in now["records"]])
+    asked = now["summary"]["ops"]
+    totals = {op: numbers for op, numbers in merged["summary"]["ops"].items() if op in asked}
+    kept = [answer for answer in merged["answers"] if answer["op"] in asked]
+    return merged | {"answers": kept, "summary": now["summary"] | {"ops": totals}}
+
+
+def _task(record: Mapping[str, Any]) -> str:
+    """What `survey` is asked for to make *record*."""
+    if "model_type" in record:
+        return str(record["model_type"])
+    return CLASS + "/".join(record[name] for name in ("op", "folder", "class"))
 
 
 def model_types() -> list[str]:
