@@ -29,7 +29,7 @@ class _CachedLaunches:
     For each launch the JIT asks what a program is compiled for: the type of each argument, whether a pointer is aligned
     to 16 bytes, whether an integer is 1 or divisible by 16. Here the values themselves are the key, which takes less;
     and a program is compiled from its key alone, so it depends on nothing else. Pointers that are not aligned have
-    none. Knobs of Triton that are set later have no effect on what was started before, but for hooks.
+    none. Of Triton's knobs only the hooks of launches have an effect on what was started before they were set.
     """
 
     def __init__(self, fn: Any) -> None:
@@ -47,7 +47,8 @@ class _CachedLaunches:
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         if len(arguments) < len(self._names):  # what is compiled knows no names
             arguments += tuple([options.pop(name) for name in self._names[len(arguments) :]])
-        dtypes, address = [], 0
+        dtypes: list[torch.dtype | None] = []
+        address = 0
         for argument in arguments:
             if argument is None:
                 dtypes.append(None)
