@@ -25,7 +25,7 @@ def compiled(monkeypatch):
 
     class Recording:
         def __init__(self, name):
-            self.name, self.program = name, getattr(launches.programs, name)
+            self.name, self.program = name, getattr(launches.programs, name).fn
             self.program.device_caches.clear()
 
         def __getitem__(self, grid):

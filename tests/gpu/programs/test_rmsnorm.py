@@ -26,7 +26,7 @@ def processors(monkeypatch):
 def nothing_compiled():
     """Of what earlier tests needed, so that each sees what it needs itself."""
     for program in (programs.forward, programs.backward, programs.add_up):
-        program.device_caches.clear()
+        program.fn.device_caches.clear()
 
 
 def norm(x, weight, **options):
@@ -105,7 +105,7 @@ def test_rows_are_moved_by_16_bytes(width):
     with compile_only(90):
         norm(*leaves(64, width))
     for program in (programs.forward, programs.backward):
-        ((kernels, *_),) = program.device_caches.values()
+        ((kernels, *_),) = program.fn.device_caches.values()
         (kernel,) = kernels.values()
         moves = set(re.findall(r"(?:ld|st)\.global\S*?((?:\.v\d)?\.b\d+)", kernel.asm["ptx"]))
         assert ".v4.b32" in moves

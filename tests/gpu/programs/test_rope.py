@@ -19,7 +19,7 @@ HALF, BFLOAT16 = "half", torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def nothing_compiled():
-    rotate.device_caches.clear()
+    rotate.fn.device_caches.clear()
 
 
 def arguments(variant=HALF, width=128, part=1.0, x=BFLOAT16, table=None, batch=1, length=7, heads=(32, 8)):
@@ -38,7 +38,7 @@ def forward_and_backward(variant=HALF, **sizes):
 
 def widths(access):
     """Bytes that the instructions of the one program read or write at a time, for each of them."""
-    (cache,) = [caches[0] for caches in rotate.device_caches.values()]
+    (cache,) = [caches[0] for caches in rotate.fn.device_caches.values()]
     (program,) = cache.values()
     found = re.findall(rf"{access}\.global(?:\.v(\d))?\.b(\d+)", program.asm["ptx"])
     return [int(count or 1) * int(bits) // 8 for count, bits in found]

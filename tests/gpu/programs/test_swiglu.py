@@ -42,7 +42,7 @@ def compiled(monkeypatch):
 
     class Recording:
         def __init__(self, name):
-            self.name, self.program = name, getattr(launches.programs, name)
+            self.name, self.program = name, getattr(launches.programs, name).fn
 
         def __getitem__(self, grid):
             def launch(*arguments, **constants):

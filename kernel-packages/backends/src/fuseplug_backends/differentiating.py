@@ -14,7 +14,11 @@ from .tracing import transparent
 
 def recording(*tensors: Tensor | None) -> bool:
     """Whether a gradient of one of *tensors* is recorded, here and now."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def differentiated_again() -> bool:

@@ -13,4 +13,7 @@ MODEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def have_model_dtypes(*tensors: Tensor | None) -> bool:
     """Whether the dtype of each of *tensors* is one of `MODEL_DTYPES`; ``None`` is passed over."""
-    return all(tensor is None or tensor.dtype in MODEL_DTYPES for tensor in tensors)
+    for tensor in tensors:  # noqa: SIM110 - a generator takes the host longer
+        if tensor is not None and tensor.dtype not in MODEL_DTYPES:
+            return False
+    return True

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
         vjp,
     )
     from ..tracing import transparent
+    from .caching import cached_launches
     from .launching import Operation, offsets_fit, operation, shared_memory
 
 __all__ = [
     "FORMULAS",
     "Operation",
     "TritonKernel",
+    "cached_launches",
     "differentiable",
     "differentiable_linear",
     "differentiated_again",
@@ -45,6 +47,7 @@ __getattr__, __dir__ = lazy(
             "..differentiating",
         ),
         "transparent": "..tracing",
+        "cached_launches": ".caching",
         **dict.fromkeys(("Operation", "offsets_fit", "operation", "shared_memory"), ".launching"),
     },
 )

@@ -24,10 +24,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fuseplug_backends.triton import cached_launches
+
 _LOWEST = tl.constexpr(-3.4028234e38)
 """Below every logit, and finite: differences from it are numbers."""
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["width", "ignore_index"])
 def measure(
     logits,
@@ -70,6 +73,7 @@ def measure(
             tl.store(mean + row, of_mean)
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["width", "ignore_index", "upstream_stride", "of_entropy_stride", "of_mean_stride"])
 def differentiate(
     logits,
@@ -113,6 +117,7 @@ def differentiate(
         )  # fmt: skip
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["width", "ignore_index", "upstream_stride"])
 def measure_and_differentiate(
     logits,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fuseplug_backends.triton import operation
+from fuseplug_backends.triton import cached_launches, operation
 
 from . import tiles
 
@@ -47,6 +47,7 @@ def combine(out: Tensor, rows: Tensor, index: Tensor, weights: Tensor | None, ex
     )
 
 
+@cached_launches
 @triton.jit
 def _combine(out, rows, index, weights, experts, width, K: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
@@ -100,6 +101,7 @@ def combine_backward(
     )
 
 
+@cached_launches
 @triton.jit
 def _combine_backward(
     of_rows, of_weights, grad, rows, index, weights, experts, width, K: tl.constexpr, BLOCK: tl.constexpr

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fuseplug_backends.triton import operation
+from fuseplug_backends.triton import cached_launches, operation
 from fuseplug_backends.triton.activations import clamped_up, gate_factor
 
 from ...reference import GATES
@@ -125,6 +125,7 @@ def gate_backward(
     )
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["slots"])
 def _gate_backward(
     of_before,
@@ -249,6 +250,7 @@ def _piece(
     return tl.sum(tl.where(mask, inner * value, 0.0), 1)
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["slots"])
 def _weights_backward(
     of_weights,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fuseplug_backends.triton import operation
+from fuseplug_backends.triton import cached_launches, operation
 from fuseplug_backends.triton.activations import clamped_up, gate_factor
 
 from ...reference import GATES
@@ -110,6 +110,7 @@ def project_gated(
     )
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["slots"])
 def _project_gated(
     inner,

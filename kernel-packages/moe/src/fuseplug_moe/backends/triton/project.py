@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fuseplug_backends.triton import operation
+from fuseplug_backends.triton import cached_launches, operation
 
 from . import tiles
 from .operands import matrices, matrix, product
@@ -86,6 +86,7 @@ def project(
     )
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["slots"])
 def _project(
     out,

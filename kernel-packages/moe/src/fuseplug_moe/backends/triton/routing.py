@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fuseplug_backends.triton import operation
+from fuseplug_backends.triton import cached_launches, operation
 
 from . import tiles
 
@@ -60,6 +60,7 @@ def sort(route: Tensor, index: Tensor, experts: int) -> None:
     _scatter[(blocks,)](route, rows, index, slots, experts, BLOCK=_BLOCK)
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["slots", "tiles"])
 def _sort(route, index, slots, tiles, experts, HEIGHT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr):
     expert = tl.program_id(0)
@@ -76,6 +77,7 @@ def _sort(route, index, slots, tiles, experts, HEIGHT: tl.constexpr, BLOCK: tl.c
         row += tl.sum(mine.to(tl.int32))
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["slots"])
 def _count(counts, index, slots, experts, BLOCK: tl.constexpr, BINS: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -84,6 +86,7 @@ def _count(counts, index, slots, experts, BLOCK: tl.constexpr, BINS: tl.constexp
     tl.store(counts + tl.program_id(0) * (experts + 1) + bins, histogram, mask=bins <= experts)
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["slots", "tiles", "blocks"])
 def _place(
     route,
@@ -114,6 +117,7 @@ def _place(
         row += tl.sum(own)
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["slots"])
 def _scatter(route, rows, index, slots, experts, BLOCK: tl.constexpr):
     place = tl.arange(0, BLOCK)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fuseplug_backends.triton import operation
+from fuseplug_backends.triton import cached_launches, operation
 
 from . import tiles
 from .operands import dot
@@ -61,6 +61,7 @@ def weight_gradient(
     )
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["slots"])
 def _weight_gradient(
     out,
@@ -133,6 +134,7 @@ def bias_gradient(
     _bias_gradient[(experts, -(-width // block))](out, rows, weights, route, slots, width, K=k, BLOCK=block, DEPTH=32)
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["slots"])
 def _bias_gradient(out, rows, weights, route, slots, width, K: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):
     expert = tl.program_id(0)

@@ -21,6 +21,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fuseplug_backends.triton import cached_launches
+
 
 @triton.jit
 def _scale(weight, first, column, WIDTH: tl.constexpr, OFFSET: tl.constexpr):
@@ -44,6 +46,7 @@ def _slope(gate, SIGMOID: tl.constexpr):
     return factor * (1.0 - factor) if SIGMOID else factor * (1.0 + gate * (1.0 - factor))
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["tokens"])
 def forward(
     y,
@@ -101,6 +104,7 @@ def forward(
     tl.store(y + result, u, mask=inside)
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["tokens"])
 def backward(
     dx,
@@ -188,6 +192,7 @@ def backward(
         tl.store(dweight + at, tl.sum(dscale, axis=0, keep_dims=True), mask=column < WIDTH)
 
 
+@cached_launches
 @triton.jit(do_not_specialize=["parts"])
 def add_up(result, partial, parts, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The sum of the *parts* rows of *partial*, always in the same order."""

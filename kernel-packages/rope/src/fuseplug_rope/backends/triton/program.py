@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 import triton
 import triton.language as tl
 
+from fuseplug_backends.triton import cached_launches
+
 Order = Literal["halves", "pairs"]
 
 
@@ -61,6 +63,7 @@ _VARYING = (
 )
 
 
+@cached_launches
 @triton.jit(do_not_specialize=_VARYING)
 def rotate(
     q,

@@ -45,8 +45,10 @@ rope = computed_by(compute, reference.rope)
 
 def _rotated(variant: Variant, xs: Sequence[Tensor], tables: Sequence[Tensor]) -> Any:
     q, k = xs if len(xs) == 2 else (xs[0], None)
-    q_dtype, *k_dtype = [reference.result_dtype(variant, x, q, *tables) for x in xs]
-    return rotate(q, k, *tables, q_dtype, *(k_dtype or [q_dtype]), variant.name, False)
+    q_dtype = k_dtype = reference.result_dtype(variant, q, q, *tables)
+    if k is not None and k.dtype is not q.dtype:
+        k_dtype = reference.result_dtype(variant, k, q, *tables)
+    return rotate(q, k, *tables, q_dtype, k_dtype, variant.name, False)
 
 
 def _rotated_back(

@@ -65,9 +65,9 @@ def gated(
     if not y.numel():
         return
     width = y.shape[-1]
-    tiles, constants = _constants(width, activation, variant, layout if up is None else "separate")
+    tiles, warps, constants = _constants(width, activation, variant, layout if up is None else "separate")
     programs.forward[(y.numel() // width * tiles,)](
-        y, *_inputs(gate, up, width), *_numbers(activation, limit, scale, beta), **constants
+        y, *_inputs(gate, up, width), *_numbers(activation, limit, scale, beta), *constants, num_warps=warps
     )
 
 
@@ -94,30 +94,25 @@ def gated_backward(
     if not dy.numel():
         return
     width = dy.shape[-1]
-    tiles, constants = _constants(width, activation, variant, layout if up is None else "separate")
+    tiles, warps, constants = _constants(width, activation, variant, layout if up is None else "separate")
     programs.backward[(dy.numel() // width * tiles,)](
         gradients[0] if of_gate else None,
         gradients[-1] if of_up else None,
         dy.contiguous(),
         *_inputs(gate, up, width),
         *_numbers(activation, limit, scale, beta),
-        **constants,
+        *constants,
+        num_warps=warps,
     )
 
 
 @functools.lru_cache(maxsize=1024)
-def _constants(width: int, activation: str, variant: str, layout: str) -> tuple[int, dict[str, Any]]:
-    """Into how many tiles a row is cut, and what is compiled in."""
+def _constants(width: int, activation: str, variant: str, layout: str) -> tuple[int, int, tuple[Any, ...]]:
+    """Into how many tiles a row is cut, the warps of a program, and what is compiled in."""
     row = VARIANTS[variant]
     block = min(_TILE, 1 << (width - 1).bit_length())
-    return -(-width // block), {
-        "FORMULA": ACTIVATIONS[activation].formula,
-        "CLAMP": row.clamp,
-        "OFFSET": row.offset,
-        "LAYOUT": layout,
-        "BLOCK": block,
-        "num_warps": max(1, block // _ELEMENTS_OF_A_WARP),
-    }
+    warps = max(1, block // _ELEMENTS_OF_A_WARP)
+    return -(-width // block), warps, (ACTIVATIONS[activation].formula, row.clamp, row.offset, layout, block)
 
 
 def _numbers(activation: str, limit: float | None, scale: float | None, beta: float) -> tuple[float, float, float]:

@@ -17,9 +17,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fuseplug_backends.triton import cached_launches
 from fuseplug_backends.triton.activations import clamped_up, gate_factor
 
 
+@cached_launches
 @triton.jit
 def forward(
     y,
@@ -48,6 +50,7 @@ def forward(
     tl.store(y + row * width + at, activated * factor, mask=at < width)
 
 
+@cached_launches
 @triton.jit
 def backward(
     dgate,
