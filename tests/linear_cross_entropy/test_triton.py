@@ -50,7 +50,7 @@ def launched(backend, monkeypatch):
             started.append((self.name, *grid))
             return self.program[grid]
 
-    for name in (MEASURE, DIFFERENTIATE, BOTH):
+    for name in (MEASURE, DIFFERENTIATE, BOTH):  # which have a program for each token
         monkeypatch.setattr(launches.programs, name, Recording(name))
     return started
 
@@ -128,17 +128,29 @@ def test_results_repeat_to_the_bit(device, monkeypatch):
 @pytest.mark.parametrize("wanted", [("hidden",), ("weight", "bias")], ids=str)
 def test_only_the_gradients_that_are_wanted_are_made(backend, monkeypatch, wanted, reduction):
     filled = []
-    filling = launches._filling
-    monkeypatch.setattr(launches, "_filling", lambda results, *rest: filled.append(results) or filling(results, *rest))
+    gradients = launches.Gradients
+    monkeypatch.setattr(launches, "Gradients", lambda sums, *rest: filled.append(sums) or gradients(sums, *rest))
     losses(reduction=reduction)[0](**backend.on(tensors(bias=True), *wanted)).sum().backward()
-    assert [len(results) for results in filled] == [len(wanted)]
+    assert [len(sums) for sums in filled] == [len(wanted)]
 
 
-def test_a_gradient_is_scaled_in_float32_and_rounded_once(device):
-    gradient, third = torch.tensor([3.0, 5.0], dtype=BF16, device=device), torch.tensor(1 / 3, device=device)
-    expected = (gradient.float() * third).to(BF16)
-    assert not torch.equal(gradient * third.to(BF16), expected)
-    assert torch.equal(launches.scale(gradient, third), expected)
+@pytest.mark.parametrize(("wide", "dtype"), [(BF16, BF16), (SINGLE, BF16), (SINGLE, SINGLE)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 1600), (5001,), (1,)])
+def test_a_gradient_is_scaled_in_float32_and_rounded_once(device, wide, dtype, shape):
+    gradient, third = torch.randn(shape, dtype=wide, device=device), torch.tensor(1 / 3, device=device)
+    assert torch.equal(launches.scale(gradient, third, dtype), (gradient.float() * third).to(dtype))
+    of_half = third.to(BF16)  # as it is if the loss is
+    assert torch.equal(launches.scale(gradient, of_half, dtype), (gradient.float() * of_half.float()).to(dtype))
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(7, BF16), (3, SINGLE)])
+def test_a_sum_of_several_chunks_is_kept_in_float32(device, monkeypatch, tokens, kept):
+    monkeypatch.setattr(launches, "BUDGET", tokens * 64 * 2)
+    leaves = [t.to(device).requires_grad_() for t in tensors(BF16, bias=True).values()]
+    loss = losses()[0](*leaves)
+    of_hidden, of_weight, of_bias = loss.grad_fn.saved_tensors[:3]
+    assert (of_hidden.dtype, of_weight.dtype, of_bias.dtype) == (BF16, kept, SINGLE)
+    assert [t.dtype for t in torch.autograd.grad(loss, leaves)] == [BF16] * 3
 
 
 def test_large_logits_do_not_overflow(check):
@@ -207,7 +219,7 @@ def test_the_operations_pass_the_checks_of_torch(device):
         launches.measure: (hidden, weight, labels, bias, *terms, True, True),
         launches.measure_and_differentiate: (hidden, weight, labels, bias, of_token, *terms, [True, True, True]),
         launches.differentiate: (hidden, weight, labels, None, *[of_token] * 5, *terms, [False, True, False]),
-        launches.scale: (weight, torch.tensor(2.0, device=device)),
+        launches.scale: (weight, torch.tensor(2.0, device=device), BF16),
     }
     for operation, arguments in calls.items():
         torch.library.opcheck(operation.op, arguments, test_utils=checks)

@@ -8,10 +8,10 @@ logits are widened to float32:
 ================  ==================================================================================================
 each call         19 over a number for each token
 each chunk        2 matmuls, and for the gradient of the weight 1; with several chunks 2 for each 16,384 words, because
-                  the product is in half precision and the sum in float32, and at the end a cast of that
+                  the product is in half precision and the sum in float32
 each piece        7: cast, log-softmax, that of the label, exp, product, that of the label, cast; 1 more for a factor of
                   the logits, 5 for a cap, 2 for smoothing
-the backward      3 for each gradient, and each 16,384 rows of it: cast, product, cast
+the backward      for each gradient, and each 16,384 rows of it, 3: cast, product, cast; 2 for a sum in float32
 ================  ==================================================================================================
 
 torch_npu's own ``npu_cross_entropy_loss`` is not used. Its log-probabilities, of which its gradient is made, have the
@@ -36,7 +36,7 @@ from fuseplug_backends.inductor import plain
 from .. import reference
 from ..reference import LogProbs, Loss
 from . import recorded
-from .chunks import Gradients, chunks, rows_of_chunk
+from .chunks import Gradients, chunks, gradient_sums, rows_of_chunk
 from .recorded import Terms
 
 BUDGET = 1 << 29
@@ -124,7 +124,6 @@ def _differentiate(
         for piece, part in tokens.pieces(at, logits):
             part.copy_(tokens.gradient(*tokens.log_probabilities(part), piece, coefficients))
         gradients.add(at, logits)
-    gradients.finish()
     return results
 
 
@@ -141,12 +140,11 @@ def _measure_and_differentiate(
             tokens.take(logp, piece)
             part.copy_(tokens.gradient(logp, tanh, piece, coefficients))
         gradients.add(at, logits)
-    gradients.finish()
     return [tokens.values(), *results]
 
 
-def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
-    result = torch.empty_like(gradient)
+def _scale(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    result = torch.empty_like(gradient, dtype=dtype)
     for first in range(0, len(gradient), _WORDS):
         some = slice(first, first + _WORDS)
         result[some].copy_(gradient[some].float() * factor)
@@ -164,12 +162,8 @@ def _gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[list[Tensor], Gradients]:
     """Memory for the gradients that are wanted, and what fills it."""
-    of_hidden, of_weight, of_bias = (
-        torch.empty_like(t, memory_format=torch.contiguous_format) if need and t is not None else None
-        for t, need in zip((hidden, weight, bias), wanted, strict=True)
-    )
-    gradients = Gradients(of_hidden, of_weight, of_bias, hidden=hidden, weight=weight, rows=_rows(hidden, weight))
-    return [t for t in (of_hidden, of_weight, of_bias) if t is not None], gradients
+    sums = gradient_sums(hidden, weight, bias, wanted, _rows(hidden, weight))
+    return sums, Gradients(sums, wanted, hidden, weight)
 
 
 def _rows(hidden: Tensor, weight: Tensor) -> int:

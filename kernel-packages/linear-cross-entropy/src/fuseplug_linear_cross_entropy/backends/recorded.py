@@ -1,6 +1,7 @@
 """Losses and log-probabilities, with their gradients, from the operations of a backend.
 
 The gradients of a mean or a sum are made in the forward, where each logit is computed once. The backward scales them.
+What was added up in float32 is kept so until then, and rounded once.
 Without a reduction, and for log-probabilities, the gradient of each token is known in the backward only, which computes
 the logits anew. So it is for float16: there the gradient of a mean is too small for its dtype unless the loss is
 scaled, and by how much is in the gradient of the loss.
@@ -50,17 +51,18 @@ class Operations(NamedTuple):
             `differentiate` is to be given again, in float32.
         differentiate: Takes the gradient of the value; the gradient of the entropy, and the entropy, or ``None`` twice;
             the gradient of the mean or ``None``; what `measure` wanted kept, or ``None``; the terms; and which of the
-            gradients of hidden, weight and bias are wanted. Gives these.
+            gradients of hidden, weight and bias are wanted. Gives these; those that are sums may be in float32.
         measure_and_differentiate: Takes the gradient of the value, the terms, and which gradients are wanted. Gives the
-            value and these.
-        scale: Takes a tensor and a number, of no dimension and on its device. Gives their product, rounded once.
+            value and these; those that are sums may be in float32.
+        scale: Takes a tensor, a number of no dimension and on its device, and a dtype. Gives their product in that
+            dtype, rounded once.
         serves: Whether the operations can be put between tensors and their gradients, here and now.
     """
 
     measure: Callable[..., list[Tensor]]
     differentiate: Callable[..., list[Tensor]]
     measure_and_differentiate: Callable[..., list[Tensor]]
-    scale: Callable[[Tensor, Tensor], Tensor]
+    scale: Callable[[Tensor, Tensor, torch.dtype], Tensor]
     serves: Callable[..., bool]
 
 
@@ -199,8 +201,9 @@ def _differentiate(form: _Form, needs: Sequence[bool], *tensors: Any) -> list[Te
     of_entropy, entropy = (of_others.pop(0), kept.pop(0)) if form.entropy else (None, None)
     of_mean = of_others.pop(0) if form.mean else None
     lse = kept[-1] if len(kept) > form.mean else None
-    gradients = (of_value, of_entropy, entropy, of_mean, lse, *form.terms, needs[:3])
-    return form.operations.differentiate(hidden, weight, labels, bias, *gradients)
+    known = (of_value, of_entropy, entropy, of_mean, lse, *form.terms, needs[:3])
+    gradients = form.operations.differentiate(hidden, weight, labels, bias, *known)
+    return [_rounded(gradient, hidden.dtype) for gradient in gradients]
 
 
 def _formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, ...]:
@@ -224,9 +227,10 @@ def _reduced_forward(
     return _reduced(form, value.sum(), count), gradients
 
 
-def _reduced_backward(form: _Form, needs: Sequence[bool], upstream: Tensor, *saved: Tensor) -> list[Tensor]:
+def _reduced_backward(form: _Form, _needs: Sequence[bool], upstream: Tensor, *saved: Tensor) -> list[Tensor]:
     """What was made is scaled, in new memory each time: the graph may be kept, and what is returned is the caller's."""
-    return [form.operations.scale(gradient, upstream) for gradient in saved[: sum(needs)]]
+    *gradients, hidden, _, _, _ = saved
+    return [form.operations.scale(gradient, upstream, hidden.dtype) for gradient in gradients]
 
 
 def _reduced_formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:

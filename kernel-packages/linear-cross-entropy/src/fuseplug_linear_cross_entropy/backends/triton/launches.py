@@ -6,11 +6,12 @@ import functools
 from collections.abc import Iterator, Sequence
 
 import torch
+import triton
 from torch import Tensor
 
 from fuseplug_backends.triton import operation
 
-from ..chunks import Gradients, chunks, rows_of_chunk
+from ..chunks import Gradients, chunks, gradient_sums, rows_of_chunk
 from . import programs
 
 BUDGET = 1 << 30
@@ -34,6 +35,9 @@ At most two such programs fit a multiprocessor, or one beyond 32 registers. So o
 
 _LOAD = 16
 
+_SCALED = 1 << 12
+"""Elements of a gradient that a program scales: 16 for each thread of 8 warps, two loads of a half type."""
+
 _INPUTS = "Tensor hidden, Tensor weight, Tensor labels, Tensor? bias"
 _TERMS = "int ignore_index, float picked, float spread, float inner, float outer, bool capped"
 
@@ -44,8 +48,7 @@ def _numbers(hidden: Tensor) -> Tensor:
 
 
 def _gradients(hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]) -> list[Tensor]:
-    every = zip((hidden, weight, bias), wanted, strict=True)
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, need in every if need and t is not None]
+    return gradient_sums(hidden, weight, bias, wanted, _rows(hidden, weight))
 
 
 def _measure_results(
@@ -135,8 +138,11 @@ def differentiate(
     capped: bool,
     wanted: Sequence[bool],
 ) -> None:
-    """Of the gradients of hidden, weight and bias those that are *wanted*; what else there is, is from `measure`."""
-    gradients = _filling(results, hidden, weight, wanted)
+    """Of the gradients of hidden, weight and bias those that are *wanted*; what else there is, is from `measure`.
+
+    They are as `gradient_sums` has them.
+    """
+    gradients = Gradients(results, wanted, hidden, weight)
     for at, logits, sizes, constants in _chunks(hidden, weight, bias):
         programs.differentiate[(len(logits),)](
             logits,
@@ -159,7 +165,6 @@ def differentiate(
             **constants,
         )
         gradients.add(at, logits)
-    gradients.finish()
 
 
 def _both_results(
@@ -188,8 +193,11 @@ def measure_and_differentiate(
     capped: bool,
     wanted: Sequence[bool],
 ) -> None:
-    """The value of each token, then the gradients that are *wanted*, for an *upstream* that is known beforehand."""
-    gradients = _filling(results[1:], hidden, weight, wanted)
+    """The value of each token, then the gradients that are *wanted*, for an *upstream* that is known beforehand.
+
+    They are as `gradient_sums` has them.
+    """
+    gradients = Gradients(results[1:], wanted, hidden, weight)
     for at, logits, sizes, constants in _chunks(hidden, weight, bias):
         programs.measure_and_differentiate[(len(logits),)](
             logits,
@@ -208,18 +216,18 @@ def measure_and_differentiate(
             **constants,
         )
         gradients.add(at, logits)
-    gradients.finish()
 
 
-def _like(gradient: Tensor, _factor: Tensor) -> Tensor:
-    return torch.empty_like(gradient)
+def _scaled(gradient: Tensor, _factor: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(gradient, dtype=dtype)
 
 
-@operation("fuseplug_linear_cross_entropy::scale(Tensor gradient, Tensor factor) -> Tensor", _like)
-def scale(result: Tensor, gradient: Tensor, factor: Tensor) -> None:
-    """*gradient* times *factor*, one number of float32, on the device; rounded once."""
-    # With a dimension the factor counts for the dtype of the product; without one it would be rounded first.
-    torch.mul(gradient, factor.reshape((1,) * gradient.dim()), out=result)
+@operation("fuseplug_linear_cross_entropy::scale(Tensor gradient, Tensor factor, ScalarType dtype) -> Tensor", _scaled)
+def scale(result: Tensor, gradient: Tensor, factor: Tensor, _dtype: torch.dtype) -> None:
+    """*gradient*, contiguous, times *factor*, one number on the device; in *dtype*, rounded once."""
+    # Not torch.mul: a tensor in half precision times a number in float32 is moved by single elements.
+    size = gradient.numel()
+    programs.scale[(triton.cdiv(size, _SCALED),)](gradient, factor, result, size, BLOCK=_SCALED, num_warps=8)
 
 
 def _chunks(
@@ -232,14 +240,8 @@ def _chunks(
         yield at, logits, (width, stride), _constants(stride * hidden.element_size(), hidden.element_size())
 
 
-def _filling(results: Sequence[Tensor], hidden: Tensor, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
-    memory = iter(results)
-    of_hidden, of_weight, of_bias = (next(memory, None) if need else None for need in wanted)
-    return Gradients(of_hidden, of_weight, of_bias, hidden=hidden, weight=weight, rows=_rows(hidden, weight))
-
-
 def _rows(hidden: Tensor, weight: Tensor) -> int:
-    return rows_of_chunk(len(hidden), -(-len(weight) // _ROW) * _ROW * hidden.element_size(), BUDGET)
+    return rows_of_chunk(hidden.shape[0], -(-weight.shape[0] // _ROW) * _ROW * hidden.element_size(), BUDGET)
 
 
 @functools.lru_cache(maxsize=64)

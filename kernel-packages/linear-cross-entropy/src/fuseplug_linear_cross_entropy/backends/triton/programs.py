@@ -150,6 +150,15 @@ def measure_and_differentiate(
 
 
 @triton.jit
+def scale(gradient, factor, result, size, BLOCK: tl.constexpr):
+    """Write *gradient* times *factor*, one number in memory, as *result*; each ``(size,)``, computed in float32."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    scaled = tl.load(gradient + at, mask=inside).to(tl.float32) * tl.load(factor).to(tl.float32)
+    tl.store(result + at, scaled, mask=inside)
+
+
+@triton.jit
 def _measured(
     logits,
     label,
