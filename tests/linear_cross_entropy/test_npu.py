@@ -14,10 +14,10 @@ from fuseplug_linear_cross_entropy.reference import scaled, softcapped
 
 @pytest.fixture
 def cut(monkeypatch):
-    """Has chunks of so many tokens, and pieces of them, of logits in bfloat16."""
+    """Has chunks of so many tokens, and pieces of them."""
 
     def into(chunk, piece):
-        monkeypatch.setattr(npu, "BUDGET", chunk * WORDS * 2)
+        monkeypatch.setattr(npu, "rows_of_chunk", lambda *_: chunk)
         monkeypatch.setattr(npu, "WORKING", piece * WORDS * 4)
 
     return into

@@ -49,10 +49,10 @@ def cut(backend, kernel, monkeypatch):
 
     def into(tokens, itemsize=4):
         if backend.name == "npu":
-            monkeypatch.setattr(kernel, "BUDGET", tokens * WORDS * itemsize)
+            monkeypatch.setattr(kernel, "rows_of_chunk", lambda *_: tokens)
             monkeypatch.setattr(kernel, "WORKING", min(tokens, 2) * WORDS * 4)
         elif backend.name == "triton":
-            monkeypatch.setattr(kernel.launches, "BUDGET", tokens * 64 * itemsize)  # a row in memory has 64 words
+            monkeypatch.setattr(kernel.launches, "rows_of_chunk", lambda *_: tokens)
         else:
             for name in ("_BYTES", "_BYTES_FOR_WEIGHT"):
                 monkeypatch.setattr(kernel.chunks, name, tokens * WORDS * itemsize)

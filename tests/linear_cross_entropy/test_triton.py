@@ -80,6 +80,19 @@ def test_large_chunks_have_the_rows_of_whole_tiles():
     assert launches.rows_of_chunk(1700, 151936 * 2, 100 * 151936 * 2) == 100
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(9, 9), (10, 4)])
+@pytest.mark.parametrize("wanted", ["weight", "hidden"])
+def test_a_single_chunk_may_have_the_memory_of_the_sum(backend, launched, monkeypatch, tokens, rows, wanted):
+    monkeypatch.setattr(launches, "BUDGET", 4 * 64 * 2)
+    arguments = {
+        **tensors(BF16, tokens=tokens),
+        "weight": torch.randn(20, 8).to(BF16),
+    }  # whose sum has five rows' bytes
+    arguments["hidden"] = arguments["hidden"][:, :8].contiguous()
+    losses(labels_for(tokens, 20))[0](**backend.on(arguments, wanted))
+    assert launched[0] == (BOTH, rows if wanted == "weight" else 4)
+
+
 @pytest.mark.parametrize(
     ("dtype", "reduction", "programs"),
     [(SINGLE, "mean", [BOTH]), (SINGLE, "none", [DIFFERENTIATE, MEASURE]), (HALF, "mean", [DIFFERENTIATE, MEASURE])],
@@ -115,7 +128,7 @@ def test_more_words_than_16_bits_count(check):
 
 
 def test_results_repeat_to_the_bit(device, monkeypatch):
-    monkeypatch.setattr(launches, "BUDGET", int(2.8 * 64 * 2))
+    monkeypatch.setattr(launches, "rows_of_chunk", lambda *_: 2)
     results = []
     for _ in range(2):
         leaves = [t.to(device).requires_grad_() for t in tensors(BF16).values()]
@@ -143,9 +156,9 @@ def test_a_gradient_is_scaled_in_float32_and_rounded_once(device, wide, dtype, s
     assert torch.equal(launches.scale(gradient, of_half, dtype), (gradient.float() * of_half.float()).to(dtype))
 
 
-@pytest.mark.parametrize(("tokens", "kept"), [(7, BF16), (3, SINGLE)])
-def test_a_sum_of_several_chunks_is_kept_in_float32(device, monkeypatch, tokens, kept):
-    monkeypatch.setattr(launches, "BUDGET", tokens * 64 * 2)
+@pytest.mark.parametrize(("rows", "kept"), [(7, BF16), (3, SINGLE)])
+def test_a_sum_of_several_chunks_is_kept_in_float32(device, monkeypatch, rows, kept):
+    monkeypatch.setattr(launches, "rows_of_chunk", lambda *_: rows)
     leaves = [t.to(device).requires_grad_() for t in tensors(BF16, bias=True).values()]
     loss = losses()[0](*leaves)
     of_hidden, of_weight, of_bias = loss.grad_fn.saved_tensors[:3]

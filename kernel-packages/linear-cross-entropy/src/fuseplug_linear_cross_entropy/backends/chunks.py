@@ -14,11 +14,16 @@ _WORDS = 1 << 14
 """Rows of the weight's gradient for which a product in half precision is held before it is added in float32."""
 
 
-def rows_of_chunk(tokens: int, row_bytes: int, budget: int) -> int:
-    """How many of *tokens* a chunk has if the logits of one take *row_bytes*, and those of a chunk *budget* bytes."""
-    most = max(1, budget // row_bytes)
-    if tokens <= most:
+def rows_of_chunk(tokens: int, row_bytes: int, budget: int, sum_of: Tensor | None = None) -> int:
+    """How many of *tokens* a chunk has if the logits of one take *row_bytes*, and those of a chunk *budget* bytes.
+
+    With several chunks the gradient of the weight *sum_of*, if that is wanted, is in float32 besides, unless it is so
+    anyway. The logits of a single chunk may have that memory.
+    """
+    spared = 0 if sum_of is None or sum_of.dtype is torch.float32 else 4 * sum_of.numel()
+    if tokens * row_bytes <= budget + spared:
         return tokens
+    most = max(1, budget // row_bytes)
     return most // _ROWS * _ROWS or most
 
 

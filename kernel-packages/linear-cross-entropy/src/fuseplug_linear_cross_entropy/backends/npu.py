@@ -40,7 +40,7 @@ from .chunks import Gradients, chunks, gradient_sums, rows_of_chunk
 from .recorded import Terms
 
 BUDGET = 1 << 29
-"""Bytes of the logits of a chunk: 1536 tokens of 151,936 words in half precision.
+"""Bytes of the logits of one of several chunks: 1536 tokens of 151,936 words in half precision.
 
 With several chunks 12 bytes are moved for each element of the weight's gradient, and ``2 · rows`` operations are its
 product: by 376 TFLOP/s and 1.6 TB/s, those of an Atlas A2, that takes 1410 / rows of the product's own time.
@@ -120,7 +120,7 @@ def _differentiate(
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
     coefficients = tokens.coefficients(upstream, of_entropy=of_entropy, entropy=entropy, of_mean=of_mean)
     results, gradients = _gradients(hidden, weight, bias, wanted)
-    for at, logits in _chunks(hidden, weight, bias):
+    for at, logits in _chunks(hidden, weight, bias, of_weight=wanted[1]):
         for piece, part in tokens.pieces(at, logits):
             part.copy_(tokens.gradient(*tokens.log_probabilities(part), piece, coefficients))
         gradients.add(at, logits)
@@ -134,7 +134,7 @@ def _measure_and_differentiate(
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
     coefficients = tokens.coefficients(upstream, of_entropy=None, entropy=None, of_mean=None)
     results, gradients = _gradients(hidden, weight, bias, wanted)
-    for at, logits in _chunks(hidden, weight, bias):
+    for at, logits in _chunks(hidden, weight, bias, of_weight=wanted[1]):
         for piece, part in tokens.pieces(at, logits):
             logp, tanh = tokens.log_probabilities(part)
             tokens.take(logp, piece)
@@ -154,20 +154,22 @@ def _scale(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 _OPERATIONS = recorded.Operations(_measure, _differentiate, _measure_and_differentiate, _scale, serves=plain)
 
 
-def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    return chunks(hidden, weight, bias, rows=_rows(hidden, weight), row_stride=len(weight))
+def _chunks(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, of_weight: bool = False
+) -> Iterator[tuple[slice, Tensor]]:
+    return chunks(hidden, weight, bias, rows=_rows(hidden, weight, of_weight), row_stride=len(weight))
 
 
 def _gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[list[Tensor], Gradients]:
     """Memory for the gradients that are wanted, and what fills it."""
-    sums = gradient_sums(hidden, weight, bias, wanted, _rows(hidden, weight))
+    sums = gradient_sums(hidden, weight, bias, wanted, _rows(hidden, weight, of_weight=wanted[1]))
     return sums, Gradients(sums, wanted, hidden, weight)
 
 
-def _rows(hidden: Tensor, weight: Tensor) -> int:
-    return rows_of_chunk(len(hidden), len(weight) * hidden.element_size(), BUDGET)
+def _rows(hidden: Tensor, weight: Tensor, of_weight: bool) -> int:
+    return rows_of_chunk(len(hidden), len(weight) * hidden.element_size(), BUDGET, weight if of_weight else None)
 
 
 class _Coefficients(NamedTuple):

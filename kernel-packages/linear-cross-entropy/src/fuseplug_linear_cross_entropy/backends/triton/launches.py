@@ -15,7 +15,7 @@ from ..chunks import Gradients, chunks, gradient_sums, rows_of_chunk
 from . import programs
 
 BUDGET = 1 << 30
-"""Bytes of the logits of a chunk: 3328 tokens of 151,936 words, or 16,640 of 32,000, in half precision.
+"""Bytes of the logits of one of several chunks: 3328 tokens of 151,936 words, or 16,640 of 32,000, in half precision.
 
 The logits of 8192 tokens of 151,936 words are 2.5 GB so, and eager has them in float32 more than twice as well. A chunk
 costs a pass over the weight's gradient in float32, read and written. On an H200 these tokens, of 2048 elements, take
@@ -48,7 +48,7 @@ def _numbers(hidden: Tensor) -> Tensor:
 
 
 def _gradients(hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]) -> list[Tensor]:
-    return gradient_sums(hidden, weight, bias, wanted, _rows(hidden, weight))
+    return gradient_sums(hidden, weight, bias, wanted, _rows(hidden, weight, of_weight=wanted[1]))
 
 
 def _measure_results(
@@ -143,7 +143,7 @@ def differentiate(
     They are as `gradient_sums` has them.
     """
     gradients = Gradients(results, wanted, hidden, weight)
-    for at, logits, sizes, constants in _chunks(hidden, weight, bias):
+    for at, logits, sizes, constants in _chunks(hidden, weight, bias, of_weight=wanted[1]):
         programs.differentiate[(len(logits),)](
             logits,
             labels[at],
@@ -198,7 +198,7 @@ def measure_and_differentiate(
     They are as `gradient_sums` has them.
     """
     gradients = Gradients(results[1:], wanted, hidden, weight)
-    for at, logits, sizes, constants in _chunks(hidden, weight, bias):
+    for at, logits, sizes, constants in _chunks(hidden, weight, bias, of_weight=wanted[1]):
         programs.measure_and_differentiate[(len(logits),)](
             logits,
             labels[at],
@@ -231,17 +231,18 @@ def scale(result: Tensor, gradient: Tensor, factor: Tensor, _dtype: torch.dtype)
 
 
 def _chunks(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, of_weight: bool = False
 ) -> Iterator[tuple[slice, Tensor, tuple[int, int], dict[str, int]]]:
     """What `chunks` yields, then width and stride of the rows, and what is compiled in."""
     width = len(weight)
     stride = -(-width // _ROW) * _ROW
-    for at, logits in chunks(hidden, weight, bias, rows=_rows(hidden, weight), row_stride=stride):
+    for at, logits in chunks(hidden, weight, bias, rows=_rows(hidden, weight, of_weight), row_stride=stride):
         yield at, logits, (width, stride), _constants(stride * hidden.element_size(), hidden.element_size())
 
 
-def _rows(hidden: Tensor, weight: Tensor) -> int:
-    return rows_of_chunk(hidden.shape[0], -(-weight.shape[0] // _ROW) * _ROW * hidden.element_size(), BUDGET)
+def _rows(hidden: Tensor, weight: Tensor, of_weight: bool) -> int:
+    row_bytes = -(-weight.shape[0] // _ROW) * _ROW * hidden.element_size()
+    return rows_of_chunk(hidden.shape[0], row_bytes, BUDGET, weight if of_weight else None)
 
 
 @functools.lru_cache(maxsize=64)
