@@ -84,11 +84,8 @@ def test_large_chunks_have_the_rows_of_whole_tiles():
 @pytest.mark.parametrize("wanted", ["weight", "hidden"])
 def test_a_single_chunk_may_have_the_memory_of_the_sum(backend, launched, monkeypatch, tokens, rows, wanted):
     monkeypatch.setattr(launches, "BUDGET", 4 * 64 * 2)
-    arguments = {
-        **tensors(BF16, tokens=tokens),
-        "weight": torch.randn(20, 8).to(BF16),
-    }  # whose sum has five rows' bytes
-    arguments["hidden"] = arguments["hidden"][:, :8].contiguous()
+    # The sum has as many bytes as the logits of five tokens.
+    arguments = {"hidden": torch.randn(tokens, 8, dtype=BF16), "weight": torch.randn(20, 8, dtype=BF16)}
     losses(labels_for(tokens, 20))[0](**backend.on(arguments, wanted))
     assert launched[0] == (BOTH, rows if wanted == "weight" else 4)
 
@@ -172,10 +169,12 @@ def test_large_logits_do_not_overflow(check):
     check(logprobs(entropy=True), arguments)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_nan_as_in_the_reference(device, value):
+@pytest.mark.parametrize(
+    ("words", "value"), [(slice(None), math.nan), (slice(None), math.inf), (slice(None), -math.inf), (5, math.inf)]
+)
+def test_what_is_not_finite_is_nan_as_in_the_reference(device, words, value):
     arguments = {name: t.to(device) for name, t in tensors(bias=True).items()}
-    arguments["bias"][:] = value
+    arguments["bias"][words] = value
     ours, theirs = (function(**arguments) for function in logprobs(entropy=True))
     torch.testing.assert_close([t.isnan() for t in ours], [t.isnan() for t in theirs])
     assert ours[0].isnan().any()
