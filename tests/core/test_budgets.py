@@ -27,7 +27,7 @@ LINES = {
     "kernel-packages/backends/src": 1424,
     "kernel-packages/causal-conv1d/src": 370,
     "kernel-packages/liger/src": 530,
-    "kernel-packages/linear-cross-entropy/src": 2556,
+    "kernel-packages/linear-cross-entropy/src": 2582,
     "kernel-packages/moe/src": 3820,
     "kernel-packages/rmsnorm/src": 1190,
     "kernel-packages/rope/src": 1960,

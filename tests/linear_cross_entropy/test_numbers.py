@@ -53,6 +53,7 @@ def cut(backend, kernel, monkeypatch):
             monkeypatch.setattr(kernel, "WORKING", min(tokens, 2) * WORDS * 4)
         elif backend.name == "triton":
             monkeypatch.setattr(kernel.launches, "rows_of_chunk", lambda *_: tokens)
+            monkeypatch.setattr(kernel.launches, "KEPT", 0.0)
         else:
             for name in ("_BYTES", "_BYTES_FOR_WEIGHT"):
                 monkeypatch.setattr(kernel.chunks, name, tokens * WORDS * itemsize)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
-from support.thorough import few_on
+from support.thorough import covering, few_on
 from support.vocabularies import (
     BF16,
     DOUBLE,
+    DTYPES,
     HALF,
     REDUCTIONS,
     SINGLE,
@@ -53,6 +55,17 @@ def launched(backend, monkeypatch):
     for name in (MEASURE, DIFFERENTIATE, BOTH):  # which have a program for each token
         monkeypatch.setattr(launches.programs, name, Recording(name))
     return started
+
+
+@pytest.fixture(autouse=True)
+def keep(monkeypatch):
+    """Has the logits kept for the backward, or not: until it is called, they are not."""
+
+    def keep(kept):
+        monkeypatch.setattr(launches, "KEPT", math.inf if kept else 0.0)
+
+    keep(False)
+    return keep
 
 
 @pytest.fixture
@@ -106,6 +119,47 @@ def test_a_loss_is_computed_once_if_the_upstream_gradient_is_known(launched, dev
 @pytest.fixture
 def device(backend):
     return backend.device
+
+
+@pytest.mark.parametrize(
+    ("steps", "reduction", "smoothing", "bias", "dtype"),
+    covering(itertools.product([(FLOAT,), (), softcapped(3.0)], ["mean", "sum"], [0.0, 0.2], [False, True], DTYPES)),
+    ids=str,
+)
+def test_kept_logits_are_computed_once(check, keep, launched, steps, reduction, smoothing, bias, dtype):
+    keep(True)
+    check(losses(steps=steps, reduction=reduction, label_smoothing=smoothing), tensors(dtype, bias))
+    assert launched == [(MEASURE, TOKENS), (DIFFERENTIATE, TOKENS)]
+
+
+def test_the_backward_may_be_run_twice_on_kept_logits(device, keep, launched):
+    keep(True)
+    leaves = [t.to(device).requires_grad_() for t in tensors(BF16).values()]
+    loss = losses()[0](*leaves)
+    first, second = (torch.autograd.grad(loss, leaves, retain_graph=again) for again in (True, False))
+    assert all(map(torch.equal, first, second))
+    assert kinds(launched) == [DIFFERENTIATE, MEASURE]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted", "kept"),
+    [(2048, "both", True), (2113, "both", False), (2049, "weight", False), (1, "hidden", False)],
+)
+def test_logits_are_kept_if_they_are_small_beside_the_gradients(tokens, wanted, kept, monkeypatch):
+    monkeypatch.undo()
+    hidden, weight = (torch.empty(n, 4096, dtype=BF16, device="meta") for n in (tokens, 128256))
+    hidden.requires_grad_(wanted != "weight")
+    weight.requires_grad_(wanted != "hidden")
+    assert launches.keeps(hidden, weight) == kept
+
+
+@pytest.mark.parametrize(("reduction", "kept"), [("none", False), ("mean", True)])
+def test_without_a_reduction_no_logits_are_kept(backend, keep, reduction, kept):
+    keep(True)
+    shapes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t):
+        losses(reduction=reduction)[0](**backend.on(tensors(), "hidden", "weight"))
+    assert ((TOKENS, 64) in shapes) == kept
 
 
 @pytest.mark.parametrize("words", few_on("triton", [1000, 1, 64, 129]))
@@ -228,9 +282,9 @@ def test_the_operations_pass_the_checks_of_torch(device):
     labels, terms = labels_for().to(device), (-100, 1.0, 0.1, 1.0, 1.0, False)
     of_token = torch.rand(TOKENS, device=device)
     calls = {
-        launches.measure: (hidden, weight, labels, bias, *terms, True, True),
+        launches.measure: (hidden, weight, labels, bias, *terms, True, True, True),
         launches.measure_and_differentiate: (hidden, weight, labels, bias, of_token, *terms, [True, True, True]),
-        launches.differentiate: (hidden, weight, labels, None, *[of_token] * 5, *terms, [False, True, False]),
+        launches.differentiate: (hidden, weight, labels, None, *[of_token] * 5, None, *terms, [False, True, False]),
         launches.scale: (weight, torch.tensor(2.0, device=device), BF16),
     }
     for operation, arguments in calls.items():

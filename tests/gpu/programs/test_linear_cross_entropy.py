@@ -34,6 +34,7 @@ def compiled(monkeypatch):
 
             return launch
 
+    monkeypatch.setattr(launches, "KEPT", 0.0)
     for name in NAMES:
         monkeypatch.setattr(launches.programs, name, Recording(name))
     return found

@@ -27,25 +27,22 @@ def rows_of_chunk(tokens: int, row_bytes: int, budget: int, sum_of: Tensor | Non
     return most // _ROWS * _ROWS or most
 
 
-def chunks(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: int, row_stride: int
-) -> Iterator[tuple[slice, Tensor]]:
-    """Compute the logits of *rows* tokens after another, in the dtype of *hidden*, each time in the same memory.
+def chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Compute the logits of some tokens after another, each time in the same memory.
 
     Args:
         hidden: ``(tokens, hidden)``.
         weight: ``(vocabulary, hidden)``.
         bias: ``(vocabulary,)`` or ``None``.
-        rows: Of all chunks but the last.
-        row_stride: How far apart rows lie in memory, at least ``vocabulary``.
+        buffer: That memory, ``(rows, at least vocabulary)``, in the dtype of *hidden*: all chunks but the last have as
+            many tokens.
 
     Yields:
         Which tokens they are, and their logits, which may be written over.
     """
-    buffer = hidden.new_empty((min(rows, len(hidden)), row_stride))[:, : len(weight)]
-    for first in range(0, len(hidden), rows):
-        at = slice(first, min(first + rows, len(hidden)))
-        logits = buffer[: at.stop - first]
+    for first in range(0, len(hidden), len(buffer)):
+        at = slice(first, min(first + len(buffer), len(hidden)))
+        logits = buffer[: at.stop - first, : len(weight)]
         # With out=, autocast around a backward has no say.
         if bias is None:
             torch.mm(hidden[at], weight.t(), out=logits)

@@ -87,7 +87,7 @@ linear_logprob = computed_by(compute_logprob, reference.linear_logprob)
 
 
 def _measure(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *arguments: Any) -> list[Tensor]:
-    *numbers, entropy, mean = arguments
+    *numbers, entropy, mean, _ = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight), mean=mean)
     entropies = []
     for at, logits in _chunks(hidden, weight, bias):
@@ -113,7 +113,8 @@ def _differentiate(
     of_entropy: Tensor | None,
     entropy: Tensor | None,
     of_mean: Tensor | None,
-    _kept: None,
+    _lse: None,
+    _logits: None,
     *arguments: Any,
 ) -> list[Tensor]:
     *numbers, wanted = arguments
@@ -151,13 +152,16 @@ def _scale(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return result
 
 
-_OPERATIONS = recorded.Operations(_measure, _differentiate, _measure_and_differentiate, _scale, serves=plain)
+_OPERATIONS = recorded.Operations(
+    _measure, _differentiate, _measure_and_differentiate, _scale, serves=plain, keeps=lambda *_: False
+)
 
 
 def _chunks(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, *, of_weight: bool = False
 ) -> Iterator[tuple[slice, Tensor]]:
-    return chunks(hidden, weight, bias, rows=_rows(hidden, weight, of_weight), row_stride=len(weight))
+    rows = min(_rows(hidden, weight, of_weight), len(hidden))
+    return chunks(hidden, weight, bias, hidden.new_empty((rows, len(weight))))
 
 
 def _gradients(
