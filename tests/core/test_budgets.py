@@ -27,7 +27,7 @@ LINES = {
     "kernel-packages/backends/src": 1480,
     "kernel-packages/causal-conv1d/src": 370,
     "kernel-packages/liger/src": 530,
-    "kernel-packages/linear-cross-entropy/src": 2560,
+    "kernel-packages/linear-cross-entropy/src": 2587,
     "kernel-packages/moe/src": 3831,
     "kernel-packages/rmsnorm/src": 1190,
     "kernel-packages/rope/src": 1963,

@@ -14,10 +14,10 @@ from fuseplug_linear_cross_entropy.reference import scaled, softcapped
 
 @pytest.fixture
 def cut(monkeypatch):
-    """Has chunks of so many tokens, and pieces of them, of logits in bfloat16."""
+    """Has chunks of so many tokens, and pieces of them."""
 
     def into(chunk, piece):
-        monkeypatch.setattr(npu, "BUDGET", chunk * WORDS * 2)
+        monkeypatch.setattr(npu, "rows_of_chunk", lambda *_: chunk)
         monkeypatch.setattr(npu, "WORKING", piece * WORDS * 4)
 
     return into
@@ -50,21 +50,22 @@ ONCE = counter(eq=1, clamp=1, ne=2, sum=2, _to_copy=1, reciprocal=1, clone=2, ma
 )
 PIECE = counter(_to_copy=1, _log_softmax=1, gather=1, exp_=1, mul_=1, scatter_add_=1, copy_=1)
 SCALED = counter(_to_copy=1, mul=1, copy_=1)
+SUM_SCALED = counter(mul=1, copy_=1)
 
 
 def test_a_mean_launches_what_the_docstring_says(host_npu):
     forward, backward = launches(host_npu, BF16)
     assert forward == ONCE + PIECE + counter(mm=3)
     assert backward == times(2, SCALED)
-    assert (ONCE.total(), PIECE.total(), SCALED.total()) == (19, 7, 3)
+    assert (ONCE.total(), PIECE.total(), SCALED.total(), SUM_SCALED.total()) == (19, 7, 3, 2)
 
 
 def test_several_chunks_add_in_float32(host_npu, cut, monkeypatch):
     cut(4, 2)
     monkeypatch.setattr(chunks, "_WORDS", 25)
-    forward, _ = launches(host_npu, BF16)
-    of_weight = counter(mm=4, copy_=2, add_=2) + counter(copy_=1)
-    assert forward == ONCE + times(4, PIECE) + counter(mm=4) + of_weight
+    forward, backward = launches(host_npu, BF16)
+    assert forward == ONCE + times(4, PIECE) + counter(mm=4) + counter(mm=4, copy_=2, add_=2)
+    assert backward == SCALED + SUM_SCALED
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_a_gradient_is_scaled_in_float32_and_rounded_once(host_npu):
     gradient, third = torch.tensor([3.0, 5.0], dtype=BF16), torch.tensor(1 / 3)
     expected = (gradient.float() * third).to(BF16)
     assert not torch.equal(gradient * third.to(BF16), expected)
-    assert torch.equal(npu._scale(gradient.to("npu"), third.to("npu")).cpu(), expected)
+    assert torch.equal(npu._scale(gradient.to("npu"), third.to("npu"), BF16).cpu(), expected)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
-from support.thorough import few_on
+from support.thorough import covering, few_on
 from support.vocabularies import (
     BF16,
     DOUBLE,
+    DTYPES,
     HALF,
     REDUCTIONS,
     SINGLE,
@@ -50,9 +52,20 @@ def launched(backend, monkeypatch):
             started.append((self.name, *grid))
             return self.program[grid]
 
-    for name in (MEASURE, DIFFERENTIATE, BOTH):
+    for name in (MEASURE, DIFFERENTIATE, BOTH):  # which have a program for each token
         monkeypatch.setattr(launches.programs, name, Recording(name))
     return started
+
+
+@pytest.fixture(autouse=True)
+def keep(monkeypatch):
+    """Has the logits kept for the backward, or not: until it is called, they are not."""
+
+    def keep(kept):
+        monkeypatch.setattr(launches, "KEPT", math.inf if kept else 0.0)
+
+    keep(False)
+    return keep
 
 
 @pytest.fixture
@@ -80,6 +93,16 @@ def test_large_chunks_have_the_rows_of_whole_tiles():
     assert launches.rows_of_chunk(1700, 151936 * 2, 100 * 151936 * 2) == 100
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(9, 9), (10, 4)])
+@pytest.mark.parametrize("wanted", ["weight", "hidden"])
+def test_a_single_chunk_may_have_the_memory_of_the_sum(backend, launched, monkeypatch, tokens, rows, wanted):
+    monkeypatch.setattr(launches, "BUDGET", 4 * 64 * 2)
+    # The sum has as many bytes as the logits of five tokens.
+    arguments = {"hidden": torch.randn(tokens, 8, dtype=BF16), "weight": torch.randn(20, 8, dtype=BF16)}
+    losses(labels_for(tokens, 20))[0](**backend.on(arguments, wanted))
+    assert launched[0] == (BOTH, rows if wanted == "weight" else 4)
+
+
 @pytest.mark.parametrize(
     ("dtype", "reduction", "programs"),
     [(SINGLE, "mean", [BOTH]), (SINGLE, "none", [DIFFERENTIATE, MEASURE]), (HALF, "mean", [DIFFERENTIATE, MEASURE])],
@@ -96,6 +119,47 @@ def test_a_loss_is_computed_once_if_the_upstream_gradient_is_known(launched, dev
 @pytest.fixture
 def device(backend):
     return backend.device
+
+
+@pytest.mark.parametrize(
+    ("steps", "reduction", "smoothing", "bias", "dtype"),
+    covering(itertools.product([(FLOAT,), (), softcapped(3.0)], ["mean", "sum"], [0.0, 0.2], [False, True], DTYPES)),
+    ids=str,
+)
+def test_kept_logits_are_computed_once(check, keep, launched, steps, reduction, smoothing, bias, dtype):
+    keep(True)
+    check(losses(steps=steps, reduction=reduction, label_smoothing=smoothing), tensors(dtype, bias))
+    assert launched == [(MEASURE, TOKENS), (DIFFERENTIATE, TOKENS)]
+
+
+def test_the_backward_may_be_run_twice_on_kept_logits(device, keep, launched):
+    keep(True)
+    leaves = [t.to(device).requires_grad_() for t in tensors(BF16).values()]
+    loss = losses()[0](*leaves)
+    first, second = (torch.autograd.grad(loss, leaves, retain_graph=again) for again in (True, False))
+    assert all(map(torch.equal, first, second))
+    assert kinds(launched) == [DIFFERENTIATE, MEASURE]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted", "kept"),
+    [(2048, "both", True), (2113, "both", False), (2049, "weight", False), (1, "hidden", False)],
+)
+def test_logits_are_kept_if_they_are_small_beside_the_gradients(tokens, wanted, kept, monkeypatch):
+    monkeypatch.undo()
+    hidden, weight = (torch.empty(n, 4096, dtype=BF16, device="meta") for n in (tokens, 128256))
+    hidden.requires_grad_(wanted != "weight")
+    weight.requires_grad_(wanted != "hidden")
+    assert launches.keeps(hidden, weight) == kept
+
+
+@pytest.mark.parametrize(("reduction", "kept"), [("none", False), ("mean", True)])
+def test_without_a_reduction_no_logits_are_kept(backend, keep, reduction, kept):
+    keep(True)
+    shapes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t):
+        losses(reduction=reduction)[0](**backend.on(tensors(), "hidden", "weight"))
+    assert ((TOKENS, 64) in shapes) == kept
 
 
 @pytest.mark.parametrize("words", few_on("triton", [1000, 1, 64, 129]))
@@ -115,7 +179,7 @@ def test_more_words_than_16_bits_count(check):
 
 
 def test_results_repeat_to_the_bit(device, monkeypatch):
-    monkeypatch.setattr(launches, "BUDGET", int(2.8 * 64 * 2))
+    monkeypatch.setattr(launches, "rows_of_chunk", lambda *_: 2)
     results = []
     for _ in range(2):
         leaves = [t.to(device).requires_grad_() for t in tensors(BF16).values()]
@@ -128,17 +192,29 @@ def test_results_repeat_to_the_bit(device, monkeypatch):
 @pytest.mark.parametrize("wanted", [("hidden",), ("weight", "bias")], ids=str)
 def test_only_the_gradients_that_are_wanted_are_made(backend, monkeypatch, wanted, reduction):
     filled = []
-    filling = launches._filling
-    monkeypatch.setattr(launches, "_filling", lambda results, *rest: filled.append(results) or filling(results, *rest))
+    gradients = launches.Gradients
+    monkeypatch.setattr(launches, "Gradients", lambda sums, *rest: filled.append(sums) or gradients(sums, *rest))
     losses(reduction=reduction)[0](**backend.on(tensors(bias=True), *wanted)).sum().backward()
-    assert [len(results) for results in filled] == [len(wanted)]
+    assert [len(sums) for sums in filled] == [len(wanted)]
 
 
-def test_a_gradient_is_scaled_in_float32_and_rounded_once(device):
-    gradient, third = torch.tensor([3.0, 5.0], dtype=BF16, device=device), torch.tensor(1 / 3, device=device)
-    expected = (gradient.float() * third).to(BF16)
-    assert not torch.equal(gradient * third.to(BF16), expected)
-    assert torch.equal(launches.scale(gradient, third), expected)
+@pytest.mark.parametrize(("wide", "dtype"), [(BF16, BF16), (SINGLE, BF16), (SINGLE, SINGLE)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 1600), (5001,), (1,)])
+def test_a_gradient_is_scaled_in_float32_and_rounded_once(device, wide, dtype, shape):
+    gradient, third = torch.randn(shape, dtype=wide, device=device), torch.tensor(1 / 3, device=device)
+    assert torch.equal(launches.scale(gradient, third, dtype), (gradient.float() * third).to(dtype))
+    of_half = third.to(BF16)  # as it is if the loss is
+    assert torch.equal(launches.scale(gradient, of_half, dtype), (gradient.float() * of_half.float()).to(dtype))
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(7, BF16), (3, SINGLE)])
+def test_a_sum_of_several_chunks_is_kept_in_float32(device, monkeypatch, rows, kept):
+    monkeypatch.setattr(launches, "rows_of_chunk", lambda *_: rows)
+    leaves = [t.to(device).requires_grad_() for t in tensors(BF16, bias=True).values()]
+    loss = losses()[0](*leaves)
+    of_hidden, of_weight, of_bias = loss.grad_fn.saved_tensors[:3]
+    assert (of_hidden.dtype, of_weight.dtype, of_bias.dtype) == (BF16, kept, SINGLE)
+    assert [t.dtype for t in torch.autograd.grad(loss, leaves)] == [BF16] * 3
 
 
 def test_large_logits_do_not_overflow(check):
@@ -147,10 +223,12 @@ def test_large_logits_do_not_overflow(check):
     check(logprobs(entropy=True), arguments)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_nan_as_in_the_reference(device, value):
+@pytest.mark.parametrize(
+    ("words", "value"), [(slice(None), math.nan), (slice(None), math.inf), (slice(None), -math.inf), (5, math.inf)]
+)
+def test_what_is_not_finite_is_nan_as_in_the_reference(device, words, value):
     arguments = {name: t.to(device) for name, t in tensors(bias=True).items()}
-    arguments["bias"][:] = value
+    arguments["bias"][words] = value
     ours, theirs = (function(**arguments) for function in logprobs(entropy=True))
     torch.testing.assert_close([t.isnan() for t in ours], [t.isnan() for t in theirs])
     assert ours[0].isnan().any()
@@ -204,10 +282,10 @@ def test_the_operations_pass_the_checks_of_torch(device):
     labels, terms = labels_for().to(device), (-100, 1.0, 0.1, 1.0, 1.0, False)
     of_token = torch.rand(TOKENS, device=device)
     calls = {
-        launches.measure: (hidden, weight, labels, bias, *terms, True, True),
+        launches.measure: (hidden, weight, labels, bias, *terms, True, True, True),
         launches.measure_and_differentiate: (hidden, weight, labels, bias, of_token, *terms, [True, True, True]),
-        launches.differentiate: (hidden, weight, labels, None, *[of_token] * 5, *terms, [False, True, False]),
-        launches.scale: (weight, torch.tensor(2.0, device=device)),
+        launches.differentiate: (hidden, weight, labels, None, *[of_token] * 5, None, *terms, [False, True, False]),
+        launches.scale: (weight, torch.tensor(2.0, device=device), BF16),
     }
     for operation, arguments in calls.items():
         torch.library.opcheck(operation.op, arguments, test_utils=checks)

@@ -15,7 +15,7 @@ from fuseplug_testing.triton import compile_only
 
 BF16, SINGLE = torch.bfloat16, torch.float32
 WORDS = (32000, 50257, 151936)
-NAMES = ("measure", "differentiate", "measure_and_differentiate")
+NAMES = ("measure", "differentiate", "measure_and_differentiate", "scale")
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,7 @@ def compiled(monkeypatch):
 
             return launch
 
+    monkeypatch.setattr(launches, "KEPT", 0.0)
     for name in NAMES:
         monkeypatch.setattr(launches.programs, name, Recording(name))
     return found
@@ -41,7 +42,7 @@ def compiled(monkeypatch):
 
 def train(dtype=BF16, words=151936, tokens=2, steps=(FLOAT,), smoothing=0.0, ignore_index=-100, bias=False):
     """Start the kernels of a mean; of the losses of each token, mixed or not; and of log-probabilities with entropy."""
-    given = [torch.empty(tokens, 8, dtype=dtype), torch.empty(words, 8, dtype=dtype)]
+    given = [torch.empty(tokens, 16, dtype=dtype), torch.empty(words, 16, dtype=dtype)]
     given += [torch.empty(words, dtype=dtype)] if bias else []
     leaves = [t.requires_grad_() for t in given]
     labels = torch.zeros(tokens, dtype=torch.int64)
@@ -84,17 +85,27 @@ def test_logits_are_moved_by_16_bytes(compiled, words, dtype):
         assert not any(width == ".b16" for way, width in apart if way == "st")
 
 
+@pytest.mark.parametrize("dtype", [BF16, SINGLE], ids=str)
+def test_a_sum_in_float32_is_scaled_by_16_bytes(compiled, dtype):
+    with compile_only(90):
+        launches.scale(torch.empty(128, 64), torch.ones(()), dtype)
+    ptx = compiled["scale"].asm["ptx"]
+    assert ptx.count("ld.global.v4.b32") == 4
+    assert ptx.count("st.global.v4.b32") == (2 if dtype is BF16 else 4)
+
+
 @thorough
 def test_one_set_of_programs_serves_all_models_and_batches():
     with compile_only(90) as programs:
-        train()
+        train(bias=True)
         known = len(programs)
         for words in WORDS:
             for tokens in (1, 2, 16, 33):
                 train(words=words, tokens=tokens, ignore_index=words - 1, steps=scaled(0.1 + 1 / tokens), bias=True)
-    # Of a mean; and two each of losses, of losses to be mixed, and of log-probabilities with their entropy.
-    assert known == 1 + 2 + 2 + 2
-    assert len(programs) == known
+    # Of a mean, and what scales its gradients in half precision and in float32; and two each of losses, of losses to be
+    # mixed, and of log-probabilities with their entropy.
+    assert known == 1 + 2 + 2 + 2 + 2
+    assert [program.name for program in programs[known:]] == ["scale"]  # the gradient of a bias of an odd length
 
 
 def test_smoothing_is_another_program_only_where_logits_are_measured():

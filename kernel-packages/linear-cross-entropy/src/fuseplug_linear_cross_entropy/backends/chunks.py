@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,33 +14,35 @@ _WORDS = 1 << 14
 """Rows of the weight's gradient for which a product in half precision is held before it is added in float32."""
 
 
-def rows_of_chunk(tokens: int, row_bytes: int, budget: int) -> int:
-    """How many of *tokens* a chunk has if the logits of one take *row_bytes*, and those of a chunk *budget* bytes."""
-    most = max(1, budget // row_bytes)
-    if tokens <= most:
+def rows_of_chunk(tokens: int, row_bytes: int, budget: int, sum_of: Tensor | None = None) -> int:
+    """How many of *tokens* a chunk has if the logits of one take *row_bytes*, and those of a chunk *budget* bytes.
+
+    With several chunks the gradient of the weight *sum_of*, if that is wanted, is in float32 besides, unless it is so
+    anyway. The logits of a single chunk may have that memory.
+    """
+    spared = 0 if sum_of is None or sum_of.dtype is torch.float32 else 4 * sum_of.numel()
+    if tokens * row_bytes <= budget + spared:
         return tokens
+    most = max(1, budget // row_bytes)
     return most // _ROWS * _ROWS or most
 
 
-def chunks(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, rows: int, row_stride: int
-) -> Iterator[tuple[slice, Tensor]]:
-    """Compute the logits of *rows* tokens after another, in the dtype of *hidden*, each time in the same memory.
+def chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Compute the logits of some tokens after another, each time in the same memory.
 
     Args:
         hidden: ``(tokens, hidden)``.
         weight: ``(vocabulary, hidden)``.
         bias: ``(vocabulary,)`` or ``None``.
-        rows: Of all chunks but the last.
-        row_stride: How far apart rows lie in memory, at least ``vocabulary``.
+        buffer: That memory, ``(rows, at least vocabulary)``, in the dtype of *hidden*: all chunks but the last have as
+            many tokens.
 
     Yields:
         Which tokens they are, and their logits, which may be written over.
     """
-    buffer = hidden.new_empty((min(rows, len(hidden)), row_stride))[:, : len(weight)]
-    for first in range(0, len(hidden), rows):
-        at = slice(first, min(first + rows, len(hidden)))
-        logits = buffer[: at.stop - first]
+    for first in range(0, len(hidden), len(buffer)):
+        at = slice(first, min(first + len(buffer), len(hidden)))
+        logits = buffer[: at.stop - first, : len(weight)]
         # With out=, autocast around a backward has no say.
         if bias is None:
             torch.mm(hidden[at], weight.t(), out=logits)
@@ -49,53 +51,48 @@ def chunks(
         yield at, logits
 
 
-class Gradients:
-    """The gradients of hidden, weight and bias.
+def gradient_sums(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool], rows: int
+) -> list[Tensor]:
+    """Memory for those gradients of hidden, weight and bias that are *wanted*, for chunks of *rows* tokens.
 
-    That of the weight is a sum over tokens. In half precision those of several chunks are added in float32, and rounded
-    once, at the end.
+    They have the shapes of these. What is added up is in float32: the gradient of the weight if there are several
+    chunks, and that of the bias. The rest has the dtype of *hidden*.
+    """
+    of_weight = hidden.dtype if hidden.shape[0] <= rows else torch.float32  # len would be one number to a compiler
+    every = zip((hidden, weight, bias), (hidden.dtype, of_weight, torch.float32), wanted, strict=True)
+    return [
+        torch.empty_like(tensor, dtype=dtype, memory_format=torch.contiguous_format)
+        for tensor, dtype, need in every
+        if need and tensor is not None
+    ]
+
+
+class Gradients:
+    """The gradients of hidden, weight and bias, of which those of weight and bias are sums over the tokens.
 
     Args:
-        of_hidden: What to fill; ``None`` if that gradient is not wanted.
-        of_weight: Likewise.
-        of_bias: Likewise.
+        sums: What to fill, as `gradient_sums` makes it.
+        wanted: As for `gradient_sums`.
         hidden: As for `chunks`.
         weight: As for `chunks`.
-        rows: As for `chunks`.
     """
 
-    def __init__(
-        self,
-        of_hidden: Tensor | None,
-        of_weight: Tensor | None,
-        of_bias: Tensor | None,
-        hidden: Tensor,
-        weight: Tensor,
-        rows: int,
-    ) -> None:
-        self._of_hidden, self._of_weight, self._of_bias = of_hidden, of_weight, of_bias
+    def __init__(self, sums: Sequence[Tensor], wanted: Sequence[bool], hidden: Tensor, weight: Tensor) -> None:
+        memory = iter(sums)
+        self._of_hidden, self._of_weight, self._of_bias = (next(memory, None) if need else None for need in wanted)
         self._hidden, self._weight = hidden, weight
-        self._weight_sum = self._bias_sum = None
-        if of_weight is not None:
-            once = len(hidden) <= rows
-            self._weight_sum = of_weight if once else torch.empty_like(of_weight, dtype=torch.float32)
-        if of_bias is not None:
-            self._bias_sum = torch.zeros_like(of_bias, dtype=torch.float32)
+        if self._of_bias is not None:
+            self._of_bias.zero_()
 
     def add(self, at: slice, of_logits: Tensor) -> None:
         """Take the gradient of the logits of the tokens *at*."""
         if self._of_hidden is not None:
             torch.mm(of_logits, self._weight, out=self._of_hidden[at])
-        if self._weight_sum is not None:
-            _add_product(self._weight_sum, of_logits.t(), self._hidden[at], first=at.start == 0)
-        if self._bias_sum is not None:
-            self._bias_sum += of_logits.sum(0, dtype=torch.float32)
-
-    def finish(self) -> None:
-        """Round what was added up."""
-        for result, total in ((self._of_weight, self._weight_sum), (self._of_bias, self._bias_sum)):
-            if result is not None and total is not None and result is not total:
-                result.copy_(total)
+        if self._of_weight is not None:
+            _add_product(self._of_weight, of_logits.t(), self._hidden[at], first=at.start == 0)
+        if self._of_bias is not None:
+            self._of_bias += of_logits.sum(0, dtype=torch.float32)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:

@@ -8,10 +8,10 @@ logits are widened to float32:
 ================  ==================================================================================================
 each call         19 over a number for each token
 each chunk        2 matmuls, and for the gradient of the weight 1; with several chunks 2 for each 16,384 words, because
-                  the product is in half precision and the sum in float32, and at the end a cast of that
+                  the product is in half precision and the sum in float32
 each piece        7: cast, log-softmax, that of the label, exp, product, that of the label, cast; 1 more for a factor of
                   the logits, 5 for a cap, 2 for smoothing
-the backward      3 for each gradient, and each 16,384 rows of it: cast, product, cast
+the backward      for each gradient, and each 16,384 rows of it, 3: cast, product, cast; 2 for a sum in float32
 ================  ==================================================================================================
 
 torch_npu's own ``npu_cross_entropy_loss`` is not used. Its log-probabilities, of which its gradient is made, have the
@@ -36,11 +36,11 @@ from fuseplug_backends.inductor import plain
 from .. import reference
 from ..reference import LogProbs, Loss
 from . import recorded
-from .chunks import Gradients, chunks, rows_of_chunk
+from .chunks import Gradients, chunks, gradient_sums, rows_of_chunk
 from .recorded import Terms
 
 BUDGET = 1 << 29
-"""Bytes of the logits of a chunk: 1536 tokens of 151,936 words in half precision.
+"""Bytes of the logits of one of several chunks: 1536 tokens of 151,936 words in half precision.
 
 With several chunks 12 bytes are moved for each element of the weight's gradient, and ``2 · rows`` operations are its
 product: by 376 TFLOP/s and 1.6 TB/s, those of an Atlas A2, that takes 1410 / rows of the product's own time.
@@ -87,7 +87,7 @@ linear_logprob = computed_by(compute_logprob, reference.linear_logprob)
 
 
 def _measure(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *arguments: Any) -> list[Tensor]:
-    *numbers, entropy, mean = arguments
+    *numbers, entropy, mean, _ = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight), mean=mean)
     entropies = []
     for at, logits in _chunks(hidden, weight, bias):
@@ -113,18 +113,18 @@ def _differentiate(
     of_entropy: Tensor | None,
     entropy: Tensor | None,
     of_mean: Tensor | None,
-    _kept: None,
+    _lse: None,
+    _logits: None,
     *arguments: Any,
 ) -> list[Tensor]:
     *numbers, wanted = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
     coefficients = tokens.coefficients(upstream, of_entropy=of_entropy, entropy=entropy, of_mean=of_mean)
     results, gradients = _gradients(hidden, weight, bias, wanted)
-    for at, logits in _chunks(hidden, weight, bias):
+    for at, logits in _chunks(hidden, weight, bias, of_weight=wanted[1]):
         for piece, part in tokens.pieces(at, logits):
             part.copy_(tokens.gradient(*tokens.log_probabilities(part), piece, coefficients))
         gradients.add(at, logits)
-    gradients.finish()
     return results
 
 
@@ -135,45 +135,45 @@ def _measure_and_differentiate(
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
     coefficients = tokens.coefficients(upstream, of_entropy=None, entropy=None, of_mean=None)
     results, gradients = _gradients(hidden, weight, bias, wanted)
-    for at, logits in _chunks(hidden, weight, bias):
+    for at, logits in _chunks(hidden, weight, bias, of_weight=wanted[1]):
         for piece, part in tokens.pieces(at, logits):
             logp, tanh = tokens.log_probabilities(part)
             tokens.take(logp, piece)
             part.copy_(tokens.gradient(logp, tanh, piece, coefficients))
         gradients.add(at, logits)
-    gradients.finish()
     return [tokens.values(), *results]
 
 
-def _scale(gradient: Tensor, factor: Tensor) -> Tensor:
-    result = torch.empty_like(gradient)
+def _scale(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    result = torch.empty_like(gradient, dtype=dtype)
     for first in range(0, len(gradient), _WORDS):
         some = slice(first, first + _WORDS)
         result[some].copy_(gradient[some].float() * factor)
     return result
 
 
-_OPERATIONS = recorded.Operations(_measure, _differentiate, _measure_and_differentiate, _scale, serves=plain)
+_OPERATIONS = recorded.Operations(
+    _measure, _differentiate, _measure_and_differentiate, _scale, serves=plain, keeps=lambda *_: False
+)
 
 
-def _chunks(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    return chunks(hidden, weight, bias, rows=_rows(hidden, weight), row_stride=len(weight))
+def _chunks(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, *, of_weight: bool = False
+) -> Iterator[tuple[slice, Tensor]]:
+    rows = min(_rows(hidden, weight, of_weight), len(hidden))
+    return chunks(hidden, weight, bias, hidden.new_empty((rows, len(weight))))
 
 
 def _gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[list[Tensor], Gradients]:
     """Memory for the gradients that are wanted, and what fills it."""
-    of_hidden, of_weight, of_bias = (
-        torch.empty_like(t, memory_format=torch.contiguous_format) if need and t is not None else None
-        for t, need in zip((hidden, weight, bias), wanted, strict=True)
-    )
-    gradients = Gradients(of_hidden, of_weight, of_bias, hidden=hidden, weight=weight, rows=_rows(hidden, weight))
-    return [t for t in (of_hidden, of_weight, of_bias) if t is not None], gradients
+    sums = gradient_sums(hidden, weight, bias, wanted, _rows(hidden, weight, of_weight=wanted[1]))
+    return sums, Gradients(sums, wanted, hidden, weight)
 
 
-def _rows(hidden: Tensor, weight: Tensor) -> int:
-    return rows_of_chunk(len(hidden), len(weight) * hidden.element_size(), BUDGET)
+def _rows(hidden: Tensor, weight: Tensor, of_weight: bool) -> int:
+    return rows_of_chunk(len(hidden), len(weight) * hidden.element_size(), BUDGET, weight if of_weight else None)
 
 
 class _Coefficients(NamedTuple):

@@ -1,6 +1,7 @@
 """Losses and log-probabilities, with their gradients, from the operations of a backend.
 
 The gradients of a mean or a sum are made in the forward, where each logit is computed once. The backward scales them.
+What was added up in float32 is kept so until then, and rounded once. A backend may have the logits kept instead.
 Without a reduction, and for log-probabilities, the gradient of each token is known in the backward only, which computes
 the logits anew. So it is for float16: there the gradient of a mean is too small for its dtype unless the loss is
 scaled, and by how much is in the gradient of the loss.
@@ -45,23 +46,28 @@ class Operations(NamedTuple):
     one dtype of float16, bfloat16 and float32, each matrix in adjacent rows or columns, labels contiguous. Then:
 
     Attributes:
-        measure: Takes the `Terms`, one by one, and whether an entropy and whether the mean of the log-probabilities of
-            all words are asked for. Gives the value of each token, its entropy and mean if asked for, and what
-            `differentiate` is to be given again, in float32.
+        measure: Takes the `Terms`, one by one, and whether an entropy, the mean of the log-probabilities of all words,
+            and the logits are asked for. Gives the value of each token, its entropy and mean if asked for, what
+            `differentiate` is to be given again, all in float32, and the logits if asked for.
         differentiate: Takes the gradient of the value; the gradient of the entropy, and the entropy, or ``None`` twice;
-            the gradient of the mean or ``None``; what `measure` wanted kept, or ``None``; the terms; and which of the
-            gradients of hidden, weight and bias are wanted. Gives these.
+            the gradient of the mean or ``None``; what `measure` wanted kept, or ``None``; the logits, or ``None``; the
+            terms; and which of the gradients of hidden, weight and bias are wanted. Gives these; those that are sums
+            may be in float32.
         measure_and_differentiate: Takes the gradient of the value, the terms, and which gradients are wanted. Gives the
-            value and these.
-        scale: Takes a tensor and a number, of no dimension and on its device. Gives their product, rounded once.
+            value and these; those that are sums may be in float32.
+        scale: Takes a tensor, a number of no dimension and on its device, and a dtype. Gives their product in that
+            dtype, rounded once.
         serves: Whether the operations can be put between tensors and their gradients, here and now.
+        keeps: Takes hidden and weight. Says whether the logits of a mean or a sum are kept for the backward, rather
+            than gradients that it scales.
     """
 
     measure: Callable[..., list[Tensor]]
     differentiate: Callable[..., list[Tensor]]
     measure_and_differentiate: Callable[..., list[Tensor]]
-    scale: Callable[[Tensor, Tensor], Tensor]
+    scale: Callable[[Tensor, Tensor, torch.dtype], Tensor]
     serves: Callable[..., bool]
+    keeps: Callable[[Tensor, Tensor], bool]
 
 
 def compute(
@@ -77,11 +83,13 @@ def compute(
         return torch.stack((losses, -means))
     if loss.reduction == "none":
         return _measured(form, hidden, weight, labels, bias)[0]
-    if hidden.dtype is not torch.float16 and recording(hidden, weight, bias):
+    is_recorded = recording(hidden, weight, bias)
+    keep = is_recorded and operations.keeps(hidden, weight)
+    if is_recorded and not keep and hidden.dtype is not torch.float16:
         reduced = differentiable(_reduced_forward, _reduced_backward, _reduced_formula, operations.serves)
         result: Tensor = reduced(form, hidden, weight, bias, labels)
         return result
-    wide = form._replace(dtype=torch.float32)
+    wide = form._replace(dtype=torch.float32, keep=keep)
     total = _measured(wide, hidden, weight, labels, bias)[0].sum()
     return _reduced(form, total, _count(form, labels))
 
@@ -113,6 +121,7 @@ class _Form(NamedTuple):
         terms: As the operations have it.
         dtype: Of the result.
         entropy: For log-probabilities, whether there is an entropy too; ``None`` for a loss.
+        keep: Whether the logits are kept for the backward.
     """
 
     operations: Operations
@@ -120,6 +129,7 @@ class _Form(NamedTuple):
     terms: Terms
     dtype: torch.dtype
     entropy: bool | None
+    keep: bool = False
 
     @property
     def mean(self) -> bool:
@@ -186,21 +196,23 @@ def _measured(form: _Form, hidden: Tensor, weight: Tensor, labels: Tensor, bias:
 def _measure(
     form: _Form, _: Sequence[bool], hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
 ) -> tuple[tuple[Tensor, ...], Sequence[Tensor]]:
-    results = form.operations.measure(hidden, weight, labels, bias, *form.terms, *form.besides)
+    results = form.operations.measure(hidden, weight, labels, bias, *form.terms, *form.besides, form.keep)
     return tuple([_rounded(result, form.dtype) for result in results[: 1 + sum(form.besides)]]), results[1:]
 
 
 def _differentiate(form: _Form, needs: Sequence[bool], *tensors: Any) -> list[Tensor]:
-    """The logits are computed anew."""
+    """The logits are computed anew, unless they were kept."""
     *rest, hidden, weight, bias, labels = tensors
     number = 1 + sum(form.besides)
     upstream, kept = rest[:number], rest[number:]
+    logits = kept.pop() if form.keep else None
     of_value, *of_others = [gradient.float() for gradient in upstream]
     of_entropy, entropy = (of_others.pop(0), kept.pop(0)) if form.entropy else (None, None)
     of_mean = of_others.pop(0) if form.mean else None
     lse = kept[-1] if len(kept) > form.mean else None
-    gradients = (of_value, of_entropy, entropy, of_mean, lse, *form.terms, needs[:3])
-    return form.operations.differentiate(hidden, weight, labels, bias, *gradients)
+    known = (of_value, of_entropy, entropy, of_mean, lse, logits, *form.terms, needs[:3])
+    gradients = form.operations.differentiate(hidden, weight, labels, bias, *known)
+    return [_rounded(gradient, hidden.dtype) for gradient in gradients]
 
 
 def _formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, ...]:
@@ -224,9 +236,10 @@ def _reduced_forward(
     return _reduced(form, value.sum(), count), gradients
 
 
-def _reduced_backward(form: _Form, needs: Sequence[bool], upstream: Tensor, *saved: Tensor) -> list[Tensor]:
+def _reduced_backward(form: _Form, _needs: Sequence[bool], upstream: Tensor, *saved: Tensor) -> list[Tensor]:
     """What was made is scaled, in new memory each time: the graph may be kept, and what is returned is the caller's."""
-    return [form.operations.scale(gradient, upstream) for gradient in saved[: sum(needs)]]
+    *gradients, hidden, _, _, _ = saved
+    return [form.operations.scale(gradient, upstream, hidden.dtype) for gradient in gradients]
 
 
 def _reduced_formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from fuseplug_backends.triton import transparent
 from ... import reference
 from ...reference import LogProbs, Loss
 from .. import recorded
-from .launches import differentiate, measure, measure_and_differentiate, scale
+from .launches import differentiate, keeps, measure, measure_and_differentiate, scale
 
-_OPERATIONS = recorded.Operations(measure, differentiate, measure_and_differentiate, scale, serves=transparent)
+_OPERATIONS = recorded.Operations(measure, differentiate, measure_and_differentiate, scale, transparent, keeps)
 
 
 def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:

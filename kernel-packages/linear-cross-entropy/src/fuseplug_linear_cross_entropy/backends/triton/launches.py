@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
+import triton
 from torch import Tensor
 
 from fuseplug_backends.triton import operation
 
-from ..chunks import Gradients, chunks, rows_of_chunk
+from ..chunks import Gradients, chunks, gradient_sums, rows_of_chunk
 from . import programs
 
 BUDGET = 1 << 30
-"""Bytes of the logits of a chunk: 3328 tokens of 151,936 words, or 16,640 of 32,000, in half precision.
+"""Bytes of the logits of one of several chunks: 3328 tokens of 151,936 words, or 16,640 of 32,000, in half precision.
 
 The logits of 8192 tokens of 151,936 words are 2.5 GB so, and eager has them in float32 more than twice as well. A chunk
 costs a pass over the weight's gradient in float32, read and written. On an H200 these tokens, of 2048 elements, take
 27.7 ms forward and backward with a quarter of this budget, 25.7 with half of it, 24.7 with this one and 24.4 with twice
 as much.
+"""
+
+KEPT = 0.5
+"""Logits are kept for the backward if they take no more than this share of the memory of the gradients that are kept
+otherwise: those of 2048 tokens by a weight of 4096 elements a word, for example. Then nothing is scaled, and the logits
+and their gradient, beside the gradient of the weight, take no more memory than the gradients before and after scaling.
 """
 
 _ROW = 64
@@ -34,6 +41,9 @@ At most two such programs fit a multiprocessor, or one beyond 32 registers. So o
 
 _LOAD = 16
 
+_SCALED = 1 << 12
+"""Elements of a gradient that a program scales: 16 for each thread of 8 warps, two loads of a half type."""
+
 _INPUTS = "Tensor hidden, Tensor weight, Tensor labels, Tensor? bias"
 _TERMS = "int ignore_index, float picked, float spread, float inner, float outer, bool capped"
 
@@ -44,13 +54,12 @@ def _numbers(hidden: Tensor) -> Tensor:
 
 
 def _gradients(hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: Sequence[bool]) -> list[Tensor]:
-    every = zip((hidden, weight, bias), wanted, strict=True)
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, need in every if need and t is not None]
+    return gradient_sums(hidden, weight, bias, wanted, _rows(hidden, weight, of_weight=wanted[1]))
 
 
 def _measure_results(
     hidden: Tensor,
-    _weight: Tensor,
+    weight: Tensor,
     _labels: Tensor,
     _bias: Tensor | None,
     _ignore_index: int,
@@ -61,12 +70,14 @@ def _measure_results(
     _capped: bool,
     entropy: bool,
     mean: bool,
+    keep: bool,
 ) -> list[Tensor]:
-    return [_numbers(hidden) for _ in range(2 + entropy + mean)]
+    numbers = [_numbers(hidden) for _ in range(2 + entropy + mean)]
+    return [*numbers, _logits(hidden, weight, hidden.shape[0])] if keep else numbers
 
 
 @operation(
-    f"fuseplug_linear_cross_entropy::measure({_INPUTS}, {_TERMS}, bool entropy, bool mean) -> Tensor[]",
+    f"fuseplug_linear_cross_entropy::measure({_INPUTS}, {_TERMS}, bool entropy, bool mean, bool keep) -> Tensor[]",
     _measure_results,
 )
 def measure(
@@ -83,16 +94,24 @@ def measure(
     capped: bool,
     entropy: bool,
     mean: bool,
+    keep: bool,
 ) -> None:
-    """Value of each token, its entropy and mean if these are asked for, and lse, each ``(tokens,)`` in float32."""
-    for at, logits, sizes, constants in _chunks(hidden, weight, bias):
+    """Value of each token, its entropy and mean if these are asked for, and lse, each ``(tokens,)`` in float32.
+
+    With *keep* the logits besides, as `_logits` has them.
+    """
+    value, *rest = results
+    buffer = rest.pop() if keep else _logits(hidden, weight, _rows(hidden, weight))
+    lse = rest.pop()
+    sizes, constants = _layout(hidden, weight)
+    for at, logits in chunks(hidden, weight, bias, buffer):
         programs.measure[(len(logits),)](
             logits,
             labels[at],
-            results[0][at],
-            results[-1][at],
-            results[1][at] if entropy else None,
-            results[-2][at] if mean else None,
+            value[at],
+            lse[at],
+            rest[0][at] if entropy else None,
+            rest[-1][at] if mean else None,
             *sizes,
             ignore_index,
             picked,
@@ -113,7 +132,7 @@ def _differentiate_results(
 
 @operation(
     f"fuseplug_linear_cross_entropy::differentiate({_INPUTS}, Tensor upstream, Tensor? of_entropy, "
-    f"Tensor? entropy, Tensor? of_mean, Tensor lse, {_TERMS}, bool[3] wanted) -> Tensor[]",
+    f"Tensor? entropy, Tensor? of_mean, Tensor lse, Tensor? kept, {_TERMS}, bool[3] wanted) -> Tensor[]",
     _differentiate_results,
 )
 def differentiate(
@@ -127,6 +146,7 @@ def differentiate(
     entropy: Tensor | None,
     of_mean: Tensor | None,
     lse: Tensor,
+    kept: Tensor | None,
     ignore_index: int,
     picked: float,
     spread: float,
@@ -135,11 +155,19 @@ def differentiate(
     capped: bool,
     wanted: Sequence[bool],
 ) -> None:
-    """Of the gradients of hidden, weight and bias those that are *wanted*; what else there is, is from `measure`."""
-    gradients = _filling(results, hidden, weight, wanted)
-    for at, logits, sizes, constants in _chunks(hidden, weight, bias):
-        programs.differentiate[(len(logits),)](
-            logits,
+    """Of the gradients of hidden, weight and bias those that are *wanted*; what else there is, is from `measure`.
+
+    They are as `gradient_sums` has them.
+    """
+    gradients = Gradients(results, wanted, hidden, weight)
+    rows = len(hidden) if kept is not None else _rows(hidden, weight, of_weight=wanted[1])
+    buffer = _logits(hidden, weight, rows)
+    everything = slice(0, len(hidden)), buffer[:, : len(weight)]
+    sizes, constants = _layout(hidden, weight)
+    for at, of_logits in chunks(hidden, weight, bias, buffer) if kept is None else [everything]:
+        programs.differentiate[(len(of_logits),)](
+            of_logits if kept is None else kept,
+            of_logits,
             labels[at],
             lse[at],
             None if entropy is None else entropy[at],
@@ -158,8 +186,7 @@ def differentiate(
             capped,
             **constants,
         )
-        gradients.add(at, logits)
-    gradients.finish()
+        gradients.add(at, of_logits)
 
 
 def _both_results(
@@ -188,9 +215,14 @@ def measure_and_differentiate(
     capped: bool,
     wanted: Sequence[bool],
 ) -> None:
-    """The value of each token, then the gradients that are *wanted*, for an *upstream* that is known beforehand."""
-    gradients = _filling(results[1:], hidden, weight, wanted)
-    for at, logits, sizes, constants in _chunks(hidden, weight, bias):
+    """The value of each token, then the gradients that are *wanted*, for an *upstream* that is known beforehand.
+
+    They are as `gradient_sums` has them.
+    """
+    gradients = Gradients(results[1:], wanted, hidden, weight)
+    buffer = _logits(hidden, weight, _rows(hidden, weight, of_weight=wanted[1]))
+    sizes, constants = _layout(hidden, weight)
+    for at, logits in chunks(hidden, weight, bias, buffer):
         programs.measure_and_differentiate[(len(logits),)](
             logits,
             labels[at],
@@ -208,38 +240,45 @@ def measure_and_differentiate(
             **constants,
         )
         gradients.add(at, logits)
-    gradients.finish()
 
 
-def _like(gradient: Tensor, _factor: Tensor) -> Tensor:
-    return torch.empty_like(gradient)
+def _scaled(gradient: Tensor, _factor: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(gradient, dtype=dtype)
 
 
-@operation("fuseplug_linear_cross_entropy::scale(Tensor gradient, Tensor factor) -> Tensor", _like)
-def scale(result: Tensor, gradient: Tensor, factor: Tensor) -> None:
-    """*gradient* times *factor*, one number of float32, on the device; rounded once."""
-    # With a dimension the factor counts for the dtype of the product; without one it would be rounded first.
-    torch.mul(gradient, factor.reshape((1,) * gradient.dim()), out=result)
+@operation("fuseplug_linear_cross_entropy::scale(Tensor gradient, Tensor factor, ScalarType dtype) -> Tensor", _scaled)
+def scale(result: Tensor, gradient: Tensor, factor: Tensor, _dtype: torch.dtype) -> None:
+    """*gradient*, contiguous, times *factor*, one number on the device; in *dtype*, rounded once."""
+    # Not torch.mul: a tensor in half precision times a number in float32 is moved by single elements.
+    size = gradient.numel()
+    programs.scale[(triton.cdiv(size, _SCALED),)](gradient, factor, result, size, BLOCK=_SCALED, num_warps=8)
 
 
-def _chunks(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None
-) -> Iterator[tuple[slice, Tensor, tuple[int, int], dict[str, int]]]:
-    """What `chunks` yields, then width and stride of the rows, and what is compiled in."""
-    width = len(weight)
-    stride = -(-width // _ROW) * _ROW
-    for at, logits in chunks(hidden, weight, bias, rows=_rows(hidden, weight), row_stride=stride):
-        yield at, logits, (width, stride), _constants(stride * hidden.element_size(), hidden.element_size())
+def keeps(hidden: Tensor, weight: Tensor) -> bool:
+    """Whether logits are kept for the backward, as `KEPT` says."""
+    gradients = sum(tensor.numel() for tensor in (hidden, weight) if tensor.requires_grad)
+    return hidden.shape[0] * _stride(weight) <= KEPT * gradients
 
 
-def _filling(results: Sequence[Tensor], hidden: Tensor, weight: Tensor, wanted: Sequence[bool]) -> Gradients:
-    memory = iter(results)
-    of_hidden, of_weight, of_bias = (next(memory, None) if need else None for need in wanted)
-    return Gradients(of_hidden, of_weight, of_bias, hidden=hidden, weight=weight, rows=_rows(hidden, weight))
+def _logits(hidden: Tensor, weight: Tensor, rows: int) -> Tensor:
+    """Memory for the logits of as many tokens as *rows*, or of all if they are fewer: ``(rows, _stride(weight))``."""
+    return hidden.new_empty((min(rows, hidden.shape[0]), _stride(weight)))
 
 
-def _rows(hidden: Tensor, weight: Tensor) -> int:
-    return rows_of_chunk(len(hidden), -(-len(weight) // _ROW) * _ROW * hidden.element_size(), BUDGET)
+def _stride(weight: Tensor) -> int:
+    """How far apart rows of logits lie in memory."""
+    return -(-weight.shape[0] // _ROW) * _ROW
+
+
+def _layout(hidden: Tensor, weight: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
+    """Width and stride of rows of logits, and what is compiled in."""
+    stride, itemsize = _stride(weight), hidden.element_size()
+    return (len(weight), stride), _constants(stride * itemsize, itemsize)
+
+
+def _rows(hidden: Tensor, weight: Tensor, of_weight: bool = False) -> int:
+    row_bytes = _stride(weight) * hidden.element_size()
+    return rows_of_chunk(hidden.shape[0], row_bytes, BUDGET, weight if of_weight else None)
 
 
 @functools.lru_cache(maxsize=64)

@@ -77,6 +77,7 @@ def measure(
 @triton.jit(do_not_specialize=["width", "ignore_index", "upstream_stride", "of_entropy_stride", "of_mean_stride"])
 def differentiate(
     logits,
+    gradient,
     labels,
     lse,
     entropy,
@@ -96,12 +97,13 @@ def differentiate(
     CAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Put their gradient in the place of *logits*: for *upstream*, and of the others what is not None."""
+    """Write the *gradient* of *logits*, which it may replace: for *upstream*, and of the others what is not None."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     logits += row * stride
+    gradient += row * stride
     if label == ignore_index:
-        _clear(logits, stride, BLOCK)
+        _clear(gradient, stride, BLOCK)
     else:
         u = tl.load(upstream + row * upstream_stride)
         e, known_entropy = 0.0, 0.0
@@ -112,8 +114,8 @@ def differentiate(
         if of_mean is not None:
             s += tl.load(of_mean + row * of_mean_stride)
         _differentiate(
-            logits, label, tl.load(lse + row), known_entropy, u * picked, s, e, width, stride, inner, outer, CAPPED,
-            of_entropy is not None, BLOCK,
+            logits, gradient, label, tl.load(lse + row), known_entropy, u * picked, s, e, width, stride, inner, outer,
+            CAPPED, of_entropy is not None, BLOCK,
         )  # fmt: skip
 
 
@@ -150,8 +152,19 @@ def measure_and_differentiate(
         tl.store(value + row, of_value)
         u = tl.load(upstream + row * upstream_stride)
         _differentiate(
-            logits, label, lse, 0.0, u * picked, u * spread, 0.0, width, stride, inner, outer, CAPPED, False, BLOCK
-        )
+            logits, logits, label, lse, 0.0, u * picked, u * spread, 0.0, width, stride, inner, outer, CAPPED, False,
+            BLOCK,
+        )  # fmt: skip
+
+
+@cached_launches
+@triton.jit
+def scale(gradient, factor, result, size, BLOCK: tl.constexpr):
+    """Write *gradient* times *factor*, one number in memory, as *result*; each ``(size,)``, computed in float32."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    scaled = tl.load(gradient + at, mask=inside).to(tl.float32) * tl.load(factor).to(tl.float32)
+    tl.store(result + at, scaled, mask=inside)
 
 
 @triton.jit
@@ -212,6 +225,7 @@ def _measured(
 @triton.jit
 def _differentiate(
     logits,
+    gradient,
     label,
     lse,
     entropy,
@@ -226,7 +240,7 @@ def _differentiate(
     ENTROPY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Put the gradient of one token's logits in their place; *a* is u · picked, and *s* u · spread + m."""
+    """Write the *gradient* of one token's logits; *a* is u · picked, and *s* u · spread + m."""
     lane = tl.arange(0, BLOCK)
     tiles = tl.cdiv(stride, BLOCK)
     even = s / width
@@ -238,14 +252,14 @@ def _differentiate(
         grad = tl.where(at == label, a, 0.0) - a * p + even - s * p
         if ENTROPY:
             grad -= e * p * (tl.maximum(logp, _LOWEST) + entropy)
-        tl.store(logits + at, grad * slope, mask=at < stride)
+        tl.store(gradient + at, grad * slope, mask=at < stride)
 
 
 @triton.jit
-def _clear(logits, stride, BLOCK: tl.constexpr):
+def _clear(gradient, stride, BLOCK: tl.constexpr):
     for first in range(0, stride, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        tl.store(logits + at, tl.zeros((BLOCK,), tl.float32), mask=at < stride)
+        tl.store(gradient + at, tl.zeros((BLOCK,), tl.float32), mask=at < stride)
 
 
 @triton.jit
