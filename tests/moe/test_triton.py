@@ -88,6 +88,23 @@ class TestSort:
         assert rows == list(enumerate(chosen.sort()[0].tolist()))
 
 
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"), reason="this torch has no grouped matmul")
+@pytest.mark.parametrize(("left_k", "right_k"), [(0, 2), (2, 0)])
+def test_torch_s_grouped_matmul_gives_the_same_gradients_of_matrices(device, monkeypatch, left_k, right_k):
+    index = torch.tensor([[4, 1], [1, 3], [4, 5], [1, 4]], device=device)  # of experts 0 to 4; 0 and 2 are idle
+    route = routing.sort(index, 5)
+    left = torch.randn(4 if left_k else 8, 16, dtype=torch.bfloat16, device=device)
+    right = torch.randn(4 if right_k else 8, 24, dtype=torch.bfloat16, device=device)
+    gradients = []
+    for serves in (False, True):
+        monkeypatch.setattr(weight_gradient, "_grouped_mm_serves", lambda *_, serves=serves: serves)
+        gradients.append(weight_gradient.weight_gradient(left, right, route, 8, 5, left_k, right_k))
+    assert gradients[1].shape == (5, 16, 24)
+    assert not gradients[1][[0, 2]].any()
+    assert gradients[1][[1, 3, 4]].any()
+    torch.testing.assert_close(*gradients, rtol=torch.finfo(torch.bfloat16).eps, atol=1e-3)
+
+
 class Waiting(TorchDispatchMode):
     """Notes each operation by which the host would be told what the device computed."""
 
@@ -122,8 +139,8 @@ class TestLaunches:
         kept = {
             "x": ["gate_backward", "project", "combine"],
             "top_k_weights": ["gate_backward"],
-            "gate_up": ["gate_backward", "weight_gradient"],
-            "down": ["gate_backward", "weight_gradient"],
+            "gate_up": ["gate_backward", "gather", "outer_products"],
+            "down": ["gate_backward", "gather", "outer_products"],
             "gate_up_bias": ["gate_backward", "bias_gradient"],
             "down_bias": ["bias_gradient"],
         }
@@ -203,7 +220,8 @@ class TestTracers:
             gated.project_gated: (x, route, [gate_up], [], None, 3, False, 2, *gate, True),
             project.project: (inner, route, [down], [], None, 3, False, 0, True, True),
             gate_backward.gate_backward: (x, before, weights, index, route, [down], None, 3, False, *gate),
-            weight_gradient.weight_gradient: (before, x, route, 6, 3, 0, 2),
+            weight_gradient.gather: (x, route, 6, 2),
+            weight_gradient.outer_products: (before, x.repeat_interleave(2, 0), route, 3),
             weight_gradient.bias_gradient: (x, weights, route, 6, 3, 2),
             combine.combine: (before, index, weights, 3, torch.float32),
             combine.combine_backward: (x, x[:1].expand(6, -1).contiguous(), index, weights, 3),

@@ -158,7 +158,7 @@ def _gate_backward(
     EVEN: tl.constexpr,
 ):
     across = tl.cdiv(width, WIDTH)
-    tile, part = place(across, GROUP)
+    tile, part = place(tl.program_id(0), tl.num_programs(0) // across, across, GROUP)
     expert, first, end = tile_rows(route, slots, experts, tile)
     if (first >= end) | (expert == experts):
         return

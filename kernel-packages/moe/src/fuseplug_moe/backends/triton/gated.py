@@ -144,7 +144,8 @@ def _project_gated(
     EVEN: tl.constexpr,
 ):
     HALVES: tl.constexpr = 1 if LAYOUT == "ungated" else 2
-    tile, part = place(tl.cdiv(width * HALVES, WIDTH), GROUP)
+    across = tl.cdiv(width * HALVES, WIDTH)
+    tile, part = place(tl.program_id(0), tl.num_programs(0) // across, across, GROUP)
     expert, first, end = tile_rows(route, slots, experts, tile)
     if (first >= end) | (expert == experts):
         return

@@ -190,8 +190,11 @@ def _backward(
             grad, before, weights, index, route, down, down_bias, experts, form.transposed, *form.gate
         )
     if needs[1]:
-        of_rows = project(of_before, route, gate_up, up, None, experts, not form.transposed, 0, True, False)
-        of_x = combine(of_rows, index, None, experts, x.dtype)
+        # Its rows are as large as those that are gathered below, and are freed before.
+        of_x = combine(
+            project(of_before, route, gate_up, up, None, experts, not form.transposed, 0, True, False),
+            *(index, None, experts, x.dtype),
+        )
     if needs[4]:
         of_gate_up_bias = bias_gradient(of_before, None, route, slots, experts, 0)
     if any((*needs_gate_up, *needs_up)):
@@ -210,8 +213,7 @@ def _outer(form: _Form, out: Tensor, out_k: int, into: Tensor, into_k: int, rout
     sides = (into, out, route, slots, form.experts, into_k, out_k)
     if not form.transposed:
         sides = (out, into, route, slots, form.experts, out_k, into_k)
-    gradient: Tensor = weight_gradient(*sides)
-    return gradient
+    return weight_gradient(*sides)
 
 
 def _formula(

@@ -113,7 +113,8 @@ def _project(
     GROUP: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    tile, part = place(tl.cdiv(width, WIDTH), GROUP)
+    across = tl.cdiv(width, WIDTH)
+    tile, part = place(tl.program_id(0), tl.num_programs(0) // across, across, GROUP)
     expert, first, end = tile_rows(route, slots, experts, tile)
     if (first >= end) | ((expert == experts) & (not FILL)):
         return
@@ -141,14 +142,13 @@ def _project(
 
 
 @triton.jit
-def place(across, GROUP: tl.constexpr):
-    """Which tile of rows a program has, and which of the tiles *across* them.
+def place(program, tiles, across, GROUP: tl.constexpr):
+    """Which of the *tiles* of rows a program has, and which of those *across* them.
 
     *GROUP* tiles of rows are computed before the next columns.
     """
-    program = tl.program_id(0)
     first = program // (GROUP * across) * GROUP
-    rows = tl.minimum(tl.num_programs(0) // across - first, GROUP)
+    rows = tl.minimum(tiles - first, GROUP)
     within = program % (GROUP * across)
     return first + within % rows, within // rows
 

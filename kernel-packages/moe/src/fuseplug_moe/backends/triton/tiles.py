@@ -14,8 +14,10 @@ byte), above by the tensor cores.
 Where a GPU has less memory, tiles are narrower and stages fewer. In float32 there are no tensor cores that keep its
 precision, so tiles are what fits registers.
 
-All products are Triton's. torch's own grouped matmul is for bfloat16 alone, and cannot gather or gate: around it
-``2 · hidden + 4 · inner`` more elements are moved for each slot.
+Products with gates are Triton's. torch's own grouped matmul is for bfloat16 alone, and cannot gather or gate: around it
+``2 · hidden + 4 · inner`` more elements are moved for each slot. The gradients of matrices need no gate, and are
+torch's where it has them (see `weight_gradient`). Elsewhere small tiles were fastest: with several on a multiprocessor,
+one is written while another is multiplied.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _DEEP = 2048
 _CACHED = 16 << 20
 """Bytes of a matrix that stays in the cache while all rows of its expert are multiplied: an H100 has 50 MB."""
 
-_GROUP = 8
+GROUP = 8
+"""Tiles of rows that are computed before the next columns, where an order gains."""
 
 
 class Shape(NamedTuple):
@@ -81,7 +84,7 @@ def group(terms: int, columns: int, itemsize: int) -> int:
     Programs that run at the same time then read the same columns, where the whole matrix is more than a cache holds:
     3.3 ms for 4.2 with 4096 terms and 28,672 columns. Smaller ones are read from the cache in any order.
     """
-    return _GROUP if terms * columns * itemsize > _CACHED else 1
+    return GROUP if terms * columns * itemsize > _CACHED else 1
 
 
 @functools.lru_cache
@@ -103,9 +106,8 @@ def gradient(rows: int, columns: int, itemsize: int, device: torch.device) -> Sh
     """The tile of the gradient of matrices ``(rows, columns)``; its depth is along the rows of an expert."""
     if itemsize == 4:
         return Shape(_at_most(64, rows), _at_most(64, columns), 16, 4, 2)
-    # Which rows are read is read itself, which takes two of the stages: three are left for the rows.
-    stages = min(3, shared_memory(device) // (256 * 64 * itemsize)) + 2
-    return Shape(_at_most(128, rows), _at_most(128, columns), 64, 8, stages)
+    stages = min(4, shared_memory(device) // (256 * 32 * itemsize))
+    return Shape(_at_most(128, rows), _at_most(128, columns), 32, 4, stages)
 
 
 def _at_most(size: int, columns: int) -> int:

@@ -2,47 +2,105 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from fuseplug_backends.triton import cached_launches, operation
 
 from . import tiles
 from .operands import dot
+from .project import place
+
+_CAPABILITY_OF_GROUPED_MM = 9
+"""The oldest generation of GPUs for which torch's grouped matmul is one launch; older ones wait for the host."""
 
 
-def _results(left: Tensor, right: Tensor, route: Tensor, slots: int, experts: int, left_k: int, right_k: int) -> Tensor:
-    del route, slots, left_k, right_k
-    return left.new_empty(experts, left.shape[1], right.shape[1])
-
-
-@operation(
-    "fuseplug_moe::weight_gradient(Tensor left, Tensor right, Tensor route, SymInt slots, SymInt experts,"
-    " SymInt left_k, SymInt right_k) -> Tensor",
-    _results,
-)
 def weight_gradient(
-    out: Tensor, left: Tensor, right: Tensor, route: Tensor, slots: int, experts: int, left_k: int, right_k: int
-) -> None:
+    left: Tensor, right: Tensor, route: Tensor, slots: int, experts: int, left_k: int, right_k: int
+) -> Tensor:
     """For each expert the sum of the outer products of its rows; zero for one that has none.
 
+    Rows are gathered first: a product that gathers takes up to 1.8 times as long, and of a gathered one torch's grouped
+    matmul takes another tenth off. On an H200, bfloat16, 4096 tokens and eight experts of 28,672 × 4096: 5.50 ms, 3.42
+    and 3.07, the 0.04 of the gathering included.
+
     Args:
-        out: ``(experts, m, n)``.
         left: ``(slots, m)`` in the order of the experts, contiguous; or ``(tokens, m)``, if *left_k* is not 0.
-        right: ``(slots, n)``, or ``(tokens, n)``, likewise.
+        right: ``(slots, n)``, or ``(tokens, n)``, likewise; of the same dtype.
         route: Of `sort`.
         slots: How many there are.
         experts: How many there are.
         left_k: How many slots a token has, or 0.
         right_k: As *left_k*, of *right*.
+
+    Returns:
+        ``(experts, m, n)``.
     """
-    height, width = left.shape[1], right.shape[1]
+    left = gather(left, route, slots, left_k) if left_k else left
+    right = gather(right, route, slots, right_k) if right_k else right
+    if not _grouped_mm_serves(left, right):
+        result: Tensor = outer_products(left, right, route, experts)
+        return result
+    with torch.autocast(left.device.type, enabled=False):
+        return functional.grouped_mm(left.t(), right, offs=route[slots : slots + experts])
+
+
+def _grouped_mm_serves(left: Tensor, right: Tensor) -> bool:
+    """Whether torch has a grouped matmul for this GPU and dtype: it reads 16 bytes at a time."""
+    return (
+        left.is_cuda
+        and torch.version.hip is None
+        and left.dtype is torch.bfloat16
+        and hasattr(functional, "grouped_mm")
+        and left.shape[1] % 8 == right.shape[1] % 8 == 0
+        and torch.cuda.get_device_properties(left.device).major >= _CAPABILITY_OF_GROUPED_MM
+    )
+
+
+def _gathered(rows: Tensor, _route: Tensor, slots: int, _k: int) -> Tensor:
+    return rows.new_empty(slots, rows.shape[1])
+
+
+@operation("fuseplug_moe::gather(Tensor rows, Tensor route, SymInt slots, SymInt k) -> Tensor", _gathered)
+def gather(out: Tensor, rows: Tensor, route: Tensor, slots: int, k: int) -> None:
+    """The rows of tokens, ``(tokens, n)``, contiguous, for all *k* slots of each, in the order of the experts."""
+    width = rows.shape[1]
+    if not out.numel():
+        return
+    block = min(1024, tiles.power_of_two(width))
+    _gather[(slots, -(-width // block))](out, rows, route, width, K=k, BLOCK=block)
+
+
+@cached_launches
+@triton.jit
+def _gather(out, rows, route, width, K: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    source = (tl.load(route + row) // K).to(tl.int64)
+    read = tl.load(rows + source * width + column, mask=column < width)
+    tl.store(out + row.to(tl.int64) * width + column, read, mask=column < width)
+
+
+def _results(left: Tensor, right: Tensor, route: Tensor, experts: int) -> Tensor:
+    del route
+    return left.new_empty(experts, left.shape[1], right.shape[1])
+
+
+@operation(
+    "fuseplug_moe::weight_gradient(Tensor left, Tensor right, Tensor route, SymInt experts) -> Tensor",
+    _results,
+)
+def outer_products(out: Tensor, left: Tensor, right: Tensor, route: Tensor, experts: int) -> None:
+    """`weight_gradient` of rows that are all in the order of the experts, as *out*: ``(experts, m, n)``."""
+    (slots, height), width = left.shape, right.shape[1]
     if not out.numel():
         return
     shape = tiles.gradient(height, width, left.element_size(), left.device)
     down, across = -(-height // shape.height), -(-width // shape.width)
-    _weight_gradient[(experts * down * across,)](
+    _outer_products[(experts * down * across,)](
         out,
         left,
         right,
@@ -50,11 +108,10 @@ def weight_gradient(
         slots,
         height,
         width,
-        LEFT_K=left_k,
-        RIGHT_K=right_k,
         HEIGHT=shape.height,
         WIDTH=shape.width,
         DEPTH=shape.depth,
+        GROUP=tiles.GROUP,
         EVEN=height % shape.height == 0 and width % shape.width == 0,
         num_warps=shape.warps,
         num_stages=shape.stages,
@@ -63,7 +120,7 @@ def weight_gradient(
 
 @cached_launches
 @triton.jit(do_not_specialize=["slots"])
-def _weight_gradient(
+def _outer_products(
     out,
     left,
     right,
@@ -71,34 +128,29 @@ def _weight_gradient(
     slots,
     height,
     width,
-    LEFT_K: tl.constexpr,
-    RIGHT_K: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
+    GROUP: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    down = tl.cdiv(height, HEIGHT)
-    across = tl.cdiv(width, WIDTH)
+    down, across = tl.cdiv(height, HEIGHT), tl.cdiv(width, WIDTH)
     expert = tl.program_id(0) // (down * across)
-    column = tl.program_id(0) // across % down * HEIGHT + tl.arange(0, HEIGHT)
-    other = tl.program_id(0) % across * WIDTH + tl.arange(0, WIDTH)
+    top, side = place(tl.program_id(0) % (down * across), down, across, GROUP)
+    column = top * HEIGHT + tl.arange(0, HEIGHT)
+    other = side * WIDTH + tl.arange(0, WIDTH)
     first, end = rows_of(route, slots, expert)
+    row = tl.arange(0, DEPTH)[:, None]
+    a_at = left + first.to(tl.int64) * height + row * height + column[None, :]
+    b_at = right + first.to(tl.int64) * width + row * width + other[None, :]
     total = tl.zeros((HEIGHT, WIDTH), tl.float32)
     for start in range(first, end, DEPTH):
-        row = start + tl.arange(0, DEPTH)
-        here = (row < end)[:, None]
-        a = tl.load(
-            left + source(route, row, end, LEFT_K)[:, None] * height + column[None, :],
-            mask=here if EVEN else here & (column < height)[None, :],
-            other=0.0,
-        )
-        b = tl.load(
-            right + source(route, row, end, RIGHT_K)[:, None] * width + other[None, :],
-            mask=here if EVEN else here & (other < width)[None, :],
-            other=0.0,
-        )
+        here = start + row < end
+        a = tl.load(a_at, mask=here if EVEN else here & (column < height)[None, :], other=0.0)
+        b = tl.load(b_at, mask=here if EVEN else here & (other < width)[None, :], other=0.0)
         total = dot(tl.trans(a), b, total)
+        a_at += DEPTH * height
+        b_at += DEPTH * width
     to = (expert.to(tl.int64) * height + column)[:, None] * width + other[None, :]
     tl.store(out + to, total.to(out.dtype.element_ty), mask=(column < height)[:, None] & (other < width)[None, :])
 
@@ -143,10 +195,10 @@ def _bias_gradient(out, rows, weights, route, slots, width, K: tl.constexpr, BLO
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(first, end, DEPTH):
         row = start + tl.arange(0, DEPTH)
-        at = source(route, row, end, K)[:, None] * width + column[None, :]
+        slot = tl.load(route + row, mask=row < end, other=0)
+        at = (slot // K if K else row).to(tl.int64)[:, None] * width + column[None, :]
         read = tl.load(rows + at, mask=(row < end)[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
         if weights is not None:
-            slot = tl.load(route + row, mask=row < end, other=0)
             read *= tl.load(weights + slot).to(tl.float32)[:, None]
         total += tl.sum(read, 0)
     tl.store(out + expert.to(tl.int64) * width + column, total.to(out.dtype.element_ty), mask=column < width)
@@ -157,10 +209,3 @@ def rows_of(route, slots, expert):
     """The first row of *expert*, and where its rows end."""
     ends = route + slots
     return tl.load(ends + expert - 1, mask=expert > 0, other=0), tl.load(ends + expert)
-
-
-@triton.jit
-def source(route, row, end, K: tl.constexpr):
-    """Which row is read for a sorted *row*: that of its token if a token has *K* slots, else itself."""
-    slot = tl.load(route + row, mask=row < end, other=0) // K if K else tl.where(row < end, row, 0)
-    return slot.to(tl.int64)
