@@ -19,6 +19,8 @@ def page(tmp_path_factory):
 
 
 def test_its_tests_pass(device, page):
+    if device != "cpu":
+        pytest.skip("the page has its tensors on the CPU, for Triton's interpreter")
     page.test_numbers()
     page.test_one_graph()
 

@@ -204,7 +204,7 @@ def _differentiate(form: _Form, needs: Sequence[bool], *tensors: Any) -> list[Te
     """The logits are computed anew, unless they were kept."""
     *rest, hidden, weight, bias, labels = tensors
     number = 1 + sum(form.besides)
-    upstream, kept = rest[:number], rest[number:]
+    upstream, kept = list(rest[:number]), list(rest[number:])  # to torch 2.11's compiler, rest is a tuple
     logits = kept.pop() if form.keep else None
     of_value, *of_others = [gradient.float() for gradient in upstream]
     of_entropy, entropy = (of_others.pop(0), kept.pop(0)) if form.entropy else (None, None)
