@@ -40,7 +40,8 @@ STYLE = {
 
 def draw(timed: Sequence[Result], ceilings: Ceilings, about: Mapping[str, Any], path: Path) -> None:
     """Write the picture of *timed* to *path*; nothing if none of it is below a ceiling."""
-    bounded = [result for result in timed if result.least is not None and result.contender in MARKS]
+    shown = [result for result in timed if result.contender in MARKS and result.work in TITLES]
+    bounded = [result for result in shown if result.least is not None]
     copying = [result for result in bounded if not _multiplies(result, ceilings)]
     multiplying = [result for result in bounded if _multiplies(result, ceilings)]
     kinds = [
