@@ -23,7 +23,7 @@ SLACK = 0.02
 LINES = {
     "core/src": 4707,
     "core/verify/src": 3864,
-    "core/tools/src": 2633,
+    "core/tools/src": 2652,
     "kernel-packages/backends/src": 1480,
     "kernel-packages/causal-conv1d/src": 370,
     "kernel-packages/liger/src": 530,

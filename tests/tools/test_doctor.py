@@ -223,6 +223,28 @@ def test_transformers(versions, version, state):
     assert row(examine(machine(), []), "transformers").state == state
 
 
+@pytest.mark.parametrize(
+    ("installed", "devices", "state", "named"),
+    [
+        ((), ("cpu",), "ok", "no package"),
+        (("causal-conv1d", "mamba-ssm"), ("cpu", "cuda"), "ok", "causal-conv1d 1, mamba-ssm 1"),
+        (
+            ("causal-conv1d",),
+            ("cpu",),
+            "warn",
+            "has no cuda; transformers calls causal-conv1d on any device",
+        ),
+        (("flash-linear-attention", "causal-conv1d"), ("cpu", "npu"), "warn", "calls causal-conv1d on"),
+    ],
+)
+def test_packages_for_linear_attention_that_have_no_device(versions, installed, devices, state, named):
+    versions.update(dict.fromkeys(installed, "1"))
+    said = row(examine(machine(devices), []), "linear attention")
+    assert said.state == state
+    assert named in said.found
+    assert said.remedy.startswith("pip uninstall causal-conv1d,") == (state == "warn")
+
+
 def test_variables():
     rows = examine(machine(FUSEPLUG_KERNELS="-a"), [])
     assert row(rows, "FUSEPLUG_KERNELS").found == "'-a'"

@@ -26,6 +26,12 @@ AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CANN_VARIABLE = "ASCEND_HOME_PATH"
 CANN_SCRIPT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"
 OLDEST_TRANSFORMERS = "4.57"
+LINEAR_ATTENTION = {
+    "flash-linear-attention": ("cuda", "xpu", "npu"),
+    "causal-conv1d": ("cuda",),
+    "mamba-ssm": ("cuda",),
+}
+"""The packages that transformers 5.23 imports if it can, and the devices of their kernels."""
 
 State = Literal["ok", "warn", "fail"]
 
@@ -216,6 +222,22 @@ def allow_variable(machine: MachineState) -> Diagnosis:
     return _variable(machine, "allow")
 
 
+def linear_attention(machine: MachineState) -> Diagnosis:
+    """The packages that transformers calls for linear attention and state spaces, wherever the tensors are."""
+    installed = {name: version for name in LINEAR_ATTENTION if (version := version_of(name))}
+    idle = [name for name in installed if not {*LINEAR_ATTENTION[name]} & {*machine.devices}]
+    found = ", ".join(map(" ".join, installed.items())) or "no package (only models such as Qwen3.5 and Mamba use one)"
+    if not idle or machine.torch is None:
+        return Diagnosis("linear attention", "ok", found)
+    devices = " or ".join(dict.fromkeys(kind for name in idle for kind in LINEAR_ATTENTION[name]))
+    return Diagnosis(
+        "linear attention",
+        "warn",
+        f"{found}, but this machine has no {devices}; transformers calls {' and '.join(idle)} on any device",
+        f"pip uninstall {' '.join(idle)}, and transformers uses functions of its own, which kernels can replace",
+    )
+
+
 CHECKS: Sequence[MachineCheck] = (
     python,
     torch,
@@ -223,6 +245,7 @@ CHECKS: Sequence[MachineCheck] = (
     torch_npu,
     transformers,
     accelerate,
+    linear_attention,
     kernels_variable,
     allow_variable,
 )
