@@ -49,9 +49,13 @@ def weight_gradient(
 
 
 def _grouped_mm_serves(left: Tensor, right: Tensor) -> bool:
-    """Whether torch has a grouped matmul for this GPU and dtype: it reads 16 bytes at a time."""
+    """Whether torch has a grouped matmul for this GPU and dtype: it reads 16 bytes at a time.
+
+    In compiled graphs the program of Triton stays, which is what was tried there.
+    """
     return (
-        left.is_cuda
+        not torch.compiler.is_compiling()
+        and left.is_cuda
         and torch.version.hip is None
         and left.dtype is torch.bfloat16
         and hasattr(functional, "grouped_mm")
