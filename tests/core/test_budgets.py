@@ -21,11 +21,12 @@ SLACK = 0.02
 """By how much a budget may lie above what is measured, so that a line less does not fail."""
 
 LINES = {
-    "core/src": 4707,
+    "core/src": 4708,
     "core/verify/src": 3864,
-    "core/tools/src": 2633,
+    "core/tools/src": 2635,
     "kernel-packages/backends/src": 1424,
     "kernel-packages/causal-conv1d/src": 370,
+    "kernel-packages/gated-delta-rule/src": 560,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 2556,
     "kernel-packages/moe/src": 3820,
