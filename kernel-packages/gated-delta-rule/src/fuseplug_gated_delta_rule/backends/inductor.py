@@ -283,8 +283,9 @@ class _Segment:
 
         There are zeros after the last token; and a key head for each head that it serves.
         """
-        chunks = state.new_empty(-(-self.tokens // self.chunk), len(state), self.chunk, x.shape[-1])
-        chunks[-1, :, self.chunk - -self.tokens % self.chunk :] = 0
+        padding = -self.tokens % self.chunk
+        chunks = state.new_empty((self.tokens + padding) // self.chunk, len(state), self.chunk, x.shape[-1])
+        chunks[-1, :, self.chunk - padding :] = 0
         for chunk, part in zip(chunks, torch.split(x, self.chunk, 1), strict=True):
             of_heads = chunk.view(self.batch, x.shape[2], -1, *chunk.shape[1:])
             of_heads[..., : part.shape[1], :] = part.transpose(1, 2).unsqueeze(2)
