@@ -26,7 +26,7 @@ LINES = {
     "core/tools/src": 2635,
     "kernel-packages/backends/src": 1424,
     "kernel-packages/causal-conv1d/src": 370,
-    "kernel-packages/gated-delta-rule/src": 560,
+    "kernel-packages/gated-delta-rule/src": 588,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 2556,
     "kernel-packages/moe/src": 3820,

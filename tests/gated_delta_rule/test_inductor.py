@@ -36,6 +36,24 @@ def test_segments_of_any_size_give_the_same(in_chunks, backend, monkeypatch, var
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("state", [True, False])
+def test_a_step_of_decoding_is_computed_by_itself(in_chunks, variant, state):
+    arguments = tensors(variant, BF16, shape=(3, 1, 2, 2), state=state)
+    before = {name: t.clone() for name, t in arguments.items()}
+    (y, after), (expected, expected_after) = (
+        function(**arguments) for function in both(inductor, variant, normalised=True)
+    )
+    torch.testing.assert_close((y, after), (expected, expected_after), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(after, expected_after, rtol=1e-5, atol=1e-5)
+    assert y.is_contiguous()
+    assert all(torch.equal(t, before[name]) for name, t in arguments.items())
+    assert not in_chunks
+    arguments["v"].requires_grad_()
+    inductor.gated_delta_rule(**arguments, variant=variant)[0].sum().backward()
+    assert in_chunks == [1, 1]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_it_is_exact_in_float64(variant):
     arguments = [t.to(DOUBLE).requires_grad_() for t in tensors(variant, shape=(2, 70, 2, 2)).values()]
     found, expected = (

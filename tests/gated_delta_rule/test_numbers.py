@@ -49,7 +49,7 @@ def test_every_layout(backend, kernel, view):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("least", [-90.0, -1e4, -torch.inf])
+@pytest.mark.parametrize("least", [-90.0, -1e4, -1e30])
 def test_decays_as_strong_as_can_be(backend, kernel, variant, least):
     arguments = tensors(variant, shape=(1, 70, 1, 1))
     arguments["g"][:, 3::9] = least

@@ -41,7 +41,11 @@ MODELS = {
 
 QUICK = [("qwen3_5_text", torch.bfloat16), ("kimi_linear", torch.float32)]
 
-FUNCTIONS = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
+FUNCTIONS = {
+    "torch_chunk_gated_delta_rule": "torch_recurrent_gated_delta_rule",
+    "chunk_kimi_delta_attention": "recurrent_kimi_delta_attention",
+}
+"""For many tokens, and for a step of decoding."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +76,9 @@ def test_logits_and_gradients_are_as_near_to_the_truth_as_those_of_the_unfused_m
     model, variant = made(name, dtype), MODELS[name][1]
     before = step(model)
     with manager.apply_all(model) as applied:
-        assert [(entry.variant, len(entry.paths)) for entry in applied.report.fused] == [(variant, 1)], applied.report
+        assert [(entry.variant, len(entry.paths)) for entry in applied.report.fused] == [(variant, 1)] * 2, (
+            applied.report
+        )
         fused = step(model)
     after = step(model)
     truth = in_float64(model, variant)
@@ -102,12 +108,12 @@ def test_training_under_autocast_and_generation_are_computed_by_the_kernel(manag
         model(tokens, labels=tokens, num_items_in_batch=torch.tensor(22)).loss.backward()
         with torch.autocast("cpu", torch.bfloat16):
             model(tokens, labels=tokens).loss.backward()
-        assert [(count.fused, count.original) for count in applied.calls()] == [(2, 0)]
-        # A step of decoding calls another function, which is left alone.
+        assert [(count.fused, count.original) for count in applied.calls()] == [(2, 0), (0, 0)]
+        # A step of decoding calls another function.
         assert torch.equal(generated(), before[0])
-        assert [(count.fused, count.original) for count in applied.calls()] == [(3, 0)]
+        assert [(count.fused, count.original) for count in applied.calls()] == [(3, 0), (3, 0)]
         torch.testing.assert_close(continued(), before[1], rtol=1e-4, atol=1e-5)
-        assert [(count.fused, count.original) for count in applied.calls()] == [(5, 0)]
+        assert [(count.fused, count.original) for count in applied.calls()] == [(5, 0), (3, 0)]
 
 
 @pytest.mark.thorough
@@ -121,6 +127,7 @@ def test_every_function_of_transformers_is_found():
         for name in FUNCTIONS:
             if hasattr(module, name):
                 classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
-                assert {str(target) for cls in classes for target in _targets(cls)} == {f"forward:{name}"}, folder.name
+                found_here = {str(target): is_step for cls in classes for target, is_step in _targets(cls)}
+                assert found_here == {f"forward:{name}": False, f"forward:{FUNCTIONS[name]}": True}, folder.name
                 found.add(folder.name)
     assert len(found) >= 8

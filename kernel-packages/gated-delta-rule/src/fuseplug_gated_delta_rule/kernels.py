@@ -33,11 +33,14 @@ class InductorGatedDeltaRuleKernel(GatedDeltaRuleKernel):
     def gains_from(self, use: Use) -> int:
         """Elements of q: always where channels have decays; for heads, from where it is more than one or two chunks.
 
-        In ms, the fastest of seven to nine calls of the kernel and of transformers' own functions, in float32, one
+        In ms, the fastest of seven to fifteen calls of the kernel and of transformers' own functions, in float32, one
         thread of an AMD EPYC with AVX2 that others used, too. Channels, forward: 1.3 and 3.7 at 192 elements, 1.8 and
         7.6 at 2¹¹. Heads, forward: 1.7 and 1.3 at 2¹⁴, 5.0 and 5.0 at 2¹⁶, 13 and 16 at 2¹⁷; with the backward 19 and
-        21, 42 and 30 (64 tokens; for 512, 52 and 66), and 85 and 100 at 2¹⁸.
+        21, 42 and 30 (64 tokens; for 512, 52 and 66), and 85 and 100 at 2¹⁸. A step of decoding: 0.24 and 0.22 at 2⁹,
+        0.40 and 0.50 at 2¹¹, 2.6 and 4.8 at 2¹².
         """
+        if getattr(use.adapter, "is_step", False) and not use.gradients:
+            return 1 << 11
         if use.adapter.variant == "channel":
             return 0
         return 1 << 18 if use.gradients else 1 << 16

@@ -97,8 +97,8 @@ def gated_delta_rule(
         k: As *q*.
         v: ``(batch, tokens, heads, value channels)``, floating. Each key head serves ``heads / key heads`` heads, side
             by side.
-        g: The logarithms of the decays, none above 0: ``(batch, tokens, heads)`` if the variant is ``"head"``, or
-            ``(batch, tokens, heads, key channels)`` if it is ``"channel"``, floating.
+        g: The logarithms of the decays, finite and none above 0: ``(batch, tokens, heads)`` if the variant is
+            ``"head"``, or ``(batch, tokens, heads, key channels)`` if it is ``"channel"``, floating.
         beta: How much is corrected: ``(batch, tokens, heads)``, floating.
         initial_state: ``(batch, heads, key channels, value channels)``, floating; ``None`` for zeros.
         variant: A key of `VARIANTS`.

@@ -6,6 +6,8 @@ is ``e^G q S + P U`` with ``P = ⟨q_i, k_j⟩ e^(G_i - G_j)`` for ``j ≤ i``; 
 ``e^(G_last) S + (e^(G_last - G) k)ᵀ U`` (Yang et al. 2024, arXiv:2412.06464). Every decay here is that of a token since
 an earlier one, so none is above 1, however strong they are.
 
+One token without gradients is a step of decoding, and computed by itself.
+
 Between forward and backward the arguments are kept, and the state before each segment of chunks. All else is computed
 anew, a segment at a time, so that its matrices stay in the processor's cache. It is matmuls and elementwise operations
 of PyTorch; nothing is compiled.
@@ -207,8 +209,10 @@ class _Segment:
 
     def _decay(self, g: Tensor) -> None:
         """Find the decays of each token: those of its pairs, since the chunk began, until it ends; and of the chunk."""
-        # Below, a decay is 0 in this dtype, and a sum would leave nothing of what is added to it.
-        sums = g.clamp_(min=1.2 * math.log(torch.finfo(g.dtype).tiny)).cumsum(2, dtype=torch.float64)
+        # Below, a decay is 0 in this dtype, and a sum would leave nothing of what is added to it. What is not finite
+        # gives NaN, as in originals.
+        least = 1.2 * math.log(torch.finfo(g.dtype).tiny)
+        sums = g.clamp(min=least).add_(0 * g).cumsum(2, dtype=torch.float64)
         self.pairs = (_PerChannel if self.form.variant.per_channel else _PerHead)(sums, self.q, self.k)
         self.since = sums.to(g.dtype).exp()
         self.until = (sums[:, :, -1:] - sums).to(g.dtype).exp_()
@@ -315,10 +319,12 @@ def _segments(v: Tensor) -> list[slice]:
 
 
 def _forward(
-    form: _Form, _: Sequence[bool], q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor]]:
-    batch, _tokens, heads, values = v.shape
+    form: _Form, needs: Sequence[bool], q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+    batch, length, heads, values = v.shape
     with standard_state(q.device.type):
+        if length == 1 and not needs:
+            return _step(form, q, k, v, g, beta, state), ()
         segments = _segments(v)
         shape = (batch * heads, k.shape[-1], values)
         states = q.new_zeros(len(segments) + 1, *shape, dtype=working_dtype(q, k, v, g, beta, state))
@@ -330,6 +336,21 @@ def _forward(
             segment.write_result(result[:, tokens])
             states[n + 1] = segment.states[-1]
         return (result, states[-1].view(batch, heads, *shape[1:]).clone()), (states[:-1],)
+
+
+def _step(
+    form: _Form, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """One token, as in decoding: the formula, in as few passes over the state as it can do with."""
+    dtype, wide = q.dtype, working_dtype(q, k, v, g, beta, state)
+    q, k, v, g, beta = (x.to(wide).transpose(1, 2) for x in (q, k, v, g, beta))
+    if form.normalised:
+        q, k = (x * _over_length(x) for x in (q, k))
+    q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1) for x in (q * q.shape[-1] ** -0.5, k))
+    decay = (g if form.variant.per_channel else g.unsqueeze(-1)).exp().mT
+    state = v.new_zeros(*v.shape[:2], k.shape[-1], v.shape[-1]) if state is None else state * decay
+    state.addcmul_(k.mT, (v - k @ state) * beta.unsqueeze(-1))
+    return (q @ state).transpose(1, 2).to(dtype).contiguous(), state
 
 
 def _backward(

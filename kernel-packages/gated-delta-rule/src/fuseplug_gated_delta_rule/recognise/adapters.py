@@ -20,9 +20,11 @@ class DeltaRuleAdapter(Adapter):
 
     Attributes:
         variant: A key of `fuseplug_gated_delta_rule.reference.VARIANTS`.
+        is_step: Whether that function is for a few tokens, as in decoding.
     """
 
     variant: str
+    is_step: bool = False
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return a function with the parameters that those of models have, but for the size of chunks.

@@ -19,8 +19,8 @@ from fuseplug_backends.dtypes import MODEL_DTYPES
 from ..reference import VARIANTS, Variant
 from .adapters import DeltaRuleAdapter
 
-_PARAMETERS = ("query", "key", "value", "g", "beta", "chunk_size", "initial_state", "output_final_state")
-"""The first of the signature of such a function. One without ``chunk_size`` computes a step of decoding."""
+_INPUTS, _STATES = ("query", "key", "value", "g", "beta"), ("initial_state", "output_final_state")
+"""The first parameters of such a function. Between them is the size of chunks, unless it is for steps of decoding."""
 
 _LARGE = 1 << 10
 """Elements from which an example has more heads and channels, and several segments of chunks."""
@@ -62,17 +62,18 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     module = site.module
     if next(module.children(), None) is None:
         return None
-    targets = [*_targets(type(module))]
+    targets = dict(_targets(type(module)))
     if not targets and any(map(_computes_it, vars(module).values())):
         return Rejection(
             "its gated delta rule is an attribute of the module, as in transformers 4.57; what is replaced is a "
             "function that a method looks up, as in transformers 5.23"
         )
     own = next((parameter.dtype for parameter in module.parameters() if parameter.dim() == 2), torch.float32)
-    return [_proposal(own, variant, target) for target in targets for variant in VARIANTS.values()] or None
+    return [_proposal(own, variant, *target) for target in targets.items() for variant in VARIANTS.values()] or None
 
 
-def _targets(cls: type) -> Iterator[Target]:
+def _targets(cls: type) -> Iterator[tuple[Target, bool]]:
+    """The functions that methods of *cls* look up, and whether each is for steps of decoding."""
     methods: dict[str, Any] = {}
     for base in cls.__mro__:
         if not base.__module__.startswith("torch."):
@@ -80,13 +81,16 @@ def _targets(cls: type) -> Iterator[Target]:
                 if isinstance(value, types.FunctionType) and name != "__init__":
                     methods.setdefault(name, value)
     for name, method in methods.items():
-        for called in called_functions(method, _computes_it):
-            yield Target(name, called)
+        for called, function in called_functions(method, _computes_it).items():
+            yield Target(name, called), "chunk_size" not in _parameters(function)
 
 
 def _computes_it(value: object) -> bool:
     """Whether *value* has the signature of such a function."""
-    return isinstance(value, types.FunctionType) and _parameters(value)[: len(_PARAMETERS)] == _PARAMETERS
+    if not isinstance(value, types.FunctionType):
+        return False
+    names = tuple(name for name in _parameters(value) if name != "chunk_size")
+    return names[: len(_INPUTS) + len(_STATES)] == (*_INPUTS, *_STATES)
 
 
 @remembered
@@ -96,12 +100,12 @@ def _parameters(function: types.FunctionType) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount]
 
 
-def _proposal(own: torch.dtype, variant: Variant, target: Target) -> Proposal:
+def _proposal(own: torch.dtype, variant: Variant, target: Target, is_step: bool) -> Proposal:
     mixes = _mixes(own, variant)
     return Proposal(
         target=target,
-        adapters=(DeltaRuleAdapter(variant.name),),
-        example=functools.partial(_example, variant),
+        adapters=(DeltaRuleAdapter(variant.name, is_step),),
+        example=functools.partial(_example, variant, is_step),
         mixes=mixes,
         # Under autocast q, k and v come in bfloat16.
         likely=tuple(mix for mix in mixes[1:] if mix.x in (own, torch.bfloat16)),
@@ -120,7 +124,7 @@ def _mixes(own: torch.dtype, variant: Variant) -> tuple[DeltaRuleMix, ...]:
     return (*mixes, mixes[0]._replace(normalised=False, repeats=1 if variant.per_channel else 2))
 
 
-def _example(variant: Variant, mix: DeltaRuleMix, size: int, generator: torch.Generator) -> Example:
+def _example(variant: Variant, is_step: bool, mix: DeltaRuleMix, size: int, generator: torch.Generator) -> Example:
     """A call as mixers make it: shapes are those of `fuseplug_gated_delta_rule.reference.gated_delta_rule`.
 
     Some keys and queries are short, so that what is added to their lengths shows. In large examples some decays are
@@ -128,6 +132,8 @@ def _example(variant: Variant, mix: DeltaRuleMix, size: int, generator: torch.Ge
     """
     batch, key_heads, channels, values = (2, 3, 4, 6) if size < _LARGE else (4, 4, 8, 12)
     tokens, heads = 5 + size // (batch * key_heads * channels), key_heads * mix.repeats
+    if is_step:  # more sequences in the place of more tokens
+        batch, tokens = 2 + size // (5 * key_heads * channels), 5 if mix.continued else 1
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
