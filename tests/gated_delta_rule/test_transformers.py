@@ -90,7 +90,7 @@ def test_logits_and_gradients_are_as_near_to_the_truth_as_those_of_the_unfused_m
         assert torch.equal(after[key], unfused)
 
 
-@pytest.mark.parametrize("name", first_quick(MODELS, 2))
+@pytest.mark.parametrize("name", first_quick(MODELS))
 def test_training_under_autocast_and_generation_are_computed_by_the_kernel(manager, name):
     model = made(name).eval()
     tokens = torch.arange(24).view(2, 12) + 3
