@@ -84,22 +84,19 @@ class Calling(GatedDeltaNet):
         return chunk_gated_delta_rule(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"initial_state": torch.randn(2, 2, 4, 4), "output_final_state": True, "use_qk_l2norm_in_kernel": True},
-        {"output_final_state": True, "cu_seqlens": None, "num_items_in_batch": 3},
-    ],
-    ids=len,
-)
-def test_what_is_asked_for_is_given(manager, how):
-    module = Calling()
+def test_what_is_asked_for_is_given(manager):
+    module, state = Calling(), torch.randn(2, 2, 4, 4)
     arguments = [t.detach() for t in module.project(HIDDEN)]
-    expected = module(*arguments, **how)
+    hows = [
+        {},
+        {"initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True},
+        {"output_final_state": True, "cu_seqlens": None, "num_items_in_batch": 3},
+    ]
+    expected = [module(*arguments, **how) for how in hows]
     with manager.apply_all(module) as applied:
-        torch.testing.assert_close(module(*arguments, **how), expected, rtol=1e-4, atol=1e-5)
-        assert [(count.fused, count.original) for count in applied.calls()] == [(1, 0)]
+        for how, before in zip(hows, expected, strict=True):
+            torch.testing.assert_close(module(*arguments, **how), before, rtol=1e-4, atol=1e-5)
+        assert [(count.fused, count.original) for count in applied.calls()] == [(3, 0)]
 
 
 def test_calls_that_were_not_verified_are_the_originals(manager):
