@@ -18,6 +18,7 @@ KERNELS = {
     "moe": "InductorMoEKernel",
     "linear_cross_entropy": "InductorLinearCrossEntropyKernel",
     "causal_conv1d": "InductorCausalConv1dKernel",
+    "gated_delta_rule": "InductorGatedDeltaRuleKernel",
 }
 
 

@@ -21,14 +21,15 @@ SLACK = 0.02
 """By how much a budget may lie above what is measured, so that a line less does not fail."""
 
 LINES = {
-    "core/src": 4707,
+    "core/src": 4708,
     "core/verify/src": 3864,
-    "core/tools/src": 2652,
+    "core/tools/src": 2654,
     "kernel-packages/backends/src": 1480,
     "kernel-packages/causal-conv1d/src": 370,
+    "kernel-packages/gated-delta-rule/src": 588,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 2586,
-    "kernel-packages/moe/src": 3860,
+    "kernel-packages/moe/src": 3861,
     "kernel-packages/rmsnorm/src": 1190,
     "kernel-packages/rope/src": 1963,
     "kernel-packages/swiglu/src": 1350,

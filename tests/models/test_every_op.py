@@ -62,15 +62,19 @@ VARIANTS = {
     "qwen3_next": f"gemma, gated-silu, half-partial{', silu' if FIVE else ''}",
     "seed_oss": "llama, silu, half",
 }
-"""Of the norms, gated MLPs, rotations and convolutions of each model, all that it has; test_moe.py has experts."""
+"""Of the norms, gated MLPs, rotations and convolutions of each model, all that it has.
+
+test_moe.py has experts, and gated_delta_rule/test_transformers.py delta rules."""
+
+ELSEWHERE = ("moe", "linear_cross_entropy", "gated_delta_rule")
 
 UNLIKE = {"cohere": {("rmsnorm", "CohereLayerNorm")}}
 """What is built like something fused and is something else: this norm subtracts the mean."""
 if not FIVE:
     UNLIKE |= {
         "mamba2": {("causal_conv1d", "Mamba2Mixer")},
-        "qwen3_next": {("causal_conv1d", "Qwen3NextGatedDeltaNet")},
-    }  # the convolution is written out
+        "qwen3_next": {("causal_conv1d", "Qwen3NextGatedDeltaNet"), ("gated_delta_rule", "Qwen3NextGatedDeltaNet")},
+    }  # the convolution is written out, and the delta rule an attribute
 
 QUICK = {(torch.bfloat16, "deepseek_v3")}
 """Every op in one model: its first layer has a gated MLP, its second experts."""
@@ -88,7 +92,7 @@ def manager():
 def assert_all_fused(report, name):
     left_alone = {(entry.op, entry.class_name) for entry in report.left_alone if not entry.covered_by}
     assert left_alone == UNLIKE.get(name, set()), report
-    found = {entry.variant for entry in report.fused if entry.op not in ("moe", "linear_cross_entropy")}
+    found = {entry.variant for entry in report.fused if entry.op not in ELSEWHERE}
     assert found == set(VARIANTS[name].split(", ")), report
 
 

@@ -5,6 +5,12 @@ import torch
 ROUNDINGS = {torch.float32: 16, torch.bfloat16: 4}
 """How far a result may be from where it should be, as a share of its size: so many roundings."""
 
+INEXACT = ("linear_attn.A_log", "linear_attn.dt_bias")
+"""Parameters of decays in Qwen3-Next: in the unfused model, their gradients have lost two digits in float32.
+
+tests/gated_delta_rule/test_transformers.py measures by the formula in float64 instead.
+"""
+
 
 def assert_parity(manager, model, step, **options):
     """The tensors that *step* gives by name are, fused, as near to the truth as unfused; after undo they are the same.
@@ -23,7 +29,9 @@ def assert_parity(manager, model, step, **options):
     assert fused.keys() == before.keys()
     for key, unfused in before.items():
         assert (fused[key].dtype, fused[key].shape) == (unfused.dtype, unfused.shape)
-        allowed = 2 * distance(unfused, truth[key]) + ROUNDINGS[dtype] * torch.finfo(dtype).eps
+        allowed = 2 * distance(unfused, truth[key]) + ROUNDINGS[dtype] * torch.finfo(dtype).eps * (
+            32 if key.endswith(INEXACT) else 1
+        )
         assert distance(fused[key], truth[key]) <= allowed, key
         assert torch.equal(after[key], unfused)
     return applied.report

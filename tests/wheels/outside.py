@@ -14,7 +14,8 @@ from fuseplug import manager
 from fuseplug.hookspecs import resolve
 
 KERNELS = [
-    f"inductor_fused_{op}" for op in ("causal_conv1d", "linear_cross_entropy", "moe", "rmsnorm", "rope", "swiglu")
+    f"inductor_fused_{op}"
+    for op in ("causal_conv1d", "gated_delta_rule", "linear_cross_entropy", "moe", "rmsnorm", "rope", "swiglu")
 ]
 
 

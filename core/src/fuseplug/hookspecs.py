@@ -77,7 +77,8 @@ class BaseKernel(abc.ABC):  # so that the base of several kernels may leave a me
         """Say what this kernel would replace at *site*: what `recogniser` says.
 
         Returns:
-            Proposals, one per target; a `Rejection` if the site has this kernel's op but cannot be served;
+            Proposals, of which the first that fits a target is used; a `Rejection` if the site has this kernel's op but
+            cannot be served;
             ``None`` if the module does not have the kernel's op.
         """
         recognise: Callable[[Site], Iterable[Proposal] | Rejection | None] = resolve(self.recogniser)

@@ -159,8 +159,10 @@ class Decider:
                 rejections.append((record.kernel_id, blaming(record, replaced)))
                 continue
             first, *others = replaced
-            outranked = tuple(other.kernel_id for other, _ in ranked[number + 1 :])
-            won = replace(first.entry, rejections=tuple(rejections), outranked=outranked)
+            # A kernel may have made several proposals for this, of which the others need no explanation.
+            outranked = tuple(other.kernel_id for other, _ in ranked[number + 1 :] if other is not record)
+            rejected = tuple(rejection for rejection in rejections if rejection[0] != record.kernel_id)
+            won = replace(first.entry, rejections=rejected, outranked=outranked)
             return [Decision(won, first.patches), *others], proposal
         return [Decision(replace(entry, rejections=tuple(rejections)))], None
 

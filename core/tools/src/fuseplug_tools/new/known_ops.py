@@ -33,5 +33,7 @@ NOT_TEMPLATES = {
     "kernel-packages/linear-cross-entropy of the repository",
     "causal_conv1d": "its kernels are programs for two layouts, forward and backward: copy "
     "kernel-packages/causal-conv1d of the repository",
+    "gated_delta_rule": "its kernels go from chunk to chunk of the tokens, forward and backward: copy "
+    "kernel-packages/gated-delta-rule of the repository",
 }
 """Ops that exist and have no template, with what to do instead."""
