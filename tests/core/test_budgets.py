@@ -26,7 +26,7 @@ LINES = {
     "core/tools/src": 2654,
     "kernel-packages/backends/src": 1480,
     "kernel-packages/causal-conv1d/src": 370,
-    "kernel-packages/gated-delta-rule/src": 588,
+    "kernel-packages/gated-delta-rule/src": 601,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 2586,
     "kernel-packages/moe/src": 3861,

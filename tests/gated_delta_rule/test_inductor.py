@@ -17,12 +17,12 @@ def in_chunks(monkeypatch):
     """The segments that are computed, by their tokens."""
     computed = []
 
-    class Segment(inductor._Segment):
+    class Segment(inductor.Segment):
         def __init__(self, *args):
             super().__init__(*args)
             computed.append(self.tokens)
 
-    monkeypatch.setattr(inductor, "_Segment", Segment)
+    monkeypatch.setattr(inductor, "Segment", Segment)
     return computed
 
 

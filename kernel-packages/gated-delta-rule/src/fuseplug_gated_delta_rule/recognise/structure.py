@@ -140,7 +140,7 @@ def _example(variant: Variant, is_step: bool, mix: DeltaRuleMix, size: int, gene
 
     def every(number: int, this: float) -> Tensor:
         """*this* for one token in *number*, and 1 for the others."""
-        return torch.where(torch.arange(tokens) % number == number - 1, this, 1.0).view(1, tokens, 1, 1)
+        return torch.where(torch.arange(tokens, device="cpu") % number == number - 1, this, 1.0).view(1, tokens, 1, 1)
 
     q, k = (
         (functional.normalize(normal(batch, tokens, key_heads, channels), dim=-1) * every(3, 0.05)).to(mix.x)

@@ -1,0 +1,114 @@
+"""Products of the pairs of tokens in a chunk, each with the decay between the two."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+BLOCK = 16
+"""Rows that `PerChannel` multiplies out; a chunk has a multiple of them."""
+
+
+class PerHead:
+    """Products of pairs of tokens, where a head has one decay.
+
+    Args:
+        sums: Those of g in each chunk, ``(chunks, heads, tokens, 1)``, in float64.
+        q: ``(chunks, heads, tokens, channels)``.
+        k: As *q*.
+
+    Attributes:
+        qk: ``⟨q_i, k_j⟩ e^(G_i - G_j)`` for ``j ≤ i``, and 0 elsewhere, ``(chunks, heads, tokens, tokens)``.
+        kk: The same of k with itself.
+    """
+
+    def __init__(self, sums: Tensor, q: Tensor, k: Tensor) -> None:
+        self._q, self._k = q, k
+        self._decays = _decays(sums - sums.mT, q.dtype)
+        self.qk, self.kk = ((x @ k.mT).mul_(self._decays) for x in (q, k))
+
+    def gradients(self, of_qk: Tensor, of_kk: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Those of q, of k as the first and as the second factor, and of g, ``(chunks, heads, tokens, 1)``."""
+        products = (of_qk * self.qk).addcmul_(of_kk, self.kk)
+        # A token's g is in the decays of the pairs of one before it with itself, or with a later one.
+        later = products.new_ones(products.shape[-2:]).triu_()
+        of_g = (later @ products).tril_(-1).sum(-1, keepdim=True)
+        of_qk, of_kk = of_qk * self._decays, of_kk * self._decays
+        return of_qk @ self._k, of_kk @ self._k, (of_qk.mT @ self._q).add_(of_kk.mT @ self._k), of_g
+
+
+class PerChannel:
+    """`PerHead`, where each key channel has a decay; sums are ``(chunks, heads, tokens, channels)``.
+
+    Rows are taken in blocks. A product with a row of an earlier block is a matmul, of factors with the decays since the
+    block's first row and until it. In a block, all pairs of rows are multiplied out.
+    """
+
+    def __init__(self, sums: Tensor, q: Tensor, k: Tensor) -> None:
+        self._q, self._k = q, k
+        blocks = _blocks(sums)
+        first = blocks[..., :1, :]
+        inside = (blocks - first).to(q.dtype)
+        self._near = _decays(inside.unsqueeze(-2) - inside.unsqueeze(-3), q.dtype, dim=-3)
+        self._near_k = self._near * _blocks(k).unsqueeze(-3)
+        self._since = inside.exp_().flatten(2, 3)
+        self._far = []
+        for block in range(first.shape[2]):
+            rows, before = _rows(block)
+            self._far.append((rows, before, (first[:, :, block] - sums[:, :, before]).to(q.dtype).exp_()))
+        self.qk, self.kk = self._product(q), self._product(k)
+
+    def _product(self, x: Tensor) -> Tensor:
+        product = x.new_zeros(*x.shape[:3], x.shape[2])
+        inside = (self._near_k @ _blocks(x).unsqueeze(-1)).squeeze(-1)
+        since = x * self._since
+        for block, (rows, before, until) in enumerate(self._far):
+            product[:, :, rows, rows] = inside[:, :, block]
+            product[:, :, rows, before] = since[:, :, rows] @ (self._k[:, :, before] * until).mT
+        return product
+
+    def gradients(self, of_qk: Tensor, of_kk: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As those of `PerHead`; that of g is ``(chunks, heads, tokens, channels)``."""
+        # A token with itself has no decay, and so no part in the gradient of g.
+        of_itself = of_qk.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+        of_second = torch.zeros_like(self._k)
+        of_q, of_k = self._gradient(of_qk.tril(-1), self._q, of_second), self._gradient(of_kk, self._k, of_second)
+        of_g = from_here((self._k * (of_k - of_second)).addcmul_(self._q, of_q))
+        return of_q.addcmul_(of_itself, self._k), of_k, of_second.addcmul_(of_itself, self._q), of_g
+
+    def _gradient(self, grad: Tensor, x: Tensor, of_second: Tensor) -> Tensor:
+        """That of *x* in its product with k; that of k is added to *of_second*."""
+        inside = torch.stack([grad[:, :, rows, rows] for rows, *_ in self._far], 2)
+        gradient = (inside.unsqueeze(-2) @ self._near_k).flatten(2, 4)
+        of_second += (self._near * inside.unsqueeze(-1) * _blocks(x).unsqueeze(-2)).sum(-3).flatten(2, 3)
+        since = x * self._since
+        for rows, before, until in self._far:
+            far = grad[:, :, rows, before]
+            gradient[:, :, rows] += (far @ (self._k[:, :, before] * until)).mul_(self._since[:, :, rows])
+            of_second[:, :, before] += (far.mT @ since[:, :, rows]).mul_(until)
+        return gradient
+
+
+def from_here(x: Tensor) -> Tensor:
+    """For each token of a chunk, the sum of *x* over it and all later ones."""
+    return x.flip(2).cumsum(2).flip(2)
+
+
+def _blocks(x: Tensor) -> Tensor:
+    return x.view(*x.shape[:2], -1, BLOCK, x.shape[3])
+
+
+def _rows(block: int) -> tuple[slice, slice]:
+    """The rows of *block*, and those before it."""
+    start = block * BLOCK
+    return slice(start, start + BLOCK), slice(start)
+
+
+def _decays(differences: Tensor, dtype: torch.dtype, dim: int = -2) -> Tensor:
+    """``e^`` *differences* between a row, along *dim*, and one up to it, along the next dimension; 0 for later ones."""
+    rows = differences.shape[dim]
+    later = torch.ones(rows, rows, dtype=torch.bool, device=differences.device).triu_(1)
+    later = later.view(rows, rows, *[1] * (-2 - dim))
+    return differences.to(dtype).masked_fill_(later, -math.inf).exp_()
