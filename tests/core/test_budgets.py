@@ -22,7 +22,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4708,
-    "core/verify/src": 3864,
+    "core/verify/src": 3867,
     "core/tools/src": 2654,
     "kernel-packages/backends/src": 1480,
     "kernel-packages/causal-conv1d/src": 370,

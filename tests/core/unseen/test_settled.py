@@ -76,14 +76,16 @@ def filled():
     memoised.cache_clear()
 
 
-class ByScripting(Norm):
+class AsInTimm(Norm):
     def forward(self, x):
         if torch.jit.is_scripting():
             return vendor.norm(x)
-        return normal(self, x)
+        wide = x.to(torch.float32)
+        dims = tuple(range(-1, -len(self.weight.shape) - 1, -1))
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(dims, keepdim=True) + self.eps)).to(x.dtype)
 
 
-@pytest.mark.parametrize("make", [*FLIPS, ByMemory, ByScripting])
+@pytest.mark.parametrize("make", [*FLIPS, ByMemory, AsInTimm])
 def test_a_norm_that_asks_what_is_installed_is_fused(make):
     assert attacked([NormKernel], make).answers == ("kernel",)
 

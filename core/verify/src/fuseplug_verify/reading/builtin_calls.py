@@ -65,6 +65,10 @@ def _enumerate(walk: Walking, node: Any, arguments: Arguments) -> Value:
     return listed((listed((number, item_of(walk, node, source, None))),), exact=False)
 
 
+def _collected(walk: Walking, node: Any, arguments: Arguments) -> Value:
+    return listed((item_of(walk, node, arguments.at(0) or NOTHING, None),), exact=False)
+
+
 def _range(walk: Walking, node: Any, arguments: Arguments) -> Value:
     return listed((_number(walk, node, arguments),), exact=False)
 
@@ -82,6 +86,7 @@ _BY_FUNCTION: list[tuple[_Call, tuple[Any, ...]]] = [
     (_number, (abs, round, sum, any, all, pow, int, float, bool, str, slice, complex, math.prod)),
     (_zip, (zip,)),
     (_enumerate, (enumerate,)),
+    (_collected, (tuple, list)),
     (_range, (range,)),
     (_scripting, (torch.jit.is_scripting,)),  # type: ignore[attr-defined]
 ]
