@@ -24,14 +24,11 @@ def chunk_gated_delta_rule(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """As Gated DeltaNet has it: shapes are those of `fuseplug_gated_delta_rule.reference.gated_delta_rule`."""
-    if kwargs.get("cu_seqlens") is not None:
-        raise ValueError("packed sequences cannot be kept apart")
     if query.shape[2] != value.shape[2]:
         query = query.repeat_interleave(value.shape[2] // query.shape[2], dim=2)
         key = key.repeat_interleave(value.shape[2] // key.shape[2], dim=2)
-    flag = use_qk_l2norm_in_kernel
-    result, state = in_chunks(query, key, value, g.unsqueeze(-1), beta, chunk_size, initial_state, flag)
-    return result, state if output_final_state else None
+    flags = output_final_state, use_qk_l2norm_in_kernel
+    return chunk_delta_attention(query, key, value, g.unsqueeze(-1), beta, chunk_size, initial_state, *flags, **kwargs)
 
 
 def chunk_delta_attention(
