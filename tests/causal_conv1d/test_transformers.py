@@ -13,7 +13,8 @@ from support.tiny import BASE, HEAD, build, step
 from torch import nn
 
 from fuseplug import KernelManager
-from fuseplug_causal_conv1d.recognise.structure import _targets
+from fuseplug_backends.looked_up import looked_up
+from fuseplug_causal_conv1d.recognise.structure import convolves
 
 pytestmark = [
     pytest.mark.skipif(transformers.__version__ < "5", reason="there the convolutions are written out"),
@@ -80,7 +81,7 @@ def test_every_function_of_transformers_is_found():
             continue
         if hasattr(module, "causal_conv1d_fn"):
             classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
-            targets = {str(target) for cls in classes for target in _targets(cls)}
+            targets = {str(target) for cls in classes for target, _ in looked_up(cls, convolves)}
             assert targets == {"forward:causal_conv1d_fn"}, folder.name
             found.add(folder.name)
     assert len(found) >= 22

@@ -24,6 +24,7 @@ MODULES = (
     "fuseplug_backends.dtypes",
     "fuseplug_backends.functional",
     "fuseplug_backends.inductor",
+    "fuseplug_backends.looked_up",
     "fuseplug_backends.npu",
     "fuseplug_backends.tracing",
     "fuseplug_backends.triton",

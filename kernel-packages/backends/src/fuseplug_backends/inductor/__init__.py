@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .compiled import Compiled, plain, standard_state, worth_compiling
     from .layout import keeping_order
     from .linear import CompiledLinear
-    from .program import Program, named
+    from .program import Program
 
 __all__ = [
     "Compiled",
@@ -24,7 +24,6 @@ __all__ = [
     "differentiated_again",
     "has_onednn_linear",
     "keeping_order",
-    "named",
     "onednn_linear",
     "plain",
     "recording",
@@ -40,7 +39,7 @@ __getattr__, __dir__ = lazy(
         **dict.fromkeys(("differentiated_again", "recording", "vjp"), "..differentiating"),
         "CompiledLinear": ".linear",
         **dict.fromkeys(("has_onednn_linear", "onednn_linear"), "..torch_private"),
-        **dict.fromkeys(("Program", "named"), ".program"),
+        "Program": ".program",
         "keeping_order": ".layout",
     },
 )

@@ -9,11 +9,9 @@ had compiled (bfloat16, two x86 cores).
 from __future__ import annotations
 
 import functools
-import itertools
-import types
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +23,6 @@ from .rehearsal import Builders, rehearsing
 from .vectors import doubt, trust
 
 _compiling = ProcessLock()
-_serial = itertools.count(1)
 
 
 class Program:
@@ -147,19 +144,3 @@ def _compilation_of(
         recording = recorded(function, tensors, varying)
         run, wait = compiled_by_inductor(recording)
     return _Compilation(threads, recording.covers(), run=run, wait=wait, device_type=device_type)
-
-
-def named(function: Callable[..., Any], formula: Callable[..., Any]) -> Callable[..., Any]:
-    """*function* with a code object and a name that no other has, for kernels that call `torch.compile` themselves.
-
-    Dynamo counts recompilations by code object, and remembers by file, line and name which sizes were seen to vary:
-    under one name, the width would be one.
-
-    Args:
-        function: What is compiled.
-        formula: What it computes; named in what the compiler says of it.
-    """
-    name = f"{formula.__name__}_{function.__name__}_{next(_serial)}"
-    return types.FunctionType(
-        function.__code__.replace(co_name=name), function.__globals__, name, closure=function.__closure__
-    )

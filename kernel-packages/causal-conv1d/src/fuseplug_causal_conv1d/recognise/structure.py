@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import types
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fuseplug import Example, Proposal, Rejection, Site, Target, called_functions
-from fuseplug.reading import remembered
+from fuseplug import Example, Proposal, Rejection, Site, Target
 from fuseplug_backends.dtypes import MODEL_DTYPES
+from fuseplug_backends.looked_up import looked_up, positional_parameters
 
 from ..reference import VARIANTS
 from .adapters import ConvolutionAdapter
@@ -50,7 +48,7 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     convolution = _causal_convolution(module)
     if convolution is None:
         return None
-    targets = [*_targets(type(module))]
+    targets = [target for target, _ in looked_up(type(module), convolves)]
     if not targets:
         return Rejection(
             "its causal convolution is written out, as nn.Conv1d, a slice and an activation; what is replaced is a "
@@ -69,28 +67,9 @@ def _causal_convolution(module: nn.Module) -> nn.Conv1d | None:
     return None
 
 
-def _targets(cls: type) -> Iterator[Target]:
-    methods: dict[str, Any] = {}
-    for base in cls.__mro__:
-        if not base.__module__.startswith("torch."):
-            for name, value in vars(base).items():
-                if isinstance(value, types.FunctionType):
-                    methods.setdefault(name, value)
-    for name, method in methods.items():
-        for called in called_functions(method, _convolves):
-            yield Target(name, called)
-
-
-def _convolves(value: object) -> bool:
+def convolves(value: object) -> bool:
     """Whether *value* has the signature of such a function."""
-    return isinstance(value, types.FunctionType) and _parameters(value)[1:4] == _PARAMETERS
-
-
-@remembered
-def _parameters(function: types.FunctionType) -> tuple[str, ...]:
-    """The names of its positional parameters, seen through decorators."""
-    code: types.CodeType = inspect.unwrap(function).__code__
-    return code.co_varnames[: code.co_argcount]
+    return isinstance(value, types.FunctionType) and positional_parameters(value)[1:4] == _PARAMETERS
 
 
 def _proposal(module: nn.Module, convolution: nn.Conv1d, target: Target) -> Proposal:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fuseplug import Example, Proposal, Rejection, Site, Target, called_functions
-from fuseplug.reading import remembered
+from fuseplug import Example, Proposal, Rejection, Site, Target
 from fuseplug_backends.dtypes import MODEL_DTYPES
+from fuseplug_backends.looked_up import looked_up, positional_parameters
 
 from ..reference import VARIANTS, Variant
 from .adapters import DeltaRuleAdapter
@@ -74,30 +73,17 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 def _targets(cls: type) -> Iterator[tuple[Target, bool]]:
     """The functions that methods of *cls* look up, and whether each is for steps of decoding."""
-    methods: dict[str, Any] = {}
-    for base in cls.__mro__:
-        if not base.__module__.startswith("torch."):
-            for name, value in vars(base).items():
-                if isinstance(value, types.FunctionType) and name != "__init__":
-                    methods.setdefault(name, value)
-    for name, method in methods.items():
-        for called, function in called_functions(method, _computes_it).items():
-            yield Target(name, called), "chunk_size" not in _parameters(function)
+    for target, function in looked_up(cls, _computes_it):
+        if target.method != "__init__":
+            yield target, "chunk_size" not in positional_parameters(function)
 
 
 def _computes_it(value: object) -> bool:
     """Whether *value* has the signature of such a function."""
     if not isinstance(value, types.FunctionType):
         return False
-    names = tuple(name for name in _parameters(value) if name != "chunk_size")
+    names = tuple(name for name in positional_parameters(value) if name != "chunk_size")
     return names[: len(_INPUTS) + len(_STATES)] == (*_INPUTS, *_STATES)
-
-
-@remembered
-def _parameters(function: types.FunctionType) -> tuple[str, ...]:
-    """The names of its positional parameters, seen through decorators."""
-    code: types.CodeType = inspect.unwrap(function).__code__
-    return code.co_varnames[: code.co_argcount]
 
 
 def _proposal(own: torch.dtype, variant: Variant, target: Target, is_step: bool) -> Proposal:

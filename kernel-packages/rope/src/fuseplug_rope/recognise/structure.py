@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target, called_functions
+from fuseplug import Adapter, Example, Proposal, Rejection, Site, Target
 from fuseplug.reading import hazard, remembered
+from fuseplug_backends.looked_up import looked_up, methods_of
 
 from ..reference import VARIANTS, Variant
 from . import function_calls, modules
@@ -50,23 +51,11 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
 
 
 def _targets(cls: type) -> Iterator[tuple[Target, Any]]:
-    """What methods of *cls* call that is rotary, and its own rotary methods.
-
-    Nothing of it is remembered: somebody may have put another function there.
-    """
-    methods: dict[str, Any] = {}
-    for base in cls.__mro__:
-        if not base.__module__.startswith("torch."):
-            for name, value in vars(base).items():
-                if isinstance(value, types.FunctionType | staticmethod | classmethod):
-                    methods.setdefault(name, value)
-    for name, method in methods.items():
+    """What methods of *cls* call that is rotary, and its own rotary methods."""
+    for name, method in methods_of(cls).items():
         if is_rotary_name(name):
             yield Target(name), method
-    for name, method in methods.items():
-        if isinstance(method, types.FunctionType):
-            for called, function in called_functions(method, is_rotary).items():
-                yield Target(name, called), function
+    yield from looked_up(cls, is_rotary)
 
 
 def _proposal(module: nn.Module, target: Target, function: Any) -> Proposal | Rejection | None:
