@@ -227,12 +227,14 @@ def build_site(session: nox.Session) -> None:
 def wheels(session: nox.Session) -> None:
     """Build the wheels, and use them from outside the checkout: core alone, then all of it, then the kit."""
     clean(session)
-    session.install("-c", "constraints.txt", "build", "hatchling")
+    session.install("-c", "constraints.txt", "hatchling")
     built = Path(session.create_tmp()).absolute() / "wheels"
     shutil.rmtree(built, ignore_errors=True)
     for path in DISTRIBUTIONS:
-        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(built), path, silent=True)
-    session.run("python", "-m", "pip", "uninstall", "-q", "-y", "build", "hatchling")
+        with session.chdir(path):
+            session.run("python", "-m", "hatchling", "build", "-t", "sdist", "-d", str(built), silent=True)
+    as_wheels(session, built, *map(str, built.glob("*.tar.gz")))  # from what others would build them from
+    session.run("python", "-m", "pip", "uninstall", "-q", "-y", "hatchling")
     session.install("-c", "constraints.txt", "torch", *OF_CORE)
 
     def install_ours(*names: str) -> None:
@@ -270,19 +272,20 @@ def new_distributions(session: nox.Session, folder: Path) -> None:
 
     Other tests break what it wrote, which its own tests must notice: tests/npu/test_new.py and its like.
     """
-    session.install("-c", str(ROOT / "constraints.txt"), "build", "hatchling")
-    for example in EXAMPLES:
-        tested_as_wheel(session, Path(shutil.copytree(example.parent, folder / example.parent.name)))
+    session.install("-c", str(ROOT / "constraints.txt"), "hatchling", "pytest-xdist[psutil]")
+    folders = [Path(shutil.copytree(example.parent, folder / example.parent.name)) for example in EXAMPLES]
     session.run("fuseplug", "new", "scaled", "--params", "weight,bias,eps=1e-5")
-    tested_as_wheel(session, folder / "fuseplug-scaled")
+    folders.append(folder / "fuseplug-scaled")
+    as_wheels(session, folder / "dist", *map(str, folders))
+    wheels = [f"{wheel}[testing]" for wheel in folder.glob("dist/*.whl")]
+    session.install("-c", str(ROOT / "constraints.txt"), *wheels)
+    tests = [str(path / "tests") for path in folders]
+    session.run("pytest", "-q", "--import-mode=importlib", *WORKERS, *tests, env=ONE_THREAD)
 
 
-def tested_as_wheel(session: nox.Session, distribution: Path) -> None:
-    """Install the wheel of the folder *distribution*, and run the tests beside it."""
-    session.run("python", "-m", "build", "--no-isolation", "--wheel", str(distribution), silent=True)
-    (wheel,) = (distribution / "dist").glob("*.whl")
-    session.install("-c", str(ROOT / "constraints.txt"), f"{wheel}[testing]")
-    session.run("pytest", "-q", str(distribution / "tests"))
+def as_wheels(session: nox.Session, folder: Path, *sources: str) -> None:
+    """Build the wheels of *sources* into *folder*."""
+    session.run("python", "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), *sources)
 
 
 @nox.session(default=False)
