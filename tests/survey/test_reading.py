@@ -21,7 +21,7 @@ OPS = ("rmsnorm", "swiglu", "moe")
 NOT_READ = {"Zamba2MLP", "NllbMoeExperts"}
 """Of a call they choose a child by name or number. No kernel takes them: docs/coverage.md says why."""
 # One process reads a class for all of these.
-pytestmark = pytest.mark.xdist_group("reading transformers")
+pytestmark = [pytest.mark.xdist_group("reading transformers"), thorough]
 
 
 def readings(op: str) -> dict[str, Reading]:
@@ -45,13 +45,11 @@ def of_op(op: str) -> dict[str, Reading]:
     return readings(op)
 
 
-@thorough
 @pytest.mark.parametrize("op", OPS)
 def test_nearly_every_class_is_made(op):
     assert len(of_op(op)) >= 0.95 * len([each for each in classes(CENSUS) if each.op == op])
 
 
-@thorough
 @pytest.mark.parametrize("op", OPS)
 def test_all_of_it_is_read_and_nothing_in_it_has_effects(op):
     found = of_op(op)
@@ -59,13 +57,11 @@ def test_all_of_it_is_read_and_nothing_in_it_has_effects(op):
     assert {name: each.side_effects for name, each in found.items() if each.side_effects} == {}
 
 
-@thorough
 @pytest.mark.parametrize("op", OPS)
 def test_every_class_computes_with_something_that_it_has(op):
     assert [name for name, each in of_op(op).items() if not each.reads and "Unweighted" not in name] == []
 
 
-@thorough
 def test_norms_draw_no_random_numbers():
     assert {name for name, each in of_op("rmsnorm").items() if each.draws} == set()
 
