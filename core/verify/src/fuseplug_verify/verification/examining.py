@@ -136,7 +136,8 @@ class Examination:
         try:
             expected = self.subject.run(self.subject.original, variation.example, **how, watching=self.branches)
         except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
-            self.why = f"{type(error).__name__}: {error}"
+            # After the first paragraph, torch's dispatcher lists where each of its backends is registered.
+            self.why = f"{type(error).__name__}: " + str(error).partition("\n\n")[0]
             return "unanswered"
         if variation.kind == "example":
             self.evidence.ran(expected)

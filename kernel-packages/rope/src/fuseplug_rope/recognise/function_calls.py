@@ -244,7 +244,8 @@ def _error(function: Callable[..., Any], form: Form, roles: Roles, head_dim: int
     try:
         result = _call(function, form, roles, head_dim)
     except Exception as error:  # noqa: BLE001 - a third party's function may raise anything
-        return f"{type(error).__name__}: {error}"
+        # After the first paragraph, torch's dispatcher lists where each of its backends is registered.
+        return f"{type(error).__name__}: " + str(error).partition("\n\n")[0]
     results = result if isinstance(result, tuple | list) else [result]
     shapes = [tuple(tensor.shape) for tensor in results if isinstance(tensor, Tensor)]
     zeroed = _arguments_of_zeros(form, roles, head_dim)
