@@ -16,8 +16,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 
 # The checkout, not docs/, so that links to the READMEs and to files of the repository are the same here and on GitHub.
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "kernel-packages/*/README.md"]
-include_patterns += ["tests/kit/README.md", "tests/host-npu/README.md"]
+include_patterns = ["docs/**.md", "README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns += ["kernel-packages/*/README.md", "tests/kit/README.md", "tests/host-npu/README.md"]
 exclude_patterns = [".nox", "build", "core", "docs/demo/text", "kernel-packages/*/src", "**/.*"]  # not walked through
 
 html_theme = "furo"

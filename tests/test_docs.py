@@ -25,6 +25,7 @@ DOCS = ROOT / "docs"
 NEEDS_AN_NPU = "test-without-an-npu.md"  # which the tests of NPUs have
 IN_TRITON = "write-a-triton-kernel.md"  # which the tests of GPUs have
 LONG = "(?:python|python thorough)"  # blocks that compile say so after the language; a reader does not see it
+IN_CHINESE = sorted((*ROOT.glob("*.zh-CN.md"), *DOCS.glob("zh/*.md")))  # about NPUs: their tests have these, too
 PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in (NEEDS_AN_NPU, IN_TRITON))
 
 
@@ -131,9 +132,13 @@ def strings() -> set[str]:
     return found
 
 
-MESSAGES = re.findall(r"^\| `(.+?)` \|", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+MESSAGES = {
+    message
+    for page in ("troubleshooting.md", "zh/troubleshooting.md")
+    for message in re.findall(r"^\| `(.+?)` \|", (DOCS / page).read_text(), re.MULTILINE)
+}
 
 
-@pytest.mark.parametrize("message", MESSAGES)
+@pytest.mark.parametrize("message", sorted(MESSAGES))
 def test_a_message_that_is_explained_is_one_that_the_code_has(message, strings):
     assert any(message in string for string in strings)

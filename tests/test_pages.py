@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from test_docs import blocks
 
 from fuseplug import Site
 
@@ -52,6 +53,17 @@ def test_the_tolerances_are_those_of_the_proposals(op):
 
 def test_the_tolerances_are_of_every_op():
     assert [row[0] for row in rows("tolerances.md", "op")] == list(KERNELS)
+
+
+def commands(readme: str) -> list[str]:
+    """What the README *readme* tells to type, without what its comments say beside it."""
+    lines = "".join(blocks(ROOT / readme, "bash")).splitlines()
+    return [re.sub(r"  # .*|^# .*?[:：] ?(?=pip )", "", line) for line in lines]
+
+
+def test_the_chinese_readme_has_the_commands_of_the_english_one():
+    assert commands("README.zh-CN.md") == commands("README.md")
+    assert len(commands("README.md")) == 5
 
 
 PINNED = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))

@@ -12,7 +12,7 @@ from support.thorough import thorough
 from support.tiny import BASE, HEAD, step
 from transformers.models.qwen3 import modeling_qwen3
 
-from fuseplug import KernelManager
+from fuseplug import KernelManager, UndoError
 
 pytestmark = pytest.mark.usefixtures("small_checks")
 NORMS_AND_MLPS, ROTATIONS = 9 + 2, 2
@@ -83,13 +83,29 @@ def test_instances_patched_before_are_named(model, manager):
     assert all("its forward was replaced on this instance by" in reason for reason in why)
 
 
+def unused_after_three_steps(applied, model):
+    for _ in range(3):
+        step(model)
+        unused = applied.check_in_use()
+    return unused
+
+
 @thorough
 def test_classes_patched_afterwards_take_over_and_check_in_use_names_them(model, manager, monkeypatch):
     applied = manager.apply_all(model.to("npu"))
     assert len(applied.report.fused) == NORMS_AND_MLPS + ROTATIONS
     patch_classes(monkeypatch)
-    for _ in range(3):
-        step(model)
-        unused = applied.check_in_use()
+    unused = unused_after_three_steps(applied, model)
     assert len(unused) == NORMS_AND_MLPS + ROTATIONS
     assert all("is no longer the one that was replaced" in row.why for row in unused)
+
+
+@thorough
+def test_instances_patched_afterwards_take_over_and_undo_leaves_them(model, manager):
+    applied = manager.apply_all(model.to("npu"))
+    patch_instances(model)
+    unused = unused_after_three_steps(applied, model)
+    assert len(unused) == NORMS_AND_MLPS
+    assert all("its replacement was taken off" in row.why for row in unused)
+    with pytest.raises(UndoError, match="the rest was undone"):
+        applied.undo()

@@ -1,4 +1,4 @@
-"""The code on the page about all this works."""
+"""The code on the page about all this works, and that on the pages in Chinese."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import sys
 import types
 from pathlib import Path
 
-from test_docs import NEEDS_AN_NPU, blocks
+import pytest
+from support.thorough import thorough
+from test_docs import IN_CHINESE, LONG, NEEDS_AN_NPU, blocks, run_page
 
 from fuseplug_host_npu.references import references
 
@@ -35,3 +37,10 @@ def test_its_tests_without_values_pass(fake_npu):
     module = types.ModuleType("page")
     exec(blocks(PAGE)[0], module.__dict__)
     module.test_shapes_and_limits(fake_npu)
+
+
+@thorough
+@pytest.mark.usefixtures("host_npu", "small_checks")
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in IN_CHINESE if blocks(page, LONG)])
+def test_the_python_of_a_page_in_chinese_runs_from_top_to_bottom(page, monkeypatch):
+    run_page(page, LONG, monkeypatch)
