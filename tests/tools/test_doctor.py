@@ -263,6 +263,12 @@ class TestCommand:
         assert "ready on cpu" in out
         assert ", 0 fail" in out
 
+    @pytest.mark.parametrize(("home", "shown"), [(sys.prefix, "(~/bin/"), ("/", f"({sys.prefix}/bin/")])
+    def test_the_table_names_no_home(self, package, run, monkeypatch, home, shown):
+        package("x-a", "a")
+        monkeypatch.setenv("HOME", home)
+        assert shown in run("doctor")[1]
+
     def test_something_cannot_work(self, package, run):
         package("x-a", "a", source="1 / 0")
         package("x-b", "b")
