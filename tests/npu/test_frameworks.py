@@ -74,6 +74,7 @@ def test_classes_patched_before_keep_their_operations(host_npu, model, manager, 
     assert host_npu.calls["npu_rms_norm"] == 9
 
 
+@thorough
 def test_instances_patched_before_are_named(model, manager):
     patch_instances(model.to("npu"))
     applied = manager.apply_all(model)
