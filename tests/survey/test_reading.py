@@ -18,8 +18,13 @@ from fuseplug_verify.reading.reader import read
 
 CENSUS = Census.of(transformers.__version__)
 OPS = ("rmsnorm", "swiglu", "moe")
-NOT_READ = {"Zamba2MLP", "NllbMoeExperts"}
-"""Of a call they choose a child by name or number. No kernel takes them: docs/coverage.md says why."""
+NOT_READ = {"Zamba2MLP", "NllbMoeExperts", "modernbert.apply_rotary_unpadded", "qwen2_5_omni.apply_rotary_pos_emb"}
+"""Of a call they choose a child by name or number; or, in 4.57, it is a function of autograd's, or made in the call. No
+kernel takes them: docs/coverage.md says why.
+"""
+if transformers.__version__ < "5":  # mostly of the router, which no kernel replaces; else the class is left alone
+    NOT_READ |= {f"{name}MoE" for name in ("DeepseekV3", "Dots1", "Glm4Moe", "Glm4vMoeText", "LongcatFlash")}
+    NOT_READ |= {"PhimoeSparseMoeBlock"}
 # One process reads a class for all of these.
 pytestmark = [pytest.mark.xdist_group("reading transformers"), thorough]
 
@@ -76,5 +81,5 @@ def rotary() -> list[tuple[str, Callable[..., Any]]]:
 
 def test_rotary_functions_are_read_and_only_compute():
     found = {name: read(function) for name, function in rotary()}
-    assert {name: each.unread for name, each in found.items() if each.unread} == {}
+    assert {name: each.unread for name, each in found.items() if each.unread and name not in NOT_READ} == {}
     assert {name for name, each in found.items() if each.side_effects or each.draws} == set()
