@@ -173,6 +173,12 @@ class TestPlan:
             (["model.layers.1.mlp.act_fn"], "cuda", "pending")
         ]
 
+    def test_what_another_distribution_notes_on_a_plan(self, run, distribution, config):
+        source = "def note(model, report):\n    yield f'{type(model).__name__} on {report.device_types[0]}'\n"
+        distribution("x-notes", entry_points="[fuseplug.notes]\nany = x_notes:note\n", files={"x_notes.py": source})
+        assert "note: LlamaForCausalLM on cuda" in run("plan", str(config), "--device", "cuda")[1]
+        assert json.loads(run("plan", str(config), "--json")[1])["notes"][-1] == "LlamaForCausalLM on cpu"
+
     def test_exclude_and_only(self, run, package, config):
         package("x-act", "silu", source=ACTIVATION)
         out = run("plan", str(config), "--include", "silu", "--exclude", "silu", "--json")[1]

@@ -38,7 +38,7 @@ def command(distribution):
 @pytest.fixture
 def without_tools(monkeypatch):
     monkeypatch.setattr(commands, "TOOLS", "no-such-distribution")
-    monkeypatch.setattr(commands, "_entries", list)
+    monkeypatch.setattr(commands, "GROUP", "no.such.group")
 
 
 @pytest.mark.parametrize("name", ["hello", "app"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 NOTHING_INSTALLED = """No kernels are installed. To begin with:
 
   pip install fuseplug-rmsnorm fuseplug-swiglu fuseplug-rope fuseplug-moe fuseplug-linear-cross-entropy"""
+NOTES = "fuseplug.notes"
+"""The entry-point group of what a distribution notes on a plan: a function of the model and of the report so far."""
+
 app = typer.Typer(
     cls=Commands,
     add_completion=False,
@@ -134,12 +138,15 @@ def plan(
         measure=measure,
         rounding=rounding,  # type: ignore[arg-type]  # as above
     )
+    report = planned.report
+    for entry in importlib_metadata.entry_points(group=NOTES):
+        report = dataclasses.replace(report, notes=[*report.notes, *entry.load()(built, report)])
     if explain is not None:
         typer.echo(some_lines(planned.explain(explain)))
     elif as_json:
-        print_json(planned.report.to_dict())
+        print_json(report.to_dict())
     else:
-        console().print(planned.report)
+        console().print(report)
 
 
 def _built(model: str, device: str | None, *, random_weights: bool, trust_remote_code: bool) -> nn.Module:
@@ -150,9 +157,8 @@ def _built(model: str, device: str | None, *, random_weights: bool, trust_remote
         return build(model, trust_remote_code=trust_remote_code)
     from ..devices import device_here
 
-    where = device_here(device)
     config = config_of(model, trust_remote_code=trust_remote_code)
-    return with_random_weights(config, model, device=where, trust_remote_code=trust_remote_code)
+    return with_random_weights(config, model, device=device_here(device), trust_remote_code=trust_remote_code)
 
 
 def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
@@ -166,17 +172,13 @@ def _print_kernels(records: Sequence[KernelRecord], *, verbose: bool) -> None:
     print_table(out, table)
     for record in records:
         if record.reason:
-            _print_reason(out, record)
+            _print_below(out, record, [" is ", state_text(record.condition)], record.reason)
         if record.import_costs:
             _print_below(out, record, [" is slow to import"], "\n".join(record.import_costs))
         if record.traceback and verbose:
             out.print(some_lines(record.traceback), markup=False, highlight=False, soft_wrap=True)
     if not verbose and any(record.traceback for record in records):
         out.print("`fuseplug list -v` shows the tracebacks.")
-
-
-def _print_reason(out: Console, record: KernelRecord) -> None:
-    _print_below(out, record, [" is ", state_text(record.condition)], record.reason)
 
 
 def _print_below(out: Console, record: KernelRecord, told: Sequence[Any], text: str) -> None:

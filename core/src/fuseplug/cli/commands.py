@@ -40,7 +40,7 @@ class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Their names: core's, then the others in the order of the alphabet."""
         of_core = super().list_commands(ctx)
-        return [*of_core, *sorted({entry.name for entry in _entries()} - {*of_core})]
+        return [*of_core, *sorted({entry.name for entry in importlib_metadata.entry_points(group=GROUP)} - {*of_core})]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of this name; ``None`` if there is none.
@@ -51,12 +51,8 @@ class Commands(TyperGroup):
         return super().get_command(ctx, cmd_name) or _installed(cmd_name)
 
 
-def _entries() -> list[importlib_metadata.EntryPoint]:
-    return [*importlib_metadata.entry_points(group=GROUP)]
-
-
 def _installed(name: str) -> Any:
-    entries = [entry for entry in _entries() if entry.name == name]
+    entries = [*importlib_metadata.entry_points(group=GROUP, name=name)]
     if not entries:
         _refuse_without_tools(name)
         return None

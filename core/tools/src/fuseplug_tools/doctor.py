@@ -22,16 +22,13 @@ from fuseplug.kernel_manager import KernelManager
 from fuseplug.plain_text import one_line, some_lines
 from fuseplug.tables import console, empty_table, print_json, print_table, state_text
 
+from .references import REFERENCE_FUNCTIONS, to_install
+
 AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 CANN_VARIABLE = "ASCEND_HOME_PATH"
 CANN_SCRIPT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"
 OLDEST_TRANSFORMERS = "4.57"
-LINEAR_ATTENTION = {
-    "flash-linear-attention": ("cuda", "xpu", "npu"),
-    "causal-conv1d": ("cuda",),
-    "mamba-ssm": ("cuda",),
-}
-"""The packages that transformers 5.23 imports if it can, and the devices of their kernels."""
+LINEAR_ATTENTION = {functions.package: functions.package_devices for functions in REFERENCE_FUNCTIONS}
 
 State = Literal["ok", "warn", "fail"]
 
@@ -227,9 +224,12 @@ def linear_attention(machine: MachineState) -> Diagnosis:
     """The packages that transformers calls for linear attention and state spaces, wherever the tensors are."""
     installed = {name: version for name in LINEAR_ATTENTION if (version := version_of(name))}
     idle = [name for name in installed if not {*LINEAR_ATTENTION[name]} & {*machine.devices}]
-    found = ", ".join(map(" ".join, installed.items())) or "no package (only models such as Qwen3.5 and Mamba use one)"
+    found = ", ".join(map(" ".join, installed.items()))
+    found = found or "no package, so models such as Qwen3.5 and Mamba run transformers' reference code in PyTorch"
     if not idle or machine.torch is None:
-        return Diagnosis("linear attention", "ok", found)
+        lacking = to_install(machine.devices)
+        remedy = f"for such models, pip install {' '.join(lacking)}" if lacking else ""
+        return Diagnosis("linear attention", "ok", found, remedy)
     devices = " or ".join(dict.fromkeys(kind for name in idle for kind in LINEAR_ATTENTION[name]))
     return Diagnosis(
         "linear attention",
