@@ -17,19 +17,19 @@ def in_chunks(monkeypatch):
     """The segments that are computed, by their tokens."""
     computed = []
 
-    class Segment(inductor.Segment):
-        def __init__(self, *args):
-            super().__init__(*args)
-            computed.append(self.tokens)
+    def scan(segment, state):
+        computed.append(segment.tokens)
+        own(segment, state)
 
-    monkeypatch.setattr(inductor, "Segment", Segment)
+    own = inductor.Segment._scan
+    monkeypatch.setattr(inductor.Segment, "_scan", scan)
     return computed
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(("at_once", "segments"), [(1, [64, 64, 22]), (512, [128, 22]), (1 << 11, [150])])
 def test_segments_of_any_size_give_the_same(in_chunks, backend, monkeypatch, variant, at_once, segments):
-    monkeypatch.setattr(inductor, "_AT_ONCE", at_once)
+    monkeypatch.setattr(inductor.Segment, "at_once", at_once)
     arguments = tensors(variant, shape=(1, 150, 2, 2))
     backend.assert_right(*both(inductor, variant, normalised=True), arguments, TOLERANCE)
     assert in_chunks == [*segments, *reversed(segments)]

@@ -11,11 +11,15 @@ BLOCK = 16
 """Rows that `PerChannel` multiplies out; a chunk has a multiple of them."""
 
 
+_PARTS = 1 << 11
+"""What the first part of g is a multiple of, in one: see `sums_in_parts`."""
+
+
 class PerHead:
     """Products of pairs of tokens, where a head has one decay.
 
     Args:
-        sums: Those of g in each chunk, ``(chunks, heads, tokens, 1)``, in float64.
+        sums: Those of g in each chunk, `sums_in_parts`, ``(2, chunks, heads, tokens, 1)``.
         q: ``(chunks, heads, tokens, channels)``.
         k: As *q*.
 
@@ -26,7 +30,7 @@ class PerHead:
 
     def __init__(self, sums: Tensor, q: Tensor, k: Tensor) -> None:
         self._q, self._k = q, k
-        self._decays = _decays(sums - sums.mT, q.dtype)
+        self._decays = _decays((sums - sums.mT).sum(0))
         self.qk, self.kk = ((x @ k.mT).mul_(self._decays) for x in (q, k))
 
     def gradients(self, of_qk: Tensor, of_kk: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -40,7 +44,7 @@ class PerHead:
 
 
 class PerChannel:
-    """`PerHead`, where each key channel has a decay; sums are ``(chunks, heads, tokens, channels)``.
+    """`PerHead`, where each key channel has a decay; sums are ``(2, chunks, heads, tokens, channels)``.
 
     Rows are taken in blocks. A product with a row of an earlier block is a matmul, of factors with the decays since the
     block's first row and until it. In a block, all pairs of rows are multiplied out.
@@ -50,14 +54,14 @@ class PerChannel:
         self._q, self._k = q, k
         blocks = _blocks(sums)
         first = blocks[..., :1, :]
-        inside = (blocks - first).to(q.dtype)
-        self._near = _decays(inside.unsqueeze(-2) - inside.unsqueeze(-3), q.dtype, dim=-3)
+        inside = (blocks - first).sum(0)
+        self._near = _decays(inside.unsqueeze(-2) - inside.unsqueeze(-3), dim=-3)
         self._near_k = self._near * _blocks(k).unsqueeze(-3)
         self._since = inside.exp_().flatten(2, 3)
         self._far = []
-        for block in range(first.shape[2]):
+        for block in range(first.shape[3]):
             rows, before = _rows(block)
-            self._far.append((rows, before, (first[:, :, block] - sums[:, :, before]).to(q.dtype).exp_()))
+            self._far.append((rows, before, (first[:, :, :, block] - sums[:, :, :, before]).sum(0).exp_()))
         self.qk, self.kk = self._product(q), self._product(k)
 
     def _product(self, x: Tensor) -> Tensor:
@@ -91,13 +95,26 @@ class PerChannel:
         return gradient
 
 
+def sums_in_parts(g: Tensor) -> Tensor:
+    """The sums of *g*, ``(chunks, heads, tokens, channels)``, over the tokens of a chunk until each: one of two parts.
+
+    A difference of two sums is to be as exact as it is large, and not as they are: NPUs have no float64. The first
+    parts are multiples of 2⁻¹¹, and since no g is below -110 and a chunk has 64, their sums and differences have 24
+    bits and are exact in float32. The second parts are at most 2⁻¹² each.
+    """
+    parts = g.new_empty(2, *g.shape)
+    torch.mul(g, _PARTS, out=parts[0]).round_().div_(_PARTS)
+    torch.sub(g, parts[0], out=parts[1])
+    return parts.cumsum(3)
+
+
 def from_here(x: Tensor) -> Tensor:
     """For each token of a chunk, the sum of *x* over it and all later ones."""
     return x.flip(2).cumsum(2).flip(2)
 
 
 def _blocks(x: Tensor) -> Tensor:
-    return x.view(*x.shape[:2], -1, BLOCK, x.shape[3])
+    return x.view(*x.shape[:-2], -1, BLOCK, x.shape[-1])
 
 
 def _rows(block: int) -> tuple[slice, slice]:
@@ -106,9 +123,9 @@ def _rows(block: int) -> tuple[slice, slice]:
     return slice(start, start + BLOCK), slice(start)
 
 
-def _decays(differences: Tensor, dtype: torch.dtype, dim: int = -2) -> Tensor:
+def _decays(differences: Tensor, dim: int = -2) -> Tensor:
     """``e^`` *differences* between a row, along *dim*, and one up to it, along the next dimension; 0 for later ones."""
     rows = differences.shape[dim]
     later = torch.ones(rows, rows, dtype=torch.bool, device=differences.device).triu_(1)
     later = later.view(rows, rows, *[1] * (-2 - dim))
-    return differences.to(dtype).masked_fill_(later, -math.inf).exp_()
+    return differences.masked_fill_(later, -math.inf).exp_()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...reference import EPS, Variant
-from .pairs import BLOCK, PerChannel, PerHead, from_here
+from ..reference import EPS, Variant
+from .pairs import BLOCK, PerChannel, PerHead, from_here, sums_in_parts
 
 CHUNK = 64
 """Tokens of a chunk."""
@@ -34,7 +34,13 @@ class Segment:
         form: What is no tensor.
         state: ``(heads, key channels, value channels)`` before the first chunk, in the dtype of all that is computed.
         inputs: q, k, v, g and beta of some tokens, as the reference takes them.
+
+    Attributes:
+        at_once: How many tokens a segment may have, those of all heads counted: for CPUs so few that its matrices stay
+            in the cache.
     """
+
+    at_once: ClassVar[int] = 1 << 11
 
     def __init__(self, form: Form, state: Tensor, *inputs: Tensor) -> None:
         q, k, v, g, beta = inputs
@@ -49,19 +55,24 @@ class Segment:
         self.k.mul_(self.scales[1])
         self._decay(self._chunked(g if form.variant.per_channel else g.unsqueeze(-1), state))
         # The inverse, since a matmul is several times faster than a solver.
-        one = torch.eye(self.chunk, dtype=state.dtype, device=state.device).expand_as(self.pairs.kk)
-        self.inverse = torch.linalg.solve_triangular(self.pairs.kk * self.beta, one, upper=False, unitriangular=True)
+        self.inverse = self._inverse(self.pairs.kk * self.beta)
         self._scan(state)
+
+    def _inverse(self, system: Tensor) -> Tensor:
+        """Of the unit lower triangular matrices with *system* below the diagonal."""
+        one = torch.eye(self.chunk, dtype=system.dtype, device=system.device).expand_as(system)
+        inverse: Tensor = torch.linalg.solve_triangular(system, one, upper=False, unitriangular=True)
+        return inverse
 
     def _decay(self, g: Tensor) -> None:
         """Find the decays of each token: those of its pairs, since the chunk began, until it ends; and of the chunk."""
         # Below, a decay is 0 in this dtype, and a sum would leave nothing of what is added to it. What is not finite
         # gives NaN, as in originals.
         least = 1.2 * math.log(torch.finfo(g.dtype).tiny)
-        sums = g.clamp(min=least).add_(0 * g).cumsum(2, dtype=torch.float64)
+        sums = sums_in_parts(g.clamp(min=least).add_(0 * g))
         self.pairs = (PerChannel if self.form.variant.per_channel else PerHead)(sums, self.q, self.k)
-        self.since = sums.to(g.dtype).exp()
-        self.until = (sums[:, :, -1:] - sums).to(g.dtype).exp_()
+        self.since = sums.sum(0).exp_()
+        self.until = (sums[..., -1:, :] - sums).sum(0).exp_()
         self.through = self.since[:, :, -1].unsqueeze(-1)
 
     def _scan(self, state: Tensor) -> None:
@@ -133,19 +144,30 @@ class Segment:
 
         There are zeros after the last token; and a key head for each head that it serves.
         """
-        padding = -self.tokens % self.chunk
-        chunks = state.new_empty((self.tokens + padding) // self.chunk, len(state), self.chunk, x.shape[-1])
-        chunks[-1, :, self.chunk - padding :] = 0
-        for chunk, part in zip(chunks, torch.split(x, self.chunk, 1), strict=True):
-            of_heads = chunk.view(self.batch, x.shape[2], -1, *chunk.shape[1:])
-            of_heads[..., : part.shape[1], :] = part.transpose(1, 2).unsqueeze(2)
+        chunks = state.new_empty(-(-self.tokens // self.chunk), len(state), self.chunk, x.shape[-1])
+        if rest := self.tokens % self.chunk:
+            chunks[-1, :, rest:] = 0
+        for part, of_heads in self._parts(x, chunks):
+            of_heads.copy_(part.unsqueeze(3))
         return chunks
 
     def _into(self, x: Tensor, chunks: Tensor) -> None:
         """Write *chunks* into *x*, which lies as what `_chunked` takes: into a key head the sum of those it serves."""
-        for part, chunk in zip(torch.split(x, self.chunk, 1), chunks, strict=True):
-            of_heads = chunk.view(self.batch, x.shape[2], -1, *chunk.shape[1:])[..., : part.shape[1], :]
-            part.copy_((of_heads.sum(2) if of_heads.shape[2] > 1 else of_heads.squeeze(2)).transpose(1, 2))
+        for part, of_heads in self._parts(x, chunks):
+            part.copy_(of_heads.sum(3) if of_heads.shape[3] > 1 else of_heads.squeeze(3))
+
+    def _parts(self, x: Tensor, chunks: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """The whole chunks, and the tokens after them: of *x* ``(chunks, batch, heads of x, tokens, channels)``.
+
+        And the same of *chunks*, with the heads that one of x serves before the tokens.
+        """
+        of_heads = chunks.view(len(chunks), self.batch, x.shape[2], -1, *chunks.shape[2:])
+        number, rest = divmod(self.tokens, self.chunk)
+        if number:
+            whole = x[:, : number * self.chunk].view(self.batch, number, self.chunk, *x.shape[2:])
+            yield whole.permute(1, 0, 3, 2, 4), of_heads[:number]
+        if rest:
+            yield x[None, :, number * self.chunk :].transpose(2, 3), of_heads[number:, ..., :rest, :]
 
 
 def over_length(x: Tensor) -> Tensor:
