@@ -28,6 +28,8 @@ EXAMPLES = tuple(sorted(ROOT.glob("docs/examples/*/pyproject.toml")))
 TRANSFORMERS = ("5.23.0", "4.57.6")
 OPS = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy")
 OF_OPS = tuple(f"tests/{op}" for op in OPS)  # they ask the backend that tests/support/backends.py chooses
+NPU_OPS = (*OPS, "gated_delta_rule")
+OF_NPU_OPS = tuple(f"tests/{op}" for op in NPU_OPS)
 OLDEST_TORCH = re.findall(r'"torch>=([\d.]+)"', (ROOT / "core" / "pyproject.toml").read_text())[0]
 TRANSFORMERS_OF_KERNELS = "5.22.2"  # the newest that accepts the `kernels` in constraints.txt
 OTHER_TORCHES = (OLDEST_TORCH, "2.11", "2.15")
@@ -85,7 +87,7 @@ def tests_cpu(session: nox.Session) -> None:
 @nox.session(name="tests-npu")
 def tests_npu(session: nox.Session) -> None:
     """Run the tests of the Ascend kernels, on torch_npu itself."""
-    on_npu(session, *QUICK, "tests/npu", *OF_OPS)
+    on_npu(session, *QUICK, "tests/npu", *OF_NPU_OPS)
 
 
 @nox.session(name="tests-triton", default=False)
@@ -106,7 +108,7 @@ def tests_gpu(session: nox.Session) -> None:
 def thorough(session: nox.Session, kernels: str) -> None:
     """Put the same questions to more of a kind: specimens, models, dtypes, shapes."""
     if kernels == "npu":
-        on_npu(session, *THOROUGH, "tests/npu", *OF_OPS)
+        on_npu(session, *THOROUGH, "tests/npu", *OF_NPU_OPS)
     elif kernels == "triton":
         on_triton(session, *THOROUGH)
     else:
@@ -163,7 +165,7 @@ def stacks(session: nox.Session) -> None:
 def tests_npu_releases(session: nox.Session, torch_npu: str) -> None:
     """Check every call of the Ascend kernels against another torch_npu, beside its torch. Downloads a torch each."""
     install(session, f"torch_npu=={torch_npu}", *FOR_TESTS, free=("torch", "torch_npu"))
-    test(session, "--fuseplug-host-npu", "tests/npu", *OF_OPS, "-k", "fake_npu or fake_backend")
+    test(session, "--fuseplug-host-npu", "tests/npu", *OF_NPU_OPS, "-k", "fake_npu or fake_backend")
 
 
 @nox.session(default=False)
@@ -189,7 +191,7 @@ def conformance(session: nox.Session) -> None:
     install(session, "torch_npu", "triton", *FOR_TESTS)
     for interpret, hows in ((None, ("inductor", "npu")), ("1", ("triton",))):
         session.env["TRITON_INTERPRET"] = interpret
-        chosen = [f"--fuseplug-kernel={how}_fused_{op}" for how in hows for op in OPS]
+        chosen = [f"--fuseplug-kernel={how}_fused_{op}" for how in hows for op in (NPU_OPS if how == "npu" else OPS)]
         test(session, "--fuseplug-host-npu", *chosen)
 
 

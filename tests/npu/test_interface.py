@@ -19,7 +19,9 @@ pytestmark = pytest.mark.usefixtures("small_checks")
 
 ROOT = Path(__file__).parents[2]
 
-NPU_KERNELS = [f"npu_fused_{op}" for op in ("linear_cross_entropy", "moe", "rmsnorm", "rope", "swiglu")]
+NPU_KERNELS = [
+    f"npu_fused_{op}" for op in ("gated_delta_rule", "linear_cross_entropy", "moe", "rmsnorm", "rope", "swiglu")
+]
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def test_what_there_is(host_npu):
     from fuseplug.interface import get_default_kernels, scan_all_kernels
 
     assert set(NPU_KERNELS) <= scan_all_kernels().keys()
-    assert get_default_kernels()[:5] == NPU_KERNELS
+    assert get_default_kernels()[: len(NPU_KERNELS)] == NPU_KERNELS
 
 
 def test_one_kernel(host_npu, model):
@@ -82,7 +84,7 @@ def test_every_default_kernel_in_a_loop(host_npu, name, expected):
     model = build(name).to("npu")
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        for kernel_id in get_default_kernels()[:5]:
+        for kernel_id in get_default_kernels()[: len(NPU_KERNELS)]:
             model = apply_kernel(kernel_id, model=model)
     assert fused_in(model) == expected
     said = [str(warning.message) for warning in warned if "asked for by name" in str(warning.message)]

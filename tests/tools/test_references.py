@@ -48,6 +48,7 @@ def advised(model, device):
         ("cpu", ["fuseplug_causal_conv1d"], OURS[:1]),
         ("cpu", ["fla"], OURS[1:]),
         ("cuda", ["fuseplug_causal_conv1d"], ["flash-linear-attention", "causal-conv1d"]),
+        ("npu", [], OURS[:1]),
         ("xpu", [], ["flash-linear-attention"]),
         ("mps", [], []),
     ],

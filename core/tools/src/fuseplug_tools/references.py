@@ -51,7 +51,7 @@ REFERENCE_FUNCTIONS = (
             "recurrent_kimi_delta_attention",
         ),
         "fuseplug-gated-delta-rule",
-        ("cpu",),
+        ("cpu", "npu"),
         "flash-linear-attention",
         "fla",
         ("cuda", "xpu", "npu"),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from fuseplug_backends.functional import by_device
 
 from . import reference
-from .kernels import InductorGatedDeltaRuleKernel
+from .kernels import InductorGatedDeltaRuleKernel, NpuGatedDeltaRuleKernel
 
-KERNELS = (InductorGatedDeltaRuleKernel,)
+KERNELS = (
+    NpuGatedDeltaRuleKernel,
+    InductorGatedDeltaRuleKernel,
+)
 
 gated_delta_rule = by_device(reference.gated_delta_rule, KERNELS)

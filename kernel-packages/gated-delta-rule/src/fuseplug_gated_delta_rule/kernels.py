@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fuseplug import BaseKernel, Use
+from fuseplug_backends.npu import NpuKernel
 
 __all__ = ["GatedDeltaRuleKernel"]
 
@@ -21,6 +22,13 @@ class GatedDeltaRuleKernel(BaseKernel):
     specimens: ClassVar[str] = "fuseplug_gated_delta_rule.specimens:specimens"
     # A part of one chunk, and several segments of chunks.
     check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 14)
+
+
+class NpuGatedDeltaRuleKernel(NpuKernel, GatedDeltaRuleKernel):
+    """The gated delta rule in chunks, by operations of torch, for Ascend NPUs."""
+
+    kernel_id: ClassVar[str] = "npu_fused_gated_delta_rule"
+    function: ClassVar[str] = "fuseplug_gated_delta_rule.backends.npu:gated_delta_rule"
 
 
 class InductorGatedDeltaRuleKernel(GatedDeltaRuleKernel):
