@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.delta_rules import BF16, DOUBLE, TOLERANCE, both, tensors
+import transformers
+from support.delta_rules import BF16, DOUBLE, MODELS, TOLERANCE, both, tensors
+from support.thorough import first_quick
+from support.tiny import build, step
 
+from fuseplug import KernelManager
 from fuseplug_gated_delta_rule.backends import npu
 from fuseplug_gated_delta_rule.reference import VARIANTS
 
@@ -69,6 +73,24 @@ def test_nothing_is_computed_in_float64(host_npu, monkeypatch):
 def test_segments_of_any_size_give_the_same(backend, monkeypatch, variant, at_once):
     monkeypatch.setattr(npu.NpuSegment, "at_once", at_once)
     backend.assert_right(*both(npu, variant, normalised=True), tensors(variant, shape=(1, 150, 2, 2)), TOLERANCE)
+
+
+@pytest.mark.skipif(transformers.__version__ < "5", reason="there the functions are attributes of the modules")
+@pytest.mark.parametrize("name", first_quick(["kimi_linear", "qwen3_5_text"]))
+def test_a_model_computes_what_it_did_on_the_cpu(host_npu, small_checks, name):
+    values, variant = MODELS[name]
+    model = build(name, torch.float32, **values).eval()
+    tokens = torch.arange(24).view(2, 12) + 3
+    expected, written = step(model), model.generate(tokens, max_new_tokens=3, do_sample=False)
+    model.to("npu")
+    with KernelManager(environ={"FUSEPLUG_KERNELS": "npu_fused_gated_delta_rule"}).apply_all(model) as applied:
+        assert [(entry.variant, entry.check) for entry in applied.report.fused] == [(variant, "passed")] * 2
+        for key, value in step(model).items():
+            # The original's gradients of decays have lost a digit or two.
+            allowed = 1e-4 * expected[key].abs().max().item()
+            torch.testing.assert_close(value.cpu(), expected[key], rtol=0, atol=allowed)
+        assert torch.equal(model.generate(tokens.to("npu"), max_new_tokens=3, do_sample=False).cpu(), written)
+        assert [(count.fused, count.original) for count in applied.calls()] == [(2, 0), (2, 0)]
 
 
 @pytest.mark.parametrize("rows", [16, 48, 64])

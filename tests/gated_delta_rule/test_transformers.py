@@ -9,9 +9,10 @@ import pkgutil
 import pytest
 import torch
 import transformers
+from support.delta_rules import MODELS
 from support.parity import ROUNDINGS, distance
 from support.thorough import first_quick
-from support.tiny import BASE, EXPERTS, HEAD, build, step
+from support.tiny import build, step
 from torch import nn
 
 from fuseplug import KernelManager
@@ -23,21 +24,6 @@ pytestmark = [
     pytest.mark.skipif(transformers.__version__ < "5", reason="there the functions are attributes of the modules"),
     pytest.mark.usefixtures("small_checks"),
 ]
-
-LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
-NET = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
-MODELS = {
-    "qwen3_5_text": (BASE | HEAD | LAYERS | NET, "head"),
-    "kimi_linear": (
-        BASE
-        | LAYERS
-        | EXPERTS
-        | {"linear_num_heads": 2, "linear_head_dim": 8, "num_key_value_heads": 4, "first_k_dense_replace": 2},
-        "channel",
-    ),
-    "qwen3_next": (BASE | HEAD | LAYERS | NET | {"mlp_only_layers": [0, 1]}, "head"),
-}
-"""The arguments of each config, and the variant."""
 
 QUICK = [("qwen3_5_text", torch.bfloat16), ("kimi_linear", torch.float32)]
 

@@ -1,4 +1,4 @@
-"""Inputs of gated delta rules for tests, and how exact kernels are on them."""
+"""Inputs of gated delta rules for tests, how exact kernels are on them, and models that have them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,25 @@ from torch.nn import functional
 from fuseplug_gated_delta_rule import reference
 from fuseplug_verify import Tolerance
 
+from .tiny import BASE, EXPERTS, HEAD
+
 TOLERANCE = Tolerance(4.0, 111.0, by_row=False)
 """As the recogniser has it."""
+
+LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
+NET = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+MODELS = {
+    "qwen3_5_text": (BASE | HEAD | LAYERS | NET, "head"),
+    "kimi_linear": (
+        BASE
+        | LAYERS
+        | EXPERTS
+        | {"linear_num_heads": 2, "linear_head_dim": 8, "num_key_value_heads": 4, "first_k_dense_replace": 2},
+        "channel",
+    ),
+    "qwen3_next": (BASE | HEAD | LAYERS | NET | {"mlp_only_layers": [0, 1]}, "head"),
+}
+"""The arguments of each config, and the variant."""
 
 BF16, HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float16, torch.float32, torch.float64
 

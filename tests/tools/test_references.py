@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 import transformers
+from support.delta_rules import LAYERS, NET
 from support.tiny import BASE, HEAD
 from torch import nn
 
@@ -16,7 +17,6 @@ from fuseplug_tools.references import REFERENCE_FUNCTIONS, notes
 
 since_5 = pytest.mark.skipif(transformers.__version__ < "5", reason="before, they were attributes of the modules")
 
-NET = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 OURS = ["fuseplug-gated-delta-rule", "fuseplug-causal-conv1d"]
 
 
@@ -56,7 +56,7 @@ def advised(model, device):
 )
 def test_what_to_install_for_a_model(importable, device, modules, wanted):
     importable.update(modules)
-    model = model_of("qwen3_5_text", layer_types=["linear_attention", "full_attention"], **NET)
+    model = model_of("qwen3_5_text", **LAYERS, **NET)
     said = advised(model, device)
     assert [name for *_, name in said] == wanted
     for cls, names, name in said:
