@@ -3,7 +3,8 @@
 `classes.json` lists them by release, op and folder of ``transformers.models``, as read from the source of every
 modeling file: what has the arithmetic of the op in its forward, whatever its name. For rotations it names functions,
 and below ``rope_calls`` the classes that call them. For the loss of a head it names models: those whose forward takes
-labels, and calls their output embeddings and a loss.
+labels, and calls their output embeddings and a loss. For causal convolutions and gated delta rules it names mixers:
+those that call a function which transformers 5.23 has for the op, and the same classes of older releases.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import transformers
 from torch import nn
 from transformers import PretrainedConfig
 
-from fuseplug import Report
+from fuseplug import Entry, Report
 
 LOSS = "linear_cross_entropy"
-OPS = ("rmsnorm", "swiglu", "rope", "moe", LOSS)
+OPS = ("rmsnorm", "swiglu", "rope", "moe", LOSS, "causal_conv1d", "gated_delta_rule")
 _FILE = Path(__file__).with_name("classes.json")
 
 
@@ -84,7 +85,7 @@ class Census:
 
     def unanswered(self, model: nn.Module, report: Report) -> list[dict[str, str]]:
         """The classes in *model* that compute an op and about which *report* says nothing, each once."""
-        answered = {(path, entry.op) for entry in report.entries for path in entry.paths}
+        answered = {(path, op) for entry in report.entries for op in ops_of(entry, report) for path in entry.paths}
         silent = {}
         for path, module in model.named_modules():
             for op in self.ops_of(module):
@@ -92,6 +93,13 @@ class Census:
                     where = located(type(module))
                     silent[op, where] = {"op": op, "folder": where[0], "class": where[1], "target": "", "path": path}
         return list(silent.values())
+
+
+def ops_of(entry: Entry, report: Report) -> list[str]:
+    """The ops that *entry* is an answer for: several, if no kernel proposed anything and those of several said why."""
+    ops = {record.kernel_id: record.kernel.op for record in report.records if record.kernel}
+    said = [ops[kernel] for kernel, _ in entry.rejections if entry.target is None and kernel in ops]
+    return list(dict.fromkeys([entry.op, *said]))
 
 
 def located(cls: type) -> tuple[str, str]:

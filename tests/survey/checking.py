@@ -17,7 +17,7 @@ from fuseplug import KernelManager, Report, Target
 from fuseplug.report import Entry
 
 from .build import NoModel, build
-from .census import LOSS, OPS, Census, located
+from .census import LOSS, OPS, Census, located, ops_of
 from .feeding import Call, called, step
 from .in_use import raised_under_autocast, under_autocast
 from .jitter import one_rounding
@@ -152,10 +152,11 @@ def sites(model: nn.Module, report: Report, called: Collection[tuple[str, str]] 
     """The answers of *report*, those of alike sites counted together; *called* are the ops and paths of a step."""
     found: Counter[tuple[tuple[str, Any], ...]] = Counter()
     calls: Counter[tuple[tuple[str, Any], ...]] = Counter()
-    for entry in report.entries:
+    every = [(entry, op) for entry in report.entries for op in ops_of(entry, report)]
+    for entry, op in every:
         cls = type(model.get_submodule(entry.paths[0]))
         folder, name = located(cls)
-        site: Site = {"op": entry.op, "folder": folder, "class": name, "target": str(entry.target or "")}
+        site: Site = {"op": op, "folder": folder, "class": name, "target": str(entry.target or "")}
         if entry.fused or entry.covered_by:
             site |= {"fused": True, "variant": entry.variant or "part of what is fused"}
         else:
@@ -163,7 +164,7 @@ def sites(model: nn.Module, report: Report, called: Collection[tuple[str, str]] 
         if helpers := _called_by(cls, entry.target):
             site["calls"] = helpers
         found[tuple(site.items())] += 1
-        calls[tuple(site.items())] += any((entry.op, path) in called for path in entry.paths)
+        calls[tuple(site.items())] += any((op, path) in called for path in entry.paths)
     return [dict(site) | {"count": count, "called": calls[site]} for site, count in found.items()]
 
 

@@ -22,8 +22,10 @@ _NAMES = {
     "rope": "rotary functions",
     "moe": "experts",
     "linear_cross_entropy": "losses of heads",
+    "causal_conv1d": "causal convolutions",
+    "gated_delta_rule": "gated delta rules",
 }
-_NUMBERS = {4: "four", 5: "five"}
+_NUMBERS = {4: "four", 5: "five", 6: "six", 7: "seven"}
 _MOST_CHARACTERS = 300
 _HEAD = """\
 # Coverage

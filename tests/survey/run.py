@@ -104,16 +104,17 @@ def judged(release: str, do: Callable[[Sequence[str]], list[dict[str, Any]]]) ->
 def among_the_published(release: str, kernels: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What is published of *release*, with *records* in the place of those of the same model types and classes.
 
-    The totals of the classes are counted anew, for the ops that the last whole run asked about. The rest of the summary
-    stays that of the last whole run.
+    The totals of the classes are counted anew, for the ops that the last whole run asked about, and those of whose
+    classes something is known of each. The rest of the summary stays that of the last whole run.
     """
     now = published()[release]
     if kernels != COMPILED:
         fresh = {record["model_type"]: record for record in in_short(records)}
         return {f"by {kernels}": [fresh.get(record["model_type"], record) for record in now[f"by {kernels}"]]}
     fresh = {_task(record): record for record in without_code(records)}
-    merged = contents(release, [fresh.get(_task(record), record) for record in now["records"]])
-    asked = now["summary"]["ops"]
+    merged = contents(release, [*({_task(record): record for record in now["records"]} | fresh).values()])
+    unknown = {answer["op"] for answer in merged["answers"] if answer["how"] in ("not built", "no answer")}
+    asked = {*now["summary"]["ops"], *(op for op in merged["summary"]["ops"] if op not in unknown)}
     totals = {op: numbers for op, numbers in merged["summary"]["ops"].items() if op in asked}
     kept = [answer for answer in merged["answers"] if answer["op"] in asked]
     return merged | {"answers": kept, "summary": now["summary"] | {"ops": totals}}
