@@ -224,17 +224,17 @@ def linear_attention(machine: MachineState) -> Diagnosis:
     """The packages that transformers calls for linear attention and state spaces, wherever the tensors are."""
     installed = {name: version for name in LINEAR_ATTENTION if (version := version_of(name))}
     idle = [name for name in installed if not {*LINEAR_ATTENTION[name]} & {*machine.devices}]
-    found = ", ".join(map(" ".join, installed.items()))
-    found = found or "no package, so models such as Qwen3.5 and Mamba run transformers' reference code in PyTorch"
+    packages = ", ".join(map(" ".join, installed.items()))
+    packages = packages or "no package, so models such as Qwen3.5 and Mamba run transformers' reference code in PyTorch"
     if not idle or machine.torch is None:
         lacking = to_install(machine.devices)
         remedy = f"for such models, pip install {' '.join(lacking)}" if lacking else ""
-        return Diagnosis("linear attention", "ok", found, remedy)
+        return Diagnosis("linear attention", "ok", packages, remedy)
     devices = " or ".join(dict.fromkeys(kind for name in idle for kind in LINEAR_ATTENTION[name]))
     return Diagnosis(
         "linear attention",
         "warn",
-        f"{found}, but this machine has no {devices}; transformers calls {' and '.join(idle)} on any device",
+        f"{packages}, but this machine has no {devices}; transformers calls {' and '.join(idle)} on any device",
         f"pip uninstall {' '.join(idle)}, and transformers uses functions of its own, which kernels can replace",
     )
 

@@ -100,8 +100,8 @@ def to_install(devices: Sequence[str]) -> list[str]:
 
 def _called(cls: type, names: Sequence[str]) -> list[str]:
     def is_reference(value: object) -> bool:
-        own = getattr(value, "__name__", "") in names
-        return own and str(getattr(value, "__module__", "")).startswith("transformers.models.")
+        module = str(getattr(value, "__module__", ""))
+        return getattr(value, "__name__", "") in names and module.startswith("transformers.models.")
 
     return [*called_functions(cls.forward, is_reference)]  # type: ignore[attr-defined]  # all modules have one
 

@@ -12,7 +12,7 @@ BLOCK = 16
 
 
 _PARTS = 1 << 11
-"""What the first part of g is a multiple of, in one: see `sums_in_parts`."""
+"""One over the number that the first part of g is a multiple of: see `sums_in_parts`."""
 
 
 class PerHead:
@@ -96,11 +96,15 @@ class PerChannel:
 
 
 def sums_in_parts(g: Tensor) -> Tensor:
-    """The sums of *g*, ``(chunks, heads, tokens, channels)``, over the tokens of a chunk until each: one of two parts.
+    """Sum *g*, ``(chunks, heads, tokens, channels)``, over the tokens of a chunk up to each of them, in two parts.
 
-    A difference of two sums is to be as exact as it is large, and not as they are: NPUs have no float64. The first
-    parts are multiples of 2⁻¹¹, and since no g is below -110 and a chunk has 64, their sums and differences have 24
-    bits and are exact in float32. The second parts are at most 2⁻¹² each.
+    The error of a difference of two sums has to be a rounding of the difference, not of the sums, and NPUs have no
+    float64. So g is the sum of two parts, and each is summed. The first is a multiple of 2⁻¹¹. No g is below -110 and a
+    chunk has 64 tokens, so sums and differences of first parts have 24 bits: they are exact in float32. Second parts
+    are at most 2⁻¹², and so small are the errors of their sums.
+
+    Returns:
+        ``(2, chunks, heads, tokens, channels)``: a sum is that over the first dimension, after differences are taken.
     """
     parts = g.new_empty(2, *g.shape)
     torch.mul(g, _PARTS, out=parts[0]).round_().div_(_PARTS)
