@@ -8,6 +8,7 @@ from support.delta_rules import BF16, DOUBLE, TOLERANCE, both, tensors
 from torch import nn
 
 from fuseplug_gated_delta_rule.backends import inductor
+from fuseplug_gated_delta_rule.backends.pairs import sums_in_parts
 from fuseplug_gated_delta_rule.reference import VARIANTS
 from fuseplug_gated_delta_rule.reference import gated_delta_rule as reference
 
@@ -51,6 +52,17 @@ def test_a_step_of_decoding_is_computed_by_itself(in_chunks, variant, state):
     arguments["v"].requires_grad_()
     inductor.gated_delta_rule(**arguments, variant=variant)[0].sum().backward()
     assert in_chunks == [1, 1]
+
+
+def test_a_difference_of_two_sums_of_decays_is_rounded_once():
+    generator = torch.Generator().manual_seed(0)
+    strong, g = (torch.rand(9, 2, 64, 1, generator=generator) for _ in range(2))
+    g = -g * torch.where(strong < 0.3, 105.0, 1.0)
+    sums, exact = sums_in_parts(g), g.double().cumsum(2)
+    differences, expected = ((x - x.mT).tril_(-1) for x in (sums, exact))
+    assert sums.dtype is torch.float32
+    assert (differences.sum(0) - expected).abs().le(torch.finfo(torch.float32).eps * expected.abs()).all()
+    assert not (exact.float() - exact.float().mT - expected).abs().le(1e-6 * expected.abs()).all()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
