@@ -23,10 +23,10 @@ SLACK = 0.02
 LINES = {
     "core/src": 4708,
     "core/verify/src": 3867,
-    "core/tools/src": 2654,
+    "core/tools/src": 2726,
     "kernel-packages/backends/src": 1496,
     "kernel-packages/causal-conv1d/src": 349,
-    "kernel-packages/gated-delta-rule/src": 587,
+    "kernel-packages/gated-delta-rule/src": 686,
     "kernel-packages/liger/src": 530,
     "kernel-packages/linear-cross-entropy/src": 2586,
     "kernel-packages/moe/src": 3861,
