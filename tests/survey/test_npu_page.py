@@ -15,7 +15,7 @@ CONTENT = json.loads((npu_page.DOCS / "coverage.json").read_text())["releases"][
 ENGLISH = npu_page.PAGES[0]
 
 
-@pytest.mark.parametrize(("path", "text"), npu_page.pages(), ids=[words.path for words in npu_page.PAGES])
+@pytest.mark.parametrize(("path", "text"), [*npu_page.pages()], ids=[words.path for words in npu_page.PAGES])
 def test_a_page_is_what_the_script_writes(path, text):
     assert path.read_text() == text, "PYTHONPATH=tests python -m survey.npu_page"
 
