@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
 
 from fuseplug_verify.reading.findings import Reading
 from fuseplug_verify.reading.reader import read
@@ -164,6 +165,30 @@ def in_a_lambda(self, x):
     return (lambda y: self.items.append(y))(x)
 
 
+def in_a_function_that_is_handed_over(self, x):
+    def keeps(left, right):
+        self.last = left
+        return left + right
+
+    return associative_scan(keeps, x, 0)
+
+
+def in_place_of_what_it_is_handed(self, x):
+    def adds(left, right):
+        return left.add_(right)
+
+    return associative_scan(adds, x, 0)
+
+
+def into_what_a_scan_returns(self, x):
+    def adds(left, right):
+        return left + right
+
+    scanned = associative_scan(adds, self.seen, 0)
+    scanned.mul_(2)
+    return x * scanned
+
+
 def in_a_nested_function(self, x):
     def inner(y):
         self.last = y
@@ -307,6 +332,38 @@ def sets_nonlocal_of_the_call(self, x):
     return total
 
 
+def hands_over_a_function_of_its_own(self, x):
+    def adds(left, right):
+        both = left + right
+        return both * SETTINGS["scale"]
+
+    return associative_scan(adds, x, 0)
+
+
+def decorates_a_function_of_its_own(self, x):
+    @functools.cache
+    def adds(left, right):
+        return left + right
+
+    return associative_scan(adds, x, 0)
+
+
+def has_a_default_that_counts(self, x):
+    def adds(left, right, number=COUNT):
+        return left + right + number
+
+    return associative_scan(adds, x, 0)
+
+
+def calls_what_its_own_function_encloses(self, x):
+    double = self.double
+
+    def doubles(left, right):
+        return double(left) + right
+
+    return associative_scan(doubles, x, 0)
+
+
 def makes_an_instance(self, x):
     counter = Counter()
     counter.tick()
@@ -333,15 +390,17 @@ EFFECTS = [
     writes_into_parameter, writes_out, writes_into_global_tensor, appends_to_global, sets_item_of_global, sets_global,
     calls_a_method_that_keeps, looks_at_a_property_that_counts, ticks, hands_its_list_to_a_helper, in_a_comprehension,
     in_a_branch, prints, sets_by_function, counts_batches, relu_in_place_of_weight, either_may_be_the_buffer, swaps,
+    in_a_function_that_is_handed_over, in_place_of_what_it_is_handed, into_what_a_scan_returns,
 ]  # fmt: skip
 NONE = [
     computes, writes_into_argument, reads_its_list, numbers_are_not_changed, a_copy_of_weight,
-    logs, looks_at_the_counter, relu_in_place_of_what_it_made,
+    logs, looks_at_the_counter, relu_in_place_of_what_it_made, hands_over_a_function_of_its_own,
 ]  # fmt: skip
 NOT_READ = [
     deletes_attribute, in_a_lambda, in_a_nested_function, registers, sets_seed, advances, through_partial, maps,
     sets_nonlocal_of_the_call, makes_an_instance, takes_its_keywords_apart, fills_a_dict_of_its_own,
-    fills_a_list_of_its_own, changes_class,
+    fills_a_list_of_its_own, changes_class, decorates_a_function_of_its_own, has_a_default_that_counts,
+    calls_what_its_own_function_encloses,
 ]  # fmt: skip
 """What is rare in forwards that are fused, whether or not it has an effect."""
 
@@ -377,7 +436,7 @@ def test_what_is_rare_is_not_read(forward):
         ("while x.dim() > 2:\n        x = x[0]", "While"),
         ("y = yield x", "Yield"),
         ("match x.dim():\n        case 2: x = 2 * x", "Match"),
-        ("def y(): pass", "FunctionDef"),
+        ("async def y(): pass", "AsyncFunctionDef"),
         ("y = lambda: x", "Lambda"),
         ("y = (z := x)", "NamedExpr"),
         ("y = {1 for _ in x}", "SetComp"),

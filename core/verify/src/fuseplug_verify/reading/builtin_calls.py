@@ -34,14 +34,9 @@ def _hasattr(walk: Walking, node: Any, arguments: Arguments) -> Value:
     return NOTHING
 
 
-def _effect(walk: Walking, node: Any, arguments: Arguments) -> Value:
-    del arguments
+def _effect(walk: Walking, node: Any, _arguments: Arguments) -> Value:
     walk.note(walk.reader.reading.side_effects, node)
     return NOTHING
-
-
-def _is(_walk: Walking, _node: Any, _arguments: Arguments) -> Value:
-    return NOTHING  # kinds of arguments are compared at each call
 
 
 def _number(walk: Walking, node: Any, arguments: Arguments) -> Value:
@@ -73,22 +68,19 @@ def _range(walk: Walking, node: Any, arguments: Arguments) -> Value:
     return listed((_number(walk, node, arguments),), exact=False)
 
 
-def _scripting(_walk: Walking, _node: Any, _arguments: Arguments) -> Value:
-    return known(False)  # what is scripted is no longer Python, and is not read
-
-
 _BY_FUNCTION: list[tuple[_Call, tuple[Any, ...]]] = [
     (_getattr, (getattr,)),
     (_hasattr, (hasattr,)),
     (_effect, (setattr, delattr, print, __import__)),
-    (_is, (isinstance, issubclass, callable)),
+    (lambda *_: NOTHING, (isinstance, issubclass, callable)),  # kinds of arguments are compared at each call
     (_len, (len,)),
     (_number, (abs, round, sum, any, all, pow, int, float, bool, str, slice, complex, math.prod)),
     (_zip, (zip,)),
     (_enumerate, (enumerate,)),
     (_collected, (tuple, list)),
     (_range, (range,)),
-    (_scripting, (torch.jit.is_scripting,)),  # type: ignore[attr-defined]
+    # What is scripted is no longer Python, and is not read.
+    (lambda *_: known(False), (torch.jit.is_scripting,)),  # type: ignore[attr-defined]
 ]
 BUILTINS: Mapping[int, _Call] = {id(function): handler for handler, functions in _BY_FUNCTION for function in functions}
 """By the ``id`` of the function: not everything that is called has a hash."""

@@ -207,7 +207,8 @@ def computes(thing: Any, name: str) -> bool:
         return False
     if is_a(thing, types.BuiltinFunctionType) and hasattr(torch.ops.aten, name):
         return True
-    return is_a(thing, _FUNCTIONS) and name in CREATES | DTYPES | SHAPES
+    # A scan calls the function that it is handed, and does nothing else.
+    return is_a(thing, _FUNCTIONS) and name in CREATES | DTYPES | SHAPES | {"associative_scan"}
 
 
 def _is_tensor(value: Value) -> bool:

@@ -12,7 +12,7 @@ from .calls import CONTEXTS
 from .expressions import Expressions
 from .findings import MISSING
 from .objects import attribute_of, item_of
-from .values import NEVER, NOTHING, Value, either, is_tried, known, listed
+from .values import NEVER, NOTHING, UNREAD, Value, either, is_tried, known, listed
 
 _LEAVES = (ast.Return, ast.Raise)
 _MOST_PASSES = 6
@@ -125,6 +125,15 @@ class Walk(Expressions):
         for target in node.targets:
             if not isinstance(target, ast.Name):
                 self.unread(target, "it is deleted")
+
+    def on_functiondef(self, node: ast.FunctionDef) -> None:
+        # What it may do is read here, whoever is handed it, and whatever its names stand for by then.
+        before, parameters = self.names, [part.arg for part in ast.walk(node.args) if isinstance(part, ast.arg)]
+        if node.decorator_list or node.args.defaults or any(node.args.kw_defaults):
+            self.unread(node, "a function with decorators or defaults is made")
+        self.names = dict.fromkeys([*before, *parameters], UNREAD)
+        self.body(node.body)
+        self.names = before | {node.name: UNREAD}
 
     def on_assert(self, node: ast.Assert) -> None:
         self.condition(node.test, raises=True)

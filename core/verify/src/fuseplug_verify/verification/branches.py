@@ -58,15 +58,13 @@ class Branches:
             for ways, position in zip(jumps.values(), _positions(code, jumps), strict=True)
         )
 
-    def _call(self, frame: Any, event: str, arg: Any) -> Any:
-        del event, arg
+    def _call(self, frame: Any, _event: str, _arg: Any) -> Any:
         if frame.f_code not in self._taken:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
 
-    def _step(self, frame: Any, event: str, arg: Any) -> Any:
-        del arg
+    def _step(self, frame: Any, event: str, _arg: Any) -> Any:
         if event == "opcode":
             jumps, last = self._taken[frame.f_code], self._last.get(id(frame))
             if last in jumps:
