@@ -20,6 +20,7 @@ KERNELS = {
     "linear_cross_entropy": "InductorLinearCrossEntropyKernel",
     "causal_conv1d": "InductorCausalConv1dKernel",
     "gated_delta_rule": "InductorGatedDeltaRuleKernel",
+    "selective_scan": "InductorSelectiveScanKernel",
 }
 
 

@@ -193,7 +193,10 @@ def fake_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     assert not backend.order
 
 
-OPS = ("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy", "causal_conv1d", "gated_delta_rule")
+OPS = (
+    *("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy"),
+    *("causal_conv1d", "gated_delta_rule", "selective_scan"),
+)
 
 
 @pytest.fixture

@@ -15,7 +15,16 @@ from fuseplug.hookspecs import resolve
 
 KERNELS = [
     f"inductor_fused_{op}"
-    for op in ("causal_conv1d", "gated_delta_rule", "linear_cross_entropy", "moe", "rmsnorm", "rope", "swiglu")
+    for op in (
+        "causal_conv1d",
+        "gated_delta_rule",
+        "linear_cross_entropy",
+        "moe",
+        "rmsnorm",
+        "rope",
+        "selective_scan",
+        "swiglu",
+    )
 ]
 
 

@@ -29,11 +29,11 @@ KNOWN_OPS = {
 }
 
 NOT_TEMPLATES = {
-    "linear_cross_entropy": "its kernels are loops over chunks of tokens, which no small template shows: copy "
-    "kernel-packages/linear-cross-entropy of the repository",
-    "causal_conv1d": "its kernels are programs for two layouts, forward and backward: copy "
-    "kernel-packages/causal-conv1d of the repository",
-    "gated_delta_rule": "its kernels go from chunk to chunk of the tokens, forward and backward: copy "
-    "kernel-packages/gated-delta-rule of the repository",
+    op: f"its kernels {what}: copy kernel-packages/{op.replace('_', '-')} of the repository"
+    for op, what in {
+        "linear_cross_entropy": "are loops over chunks of tokens, which no small template shows",
+        "causal_conv1d": "are programs for two layouts, forward and backward",
+        **dict.fromkeys(("gated_delta_rule", "selective_scan"), "go from chunk to chunk of tokens, forward and back"),
+    }.items()
 }
 """Ops that exist and have no template, with what to do instead."""

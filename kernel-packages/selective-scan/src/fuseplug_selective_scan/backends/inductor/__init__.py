@@ -1,0 +1,137 @@
+"""The selective scan by operations of PyTorch, forward and backward in time and memory linear in the number of tokens.
+
+Tokens are computed in chunks, some sequences and channels at a time, so that all that is computed of them stays in the
+processor's cache. In a chunk only ``h ← a h + b`` goes from token to token, by one operation each; everything else is
+computed for all its tokens at once.
+
+Between forward and backward the arguments are kept, and the state before each chunk. All else is computed anew. Nothing
+is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplug.fallback import by_reference
+from fuseplug_backends.differentiating import differentiable
+from fuseplug_backends.functional import computed_by
+from fuseplug_backends.inductor import plain, standard_state
+
+from ... import reference
+from ...reference import result_dtype, working_dtype
+from .chunk import Chunk, Inputs
+
+_TOKENS = 32
+"""Of a chunk. The states that are kept take as much memory as ``states / _TOKENS`` tensors of the shape of x."""
+
+_AT_ONCE = 1 << 18
+"""Tokens × sequences × channels × states of what is computed at once: 1 MiB for each tensor of that shape."""
+
+_BY_TOKEN = ("x", "dt", "z")
+"""Arguments whose gradients are no sums over tokens or channels."""
+
+
+def compute(delta_softplus: bool, *tensors: Any) -> tuple[Tensor, Tensor]:
+    """`fuseplug_selective_scan.reference.selective_scan` in chunks: the same arguments, result and errors.
+
+    It is computed in float32, under autocast too. For ``torch.compile``, ``torch.export`` and other tracers it *is* the
+    reference.
+    """
+    present = [tensor for tensor in tensors if tensor is not None]
+    device = present[0].device
+    if not plain(*present) or not all(t.numel() and t.is_floating_point() and t.device == device for t in present):
+        return by_reference(reference.compute, delta_softplus, *tensors)
+    result: tuple[Tensor, Tensor] = _in_chunks(delta_softplus, *tensors)
+    return result
+
+
+selective_scan = computed_by(compute, reference.selective_scan)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is computed at once: some sequences and channels of one chunk."""
+
+    sequences: slice
+    channels: slice
+    tokens: slice
+    chunk: int
+
+    def of(self, inputs: Inputs) -> Inputs:
+        """This part of the arguments."""
+        parts: Any = {name: None if x is None else x[self.where(name)] for name, x in inputs._asdict().items()}
+        return Inputs(**parts)
+
+    def where(self, name: str) -> tuple[slice, ...]:
+        """Where this part is in the argument *name*, and in its gradient."""
+        if name in ("A", "D", "delta_bias"):
+            return (self.channels,)
+        return (self.sequences, slice(None) if name in ("B", "C") else self.channels, self.tokens)
+
+
+def _parts(x: Tensor, states: int) -> Iterator[list[_Part]]:
+    """For some sequences and channels after the others, the parts of all chunks."""
+    batch, channels, tokens = x.shape
+    rows = max(1, _AT_ONCE // (min(tokens, _TOKENS) * states))
+    chunks = [*enumerate(_slices(tokens, _TOKENS))]
+    for sequences in _slices(batch, max(1, rows // channels)):
+        for some in _slices(channels, rows):
+            yield [_Part(sequences, some, few, number) for number, few in chunks]
+
+
+def _slices(length: int, step: int) -> list[slice]:
+    return [slice(start, start + step) for start in range(0, length, step)]
+
+
+def _forward(
+    delta_softplus: bool, needs: Sequence[bool], *tensors: Any
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+    inputs = Inputs(*tensors)
+    x, (channels, states) = inputs.x, inputs.A.shape
+    result = torch.empty(x.shape, dtype=result_dtype(x, inputs.D, inputs.z), device=x.device)
+    last = torch.zeros(x.shape[0], states, channels, dtype=working_dtype(*tensors), device=x.device)
+    chunks = -(-x.shape[2] // _TOKENS) if needs else 0
+    before = last.new_empty(chunks, *last.shape)
+    with standard_state(x.device.type):
+        for parts in _parts(x, states):
+            for part in parts:
+                state = last[part.sequences, :, part.channels]
+                if needs:
+                    before[part.chunk, part.sequences, :, part.channels] = state
+                chunk = Chunk(delta_softplus, part.of(inputs), state)
+                result[part.where("x")] = chunk.result().permute(1, 2, 0)
+                state.copy_(chunk.states[-1])
+    return (result, last.mT.contiguous()), (before,)
+
+
+def _backward(
+    delta_softplus: bool, needs: Sequence[bool], of_result: Tensor, of_last: Tensor, before: Tensor, *tensors: Any
+) -> list[Tensor]:
+    inputs = Inputs(*tensors)
+    wanted = [name for name, need in zip(Inputs._fields, needs, strict=True) if need]
+    # Sums are added up in the dtype of the computation.
+    gradients = {
+        name: torch.empty_like(x) if name in _BY_TOKEN else torch.zeros_like(x, dtype=before.dtype)
+        for name, x in inputs._asdict().items()
+        if name in wanted
+    }
+    of_last = of_last.mT.contiguous()
+    with standard_state(of_result.device.type):
+        for parts in _parts(inputs.x, inputs.A.shape[1]):
+            for part in reversed(parts):
+                of_state = of_last[part.sequences, :, part.channels]
+                chunk = Chunk(delta_softplus, part.of(inputs), before[part.chunk, part.sequences, :, part.channels])
+                found = chunk.gradients(of_result[part.where("x")], of_state)
+                of_state.copy_(found["state"])
+                for name, gradient in gradients.items():
+                    place = gradient[part.where(name)]
+                    place.copy_(found[name]) if name in _BY_TOKEN else place.add_(found[name])
+    return [gradients[name].to(getattr(inputs, name).dtype) for name in wanted]
+
+
+_in_chunks = differentiable(_forward, _backward, reference.compute, plain)

@@ -1,0 +1,12 @@
+"""The public function, on every device: by the first kernel here that this machine can run there."""
+
+from __future__ import annotations
+
+from fuseplug_backends.functional import by_device
+
+from . import reference
+from .kernels import InductorSelectiveScanKernel
+
+KERNELS = (InductorSelectiveScanKernel,)
+
+selective_scan = by_device(reference.selective_scan, KERNELS)

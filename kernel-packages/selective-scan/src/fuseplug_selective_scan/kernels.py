@@ -1,0 +1,36 @@
+"""Which kernels for the selective scan there are. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fuseplug import BaseKernel, Use
+
+__all__ = ["SelectiveScanKernel"]
+
+
+class SelectiveScanKernel(BaseKernel):
+    """The base of every kernel for the selective scan: a subclass names its id, its function and its device types.
+
+    The function has the signature of `fuseplug_selective_scan.reference.selective_scan`.
+    """
+
+    op: ClassVar[str] = "selective_scan"
+    reference: ClassVar[str] = "fuseplug_selective_scan.reference:selective_scan"
+    recogniser: ClassVar[str] = "fuseplug_selective_scan.recognise:match"
+    specimens: ClassVar[str] = "fuseplug_selective_scan.specimens:specimens"
+    # Two chunks of tokens, and three.
+    check_sizes: ClassVar[tuple[int, ...]] = (1 << 9, 1 << 11)
+
+
+class InductorSelectiveScanKernel(SelectiveScanKernel):
+    """The selective scan, forward and backward in linear time, by operations of PyTorch, for the CPU."""
+
+    kernel_id: ClassVar[str] = "inductor_fused_selective_scan"
+    function: ClassVar[str] = "fuseplug_selective_scan.backends.inductor:selective_scan"
+    device_types: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    def gains_from(self, use: Use) -> int:
+        """Elements of x."""
+        del use
+        return 0

@@ -1,0 +1,60 @@
+"""How the function of a model is called, put into the signature of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuseplug import Adapter, Compute
+
+_PACKED = ("seq_idx", "cu_seqlens")
+"""Keywords that say where packed sequences begin. A function that computes without them raises."""
+
+_FEWEST = 8
+"""Tokens. Below, the original is as fast: there the kernel's time is that of its operations' starts."""
+
+
+@dataclass(frozen=True)
+class ScanAdapter(Adapter):
+    """Calls a selective scan in the place of a function that a method looks up."""
+
+    variant = "s6"
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return a function with the parameters that those of models have.
+
+        Shapes and errors are those of `fuseplug_selective_scan.reference.selective_scan`. A call is the original's if
+        it has packed sequences, groups of B or C, or fewer than `_FEWEST` tokens; or if it is compiled, because the
+        original then has a scan that need not be unrolled.
+        """
+
+        def scan(
+            hidden_states: Tensor,
+            dt: Tensor,
+            A: Tensor,
+            B: Tensor,
+            C: Tensor,
+            D: Tensor | None = None,
+            z: Tensor | None = None,
+            delta_bias: Tensor | None = None,
+            delta_softplus: bool = False,
+            return_last_state: bool = False,
+            use_mambapy: bool = False,
+            use_associative_scan: bool = False,
+            **kwargs: Any,
+        ) -> Any:
+            del use_mambapy, use_associative_scan  # how it is computed
+            packed = bool(kwargs) and any(kwargs.get(name) is not None for name in _PACKED)
+            batch, channels, tokens = hidden_states.shape
+            shape = (batch, A.shape[-1], tokens)
+            fits = A.shape[0] == channels and dt.shape == hidden_states.shape and B.shape == C.shape == shape
+            if packed or tokens < _FEWEST or not fits or torch.compiler.is_compiling():
+                return NotImplemented
+            result, state = compute(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus=delta_softplus)
+            return (result, state) if return_last_state else result
+
+        return scan

@@ -1,0 +1,159 @@
+"""Where selective scans are found: in the functions that the methods of a module look up."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fuseplug import Example, Proposal, Rejection, Site, Target, called_functions
+from fuseplug.reading import remembered
+from fuseplug_backends.dtypes import MODEL_DTYPES
+
+from .adapters import ScanAdapter
+
+_PARAMETERS = ("A", "B", "C", "D", "z", "delta_bias", "delta_softplus", "return_last_state")
+"""What follows x and dt in the signature of such a function."""
+
+_CHOICES = ("use_mambapy", "use_associative_scan")
+"""Parameters that choose how it is computed. Without the package of that name, the first changes nothing."""
+
+_ROUNDINGS = 8.0
+"""The sum of dt and its bias, and the softplus of that; both go into the decay and into what is written; the state that
+is read, what is read of it, and the gate. The gradient goes the same way back."""
+
+_WORKING_ROUNDINGS = 16.0 + 3 * 3.0
+"""Sixteen for the arithmetic. A result is a sum over the tokens before it, its gradient goes the same way back, and the
+gradient of A, D or the bias is a sum over all tokens: √n / 4 for each, of the 148 in the largest check."""
+
+_LARGE = 1 << 10
+"""Elements from which an example has more channels, and several chunks of tokens."""
+
+
+class ScanMix(NamedTuple):
+    """One combination to check.
+
+    Attributes:
+        x: The dtype of x, dt, B, C and z.
+        continued: Whether the last state is asked for.
+        bare: Whether there is neither a skip nor a gate nor a bias nor a softplus.
+    """
+
+    x: torch.dtype
+    continued: bool = False
+    bare: bool = False
+
+
+def match(site: Site) -> list[Proposal] | Rejection | None:
+    """Propose a selective scan for each function of such a signature that a method looks up."""
+    module = site.module
+    if next(module.children(), None) is None:
+        return None
+    targets = dict(_targets(type(module)))
+    if not targets:
+        return _written_out(module)
+    own = next((parameter.dtype for parameter in module.parameters() if parameter.dim() == 2), torch.float32)
+    for function in targets.values():
+        _ask(function)
+    return [_proposal(own, target, _parameters(function)) for target, function in targets.items()]
+
+
+def _written_out(module: torch.nn.Module) -> Rejection | None:
+    A_log = getattr(module, "A_log", None)
+    # Of one dimension it is another recurrence's, of the same family.
+    if callable(getattr(module, "slow_forward", None)) and isinstance(A_log, Tensor) and A_log.dim() > 1:
+        return Rejection(
+            "its selective scan is written out in its forward, as in transformers 4.57; what is replaced is a function "
+            "that a method looks up, as in transformers 5.23"
+        )
+    return None
+
+
+def _targets(cls: type) -> Iterator[tuple[Target, Callable[..., Any]]]:
+    """The functions that methods of *cls* look up."""
+    methods: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if not base.__module__.startswith("torch."):
+            for name, value in vars(base).items():
+                if isinstance(value, types.FunctionType):
+                    methods.setdefault(name, value)
+    for name, method in methods.items():
+        for called, function in called_functions(method, _computes_it).items():
+            yield Target(name, called), function
+
+
+def _computes_it(value: object) -> bool:
+    """Whether *value* has the signature of such a function."""
+    return isinstance(value, types.FunctionType) and _parameters(value)[2:10] == _PARAMETERS
+
+
+@remembered
+def _parameters(function: types.FunctionType) -> tuple[str, ...]:
+    """The names of its positional parameters, seen through decorators."""
+    code: types.CodeType = inspect.unwrap(function).__code__
+    return code.co_varnames[: code.co_argcount]
+
+
+def _ask(function: Callable[..., Any]) -> None:
+    """Let memoised questions of *function*, such as which packages are installed, have their answers.
+
+    The function asks them in every call, and the reader takes an answer that is there for a constant; but it runs
+    nothing.
+    """
+    plain: Any = inspect.unwrap(function)
+    for name in plain.__code__.co_names:
+        question = plain.__globals__.get(name)
+        if hasattr(question, "cache_info") and not inspect.signature(question).parameters:
+            question()
+
+
+def _proposal(own: torch.dtype, target: Target, parameters: Sequence[str]) -> Proposal:
+    dtypes = sorted(MODEL_DTYPES, key=lambda dtype: dtype is not own)
+    mixes = [ScanMix(dtype, continued) for dtype in dtypes for continued in (False, True)]
+    mixes.append(ScanMix(own, bare=True))
+    return Proposal(
+        target=target,
+        adapters=(ScanAdapter(),),
+        example=functools.partial(_example, [name for name in _CHOICES if name in parameters]),
+        mixes=mixes,
+        # Under autocast everything comes in bfloat16.
+        likely=tuple(mix for mix in mixes[1:] if mix.x in (own, torch.bfloat16)),
+        roundings=_ROUNDINGS,
+        working_roundings=_WORKING_ROUNDINGS,
+        exact=False,
+    )
+
+
+def _example(choices: Sequence[str], mix: ScanMix, size: int, generator: torch.Generator) -> Example:
+    """A call as mixers make it: shapes are those of `fuseplug_selective_scan.reference.selective_scan`.
+
+    Channels lie side by side in all but dt. Steps times A are between a hundredth and some ten.
+    """
+    batch, channels, states = (2, 6, 4) if size < _LARGE else (2, 16, 8)
+    tokens = 10 + size // (batch * channels)
+
+    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
+
+    def by_token(width: int) -> Tensor:
+        return normal(batch, tokens, width, dtype=mix.x).transpose(1, 2)
+
+    x, B, C, z = by_token(channels), by_token(states), by_token(states), by_token(channels)
+    dt = normal(batch, channels, tokens)
+    dt = (dt.abs() / 2 if mix.bare else dt).to(mix.x)
+    A = -normal(channels, states).exp()
+    rest = {"D": normal(channels), "z": z, "delta_bias": normal(channels)}
+    return Example(
+        [x, dt, A, B, C],
+        kwargs={
+            **(dict.fromkeys(rest) if mix.bare else rest),
+            "delta_softplus": not mix.bare,
+            "return_last_state": mix.continued,
+            **dict.fromkeys(choices, mix.continued),
+        },
+    )

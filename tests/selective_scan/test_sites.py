@@ -1,0 +1,138 @@
+"""Where selective scans are found, and what is left alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.thorough import first_quick
+from torch import nn
+
+from fuseplug_selective_scan.specimens import Mixer, selective_scan
+
+HIDDEN = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
+
+
+def fused(report):
+    return [(entry.paths, str(entry.target), entry.variant) for entry in report.fused]
+
+
+def why_not(report):
+    return "; ".join(entry.why_not for entry in report.left_alone)
+
+
+def forgetful(
+    u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False, **kwargs
+):
+    """Its states decay twice as fast."""
+    return selective_scan(u, delta, 2 * A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
+
+
+def ungated(
+    u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, return_last_state=False, **kwargs
+):
+    return selective_scan(u, delta, A, B, C, D, None, delta_bias, delta_softplus, return_last_state)
+
+
+class Forgetful(Mixer):
+    def forward(self, hidden_states):
+        return forgetful(*arguments_of(self, hidden_states)).transpose(1, 2)
+
+
+class Ungated(Mixer):
+    def forward(self, hidden_states):
+        return ungated(*arguments_of(self, hidden_states)).transpose(1, 2)
+
+
+def arguments_of(module, hidden_states):
+    x, dt, z = module.in_proj(hidden_states).transpose(1, 2).chunk(3, dim=1)
+    B, C = module.x_proj(hidden_states).transpose(1, 2).chunk(2, dim=1)
+    return x, dt, -torch.exp(module.A_log.float()), B, C, module.D, z, module.dt_bias, True
+
+
+class WrittenOut(Mixer):
+    """As in transformers 4.57."""
+
+    def forward(self, hidden_states):
+        return self.slow_forward(hidden_states)
+
+    def slow_forward(self, hidden_states):
+        return self.in_proj(hidden_states)
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (Forgetful(), "none of the known variants"),
+        (Ungated(), "none of the known variants"),
+        (WrittenOut(), "its selective scan is written out in its forward"),
+    ],
+)
+def test_what_is_left_alone_is_said(manager, module, why):
+    report = manager.plan(module).report
+    assert not fused(report)
+    assert why in why_not(report)
+
+
+@pytest.mark.parametrize("module", [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3)), nn.Conv1d(4, 4, 3)])
+def test_nothing_is_said_of_other_modules(manager, module):
+    assert not manager.plan(module).report.entries
+
+
+class Calling(Mixer):
+    """It calls the function as it is called itself."""
+
+    def forward(self, *args, **kwargs):
+        return selective_scan(*args, **kwargs)
+
+
+def test_what_is_asked_for_is_given(manager):
+    module = Calling()
+    x, dt, A, B, C, D, z, bias, _ = arguments_of(module, HIDDEN)
+    gated = {"D": D, "z": z, "delta_bias": bias, "delta_softplus": True}
+    hows = [
+        gated,
+        gated | {"return_last_state": True},
+        {"D": None, "seq_idx": None, "num_items_in_batch": 3},
+    ]
+    expected = [module(x, dt.abs(), A, B, C, **how) for how in hows]
+    with manager.apply_all(module) as applied:
+        for how, before in zip(hows, expected, strict=True):
+            result = module(x, dt.abs(), A, B, C, **how)
+            torch.testing.assert_close(result, before, rtol=1e-4, atol=1e-5)
+            strides = [[t.stride() for t in ([r] if isinstance(r, torch.Tensor) else r)] for r in (result, before)]
+            assert strides[0] == strides[1]
+        assert [(count.fused, count.original) for count in applied.calls()] == [(3, 0)]
+
+
+def test_calls_that_are_not_the_kernels_are_the_originals(manager):
+    module = Calling()
+    x, dt, A, B, C, D, z, bias, softplus = arguments_of(module, HIDDEN)
+    calls = [
+        (x[..., :7], dt[..., :7], A, B[..., :7], C[..., :7]),  # few tokens
+        (x.double(), dt, A, B, C.double(), D, z, bias, softplus),
+        (x, dt, A, B[:1], C, D, z, bias, softplus),
+        (x, dt[:, :1], A, B, C),
+    ]
+    with manager.apply_all(module) as applied:
+        for call in calls:
+            assert torch.equal(module(*call), selective_scan(*call))
+        with pytest.raises(ValueError, match="cannot be kept apart"):
+            module(x, dt, A, B, C, D, z, bias, softplus, seq_idx=torch.zeros(2, 9))
+        assert [count.fused for count in applied.calls()] == [0]
+
+
+@pytest.mark.parametrize("dtype", first_quick([torch.bfloat16, torch.float16]), ids=str)
+def test_modules_in_half_precision(manager, dtype):
+    module = Mixer().to(dtype)
+    with manager.apply_all(module) as applied:
+        module(HIDDEN.to(dtype)).sum().backward()
+        assert [(count.fused, count.original) for count in applied.calls()] == [(1, 0)]
+
+
+def test_a_compiled_call_is_the_originals(manager):
+    module = Mixer()
+    expected = module(HIDDEN)
+    with manager.apply_all(module) as applied:
+        found = torch.compile(module, backend="eager", fullgraph=True)(HIDDEN)
+        assert [count.fused for count in applied.calls()] == [0]
+    assert torch.equal(found, expected)
