@@ -92,7 +92,7 @@ def test_what_is_asked_for_is_given(manager):
     hows = [
         gated,
         gated | {"return_last_state": True},
-        {"D": None, "seq_idx": None, "num_items_in_batch": 3},
+        {"D": D, "seq_idx": None, "num_items_in_batch": 3},
     ]
     expected = [module(x, dt.abs(), A, B, C, **how) for how in hows]
     with manager.apply_all(module) as applied:
@@ -108,10 +108,11 @@ def test_calls_that_are_not_the_kernels_are_the_originals(manager):
     module = Calling()
     x, dt, A, B, C, D, z, bias, softplus = arguments_of(module, HIDDEN)
     calls = [
-        (x[..., :7], dt[..., :7], A, B[..., :7], C[..., :7]),  # few tokens
+        (x[..., :7], dt[..., :7], A, B[..., :7], C[..., :7], D),  # few tokens
         (x.double(), dt, A, B, C.double(), D, z, bias, softplus),
         (x, dt, A, B[:1], C, D, z, bias, softplus),
-        (x, dt[:, :1], A, B, C),
+        (x, dt[:, :1], A, B, C, D),
+        (x, dt.abs(), A, B, C),  # no skip
     ]
     with manager.apply_all(module) as applied:
         for call in calls:

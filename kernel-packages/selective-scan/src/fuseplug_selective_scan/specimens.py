@@ -50,7 +50,7 @@ class Mixer(nn.Module):
     """Projects, and mixes tokens by a selective scan.
 
     Args:
-        gated: Whether there are a skip, a gate, and a bias of the steps.
+        gated: Whether there are a gate, and a bias of the steps.
     """
 
     def __init__(self, *, gated: bool = True) -> None:
@@ -66,14 +66,15 @@ class Mixer(nn.Module):
         x, dt, z = self.in_proj(hidden_states).transpose(1, 2).chunk(3, dim=1)
         B, C = self.x_proj(hidden_states).transpose(1, 2).chunk(2, dim=1)
         A = -torch.exp(self.A_log.float())
+        D = self.D.float()
         if self.gated:
-            rest = {"D": self.D.float(), "z": z, "delta_bias": self.dt_bias.float(), "delta_softplus": True}
-            result: Tensor = selective_scan(x, dt, A, B, C, **rest, **kwargs)
+            rest = {"z": z, "delta_bias": self.dt_bias.float(), "delta_softplus": True}
+            result: Tensor = selective_scan(x, dt, A, B, C, D, **rest, **kwargs)
         else:
-            result, _ = selective_scan(x, functional.softplus(dt), A, B, C, return_last_state=True, **kwargs)
+            result = selective_scan(x, functional.softplus(dt), A, B, C, D, **kwargs)
         return result.transpose(1, 2)
 
 
 def specimens() -> list[nn.Module]:
-    """One module with a skip, a gate and a bias, and one without."""
+    """One module with a gate and a bias, and one without."""
     return [Mixer(), Mixer(gated=False)]

@@ -41,7 +41,8 @@ class ScanMix(NamedTuple):
     Attributes:
         x: The dtype of x, dt, B, C and z.
         continued: Whether the last state is asked for.
-        bare: Whether there is neither a skip nor a gate nor a bias nor a softplus.
+        bare: Whether there is neither a gate nor a bias nor a softplus. There is always a skip: without one, the
+            original's result is in the dtype of autocast, and no model is known that has none.
     """
 
     x: torch.dtype
@@ -134,8 +135,10 @@ def _example(choices: Sequence[str], mix: ScanMix, size: int, generator: torch.G
 
     Channels lie side by side in all but dt. Steps times A are between a hundredth and some ten.
     """
-    batch, channels, states = (2, 6, 4) if size < _LARGE else (2, 16, 8)
-    tokens = 10 + size // (batch * channels)
+    channels, states = (6, 4) if size < _LARGE else (16, 8)
+    # In the original's backward, twice the tokens take four times as long.
+    tokens = 10 + min(64, size // (2 * channels))
+    batch = max(2, size // (tokens * channels))
 
     def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
@@ -147,10 +150,11 @@ def _example(choices: Sequence[str], mix: ScanMix, size: int, generator: torch.G
     dt = normal(batch, channels, tokens)
     dt = (dt.abs() / 2 if mix.bare else dt).to(mix.x)
     A = -normal(channels, states).exp()
-    rest = {"D": normal(channels), "z": z, "delta_bias": normal(channels)}
+    D, rest = normal(channels), {"z": z, "delta_bias": normal(channels)}
     return Example(
         [x, dt, A, B, C],
         kwargs={
+            "D": D,
             **(dict.fromkeys(rest) if mix.bare else rest),
             "delta_softplus": not mix.bare,
             "return_last_state": mix.continued,
