@@ -73,6 +73,17 @@ def test_results_share_no_memory_with_arguments(shape):
     assert all(torch.equal(t, before[name]) for name, t in arguments.items())
 
 
+def test_gradients_that_are_handed_in_stay_as_they_are():
+    arguments = {name: t.requires_grad_() for name, t in tensors().items()}
+    results = inductor.selective_scan(**arguments)
+    # In memory as the kernel would have them, so that it need not copy them to read them.
+    handed_in = [
+        torch.ones_like(t).permute(order).contiguous() for t, order in zip(results, [(2, 0, 1), (0, 2, 1)], strict=True)
+    ]
+    torch.autograd.backward(results, [handed_in[0].permute(1, 2, 0), handed_in[1].mT])
+    assert all(bool((t == 1).all()) for t in handed_in)
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_module_that_uses_it_exports_and_traces(in_chunks):
     class Scans(nn.Module):

@@ -80,8 +80,8 @@ def _parts(x: Tensor, states: int) -> Iterator[list[_Part]]:
     rows = max(1, _AT_ONCE // (min(tokens, _TOKENS) * states))
     chunks = [*enumerate(_slices(tokens, _TOKENS))]
     for sequences in _slices(batch, max(1, rows // channels)):
-        for some in _slices(channels, rows):
-            yield [_Part(sequences, some, few, number) for number, few in chunks]
+        for side_by_side in _slices(channels, rows):
+            yield [_Part(sequences, side_by_side, of_chunk, number) for number, of_chunk in chunks]
 
 
 def _slices(length: int, step: int) -> list[slice]:
@@ -120,17 +120,17 @@ def _backward(
         for name, x in inputs._asdict().items()
         if name in wanted
     }
-    of_last = of_last.mT.contiguous()
+    of_last = of_last.mT.clone(memory_format=torch.contiguous_format)
     with standard_state(of_result.device.type):
         for parts in _parts(inputs.x, inputs.A.shape[1]):
             for part in reversed(parts):
                 of_state = of_last[part.sequences, :, part.channels]
                 chunk = Chunk(delta_softplus, part.of(inputs), before[part.chunk, part.sequences, :, part.channels])
-                found = chunk.gradients(of_result[part.where("x")], of_state)
-                of_state.copy_(found["state"])
+                of_part = chunk.gradients(of_result[part.where("x")], of_state)
+                of_state.copy_(of_part["state"])
                 for name, gradient in gradients.items():
                     place = gradient[part.where(name)]
-                    place.copy_(found[name]) if name in _BY_TOKEN else place.add_(found[name])
+                    place.copy_(of_part[name]) if name in _BY_TOKEN else place.add_(of_part[name])
     return [gradients[name].to(getattr(inputs, name).dtype) for name in wanted]
 
 
