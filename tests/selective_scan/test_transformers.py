@@ -15,8 +15,9 @@ from support.tiny import BASE, build, step
 from torch import nn
 
 from fuseplug import KernelManager
+from fuseplug_backends.looked_up import looked_up
 from fuseplug_selective_scan.recognise.adapters import ScanAdapter
-from fuseplug_selective_scan.recognise.structure import _targets
+from fuseplug_selective_scan.recognise.structure import scans
 from fuseplug_selective_scan.reference import selective_scan
 
 five = pytest.mark.skipif(transformers.__version__ < "5", reason="there the scans are written out")
@@ -125,7 +126,7 @@ def test_every_function_of_transformers_is_found():
             continue
         if hasattr(module, "mamba_selective_scan"):
             classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
-            targets = {str(target) for cls in classes for target, _ in _targets(cls)}
+            targets = {str(target) for cls in classes for target, _ in looked_up(cls, scans)}
             assert targets == {"forward:mamba_selective_scan"}, folder.name
             found.add(folder.name)
     assert len(found) >= 4

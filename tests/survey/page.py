@@ -24,8 +24,9 @@ _NAMES = {
     "linear_cross_entropy": "losses of heads",
     "causal_conv1d": "causal convolutions",
     "gated_delta_rule": "gated delta rules",
+    "selective_scan": "selective scans",
 }
-_NUMBERS = {4: "four", 5: "five", 6: "six", 7: "seven"}
+_NUMBERS = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
 _MOST_CHARACTERS = 300
 _HEAD = """\
 # Coverage

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fuseplug import Example, Proposal, Rejection, Site, Target, called_functions
-from fuseplug.reading import remembered
+from fuseplug import Example, Proposal, Rejection, Site, Target
 from fuseplug_backends.dtypes import MODEL_DTYPES
+from fuseplug_backends.looked_up import looked_up, positional_parameters
 
 from .adapters import ScanAdapter
 
@@ -55,13 +55,13 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     module = site.module
     if next(module.children(), None) is None:
         return None
-    targets = dict(_targets(type(module)))
+    targets = dict(looked_up(type(module), scans))
     if not targets:
         return _written_out(module)
     own = next((parameter.dtype for parameter in module.parameters() if parameter.dim() == 2), torch.float32)
     for function in targets.values():
         _ask(function)
-    return [_proposal(own, target, _parameters(function)) for target, function in targets.items()]
+    return [_proposal(own, target, positional_parameters(function)) for target, function in targets.items()]
 
 
 def _written_out(module: torch.nn.Module) -> Rejection | None:
@@ -75,29 +75,9 @@ def _written_out(module: torch.nn.Module) -> Rejection | None:
     return None
 
 
-def _targets(cls: type) -> Iterator[tuple[Target, Callable[..., Any]]]:
-    """The functions that methods of *cls* look up."""
-    methods: dict[str, Any] = {}
-    for base in cls.__mro__:
-        if not base.__module__.startswith("torch."):
-            for name, value in vars(base).items():
-                if isinstance(value, types.FunctionType):
-                    methods.setdefault(name, value)
-    for name, method in methods.items():
-        for called, function in called_functions(method, _computes_it).items():
-            yield Target(name, called), function
-
-
-def _computes_it(value: object) -> bool:
+def scans(value: object) -> bool:
     """Whether *value* has the signature of such a function."""
-    return isinstance(value, types.FunctionType) and _parameters(value)[2:10] == _PARAMETERS
-
-
-@remembered
-def _parameters(function: types.FunctionType) -> tuple[str, ...]:
-    """The names of its positional parameters, seen through decorators."""
-    code: types.CodeType = inspect.unwrap(function).__code__
-    return code.co_varnames[: code.co_argcount]
+    return isinstance(value, types.FunctionType) and positional_parameters(value)[2:10] == _PARAMETERS
 
 
 def _ask(function: Callable[..., Any]) -> None:
