@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 from support.sparse import ROWS, build, entries, step
 from support.thorough import first_quick, quick_if, thorough
 
@@ -16,6 +17,11 @@ from fuseplug_moe.specimens import listed_blocks, stacked_experts
 pytestmark = pytest.mark.usefixtures("checked_once")
 
 HALVES = (torch.bfloat16, torch.float16)
+FIVE = transformers.__version__ >= "5"
+ORIGINAL = () if FIVE else ("deepseek_v2", "deepseek_v3", "dots1", "glm4_moe")
+"""Their experts get rows in float32 and weights in a half there, for which their own code raises without autocast. So
+there is nothing to check a kernel against, and the original computes these calls.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +57,16 @@ def number_fused(applied):
     quick_if([pytest.param(*row, id=row[0]) for row in ROWS], ("gpt_oss",)),
 )
 def test_every_call_is_the_kernels_and_numbers_are_the_originals(manager, model_type, config, variant):
+    if model_type == "qwen3_vl_moe_text" and not FIVE:
+        pytest.skip("there, its own code raises under autocast")
     model = build(model_type, config)
     exact = step(model)
     unfused = {dtype: step(model, dtype) for dtype in HALVES}
     applied = manager.apply_all(model)
     for number, dtype in enumerate(HALVES, 1):
         fused = step(model, dtype)
-        assert counted(applied) == (number * number_fused(applied), 0), applied.report
+        calls = number * number_fused(applied)
+        assert counted(applied) == ((0, calls) if model_type in ORIGINAL else (calls, 0)), applied.report
         assert_close(fused, unfused[dtype], exact)
     assert bool(number_fused(applied)) is bool(variant)
 

@@ -7,6 +7,7 @@ import types
 
 import pytest
 import torch
+import transformers
 from support.managers import manager_of
 from support.thorough import covering
 from support.tiny import BASE as SMALL
@@ -132,6 +133,8 @@ def test_what_looks_alike_is_told_apart(manager, model, name, arguments, differs
         pytest.skip(f"this version of transformers has no {name}")
     config = types.SimpleNamespace(**CONFIG | differs)
     module = cls(config, **arguments)
+    if differs == {"hidden_act": "gelu_python"} and transformers.__version__ < "5":
+        variant = None  # there, the activation holds a method of its own as an attribute, which is not read
     report = manager.plan(module, verify=False).report
     assert [entry.variant for entry in report.fused] == ([variant] if variant else []), report
     if name.startswith(EXPLAINED):
