@@ -179,6 +179,13 @@ class TestPlan:
         assert "note: LlamaForCausalLM on cuda" in run("plan", str(config), "--device", "cuda")[1]
         assert json.loads(run("plan", str(config), "--json")[1])["notes"][-1] == "LlamaForCausalLM on cpu"
 
+    def test_a_note_that_cannot_be_made_says_whose_it_is(self, run, distribution, config):
+        source = "def note(model, report):\n    raise LookupError('planted')\n"
+        distribution("x-notes", entry_points="[fuseplug.notes]\nany = x_notes:note\n", files={"x_notes.py": source})
+        code, out, _ = run("plan", str(config), "--json")
+        assert code == 0
+        assert json.loads(out)["notes"][-1] == "x-notes (x_notes:note) is broken: LookupError: planted"
+
     def test_exclude_and_only(self, run, package, config):
         package("x-act", "silu", source=ACTIVATION)
         out = run("plan", str(config), "--include", "silu", "--exclude", "silu", "--json")[1]

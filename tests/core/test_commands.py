@@ -37,7 +37,6 @@ def command(distribution):
 
 @pytest.fixture
 def without_tools(monkeypatch):
-    monkeypatch.setattr(commands, "TOOLS", "no-such-distribution")
     monkeypatch.setattr(commands, "GROUP", "no.such.group")
 
 
@@ -88,7 +87,7 @@ def test_without_the_tools_it_is_said_what_to_install(run, name):
     code, out, err = run(name, "--option")
     assert (code, out) == (2, "")
     assert err.startswith(f"fuseplug: there is no command {name!r} here")
-    assert err.endswith("not installed: pip install no-such-distribution\n")
+    assert err.endswith("not installed: pip install fuseplug-tools\n")
     assert json.loads(run("list", "--json")[1])
 
 

@@ -16,7 +16,7 @@ from ..errors import FuseplugError
 from ..kernel_manager import KernelManager
 from ..plain_text import one_line, some_lines
 from ..tables import console, empty_table, print_json, print_table, state_text
-from .commands import Commands, kernels_of
+from .commands import Commands, kernels_of, notes_on
 from .options import Allow, AsJson, Exclude, Include, Only, Skip, TrustRemoteCode
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 NOTHING_INSTALLED = """No kernels are installed. To begin with:
 
   pip install fuseplug-rmsnorm fuseplug-swiglu fuseplug-rope fuseplug-moe fuseplug-linear-cross-entropy"""
-NOTES = "fuseplug.notes"
-"""The entry-point group of what a distribution notes on a plan: a function of the model and of the report so far."""
-
 app = typer.Typer(
     cls=Commands,
     add_completion=False,
@@ -138,9 +135,7 @@ def plan(
         measure=measure,
         rounding=rounding,  # type: ignore[arg-type]  # as above
     )
-    report = planned.report
-    for entry in importlib_metadata.entry_points(group=NOTES):
-        report = dataclasses.replace(report, notes=[*report.notes, *entry.load()(built, report)])
+    report = dataclasses.replace(planned.report, notes=[*planned.report.notes, *notes_on(built, planned.report)])
     if explain is not None:
         typer.echo(some_lines(planned.explain(explain)))
     elif as_json:

@@ -7,7 +7,7 @@ first sentence of each: so such a module imports torch in its functions. ``fusep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import importlib_metadata
@@ -18,8 +18,11 @@ from ..errors import FuseplugError
 from ..plain_text import some_lines
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ..discovery.records import KernelRecord
     from ..kernel_manager import KernelManager
+    from ..report import Report
 
 GROUP = "fuseplug.commands"
 TOOLS = "fuseplug-tools"
@@ -32,6 +35,15 @@ def kernels_of(manager: KernelManager) -> Sequence[KernelRecord]:
     except KeyboardInterrupt as interrupt:
         typer.echo(f"fuseplug: {some_lines(interrupt) or 'interrupted'}", err=True)
         raise typer.Exit(130) from interrupt
+
+
+def notes_on(model: nn.Module, report: Report) -> Iterator[str]:
+    """What installed distributions note on a plan; of one that is broken, that it is."""
+    for entry in importlib_metadata.entry_points(group="fuseplug.notes"):
+        try:
+            yield from entry.load()(model, report)
+        except Exception as error:  # noqa: BLE001 - a third party's code may raise anything
+            yield f"{_named(entry)} is broken: {type(error).__name__}: {error}"
 
 
 class Commands(TyperGroup):
@@ -54,7 +66,11 @@ class Commands(TyperGroup):
 def _installed(name: str) -> Any:
     entries = [*importlib_metadata.entry_points(group=GROUP, name=name)]
     if not entries:
-        _refuse_without_tools(name)
+        if not importlib_metadata.entry_points(group=GROUP):
+            raise FuseplugError(
+                f"there is no command {name!r} here; bench, check, doctor, run and others come with {TOOLS}, which is "
+                f"not installed: pip install {TOOLS}"
+            )
         return None
     if len(entries) > 1:
         owners = " and ".join(sorted(map(_named, entries)))
@@ -83,20 +99,9 @@ def _broken(name: str, reason: str) -> Any:
         raise FuseplugError(f"`fuseplug {name}`: {reason}")
 
     broken = typer.Typer(add_completion=False)
-    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    broken.command(name, help=reason, context_settings=anything)(fail)
+    broken.command(name, help=reason, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(fail)
     return typer.main.get_command(broken)
 
 
 def _named(entry: importlib_metadata.EntryPoint) -> str:
     return f"{entry.dist.name if entry.dist else '(unknown)'} ({entry.value})"
-
-
-def _refuse_without_tools(name: str) -> None:
-    try:
-        importlib_metadata.distribution(TOOLS)
-    except importlib_metadata.PackageNotFoundError:
-        raise FuseplugError(
-            f"there is no command {name!r} here; bench, check, doctor, run and others come with {TOOLS}, which is not "
-            f"installed: pip install {TOOLS}"
-        ) from None
