@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 import pytest
 import torch
 import transformers
+from support.modeling_files import targets_beside
 from support.parity import ROUNDINGS, assert_parity
 from support.tiny import BASE, HEAD, build, step
-from torch import nn
 
 from fuseplug import KernelManager
 from fuseplug_backends.looked_up import looked_up
@@ -73,15 +70,7 @@ def test_what_is_generated_is_the_same(manager, name):
 
 @pytest.mark.thorough
 def test_every_function_of_transformers_is_found():
-    found = set()
-    for folder in pkgutil.iter_modules(transformers.models.__path__):
-        try:
-            module = importlib.import_module(f"transformers.models.{folder.name}.modeling_{folder.name}")
-        except ImportError:  # it needs what is not installed, or there is none
-            continue
-        if hasattr(module, "causal_conv1d_fn"):
-            classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
-            targets = {str(target) for cls in classes for target, _ in looked_up(cls, convolves)}
-            assert targets == {"forward:causal_conv1d_fn"}, folder.name
-            found.add(folder.name)
+    found = targets_beside("causal_conv1d_fn", lambda cls: looked_up(cls, convolves))
+    for folder, targets in found.items():
+        assert {*targets} == {"forward:causal_conv1d_fn"}, folder
     assert len(found) >= 22

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import pkgutil
 
 import pytest
 import torch
 import transformers
 from support.delta_rules import MODELS
+from support.modeling_files import targets_beside
 from support.parity import ROUNDINGS, distance
 from support.thorough import first_quick
 from support.tiny import build, step
-from torch import nn
 
 from fuseplug import KernelManager
 from fuseplug_gated_delta_rule.recognise.adapters import DeltaRuleAdapter
@@ -104,16 +103,9 @@ def test_training_under_autocast_and_generation_are_computed_by_the_kernel(manag
 
 @pytest.mark.thorough
 def test_every_function_of_transformers_is_found():
-    found = set()
-    for folder in pkgutil.iter_modules(transformers.models.__path__):
-        try:
-            module = importlib.import_module(f"transformers.models.{folder.name}.modeling_{folder.name}")
-        except ImportError:  # it needs what is not installed, or there is none
-            continue
-        for name in FUNCTIONS:
-            if hasattr(module, name):
-                classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
-                found_here = {str(target): is_step for cls in classes for target, is_step in _targets(cls)}
-                assert found_here == {f"forward:{name}": False, f"forward:{FUNCTIONS[name]}": True}, folder.name
-                found.add(folder.name)
-    assert len(found) >= 8
+    folders = set()
+    for name, step_name in FUNCTIONS.items():
+        for folder, targets in targets_beside(name, _targets).items():
+            assert targets == {f"forward:{name}": False, f"forward:{step_name}": True}, folder
+            folders.add(folder)
+    assert len(folders) >= 8

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import pkgutil
 
 import pytest
 import torch
 import transformers
+from support.modeling_files import targets_beside
 from support.parity import ROUNDINGS, distance
 from support.thorough import first_quick
 from support.tiny import BASE, build, step
-from torch import nn
 
 from fuseplug import KernelManager
 from fuseplug_backends.looked_up import looked_up
@@ -118,17 +117,9 @@ def test_training_under_autocast_and_generation_are_computed_by_the_kernel(manag
 @five
 @pytest.mark.thorough
 def test_every_function_of_transformers_is_found():
-    found = set()
-    for folder in pkgutil.iter_modules(transformers.models.__path__):
-        try:
-            module = importlib.import_module(f"transformers.models.{folder.name}.modeling_{folder.name}")
-        except ImportError:  # it needs what is not installed, or there is none
-            continue
-        if hasattr(module, "mamba_selective_scan"):
-            classes = [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, nn.Module)]
-            targets = {str(target) for cls in classes for target, _ in looked_up(cls, scans)}
-            assert targets == {"forward:mamba_selective_scan"}, folder.name
-            found.add(folder.name)
+    found = targets_beside("mamba_selective_scan", lambda cls: looked_up(cls, scans))
+    for folder, targets in found.items():
+        assert {*targets} == {"forward:mamba_selective_scan"}, folder
     assert len(found) >= 4
 
 

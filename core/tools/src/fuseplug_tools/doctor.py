@@ -90,7 +90,7 @@ def _print_rows(rows: Sequence[Diagnosis]) -> None:
     table.add_column("found", ratio=1, overflow="fold")
     for row in rows:
         # People paste the table into issues, and a home has a person's name.
-        found = f"{row.found}\n→ {row.remedy}".removesuffix("\n→ ").replace(f"{Path.home()}/", "~/")
+        found = (f"{row.found}\n→ {row.remedy}" if row.remedy else row.found).replace(f"{Path.home()}/", "~/")
         table.add_row(state_text(row.state), one_line(row.name), some_lines(found))
     print_table(out, table, "found")
     counts = [f"{sum(row.state == state for row in rows)} {state}" for state in ("ok", "warn", "fail")]
