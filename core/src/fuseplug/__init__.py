@@ -89,13 +89,13 @@ _imported, _names = lazy(
 
 def __getattr__(name: str) -> Any:
     if name == "manager":
-        found: Any = _imported("KernelManager")()
+        value: Any = _imported("KernelManager")()
     elif name == "register_kernel":
-        found = (globals().get("manager") or __getattr__("manager")).register
+        value = (globals().get("manager") or __getattr__("manager")).register
     else:
         return _imported(name)
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

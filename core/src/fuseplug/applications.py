@@ -78,10 +78,10 @@ class Applications:
         left = take_off([change for application in applications for change in application.changes])
         if left:
             self._of[model] = [replace(applications[-1], changes=left)]
-        known = {(id(change.module_ref()), change.method) for change in left}
+        complained = {(id(change.module_ref()), change.method) for change in left}
         for place in everywhere(model).values():
             stripped = strip(place.module, next(iter(place.paths), ""))
-            left += [change for change in stripped if (id(place.module), change.method) not in known]
+            left += [change for change in stripped if (id(place.module), change.method) not in complained]
         _complain(left)
 
     def undo_one(self, model: nn.Module, application: Application) -> None:
@@ -91,8 +91,8 @@ class Applications:
             UndoError: As `undo`.
         """
         applications = self._of.get(model) or []
-        if any(known is application for known in applications):
-            applications[:] = [known for known in applications if known is not application]
+        if any(other is application for other in applications):
+            applications[:] = [other for other in applications if other is not application]
             left = take_off(application.changes)
             if applications:
                 applications[-1].in_use.watch()
@@ -132,7 +132,7 @@ class Applied:
         They belong to the module and the target: every handle of the model gives the same. Counting takes a tenth of a
         microsecond for each call. Calls inside compiled programs are not counted.
         """
-        return [each.calls() for each in counted(self.patches)]
+        return [target.calls() for target in counted(self.patches)]
 
     def try_(self, *args: Any, **batch: Any) -> Trial:
         """Call the model and say which kernels the batch reached, and why it did not reach the others.
@@ -225,15 +225,15 @@ def _report_of(model: nn.Module, patches: Sequence[Patch]) -> Report:
 
 def _complain(left: Sequence[Change]) -> None:
     """Raise `UndoError` if anything was *left*."""
-    found = [
+    replaced = [
         f"{change.path}.{change.method}".lstrip(".") + f" is now {describe(module, change.method)}"
         for change in left
         if (module := change.module_ref()) is not None
     ]
-    if found:
+    if replaced:
         raise UndoError(
             "the rest was undone, but these are no longer Fuseplug's to take off: "
-            + "; ".join(found)
+            + "; ".join(replaced)
             + ". Undo what was put over them (hooks, kernelize, another patch), then call undo() again.",
-            left=found,
+            left=replaced,
         )

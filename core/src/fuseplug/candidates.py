@@ -21,7 +21,7 @@ def candidate_of(kernel: BaseKernel, proposal: Proposal, *, every_size: bool = F
     except Exception as error:  # noqa: BLE001 - a third party's module may raise anything
         return Rejection(f"{type(error).__name__} while loading {kernel.reference}: {error}", kind="error")
     cls = type(kernel)
-    named = (kernel.function, kernel.reference, *(each.__module__ for each in cls.__mro__ if each is not object))
+    named = (kernel.function, kernel.reference, *(base.__module__ for base in cls.__mro__ if base is not object))
     return Candidate(
         example=proposal.example,
         mixes=proposal.mixes,

@@ -28,19 +28,19 @@ class Destination:
     device: torch.device | None
 
 
-def destination(device: torch.device | str, known: Iterable[str]) -> Destination:
+def destination(device: torch.device | str, types: Iterable[str]) -> Destination:
     """What *device*, in the words of a user, stands for.
 
     Raises:
-        PlanError: If its type is not among *known*.
+        PlanError: If its type is not among *types*.
     """
     if isinstance(device, torch.device):
         return Destination(device.type, device if present(device.type) else None)
     kind, _, index = str(device).partition(":")
-    if kind not in known or (index and not index.isdigit()):
-        near = difflib.get_close_matches(kind, list(known), n=1)
+    if kind not in types or (index and not index.isdigit()):
+        near = difflib.get_close_matches(kind, list(types), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise PlanError(f"device={device!r} is unknown: expected one of {', '.join(sorted(known))}{hint}")
+        raise PlanError(f"device={device!r} is unknown: expected one of {', '.join(sorted(types))}{hint}")
     if not present(kind):
         return Destination(kind, None)
     return Destination(kind, torch.device(kind, int(index)) if index else torch.device(kind))
@@ -74,9 +74,9 @@ def device_here(device: str | None) -> str:
     if device is None:
         here = torch.accelerator.current_accelerator(check_available=True)
         return "cpu" if here is None else here.type
-    found = destination(device, KNOWN)
-    if found.device is None:
+    place = destination(device, KNOWN)
+    if place.device is None:
         raise PlanError(
             f"--device {device}: there is none here, and the model is to be run; `fuseplug doctor` says more"
         )
-    return str(found.device)
+    return str(place.device)

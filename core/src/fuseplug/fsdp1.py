@@ -28,4 +28,4 @@ def flattened(module: nn.Module) -> AbstractSet[int]:
     if (handle := attributes_of(module).get("_handle")) is None:
         return frozenset()
     holders = getattr(getattr(handle, "flat_param", None), "_modules", None)
-    return {id(each) for each in (module.modules() if holders is None else holders)}
+    return {id(holder) for holder in (module.modules() if holders is None else holders)}

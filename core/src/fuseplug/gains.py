@@ -58,7 +58,7 @@ class Gains:
     def smallest(self) -> int:
         """Below how many elements every call is too small; 0 if the smallest are not."""
         ends = self.training + self.inference
-        return 0 if any(each.until for each in ends) else min(each.least for each in ends)
+        return 0 if any(end.until for end in ends) else min(end.least for end in ends)
 
     def reaches(self, x: torch.Tensor) -> bool:
         """Whether a main input of as many elements as *x* is large enough in any kind of call."""

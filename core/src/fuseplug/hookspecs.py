@@ -164,14 +164,14 @@ class BaseKernel(abc.ABC):  # so that the base of several kernels may leave a me
     def propose(self, site: Site) -> Answer | None:
         """Ask `match`, and let nothing it raises reach the other kernels. Not to be overridden."""
         try:
-            said = self.match(site)
-            if said is None:
+            answer = self.match(site)
+            if answer is None:
                 return None
-            proposals = () if isinstance(said, Rejection) else tuple(said)
-            if wrong := [fault for answer in proposals or (said,) for fault in faults_of_answer(answer)]:
+            proposals = () if isinstance(answer, Rejection) else tuple(answer)
+            if wrong := [fault for item in proposals or (answer,) for fault in faults_of_answer(item)]:
                 raise TypeError("; ".join(wrong))
-            if isinstance(said, Rejection):
-                return Answer(self.kernel_id, rejection=said)
+            if isinstance(answer, Rejection):
+                return Answer(self.kernel_id, rejection=answer)
         except KeyboardInterrupt as error:
             # Whether somebody pressed Ctrl-C or the kernel raised it cannot be told.
             raise KeyboardInterrupt(
@@ -188,8 +188,8 @@ class BaseKernel(abc.ABC):  # so that the base of several kernels may leave a me
 def _asked(kernel: BaseKernel, question: str, subject: Any) -> str | None:
     """What a method of *kernel* says of *subject*, or what it raises."""
     try:
-        said: str | None = getattr(kernel, question)(subject)
-        return said
+        reply: str | None = getattr(kernel, question)(subject)
+        return reply
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - a third party's check may raise anything, or exit

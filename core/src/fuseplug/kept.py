@@ -33,8 +33,8 @@ def folder(environ: Mapping[str, str] | None = None) -> Path | None:
         return None
     home = environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME") or "~/.cache"
     # Not Path.expanduser, which raises where there is no home.
-    found = os.path.expanduser(named or os.path.join(home, "fuseplug"))  # noqa: PTH111, PTH118
-    return None if found.startswith("~") else Path(found)
+    folder = os.path.expanduser(named or os.path.join(home, "fuseplug"))  # noqa: PTH111, PTH118
+    return None if folder.startswith("~") else Path(folder)
 
 
 class Kept:

@@ -298,10 +298,10 @@ class KernelManager:
 
         possible = [elsewhere(record) for record in records]
         claimed = {kind for record in possible if record.kernel for kind in record.kernel.device_types}
-        there = destination(device, KNOWN | claimed)
-        if there.device is not None or possible == records:
-            return there, records, plugins
-        return there, *plugged_in(possible)
+        place = destination(device, KNOWN | claimed)
+        if place.device is not None or possible == records:
+            return place, records, plugins
+        return place, *plugged_in(possible)
 
 
 def _refuse_every_size(every_size: bool) -> None:
@@ -317,10 +317,10 @@ def _must_be_module(model: object) -> None:
 
     if isinstance(model, nn.Module):
         return
-    found = f"the class {model.__name__}" if isinstance(model, type) else f"{type(model).__name__} {str(model)[:60]!r}"
+    what = f"the class {model.__name__}" if isinstance(model, type) else f"{type(model).__name__} {str(model)[:60]!r}"
     inner = getattr(model, "model", None)
     hint = "pass its .model" if isinstance(inner, nn.Module) else "load or build the model first"
-    raise PlanError(f"expected a torch.nn.Module, found {found}: {hint}", found=model)
+    raise PlanError(f"expected a torch.nn.Module, found {what}: {hint}", found=model)
 
 
 def _mode(mode: str) -> Mode:

@@ -11,5 +11,5 @@ def rank() -> int:
     """The rank of this process; 0 if it is alone."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank()
-    said = os.environ.get("RANK", "")
-    return int(said) if said.isdecimal() else 0
+    variable = os.environ.get("RANK", "")
+    return int(variable) if variable.isdecimal() else 0

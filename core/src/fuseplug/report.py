@@ -106,7 +106,7 @@ class Entry:
             "gives_up": self.gives_up,
             "gains_from": dict(self.gains_from),
             "gains_until": dict(self.gains_until),
-            "figures": [each.to_dict() for each in self.figures],
+            "figures": [figure.to_dict() for figure in self.figures],
         }
 
 

@@ -36,14 +36,14 @@ def refuse_left_alone(report: Report) -> None:
         )
 
 
-def refuse_unused(report: Report, asked: Mapping[str, Sequence[KernelRecord]]) -> None:
+def refuse_unused(report: Report, records_of: Mapping[str, Sequence[KernelRecord]]) -> None:
     """Raise for a name, of a kernel or of an op, that stands for nothing of use in the model.
 
     Raises:
         RejectedError: If there is such; `VerificationError` if the kernel's numbers were the reason.
     """
     used = {entry.kernel_id for entry in report.fused} | {k for entry in report.fused for k in entry.outranked}
-    for name, records in asked.items():
+    for name, records in records_of.items():
         if any(record.kernel_id in used for record in records):
             continue
         why = "; ".join(f"{record.name}: {_why_unused(report, record)}" for record in records)
@@ -56,9 +56,9 @@ def _why_unused(report: Report, record: KernelRecord) -> str:
     sites: dict[str, list[Entry]] = {}
     for entry, rejection in _said(report, record):
         sites.setdefault(rejection.reason, []).append(entry)
-    said = [f"{_sites(entries)}: {reason}" for reason, entries in sites.items()]
-    known = report.raised.get(record.kernel_id) or report.idle.get(record.kernel_id)
-    return known or "; ".join(said[:3]) or "this model has no module with this op"
+    reasons = [f"{_sites(entries)}: {reason}" for reason, entries in sites.items()]
+    general = report.raised.get(record.kernel_id) or report.idle.get(record.kernel_id)
+    return general or "; ".join(reasons[:3]) or "this model has no module with this op"
 
 
 def _said(report: Report, record: KernelRecord) -> list[tuple[Entry, Rejection]]:

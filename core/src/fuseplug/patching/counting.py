@@ -97,13 +97,13 @@ class Counted(NamedTuple):
 
 def counted(patches: Iterable[Patch]) -> list[Counted]:
     """The targets of *patches* whose modules are alive, each once."""
-    found: dict[int, Counted] = {}
+    targets: dict[int, Counted] = {}
     for patch in patches:
         module = patch.module_ref()
         if module is not None and not patch.target.around:
             count = replacement_of(patch.function).tally.of(module)
-            found[id(count)] = Counted(patch, count)
-    return [*found.values()]
+            targets[id(count)] = Counted(patch, count)
+    return [*targets.values()]
 
 
 def as_it_is(count: Count) -> Count:
@@ -113,8 +113,8 @@ def as_it_is(count: Count) -> Count:
 
 def tried(patches: Iterable[Patch], run: Callable[[], Any]) -> Trial:
     """The calls of *patches* while *run* runs."""
-    targets = [(each, as_it_is(each.counter)) for each in counted(patches)]
-    reasons: dict[int, dict[str, None]] = {id(each.counter): {} for each, _ in targets}
+    targets = [(target, as_it_is(target.counter)) for target in counted(patches)]
+    reasons: dict[int, dict[str, None]] = {id(target.counter): {} for target, _ in targets}
 
     def heard(count: Count, why: Callable[[], str]) -> None:
         if id(count) in reasons:
@@ -122,4 +122,4 @@ def tried(patches: Iterable[Patch], run: Callable[[], Any]) -> Trial:
 
     with listening(heard):
         result = run()
-    return Trial([each.calls(before, reasons[id(each.counter)]) for each, before in targets], result)
+    return Trial([target.calls(before, reasons[id(target.counter)]) for target, before in targets], result)

@@ -175,7 +175,7 @@ def _is_of(number: int, kinds: frozenset[Any]) -> Test:
 
     def is_of(args: Sequence[Any]) -> bool:
         value = args[number]
-        return type(value) in types or any(type(value) is kind and value == known for kind, known in values)
+        return type(value) in types or any(type(value) is kind and value == expected for kind, expected in values)
 
     return is_of
 
@@ -288,8 +288,8 @@ def _holds_no(name: str, owner: Any) -> bool:
 
 
 def _lacks(name: str, store: str | int, owner: Any) -> bool:
-    own = owner.__dict__
-    return name not in own and (store == "object" or not any(name in own[each] for each in _STORES))
+    state = owner.__dict__
+    return name not in state and (store == "object" or not any(name in state[registry] for registry in _STORES))
 
 
 def _is_bare(cls: Any) -> Callable[[Any], bool]:
@@ -298,8 +298,8 @@ def _is_bare(cls: Any) -> Callable[[Any], bool]:
     def is_bare(child: Any) -> bool:
         if type(child) is not cls or cls.forward is not forward or cls.__call__ is not call:
             return False
-        own = child.__dict__
-        return ("forward" not in own or is_own(own["forward"], child, forward)) and not any(own[h] for h in HOOKS)
+        state = child.__dict__
+        return ("forward" not in state or is_own(state["forward"], child, forward)) and not any(state[h] for h in HOOKS)
 
     return is_bare
 
@@ -308,8 +308,8 @@ def _has_method(name: str, function: Any) -> Callable[[Any], bool]:
     same = same_as(function)
 
     def has_method(owner: Any) -> bool:
-        own = owner.__dict__
-        return same(getattr(type(owner), name)) and (name not in own or is_own(own[name], owner, function))
+        state = owner.__dict__
+        return same(getattr(type(owner), name)) and (name not in state or is_own(state[name], owner, function))
 
     return has_method
 
@@ -339,5 +339,5 @@ def _surroundings(watch: Watch, device_type: str) -> Iterator[_Term]:
 
 
 def _unhooked(args: Sequence[Any]) -> bool:
-    own = args[0].__dict__
-    return not (any(own[name] for name in _SEE_RESULTS) or any(GLOBAL_HOOKS))
+    state = args[0].__dict__
+    return not (any(state[name] for name in _SEE_RESULTS) or any(GLOBAL_HOOKS))

@@ -25,9 +25,9 @@ def replaced_by(module: nn.Module, route: Sequence[Any]) -> str:
     return " and ".join(dict.fromkeys(describe(child, "forward") for child in others))
 
 
-def is_own(held: Any, module: Any, forward: Any) -> bool:
-    """Whether *held* is *forward*, of the class, bound to *module*: `kernelize` and pickles leave that in instances."""
-    return type(held) is types.MethodType and held.__self__ is module and held.__func__ is forward
+def is_own(value: Any, module: Any, forward: Any) -> bool:
+    """Whether *value* is *forward*, of the class, bound to *module*: `kernelize` and pickles leave that there."""
+    return type(value) is types.MethodType and value.__self__ is module and value.__func__ is forward
 
 
 def describe(module: nn.Module, method: str) -> str:
@@ -45,11 +45,11 @@ def name_of(value: Any) -> str:
 
 
 def _at(module: nn.Module, route: Sequence[Any]) -> Sequence[nn.Module]:
-    found = [module]
+    modules = [module]
     for step in route:
-        children = [item for each in found for item in each._modules.items()]
-        found = [child for name, child in children if child is not None and step.name in ("*", name)]
-    return found
+        children = [item for module in modules for item in module._modules.items()]
+        modules = [child for name, child in children if child is not None and step.name in ("*", name)]
+    return modules
 
 
 def _home(hook: Any) -> str:

@@ -69,63 +69,63 @@ class InUse:
     def __init__(self, patches: Sequence[Patch], model: Callable[[], nn.Module | None], *, anew: bool = True) -> None:
         self._patches = [patch for patch in patches if not patch.target.around]
         self._model = model
-        self._targets = [(each, as_it_is(each.counter) if anew else Count()) for each in counted(patches)]
+        self._targets = [(target, as_it_is(target.counter) if anew else Count()) for target in counted(patches)]
         self._looks = 0
-        self._found: list[NotInUse] | None = None
-        self._said = False
+        self._findings: list[NotInUse] | None = None
+        self._warned = False
         self.watch()
 
     def watch(self) -> None:
         """Be told of the calls from now on, in the place of whoever is told of them."""
-        if not self._said:
-            for each, _ in self._targets:
-                each.counter.watched_by(self)
+        if not self._warned:
+            for target, _ in self._targets:
+                target.counter.watched_by(self)
 
     def look(self, after: int) -> list[NotInUse]:
         """Note that a step is over. Once *after* are, judge, and log what was found; from then on return the same."""
-        if self._found is None:
+        if self._findings is None:
             self._looks += 1
             if self._looks < after:
                 return []
-            self._found = [*self._lost(), *self._made_real(1, 0), *self._unused()]
-            self._say(self._found)
-        return self._found
+            self._findings = [*self._lost(), *self._made_real(1, 0), *self._unused()]
+            self._say(self._findings)
+        return self._findings
 
     def enough(self, pace: Count) -> None:
         """Judge what is certain by now: *pace* had `ENOUGH` calls by its kernel, or that many refused in a row."""
         try:
             passed_by, undecided = self._passed_by()
-            found = [*passed_by, *self._refused(), *self._made_real(ENOUGH - 1, 1)]
+            findings = [*passed_by, *self._refused(), *self._made_real(ENOUGH - 1, 1)]
         except Exception:
             _logger.debug("it cannot be judged whether kernels are in use", exc_info=True)
-            found, undecided = [], False
-        for each, _ in self._targets:
-            if not (undecided and each.counter is pace):
-                each.counter.settle()
-        if found:
-            self._say(found)
+            findings, undecided = [], False
+        for target, _ in self._targets:
+            if not (undecided and target.counter is pace):
+                target.counter.settle()
+        if findings:
+            self._say(findings)
 
-    def _say(self, found: Sequence[NotInUse]) -> None:
+    def _say(self, findings: Sequence[NotInUse]) -> None:
         """One warning of all that is wrong, and one line of what is merely too small."""
-        small = [each for each in found if each.too_small]
+        small = [finding for finding in findings if finding.too_small]
         count = len(self._patches)
         if small and rank() == 0:
             _logger.info("%d of %d fused targets had no call that is large enough to gain", len(small), count)
-        wrong = [each for each in found if not each.too_small]
+        wrong = [finding for finding in findings if not finding.too_small]
         with _saying:
-            if not wrong or self._said:
+            if not wrong or self._warned:
                 return
-            self._said = True
-        for each, _ in self._targets:
-            each.counter.unwatched()
+            self._warned = True
+        for target, _ in self._targets:
+            target.counter.unwatched()
         if rank() == 0:
             lines = "\n".join(f"  {line}" for line in _lines(wrong))
             _logger.warning("%d of %d fused targets are not in use:\n%s", len(wrong), count, lines)
 
     def _calls(self) -> list[tuple[Counted, Calls]]:
         """The calls of what is in place, since this was made."""
-        there = [(each, before) for each, before in self._targets if each.patch.in_place()]
-        return [(each, each.calls(before, each.counter.reasons)) for each, before in there]
+        in_place = [(target, before) for target, before in self._targets if target.patch.in_place()]
+        return [(target, target.calls(before, target.counter.reasons)) for target, before in in_place]
 
     def _lost(self) -> Iterator[NotInUse]:
         for patch in self._patches:
@@ -135,53 +135,53 @@ class InUse:
     def _unused(self) -> Iterator[NotInUse]:
         """The targets in place whose kernels computed nothing."""
         calls = self._calls()
-        called = {id(each.patch.function) for each, of in calls if _number(of)}
-        for each, of in calls:
+        called = {id(target.patch.function) for target, of in calls if _number(of)}
+        for target, of in calls:
             # A layer may do without a function that other layers call.
-            spared = each.traced or (each.patch.target.function is not None and id(each.patch.function) in called)
+            spared = target.traced or (target.patch.target.function is not None and id(target.patch.function) in called)
             if of.original and not of.fused:
                 why = _by_the_original(f"all of its {of.original} calls", of.reasons)
-                yield _not_in_use(each.patch, why, too_small=not of.reasons)
+                yield _not_in_use(target.patch, why, too_small=not of.reasons)
             elif not (_number(of) or spared):
                 why = "no fused module was called: is it this model, or a copy of it, that is run?"
                 if called:
-                    why = f"it was not called, though others were{self._past(each.patch)}"
-                yield _not_in_use(each.patch, why)
+                    why = f"it was not called, though others were{self._past(target.patch)}"
+                yield _not_in_use(target.patch, why)
 
     def _refused(self) -> Iterator[NotInUse]:
         """The targets whose last calls were all refused. This is asked in such a call, which others may have ahead."""
-        for each, of in self._calls():
-            if each.counter.refused >= ENOUGH - 1 and each.counter.fused == each.counter.before:
-                yield _not_in_use(each.patch, _by_the_original(f"its last {ENOUGH} calls", of.reasons))
+        for target, of in self._calls():
+            if target.counter.refused >= ENOUGH - 1 and target.counter.fused == target.counter.before:
+                yield _not_in_use(target.patch, _by_the_original(f"its last {ENOUGH} calls", of.reasons))
 
     def _made_real(self, least: int, pending: int) -> Iterator[NotInUse]:
         """The targets with *least* lazy results or more, all of which, but for *pending*, were computed after all."""
-        for each, of in self._calls():
+        for target, of in self._calls():
             if of.fused >= least and sum(of.made_real.values()) >= max(1, of.fused - pending):
                 why = f"its {of.fused} lazy results were computed after all, for {', '.join(of.made_real)}"
-                yield _not_in_use(each.patch, why)
+                yield _not_in_use(target.patch, why)
 
     def _passed_by(self) -> tuple[list[NotInUse], bool]:
         """The targets that were never called, though what is beside them was; and whether that is too early to say.
 
         What is beside them may be called several times in one call of the model: the least called counts.
         """
-        often = [_number(each.calls(before)) for each, before in self._targets]
-        found, undecided = [], False
-        for (each, _), number in zip(self._targets, often, strict=True):
-            above, _, name = each.patch.path.rpartition(".")
+        often = [_number(target.calls(before)) for target, before in self._targets]
+        findings, undecided = [], False
+        for (target, _), number in zip(self._targets, often, strict=True):
+            above, _, name = target.patch.path.rpartition(".")
             # One of a list may be left out: an expert, a layer. A function may be: a layer without positions.
-            spared = name.isdecimal() or each.patch.target.function is not None or each.traced
-            if number or (spared and each.patch.in_place()):
+            spared = name.isdecimal() or target.patch.target.function is not None or target.traced
+            if number or (spared and target.patch.in_place()):
                 continue
             paths = (other.patch.path for other, _ in self._targets)
             beside = [calls for path, calls in zip(paths, often, strict=True) if calls and _is_below(path, above)]
             if beside and min(beside) < ENOUGH - 1:
                 undecided = True
             elif beside:
-                why = f"it was not called, though what is beside it was, {ENOUGH} times{self._past(each.patch)}"
-                found.append(_not_in_use(each.patch, why if each.patch.in_place() else _how_lost(each.patch)))
-        return found, undecided
+                why = f"it was not called, though what is beside it was, {ENOUGH} times{self._past(target.patch)}"
+                findings.append(_not_in_use(target.patch, why if target.patch.in_place() else _how_lost(target.patch)))
+        return findings, undecided
 
     def _past(self, patch: Patch) -> str:
         """Whose forward of what has the module of *patch* computes past it, or may."""
@@ -220,9 +220,9 @@ def _how_lost(patch: Patch) -> str:
 
 
 def _by_the_original(calls: str, reasons: Sequence[str]) -> str:
-    said = "; ".join(reasons) or "they were too small to gain"
+    why = "; ".join(reasons) or "they were too small to gain"
     remedies = [_remedy(reason) for reason in reasons]
-    return ". ".join([f"the original computed {calls}: {said}", *dict.fromkeys(filter(None, remedies))])
+    return ". ".join([f"the original computed {calls}: {why}", *dict.fromkeys(filter(None, remedies))])
 
 
 def _remedy(reason: str) -> str:
@@ -231,12 +231,12 @@ def _remedy(reason: str) -> str:
     return next((remedy for begin, remedy in _REMEDIES.items() if reason.startswith(begin)), "")
 
 
-def _lines(found: Sequence[NotInUse]) -> list[str]:
+def _lines(findings: Sequence[NotInUse]) -> list[str]:
     """A line for all that differ only in the number of their layer."""
     alike: dict[tuple[str, str, str], int] = {}
-    for each in found:
-        where = re.sub(r"\b\d+\b", "*", f"{each.paths[0] or 'the model'}.{each.target}")
-        key = (where, each.kernel_id, each.why)
+    for finding in findings:
+        where = re.sub(r"\b\d+\b", "*", f"{finding.paths[0] or 'the model'}.{finding.target}")
+        key = (where, finding.kernel_id, finding.why)
         alike[key] = alike.get(key, 0) + 1
     return [
         f"{where}{f' ({number} times)' if number > 1 else ''}: {kernel_id}: {why}"

@@ -83,8 +83,8 @@ def put_on(patches: Iterable[Patch]) -> list[Change]:
 def patches_on(module: nn.Module, path: str) -> list[Patch]:
     """The replacements that *module*, at *path*, carries now, whoever put them on: it may be a copy."""
     methods = dict.fromkeys(target.method for target in our_marks(module))
-    found = [(mark_of(part), part) for method in methods for part in our_replacements(module, method).values()]
-    return [Patch(path, m.target, m.kernel_id, m.variant, part, weakref.ref(module)) for m, part in found]
+    parts = [(mark_of(part), part) for method in methods for part in our_replacements(module, method).values()]
+    return [Patch(path, m.target, m.kernel_id, m.variant, part, weakref.ref(module)) for m, part in parts]
 
 
 def take_off(changes: Sequence[Change]) -> list[Change]:
@@ -114,10 +114,10 @@ def _take_out(module: nn.Module, change: Change) -> bool:
     kept, now = replacements_in(change.before), our_replacements(module, change.method)
     brought = [part for target, part in replacements_in(change.after).items() if kept.get(target) is not part]
     rest = {target: part for target, part in now.items() if not any(part is gone for gone in brought)}
-    own = class_method(module, change.method)
-    if own is None or len(rest) == len(now):
+    method = class_method(module, change.method)
+    if method is None or len(rest) == len(now):
         return True
-    return bind(module, change.method, compose(own, rest) if rest else None)
+    return bind(module, change.method, compose(method, rest) if rest else None)
 
 
 def strip(module: nn.Module, path: str) -> list[Change]:
@@ -133,9 +133,9 @@ def strip(module: nn.Module, path: str) -> list[Change]:
 
 
 def _put_on(module: nn.Module, path: str, method: str, functions: Mapping[Target, Callable[..., Any]]) -> Change | None:
-    own = class_method(module, method)
+    original = class_method(module, method)
     ours = already = our_replacements(module, method)
-    if own is None or not (ours or is_original(module, method)):
+    if original is None or not (ours or is_original(module, method)):
         raise PatchError(
             f"cannot replace {method} of {path or 'the model'} ({type(module).__name__}): expected its class's own, "
             f"found {describe(module, method)}; it was changed since the plan was made, so make a new plan",
@@ -144,7 +144,7 @@ def _put_on(module: nn.Module, path: str, method: str, functions: Mapping[Target
     if any(target.function is None and not target.around for target in (*functions, *ours)):
         ours = {target: part for target, part in ours.items() if target.around}
     before, wanted = function_of(module, method), ours | dict(functions)
-    after = before if before is not None and already == wanted else compose(own, wanted)
+    after = before if before is not None and already == wanted else compose(original, wanted)
     if not bind(module, method, after):
         raise PatchError(
             f"cannot replace {method} of {path or 'the model'} ({type(module).__name__}): "

@@ -67,24 +67,24 @@ def is_absent(space: Any, name: Any) -> Callable[[Sequence[Any]], bool]:
 
 def equal_to(value: Any) -> Callable[[Any], Any]:
     """What compares with *value*, of a `Watch`, as it is to be compared: scalars and containers by value."""
-    known = value.value
+    expected = value.value
     if not value.by_value:
-        return same_as(known)
-    if known is None or isinstance(known, bool):
-        return lambda found: found is known
-    return lambda found: found == known
+        return same_as(expected)
+    if expected is None or isinstance(expected, bool):
+        return lambda current: current is expected
+    return lambda current: current == expected
 
 
-def same_as(known: Any) -> Callable[[Any], bool]:
-    """What tells *known* from any other object; of a function also its code and defaults."""
-    if not isinstance(known, types.FunctionType):
-        return lambda found: found is known
-    code, defaults, named = known.__code__, known.__defaults__, known.__kwdefaults__
+def same_as(expected: Any) -> Callable[[Any], bool]:
+    """What tells *expected* from any other object; of a function also its code and defaults."""
+    if not isinstance(expected, types.FunctionType):
+        return lambda current: current is expected
+    code, defaults, named = expected.__code__, expected.__defaults__, expected.__kwdefaults__
     # Reloading a module replaces these in the function that was there. Dynamo takes no tuple for the same as another.
-    return lambda found: (
-        found is known
-        and known.__code__ is code
-        and (torch.compiler.is_compiling() or (known.__defaults__ is defaults and known.__kwdefaults__ is named))
+    return lambda current: (
+        current is expected
+        and expected.__code__ is code
+        and (torch.compiler.is_compiling() or (expected.__defaults__ is defaults and expected.__kwdefaults__ is named))
     )
 
 

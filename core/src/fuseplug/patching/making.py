@@ -54,18 +54,18 @@ def patch_of(
     Returns:
         The patch; or a rejection, if the adapter raises or the replacement could never run the kernel.
     """
-    found = semantics.accepts
+    tried = semantics.accepts
     watch = replace(
-        found.watch,
+        tried.watch,
         contiguous=ran.contiguous,
-        no_autocast=found.watch.no_autocast or ran.no_autocast,
+        no_autocast=tried.watch.no_autocast or ran.no_autocast,
         no_grad=not gradients,
         unhooked=lazy,
-        untraced=found.watch.untraced or not traced,
+        untraced=tried.watch.untraced or not traced,
     )
-    calls = tuple(call.limited(found.main, ran.ranks) for call in found.calls)
+    calls = tuple(call.limited(tried.main, ran.ranks) for call in tried.calls)
     key = None if scope is None else key_of(mark.kernel_id, scope)
-    verified = {each.name: getattr(found, each.name) for each in fields(found)}
+    verified = {item.name: getattr(tried, item.name) for item in fields(tried)}
     limited = {"calls": calls, "dtypes": ran.dtypes, "watch": watch}
     accepts = Accepts(**{**verified, **limited}, space=subject.space, scope=key, gains=gains)
     try:

@@ -26,7 +26,7 @@ from .tally import Count, Tally, listeners, running, tell
 # By identity, not as attributes: functools.wraps copies those onto what somebody else puts around ours.
 _replacements: weakref.WeakKeyDictionary[Callable[..., Any], Replacement] = weakref.WeakKeyDictionary()
 _composed: weakref.WeakKeyDictionary[Callable[..., Any], dict[Target, Callable[..., Any]]] = weakref.WeakKeyDictionary()
-_made: weakref.WeakValueDictionary[Any, Callable[..., Any]] = weakref.WeakValueDictionary()
+_in_use: weakref.WeakValueDictionary[Any, Callable[..., Any]] = weakref.WeakValueDictionary()
 _attributed: weakref.WeakValueDictionary[int, types.FunctionType] = weakref.WeakValueDictionary()
 _making = ProcessLock()
 
@@ -64,13 +64,13 @@ class Replacement:
         return self.why_not(args, kwargs) or (f"the kernel refuses its arguments: {refusal}" if refusal else DECLINED)
 
     def note_original(
-        self, count: Count, held: bool | None, refusal: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, count: Count, holds: bool | None, refusal: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Tell of a call that the original computed: those who listen, and *count*, if somebody watches it.
 
         Args:
             count: Where the call is counted.
-            held: What the guard said of it: as `Holds`.
+            holds: What the guard said of it: as `Holds`.
             refusal: What the kernel raised, or ``""``.
             args: The call's.
             kwargs: The call's.
@@ -81,11 +81,11 @@ class Replacement:
         if count.watcher is None:
             return
         gains, scope = self._accepts.gains, self._accepts.scope
-        if held and not refusal:
+        if holds and not refusal:
             count.reasons.setdefault(DECLINED)
         elif scope is not None and scope not in entered():
             count.reasons.setdefault(OUTSIDE)
-        elif held is not None and not is_tracing():
+        elif holds is not None and not is_tracing():
             # In a way that was not tried it is not known which is the main input.
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             if not gains or any(map(gains.reaches, tensors)):
@@ -110,16 +110,16 @@ def replacement(
     """
     key = (original, adapter, compute, mark, accepts)
     with _making:
-        if key not in _made:
+        if key not in _in_use:
             about = Replacement(original, mark, accepts)
             fused = adapter.bind(compute)
             if accepts.watch.unhooked:
                 fused = _counting_uses(fused, about)
-            made = _guarded(original, fused, about, accepts)
-            _replacements[made] = about
-            _made[key] = made
-            return made
-        return _made[key]
+            function = _guarded(original, fused, about, accepts)
+            _replacements[function] = about
+            _in_use[key] = function
+            return function
+        return _in_use[key]
 
 
 def compose(method: types.FunctionType, parts: Mapping[Target, Callable[..., Any]]) -> types.FunctionType:
@@ -200,14 +200,14 @@ def _guarded(
         test = None if kwargs else as_tried.get(len(args))
         positional: Sequence[Any] | None = None
         named: Mapping[str, Any] = {}
-        held: bool | None = False
+        holds: bool | None = False
         if traced and uncompiled:
             pass
-        elif test is not None and (held := test(args)):
+        elif test is not None and (holds := test(args)):
             positional = args
-        elif held is not None and (test is None or not one_way) and (placed := place(args, kwargs)) is not None:
+        elif holds is not None and (test is None or not one_way) and (placed := place(args, kwargs)) is not None:
             number, values, named = placed
-            if held := tests[number](values):
+            if holds := tests[number](values):
                 positional = values[: accepts.calls[number].count]
         result, refusal = _computed(fused, positional, named, traced)
         if result is not NotImplemented:
@@ -217,7 +217,7 @@ def _guarded(
         if not traced:
             count = count_original(args[0] if bound else running.module)
             if count.watcher is not None or listeners:
-                about.note_original(count, held, refusal, args, kwargs)
+                about.note_original(count, holds, refusal, args, kwargs)
         # The call as it was made: what the original wraps may look at its keywords.
         return now(args)(*args, **kwargs)
 

@@ -30,6 +30,6 @@ def make_replicable(module: nn.Module) -> None:
 
 def leave_replicas(module: nn.Module) -> None:
     """Undo `make_replicable`."""
-    held = attributes_of(module)
-    if getattr(held.get(NAME), "__func__", None) is _replicate_for_data_parallel:
-        del held[NAME]
+    attributes = attributes_of(module)
+    if getattr(attributes.get(NAME), "__func__", None) is _replicate_for_data_parallel:
+        del attributes[NAME]

@@ -58,22 +58,22 @@ def key_of(kernel_id: str, scope: Scope) -> Hashable:
 
 
 def put_around(
-    method: types.FunctionType, own: types.FunctionType, name: str, arounds: Sequence[Around]
+    method: types.FunctionType, original: types.FunctionType, name: str, arounds: Sequence[Around]
 ) -> types.FunctionType:
     """Make *method*, with *arounds* entered during its calls.
 
     Args:
         method: What is called.
-        own: The class's own, with the signature of the calls. If *method* is the same, what the class has when it is
-            called is called.
+        original: The class's own, with the signature of the calls. If *method* is the same, what the class has when it
+            is called is called.
         name: Of the method.
         arounds: At least one.
     """
-    bind = Binding(own)
+    bind = Binding(original)
 
-    @functools.wraps(own)
+    @functools.wraps(original)
     def scoped(*args: Any, **kwargs: Any) -> Any:
-        now = getattr(type(args[0]), name, own) if method is own else method
+        now = getattr(type(args[0]), name, original) if method is original else method
         if torch.compiler.is_compiling():
             return now(*args, **kwargs)
         if (bound := bind(args, kwargs)) is None:  # The method says better what is wrong.

@@ -19,8 +19,8 @@ from .wrappers import Held, reached
 
 def class_method(module: nn.Module, method: str) -> types.FunctionType | None:
     """The function that *module*'s class has under the name *method*, if it is a plain one."""
-    found = getattr(type(module), method, None)
-    return found if isinstance(found, types.FunctionType) else None
+    function = getattr(type(module), method, None)
+    return function if isinstance(function, types.FunctionType) else None
 
 
 def function_of(module: nn.Module, method: str) -> types.FunctionType | None:
@@ -54,8 +54,8 @@ def our_marks(module: nn.Module) -> dict[Target, Mark]:
 
 def wrapped_by(module: nn.Module, method: str) -> str:
     """Who put a method of their own on this instance, around everything else; ``""`` if nobody did, or we."""
-    held = module.__dict__.get(method)
-    ours = held is None or replacements_in(_function(held)) or is_own(held, module, class_method(module, method))
+    value = module.__dict__.get(method)
+    ours = value is None or replacements_in(_function(value)) or is_own(value, module, class_method(module, method))
     return "" if ours else describe(module, method)
 
 
@@ -64,17 +64,17 @@ def computes_past(module: nn.Module, method: str, path: str) -> str:
 
     As trainers do that compute a loss without the logits: then what is at *path* is not called.
     """
-    own, words = class_method(module, method), {path.rpartition(".")[2], "get_output_embeddings"}
+    original, words = class_method(module, method), {path.rpartition(".")[2], "get_output_embeddings"}
 
     def reads(value: Any) -> bool:
         function = _function(value)
-        if not isinstance(function, types.FunctionType) or function is own or replacements_in(function):
+        if not isinstance(function, types.FunctionType) or function is original or replacements_in(function):
             return False
         return "weight" in function.__code__.co_names and not words.isdisjoint(function.__code__.co_names)
 
     top = Held(module.__dict__.get(method), None)
-    found = next((held for held in reached(top, module, reads) if held.called), None)
-    return "" if found is None else name_of(found.value)
+    end = next((place for place in reached(top, module, reads) if place.called), None)
+    return "" if end is None else name_of(end.value)
 
 
 def bind(module: nn.Module, method: str, function: types.FunctionType | None) -> bool:
@@ -88,16 +88,16 @@ def bind(module: nn.Module, method: str, function: types.FunctionType | None) ->
     if after is None or now is after:
         return True
     # Straight into __dict__: nn.Module's and its subclasses' __setattr__ may do more than set.
-    held, bound = module.__dict__, types.MethodType(after, module)
+    attributes, bound = module.__dict__, types.MethodType(after, module)
     for place in [*_ends(module, method), *_remembered(module)]:
         if place.put is None or not _is_bound(module, place.value) or place.value.__func__ is not now:
             continue
         # What is only remembered was so before us, unless it is ours that is remembered.
         if place.called or replacements_in(now):
             place.put(bound)
-    held.setdefault(method, bound)
-    if function is None and held[method] is bound:
-        del held[method]
+    attributes.setdefault(method, bound)
+    if function is None and attributes[method] is bound:
+        del attributes[method]
     return function_of(module, method) is not now
 
 
@@ -113,11 +113,11 @@ def _end(module: nn.Module, method: str) -> Held | None:
 
 def _ends(module: nn.Module, method: str) -> Iterator[Held]:
     """Where *method* of the instance may end, and what its wrappers remember."""
-    own = class_method(module, method)
+    original = class_method(module, method)
 
     def is_end(value: Any) -> bool:
         function = _function(value)
-        ours = isinstance(function, types.FunctionType) and (function is own or bool(replacements_in(function)))
+        ours = isinstance(function, types.FunctionType) and (function is original or bool(replacements_in(function)))
         return ours and (function is value or _is_bound(module, value))
 
     if method in module.__dict__:
@@ -127,8 +127,8 @@ def _ends(module: nn.Module, method: str) -> Iterator[Held]:
 
 def _remembered(module: nn.Module) -> list[Held]:
     """Every method that the instance itself holds: some wrappers keep there what they were put around."""
-    held = module.__dict__
-    return [Held(value, functools.partial(held.__setitem__, name), called=False) for name, value in held.items()]
+    state = module.__dict__
+    return [Held(value, functools.partial(state.__setitem__, name), called=False) for name, value in state.items()]
 
 
 def _is_bound(module: nn.Module, value: Any) -> bool:

@@ -48,13 +48,13 @@ def reached(top: Held, module: nn.Module, is_end: Callable[[Any], bool]) -> Iter
     level = [top]
     for _ in range(_DEEPEST):
         following: list[Held] = []
-        for held in level:
-            if is_end(held.value):
-                yield held
-            elif callable(held.value) and (id(held.value), held.called) not in seen:
-                seen.add((id(held.value), held.called))
+        for place in level:
+            if is_end(place.value):
+                yield place
+            elif callable(place.value) and (id(place.value), place.called) not in seen:
+                seen.add((id(place.value), place.called))
                 following += [
-                    inner._replace(called=inner.called and held.called) for inner in _contents(held.value, module)
+                    inner._replace(called=inner.called and place.called) for inner in _contents(place.value, module)
                 ]
         level = following
 

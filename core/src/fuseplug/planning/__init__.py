@@ -64,12 +64,12 @@ def make_plan(model: nn.Module, places: Sequence[Place], rules: Rules, ask: Ask)
     decider = Decider(rules, answers, places)
     decisions = _side_by_side(decider, places)
     if measurer is not None:
-        begun = time.perf_counter()
+        before = time.perf_counter()
         # Where a kernel turned out to be slower, the next may come, which then has to be measured in its turn.
         while measurer.measure():
             decider.again()
             decisions = _decided(decider, places)
-        measuring = time.perf_counter() - begun
+        measuring = time.perf_counter() - before
     report = Report(
         model_class=type(model).__name__,
         mode=rules.mode,
@@ -105,8 +105,8 @@ def _side_by_side(decider: Decider, places: Sequence[Place]) -> list[Decision]:
 
 
 def _decided(decider: Decider, places: Sequence[Place]) -> list[Decision]:
-    with showing(places, "checking kernels", _named) as each:
-        return [decision for place in each for decision in decider.decide(place)]
+    with showing(places, "checking kernels", _named) as shown:
+        return [decision for place in shown for decision in decider.decide(place)]
 
 
 def _named(place: Place) -> str:

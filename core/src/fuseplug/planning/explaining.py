@@ -37,7 +37,7 @@ def explain(report: Report, classes: Mapping[str, str], path: str) -> str:
         for record in report.records:
             first, *more = _answers(report, record, entry)
             lines.append(f"    {record.kernel_id:{width}}  {first}")
-            lines += [f"    {'':{width}}  {each}" for each in more]
+            lines += [f"    {'':{width}}  {line}" for line in more]
     return printable("\n".join(lines))
 
 
@@ -49,7 +49,7 @@ def _answers(report: Report, record: KernelRecord, entry: Entry) -> Iterator[str
         yield f"fuses it: {entry.variant}; kernel check {entry.check}"
         yield from _sizes(entry.gains_from, entry.gains_until)
         yield from (f"measured with {figure}" for figure in entry.figures)
-        yield from (f"watched at each call: {each}" for each in entry.watched)
+        yield from (f"watched at each call: {term}" for term in entry.watched)
     elif kernel_id in entry.outranked:
         yield f"would fuse it too; {entry.kernel_id} is preferred"
     elif rejections:

@@ -217,7 +217,7 @@ class Conditions:
     def to_dict(self) -> dict[str, Any]:
         """As plain data, for another process."""
         return {
-            "dtypes": [[each and str(each).removeprefix("torch.") for each in row] for row in self.dtypes],
+            "dtypes": [[dtype and str(dtype).removeprefix("torch.") for dtype in row] for row in self.dtypes],
             "contiguous": self.contiguous,
             "no_autocast": self.no_autocast,
             "ranks": sorted(self.ranks),
@@ -229,7 +229,7 @@ class Conditions:
         import torch
 
         try:
-            rows = [tuple(each and getattr(torch, each) for each in row) for row in answer["dtypes"]]
+            rows = [tuple(name and getattr(torch, name) for name in row) for row in answer["dtypes"]]
             flags = (bool(answer["contiguous"]), bool(answer["no_autocast"]))
             return cls(tuple(rows), *flags, frozenset(map(int, answer["ranks"])), before=True)
         except (TypeError, KeyError, ValueError, AttributeError):

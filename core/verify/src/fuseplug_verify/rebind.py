@@ -132,7 +132,7 @@ def _obstacle(code: types.CodeType, name: str, *, inner: bool) -> str | None:
     """What *code* is or does, if anything, that a copy of it with another word for *name* would do wrong."""
     uses = _uses(code, name)
     others = ", ".join(sorted(uses - _READS))
-    if any(said.startswith(_ALIAS) for said in code.co_names):
+    if any(global_name.startswith(_ALIAS) for global_name in code.co_names):
         return "belongs to a copy that was made here before"
     if others and uses & (_READS | _GLOBAL_WRITES):
         # Its code has one entry for both.

@@ -23,13 +23,13 @@ def remembered(find: Callable[[Any], Found]) -> Callable[[Any], Found]:
     answers: weakref.WeakKeyDictionary[Any, Found] = weakref.WeakKeyDictionary()
 
     @functools.wraps(find)
-    def asked(function: Any) -> Found:
+    def remembering(function: Any) -> Found:
         try:
-            known = function in answers
+            has_answer = function in answers
         except TypeError:  # it has no hash, or no place for weak references
             return find(function)
-        if not known:
+        if not has_answer:
             answers[function] = find(function)
         return answers[function]
 
-    return asked
+    return remembering

@@ -25,11 +25,11 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     registry = attributes_of(module).get("_modules")
     if registry is None:
         raise TypeError(f"{class_name(module)} has no registries: call super().__init__() in its __init__()")
-    found = dict(registry.items())
-    for name, child in found.items():
+    children = dict(registry.items())
+    for name, child in children.items():
         if child is not None and not issubclass(type(child), nn.Module):
             raise TypeError(f"its child {name} is {class_name(child)}, not a torch.nn.Module")
-    return found
+    return children
 
 
 def all_below(*modules: nn.Module) -> Iterator[nn.Module]:
@@ -37,13 +37,13 @@ def all_below(*modules: nn.Module) -> Iterator[nn.Module]:
     seen: set[int] = set()
     waiting = list(modules)
     while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
+        module = waiting.pop()
+        if id(module) in seen:
             continue
-        seen.add(id(each))
-        yield each
+        seen.add(id(module))
+        yield module
         try:
-            waiting += [child for child in reversed(children_of(each).values()) if child is not None]
+            waiting += [child for child in reversed(children_of(module).values()) if child is not None]
         except Exception:  # noqa: BLE001, S112 - a third party's registry may raise anything
             continue
 

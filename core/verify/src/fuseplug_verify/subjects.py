@@ -115,8 +115,8 @@ class Subject:
         named = {f"args[{i}]": value for i, value in enumerate(leaves(placed)) if isinstance(value, Tensor)}
         for name, leaf in named.items():
             leaf.requires_grad_(gradients and leaf.is_floating_point() and wants(name))
-        given = with_tensors(arguments, placed)
-        args, kwargs = given
+        inputs = with_tensors(arguments, placed)
+        args, kwargs = inputs
         call = args
         double = None
         if self.module is not None:
@@ -145,11 +145,11 @@ class Subject:
             values: dict[str, Tensor | None] = {f"output[{i}]": value for i, value in enumerate(outputs)}
             if gradients:
                 wanted = {name: leaf for name, leaf in named.items() if leaf.requires_grad}
-                values |= _gradients(outputs, wanted, tensors(given), upstream)
-        values |= {f"args[{i}] afterwards": value for i, value in enumerate(tensors(given))}
+                values |= _gradients(outputs, wanted, tensors(inputs), upstream)
+        values |= {f"args[{i}] afterwards": value for i, value in enumerate(tensors(inputs))}
         if double is not None:
-            own = (*double.named_parameters(), *double.named_buffers())
-            values |= {f"{name} afterwards": value for name, value in own if not value.is_meta}
+            stored = (*double.named_parameters(), *double.named_buffers())
+            values |= {f"{name} afterwards": value for name, value in stored if not value.is_meta}
         structure = str(mapped(_kind, result)).replace("'", "")
         steps = {f"output[{i}]": _steps(output) for i, output in enumerate(outputs)}
         detached = {name: value if value is None else value.detach() for name, value in values.items()}
@@ -168,10 +168,10 @@ class Subject:
 
 def _odd_tensor(module: nn.Module) -> Refusal | None:
     """Why no kernel can read *module*, if one of its tensors, or one below it, is not dense."""
-    for each in all_below(module):
-        for name, tensor in _own_tensors(each).items():
+    for part in all_below(module):
+        for name, tensor in _own_tensors(part).items():
             if what := not_dense(tensor):
-                holder = "its" if each is module else f"the {class_name(each)} below it: its"
+                holder = "its" if part is module else f"the {class_name(part)} below it: its"
                 why = "and kernels read dense tensors: make it dense, or leave the module as it is"
                 return Refusal(f"{holder} {name} is {what}, {why}", kind="unsupported")
     return None
@@ -179,17 +179,17 @@ def _odd_tensor(module: nn.Module) -> Refusal | None:
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Parameters, buffers and plain tensor attributes (where FSDP keeps its views) of *module* itself, by name."""
-    held = attributes_of(module)
-    attributes = {name: value for name, value in held.items() if issubclass(type(value), Tensor)}
-    registered = {**held["_parameters"], **held["_buffers"]}
+    state = attributes_of(module)
+    attributes = {name: value for name, value in state.items() if issubclass(type(value), Tensor)}
+    registered = {**state["_parameters"], **state["_buffers"]}
     return {**{name: value for name, value in registered.items() if value is not None}, **attributes}
 
 
 def _refuse_undeclared(lazy: type[Any] | None, result: Any) -> None:
     """Raise a `TypeError` if *result* holds a lazy tensor, one that has ``computed()``, of an undeclared class."""
-    for each in tensors(result):
-        if hasattr(type(each), "computed") and not (lazy is not None and isinstance(each, lazy)):
-            raise TypeError(f"it returns a {type(each).__name__}, which is lazy, and it was not declared")
+    for tensor in tensors(result):
+        if hasattr(type(tensor), "computed") and not (lazy is not None and isinstance(tensor, lazy)):
+            raise TypeError(f"it returns a {type(tensor).__name__}, which is lazy, and it was not declared")
 
 
 def _computed(lazy: type[Any] | None, value: Any) -> Any:
@@ -225,12 +225,12 @@ def _in_twin(place: Callable[[Tensor], Tensor], gradients: bool, value: Tensor) 
 def _gradients(
     outputs: Sequence[Tensor],
     leaves: dict[str, Tensor],
-    given: Sequence[Tensor],
+    inputs: Sequence[Tensor],
     lay_out: Callable[[Tensor], Tensor],
 ) -> dict[str, Tensor | None]:
-    """The gradients of *leaves*, from above those that lie as the first tensor *given* of their shape.
+    """The gradients of *leaves*, from above those that lie as the first of the *inputs* with their shape.
 
-    In a model what becomes of a result mostly lies as what was given does. Whoever computes it gets the same.
+    In a model what becomes of a result mostly lies as the inputs do. Whoever computes it gets the same.
     """
     differentiable = [output for output in outputs if output.requires_grad]
     if not differentiable:
@@ -240,7 +240,7 @@ def _gradients(
     upstream = [
         lay_out(
             _lying_as(
-                next((each for each in given if each.shape == output.shape), None),
+                next((tensor for tensor in inputs if tensor.shape == output.shape), None),
                 torch.randint(-15, 16, output.shape, generator=generator, device="cpu")
                 .div(8)
                 .to(output.device, output.dtype),
@@ -248,8 +248,8 @@ def _gradients(
         )
         for output in differentiable
     ]
-    found = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)
-    return {f"{GRADIENT}{name}": gradient for name, gradient in zip(leaves, found, strict=True)}
+    gradients = torch.autograd.grad(differentiable, list(leaves.values()), upstream, allow_unused=True)
+    return {f"{GRADIENT}{name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
 
 
 def _lying_as(other: Tensor | None, values: Tensor) -> Tensor:

@@ -140,9 +140,9 @@ class Call:
         """This, with no other *ranks* of the main input, if there are any."""
         if not ranks:
             return self
-        known = self.ranks[main]
+        before = self.ranks[main]
         every = list(self.ranks)
-        every[main] = known & ranks if known else ranks
+        every[main] = before & ranks if before else ranks
         return replace(self, ranks=tuple(every))
 
 

@@ -213,8 +213,8 @@ def _by_formula(
         results = ctx.rule.formula(ctx.form, tensors[: len(xs)], tensors[len(xs) :])
         return [result for result, grad in zip(results, grads, strict=True) if grad is not None]
 
-    asked = [grad for grad in grads if grad is not None]
-    return vjp(formula, (*xs, *tables), needs, asked, create_graph=differentiated_again())
+    upstream = [grad for grad in grads if grad is not None]
+    return vjp(formula, (*xs, *tables), needs, upstream, create_graph=differentiated_again())
 
 
 def recomputed(op: Callable[..., Tensor], formula: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -220,8 +220,8 @@ def _is_in_place(thing: Any, name: str, arguments: Arguments) -> bool:
     if inplace is not None:
         return inplace.object is not False
     # It may be given by position, as to F.relu.
-    asked = home(thing) == "torch.nn.functional" and any(value.object is True for value in arguments.values)
-    return asked or (name.endswith("_") and not name.endswith("__"))
+    by_position = home(thing) == "torch.nn.functional" and any(value.object is True for value in arguments.values)
+    return by_position or (name.endswith("_") and not name.endswith("__"))
 
 
 def _hand_over(walk: Walking, node: Any, value: Value) -> None:

@@ -27,8 +27,8 @@ def hazard(called: Any) -> str:
         return hazard(called.func)
     function, owner = called, None
     if isinstance(called, nn.Module):
-        own = in_class(type(called), "__call__")
-        function, owner = (in_class(type(called), "forward") if own is nn.Module.__call__ else own), called
+        call = in_class(type(called), "__call__")
+        function, owner = (in_class(type(called), "forward") if call is nn.Module.__call__ else call), called
     elif isinstance(called, types.MethodType):
         function, owner = called.__func__, called.__self__ if isinstance(called.__self__, nn.Module) else None
     if not isinstance(function, types.FunctionType) or not is_wrapped(function):

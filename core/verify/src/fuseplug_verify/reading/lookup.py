@@ -31,15 +31,15 @@ def attribute(owner: Any, name: str) -> Any:
     of_class = in_class(type(owner), name)
     if is_a(of_class, (types.MemberDescriptorType, property)):
         return of_class
-    own = namespace(owner)
-    if name in own:
-        return own[name]
+    attributes = namespace(owner)
+    if name in attributes:
+        return attributes[name]
     if of_class is not MISSING:
         return of_class
     if is_a(owner, nn.Module):
         for store in _STORES:
-            if name in own.get(store, ()):
-                return own[store][name]
+            if name in attributes.get(store, ()):
+                return attributes[store][name]
     return MISSING
 
 
@@ -64,16 +64,16 @@ def class_with(cls: type, name: str, after: type | None = None) -> type | None:
 def namespace(owner: Any) -> dict[str, Any]:
     """Return the attributes of *owner* itself, past any ``__getattribute__`` or property; empty if it has none."""
     try:
-        found = object.__getattribute__(owner, "__dict__")
+        attributes = object.__getattribute__(owner, "__dict__")
     except AttributeError:
         return {}
-    return found if is_a(found, dict) else {}
+    return attributes if is_a(attributes, dict) else {}
 
 
 def answers_itself(owner: Any) -> bool:
     """Say whether *owner*, or its class, has code of its own that answers for attributes that are not there."""
-    for name, known in (("__getattr__", nn.Module.__getattr__), ("__getattribute__", object.__getattribute__)):
-        found = in_class(type(owner), name)
-        if found is not MISSING and found is not known and found is not in_class(types.ModuleType, name):
+    for name, default in (("__getattr__", nn.Module.__getattr__), ("__getattribute__", object.__getattribute__)):
+        method = in_class(type(owner), name)
+        if method is not MISSING and method is not default and method is not in_class(types.ModuleType, name):
             return True
     return is_a(owner, types.ModuleType) and "__getattr__" in namespace(owner)

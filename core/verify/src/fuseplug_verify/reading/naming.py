@@ -28,10 +28,10 @@ def names(function: Callable[..., Any], cls: type | None = None) -> dict[str, in
         function: A function or a method. Any other callable has no names.
         cls: The class that it is a method of.
     """
-    found: dict[str, None] = {}
-    for each in _reached(function, cls):
-        found.update(dict.fromkeys(_names_and_numbers(each.__code__)[0]))
-    return {name: number for number, name in enumerate(found)}
+    mentioned: dict[str, None] = {}
+    for reached in _reached(function, cls):
+        mentioned.update(dict.fromkeys(_names_and_numbers(reached.__code__)[0]))
+    return {name: number for number, name in enumerate(mentioned)}
 
 
 def constants(function: Callable[..., Any], cls: type | None = None) -> tuple[float, ...]:
@@ -41,10 +41,10 @@ def constants(function: Callable[..., Any], cls: type | None = None) -> tuple[fl
         function: A function or a method.
         cls: The class that it is a method of.
     """
-    found: dict[float, None] = {}
-    for each in _reached(function, cls):
-        found.update(dict.fromkeys(_names_and_numbers(each.__code__)[1]))
-    return tuple(found)
+    written: dict[float, None] = {}
+    for reached in _reached(function, cls):
+        written.update(dict.fromkeys(_names_and_numbers(reached.__code__)[1]))
+    return tuple(written)
 
 
 @remembered
@@ -56,13 +56,13 @@ def _names_and_numbers(code: types.CodeType) -> tuple[list[str], list[float]]:
 
 def _reached(function: Any, cls: type | None) -> Iterator[types.FunctionType]:
     waiting, seen = _layers(function), set()
-    asked = len(waiting)
-    for number, each in enumerate(waiting):  # grows on the way
-        if each in seen or (number >= asked and is_library(each)):
+    own_count = len(waiting)
+    for number, layer in enumerate(waiting):  # grows on the way
+        if layer in seen or (number >= own_count and is_library(layer)):
             continue
-        seen.add(each)
-        yield each
-        for named in _named(each, cls):
+        seen.add(layer)
+        yield layer
+        for named in _named(layer, cls):
             waiting += _layers(named)
 
 

@@ -71,13 +71,13 @@ class Tolerance:
         other = {} if usual is None else usual.on_cpu()
         coarsest = self.coarsest_of(ours)
 
-        def error(name: str, found: Tensor, expected: Tensor) -> str:
-            share, size, exact = self.share(found.dtype), other.get(name), true[name]
-            why = _worst(name, found, expected, exact, share, by_row=self.by_row, usual=size)
+        def error(name: str, result: Tensor, expected: Tensor) -> str:
+            share, size, exact = self.share(result.dtype), other.get(name), true[name]
+            why = _worst(name, result, expected, exact, share, by_row=self.by_row, usual=size)
             if why or exact is None or repeated or coarsest.itemsize > 2:
                 return why
-            how = (coarsest, self.share_of_float32, self.by_row)
-            why = leaning((found, expected, exact), size, *how)
+            options = (coarsest, self.share_of_float32, self.by_row)
+            why = leaning((result, expected, exact), size, *options)
             return why and f"{name} {why}"
 
         return ours.judged(theirs, _judging_results(error))
@@ -85,8 +85,8 @@ class Tolerance:
     def coarsest_of(self, outcome: Outcome) -> torch.dtype:
         """The dtype with the largest roundings that takes part in *outcome*."""
         dtypes = {value.dtype for value in outcome.values.values() if value is not None and value.is_floating_point()}
-        known = dtypes | ({self.coarsest} if self.coarsest else set())
-        return max(known, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
+        taking_part = dtypes | ({self.coarsest} if self.coarsest else set())
+        return max(taking_part, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,10 @@ def excess_together(runs: Sequence[Few], tolerance: Tolerance) -> str:
             level = torch.linalg.vector_norm(true) / math.sqrt(true.numel())  # each run counts alike
             row = true.shape[-1:] if true.dim() > 1 else ()
             parts.setdefault((name, row), []).append([(value / level).reshape(-1, *row) for value in compared])
-    for (name, _), each in parts.items():
-        found, expected, true = (torch.cat(values) for values in zip(*each, strict=True))
-        if why := leaning((found, expected, true), None, coarsest, tolerance.share_of_float32, tolerance.by_row):
-            return f"{name} {why}, in {len(each)} examples"
+    for (name, _), parts_of in parts.items():
+        result, expected, true = (torch.cat(values) for values in zip(*parts_of, strict=True))
+        if why := leaning((result, expected, true), None, coarsest, tolerance.share_of_float32, tolerance.by_row):
+            return f"{name} {why}, in {len(parts_of)} examples"
     return ""
 
 
@@ -144,8 +144,8 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Toleran
     floating = [value.dtype for value in theirs.values.values() if value is not None and value.is_floating_point()]
     share = max(map(tolerance.share, floating), default=0.0)
 
-    def error(name: str, found: Tensor, expected: Tensor) -> str:
-        if not torch.equal(found.isfinite(), expected.isfinite()):
+    def error(name: str, result: Tensor, expected: Tensor) -> str:
+        if not torch.equal(result.isfinite(), expected.isfinite()):
             return f"{name} is finite elsewhere than the original's"
         return _worst(name, expected, None, true[name], share, by_row=tolerance.by_row)
 
@@ -155,17 +155,17 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Toleran
 def _judging_results(error: Judge) -> Judge:
     """*error* where there is room for one; inputs afterwards, and integers, must be the same."""
 
-    def judge(name: str, found: Tensor, expected: Tensor) -> str:
-        if not name.endswith("afterwards") and found.is_floating_point():
-            return error(name, found, expected)
-        return "" if same(found, expected) else f"{name} is not what the original leaves there: it is written into"
+    def judge(name: str, result: Tensor, expected: Tensor) -> str:
+        if not name.endswith("afterwards") and result.is_floating_point():
+            return error(name, result, expected)
+        return "" if same(result, expected) else f"{name} is not what the original leaves there: it is written into"
 
     return judge
 
 
 def _worst(
     name: str,
-    found: Tensor,
+    value: Tensor,
     excuse: Tensor | None,
     true: Tensor | None,
     share: float,
@@ -175,10 +175,10 @@ def _worst(
 ) -> str:
     if true is None:
         return f"{name} has no true value"
-    if not found.numel():
+    if not value.numel():
         return ""
-    width = found.shape[-1] if found.dim() and by_row else found.numel()
-    result, true = (t.double().reshape(-1, width) for t in (found, true))
+    width = value.shape[-1] if value.dim() and by_row else value.numel()
+    result, true = (t.double().reshape(-1, width) for t in (value, true))
     judged = true.isfinite()
     allowed = zero = torch.zeros((), dtype=torch.float64)
     if excuse is not None:

@@ -65,16 +65,16 @@ class Evidence:
 
     def code(self, codes: Iterable[types.CodeType]) -> None:
         """Take in the code that it may run."""
-        for each in sorted(map(_code, codes)):
-            self._hash.update(each)
+        for serialised in sorted(map(_code, codes)):
+            self._hash.update(serialised)
 
     def digest(self) -> str:
         """The hash; ``""`` if something could not be taken in."""
         return self._hash.hexdigest() if self._whole else ""
 
 
-def key_of(semantics: Semantics, device: torch.device, how: tuple[bool, ...]) -> str:
-    """The hash of all that the check of a kernel depends on, *how* it is done included; ``""`` if it has none."""
+def key_of(semantics: Semantics, device: torch.device, options: tuple[bool, ...]) -> str:
+    """The hash of all that the check of a kernel depends on, with the check's *options*; ``""`` if it has none."""
     candidate, adapter = semantics.candidate, semantics.adapter
     if not semantics.evidence or not candidate.identity:
         return ""
@@ -88,7 +88,7 @@ def key_of(semantics: Semantics, device: torch.device, how: tuple[bool, ...]) ->
             stable((candidate.identity, sizes)),
             stable(adapter),
             stable((candidate.mixes, candidate.likely, candidate.exact)),
-            stable((candidate.roundings, candidate.working_roundings, how)),
+            stable((candidate.roundings, candidate.working_roundings, options)),
             *(_shapes(candidate, mix, size) for mix in mixes_run(candidate) for size in sizes),
         )
     except Exception:  # noqa: BLE001 - a third party's example or adapter may raise anything: then nothing is kept
@@ -113,13 +113,13 @@ def stable(value: Any) -> str:
         return f"{value.__module__}.{value.__qualname__}"
     name = f"{kind.__module__}.{kind.__qualname__}"
     if dataclasses.is_dataclass(value):
-        parts = [f"{each.name}={stable(getattr(value, each.name))}" for each in dataclasses.fields(value)]
+        parts = [f"{field.name}={stable(getattr(value, field.name))}" for field in dataclasses.fields(value)]
     elif isinstance(value, tuple | list):
-        parts = [stable(each) for each in value]
+        parts = [stable(item) for item in value]
     elif isinstance(value, set | frozenset):
-        parts = sorted(stable(each) for each in value)
+        parts = sorted(stable(item) for item in value)
     elif isinstance(value, dict):
-        parts = [f"{stable(key)}: {stable(each)}" for key, each in value.items()]
+        parts = [f"{stable(key)}: {stable(item)}" for key, item in value.items()]
     else:
         raise UnstableError(name)
     return f"{name}({', '.join(parts)})"
@@ -128,8 +128,8 @@ def stable(value: Any) -> str:
 def _shapes(candidate: Candidate, mix: Any, size: int) -> str:
     """The shapes and dtypes of what the kernel is checked on."""
     example = candidate.example_of(mix, size)
-    given = [*tensors(tuple(example.args)), *tensors(tuple(example.kwargs.values())), *example.parameters.values()]
-    return stable([(each.dtype, tuple(each.shape)) for each in given])
+    values = [*tensors(tuple(example.args)), *tensors(tuple(example.kwargs.values())), *example.parameters.values()]
+    return stable([(value.dtype, tuple(value.shape)) for value in values])
 
 
 def _surroundings(device: torch.device) -> str:
@@ -144,7 +144,7 @@ def _surroundings(device: torch.device) -> str:
             torch.get_float32_matmul_precision(),
             torch.are_deterministic_algorithms_enabled(),
             device.type,
-            [str(each(device)) for each in named if each is not None and device.type != "cpu"],
+            [str(ask(device)) for ask in named if ask is not None and device.type != "cpu"],
             _below_torch(device.type),
             torch.version.git_version,
             _installed(),
@@ -155,9 +155,9 @@ def _surroundings(device: torch.device) -> str:
 
 def _below_torch(device_type: str) -> list[tuple[str, str]]:
     """The versions of the driver and of what torch calls, by who tells them; that nobody does is an answer, too."""
-    files, asked = _VERSION_FILES.get(device_type, ()), ("CANN", "DRIVER") if device_type == "npu" else ()
+    files, parts = _VERSION_FILES.get(device_type, ()), ("CANN", "DRIVER") if device_type == "npu" else ()
     told = [(path, _told(lambda path: Path(os.path.expandvars(path)).read_text(), path)) for path in files]
-    return told + [(part, _told(_version_of_cann, part)) for part in asked]
+    return told + [(part, _told(_version_of_cann, part)) for part in parts]
 
 
 def _told(tell: Callable[[str], Any], who: str) -> str:
@@ -179,7 +179,7 @@ def _installed() -> tuple[str, ...]:
     Raises:
         UnstableError: If one was installed while this process ran, which may have imported what was there before.
     """
-    folders = [Path(each) for each in sys.path if each and Path(each).is_dir()]
+    folders = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir()]
     paths = [path for folder in folders for path in folder.iterdir() if path.suffix in (".dist-info", ".egg-info")]
     if late := [path.name for path in paths if path.stat().st_mtime > LOADED]:
         raise UnstableError(f"{late[0]} is newer than this process")
@@ -188,9 +188,9 @@ def _installed() -> tuple[str, ...]:
 
 def _packages(candidate: Candidate, adapter: Adapter) -> Sequence[str]:
     """The top packages whose code takes part."""
-    named = [each.__module__ for each in type(adapter).__mro__ if each is not object]
-    found = {name.partition(".")[0] for name in (*candidate.packages, *named, __name__)}
-    return sorted(found - set(sys.stdlib_module_names))
+    named = [base.__module__ for base in type(adapter).__mro__ if base is not object]
+    packages = {name.partition(".")[0] for name in (*candidate.packages, *named, __name__)}
+    return sorted(packages - set(sys.stdlib_module_names))
 
 
 def _must_be_installed(package: str) -> None:

@@ -117,7 +117,7 @@ class Examination:
         return Variation("example", label, example, {"training": training, "gradients": gradients})
 
     def _calls_varied(self) -> Tried | Refusal:
-        tried = Tried({each.args[main_argument(each)].dim() for each in self.answered})
+        tried = Tried({example.args[main_argument(example)].dim() for example in self.answered})
         numbers = self.reading.numbers
         # Any whole number in the code may be a length, whether or not it is compared with one.
         sizes = self.reading.sizes | {int(number) for number in numbers if _FEW < number == int(number)}
@@ -132,16 +132,16 @@ class Examination:
     def _try(self, variation: Variation) -> Likeness:
         """Run the original and every variant on *variation*; drop those that differ, unless all do."""
         gradients = self.candidate.exact or variation.kind != "magnitude"
-        how: dict[str, Any] = {"gradients": gradients, **variation.how}
+        options: dict[str, Any] = {"gradients": gradients, **variation.options}
         try:
-            expected = self.subject.run(self.subject.original, variation.example, **how, watching=self.branches)
+            expected = self.subject.run(self.subject.original, variation.example, **options, watching=self.branches)
         except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
             # After the first paragraph, torch's dispatcher lists where each of its backends is registered.
             self.why = f"{type(error).__name__}: " + str(error).partition("\n\n")[0]
             return "unanswered"
         if variation.kind == "example":
             self.evidence.ran(expected)
-        differences = [self._difference(expected, variation, function, how) for _, function in self.variants]
+        differences = [self._difference(expected, variation, function, options) for _, function in self.variants]
         if all(differences):
             self.why = f"{self.variants[0][0].variant}: {differences[0]}"
             return "differs"
@@ -152,18 +152,18 @@ class Examination:
         return "same"
 
     def _difference(
-        self, expected: Outcome, variation: Variation, function: Callable[..., Any], how: dict[str, Any]
+        self, expected: Outcome, variation: Variation, function: Callable[..., Any], options: dict[str, Any]
     ) -> str:
         """How a variant, bound to the reference, differs from the original; ``""`` if it does not."""
         try:
-            outcome = self.subject.run(function, variation.example, **how)
+            outcome = self.subject.run(function, variation.example, **options)
             why = outcome.difference(expected)
             # Matrix products of other sizes are summed in other orders, which need not be the same for all.
             exact = self.candidate.exact and variation.kind not in ("rank", "length", "magnitude", "layout")
             if exact or not (why or variation.kind == "example"):
                 return why
-            truth = self.subject.run(function, variation.example, **{**how, "autocast": False}, dtype=torch.float64)
-            coarsest = torch.get_autocast_dtype("cpu") if how.get("autocast") else None
+            truth = self.subject.run(function, variation.example, **{**options, "autocast": False}, dtype=torch.float64)
+            coarsest = torch.get_autocast_dtype("cpu") if options.get("autocast") else None
             return departure(expected, outcome, truth, replace(Tolerance.of(self.candidate), coarsest=coarsest))
         except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
             return f"its reference raises {type(error).__name__}: {error}"
@@ -224,7 +224,7 @@ class Examination:
         """The paths of the children that the fused code calls."""
         if self.subject.module is None:
             return frozenset()
-        found: list[set[Path]] = []
+        paths_called: list[set[Path]] = []
         function = self.variants[0][1]
 
         def listening(twin: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -238,13 +238,13 @@ class Examination:
                 below = [*_below(twin)]
                 # Of a list, only what is called of every item.
                 missed = {path for path, module in below if id(module) not in called}
-                found.append({path for path, _ in below if path not in missed})
+                paths_called.append({path for path, _ in below if path not in missed})
 
         for example in self.answered:
             with contextlib.suppress(Exception):
                 self.subject.run(listening, example, gradients=False)
         # Those that it calls every time.
-        return frozenset(set.intersection(*found)) if found else frozenset()
+        return frozenset(set.intersection(*paths_called)) if paths_called else frozenset()
 
     def _described(self, adapter: Adapter, watch: Watch, tried: Tried) -> Semantics:
         bound = self.subject.module is not None

@@ -21,8 +21,8 @@ def mixes_run(candidate: Candidate) -> tuple[Any, ...]:
     now, *others = candidate.mixes
     if candidate.likely is not None:
         return (now, *candidate.likely)
-    own = _own_dtypes(candidate.example_of(now, 1))
-    return (now, *(mix for mix in others if _own_dtypes(candidate.example_of(mix, 1)) == own))
+    dtypes = _own_dtypes(candidate.example_of(now, 1))
+    return (now, *(mix for mix in others if _own_dtypes(candidate.example_of(mix, 1)) == dtypes))
 
 
 def _own_dtypes(example: Example) -> list[torch.dtype]:

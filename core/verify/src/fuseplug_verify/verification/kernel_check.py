@@ -125,13 +125,13 @@ class KernelCheck:
         for size in sizes:
             # Two of a shape, judged when both are done: what is kept from one call must not show in another.
             examples = [self._candidate.example_of(mix, size, number) for number in range(2 if first else 1)]
-            found, took = [], []
+            outcomes, took = [], []
             for example in examples:
                 start = time.perf_counter()
-                found.append(self._run(self._fused, example))
+                outcomes.append(self._run(self._fused, example))
                 took.append(time.perf_counter() - start)
             self.compile_seconds += max(0.0, took[0] - took[1]) if first else 0.0
-            for example, outcome in zip(examples, found, strict=True):
+            for example, outcome in zip(examples, outcomes, strict=True):
                 if why := self._judged(example, outcome):
                     return why
         for size in self._larger_sizes() if first else ():
@@ -154,8 +154,8 @@ class KernelCheck:
             return None
         example = replace(self._candidate.example_of(mix, min(self._candidate.check_sizes)), after=None)
         for autocast in (False, True):
-            found = self._run(self._fused, example, autocast=autocast)
-            if why := found.difference(self._run(self._subject.original, example, autocast=autocast)):
+            outcome = self._run(self._fused, example, autocast=autocast)
+            if why := outcome.difference(self._run(self._subject.original, example, autocast=autocast)):
                 under = " under autocast" if autocast else ""
                 return Refusal(
                     f"its lazy result becomes something else than the original's on {self._device}{under}: {why}",
@@ -196,8 +196,8 @@ class KernelCheck:
         on = f"{describe(example)} on {self._device}"
         # The kernel may be twice as far from the truth as the original. So that must be near it.
         if departure(expected, expected, truth, self._tolerance):
-            own = self._run(self._reference, example)
-            if why := self._tolerance.excess(expected, own, truth, repeated=True):
+            reference = self._run(self._reference, example)
+            if why := self._tolerance.excess(expected, reference, truth, repeated=True):
                 return Refusal(f"for {on} it computes something else than for small inputs: {why}", kind="unlike")
         if wrong := self._wrong(example, outcome, expected, truth, on, repeated=repeated):
             return wrong
@@ -241,28 +241,28 @@ class KernelCheck:
             for size in self._candidate.check_sizes
         )
 
-    def _fails(self, example: Example, tolerance: Tolerance, **how: Any) -> bool:
+    def _fails(self, example: Example, tolerance: Tolerance, **options: Any) -> bool:
         """Whether the kernel is not right for *example*, run so. Where it or the original raises, it is not."""
         try:
-            outcome = self._run(self._fused, example, **how)
-            expected = self._run(self._subject.original, example, **how)
+            outcome = self._run(self._fused, example, **options)
+            expected = self._run(self._subject.original, example, **options)
         except Exception:  # noqa: BLE001 - either may raise anything; such calls are the original's then
             return True
         rounding = self._rounds_otherwise(outcome, expected)
         return bool(rounding or tolerance.excess(outcome, expected, self._truth(example)))
 
-    def _run(self, function: Callable[..., Any], example: Example, *, gradients: bool = True, **how: Any) -> Outcome:
-        how["gradients"] = gradients and self._gradients
+    def _run(self, function: Compute, example: Example, *, gradients: bool = True, **options: Any) -> Outcome:
+        options["gradients"] = gradients and self._gradients
         with self._around():
-            return self._subject.run(function, example, device=self._device, **how)
+            return self._subject.run(function, example, device=self._device, **options)
 
     def _truth(self, example: Example) -> Outcome:
-        how: dict[str, Any] = {"dtype": torch.float64, "gradients": self._gradients}
+        options: dict[str, Any] = {"dtype": torch.float64, "gradients": self._gradients}
         if self._device.type in _WITH_FLOAT64:
             # Beside a model there may be room for the kernel alone, and an operation may lack float64 there.
             with contextlib.suppress(RuntimeError):
-                return self._subject.run(self._reference, example, device=self._device, **how)
-        return self._subject.run(self._reference, example, **how)
+                return self._subject.run(self._reference, example, device=self._device, **options)
+        return self._subject.run(self._reference, example, **options)
 
 
 _WITH_FLOAT64 = ("cuda",)
@@ -270,4 +270,4 @@ _WITH_FLOAT64 = ("cuda",)
 
 
 def _is_contiguous(example: Example) -> bool:
-    return all(each.is_contiguous() for each in tensors(tuple(example.args)))
+    return all(tensor.is_contiguous() for tensor in tensors(tuple(example.args)))

@@ -30,22 +30,22 @@ def leaning(
         systematic: The relative error that arithmetic in float32 may have, always to one side.
         by_row: Whether errors are relative to the usual magnitude of their row, or of the whole tensor.
     """
-    found, expected, true = compared
+    result, expected, true = compared
     # A vector is a column: each of its elements is rounded by itself, and all are of one magnitude.
-    shape = found.shape if found.dim() > 1 else (found.numel(), 1)
+    shape = result.shape if result.dim() > 1 else (result.numel(), 1)
     truth = true.float().reshape(shape)
-    ours, theirs = (value.float().reshape(shape) - truth for value in (found, expected))
+    ours, theirs = (value.float().reshape(shape) - truth for value in (result, expected))
     if not (ours.sum() + theirs.sum()).isfinite():
         finite = ours.isfinite() & theirs.isfinite()
         ours, theirs, truth = (torch.where(finite, value, 0.0) for value in (ours, theirs, truth))
     sizes = truth if usual is None else truth.abs().maximum(usual.float().reshape(shape).abs().nan_to_num(0.0, 0.0))
-    over_row = by_row and found.dim() > 1
+    over_row = by_row and result.dim() > 1
     level = torch.linalg.vector_norm(sizes, dim=-1 if over_row else None, keepdim=True)
-    level = level / math.sqrt(shape[-1] if over_row else found.numel())
+    level = level / math.sqrt(shape[-1] if over_row else result.numel())
     # What is too small for the dtype becomes zero, all to one side. In rows of zeros nothing is relative to anything.
-    level = torch.where(level > 0, level.clamp(min=torch.finfo(found.dtype).tiny), torch.inf)
+    level = torch.where(level > 0, level.clamp(min=torch.finfo(result.dtype).tiny), torch.inf)
     relative = truth.abs().maximum(level).reciprocal_().copysign_(truth)
-    worst, said = 1.0, ""
+    worst, finding = 1.0, ""
     for side, weights, counts in (
         ("large small", relative, torch.linalg.vecdot(relative, truth).unsqueeze(-1)),
         ("high low", level.reciprocal(), (level < torch.inf).expand(*shape[:-1], 1) * float(shape[-1])),
@@ -54,7 +54,7 @@ def leaning(
         squares, rows, count = weighted.square(), weighted.sum(-1, keepdim=True), counts.sum()
         for kept in (None, *range(len(shape))):
             slices = 1 if kept is None else shape[kept]
-            size = found.numel() // max(1, slices)
+            size = result.numel() // max(1, slices)
             # No sum of so few exceeds the standard errors, and none of four times as many unless it leans most of all.
             if size <= _SURE**2 * (1 if kept is None else 4) or (kept is not None and slices == 1):
                 continue
@@ -62,23 +62,23 @@ def leaning(
             bias, usual_bias, error = (value.sum(rest) * (slices / count) for value in (weighted, others, squares))
             if kept != len(shape) - 1:
                 # What the rows differ by in their biases: a rounding that a row shares.
-                own = (rows.sum(rest, keepdim=True) / counts.sum(rest, keepdim=True)).nan_to_num(0.0)
-                error = error.maximum((rows - own * counts).square().sum(rest) * (slices / count))
+                bias_of_rows = (rows.sum(rest, keepdim=True) / counts.sum(rest, keepdim=True)).nan_to_num(0.0)
+                error = error.maximum((rows - bias_of_rows * counts).square().sum(rest) * (slices / count))
             error = error.mul(slices / count).sqrt()
             columns = 1 if kept == len(shape) - 1 else shape[-1]
             rows_of = size // columns if kept is None or columns == 1 else 1
-            shared = _shared(coarsest, rows_of, columns if found.dim() > 1 else size)
+            shared = _shared(coarsest, rows_of, columns if result.dim() > 1 else size)
             allowed = (shared + systematic + _SURE * error).clamp(min=2 * usual_bias.abs().max().item())
             times = (bias.abs() / allowed).nan_to_num(0.0).flatten()
             at = int(times.argmax())
             if times[at] > worst:
                 worst, share, most = times[at].item(), bias.flatten()[at].item(), allowed.flatten()[at].item()
                 where = f"{size:,} elements" if kept is None else f"{size:,} elements, number {at} of dimension {kept}"
-                said = (
+                finding = (
                     f"is {abs(share):.2%} too {side.split()[share < 0]} on average over {where}; rounding explains at "
                     f"most {most:.2%}"
                 )
-    return said
+    return finding
 
 
 def _shared(dtype: torch.dtype, rows: int, columns: int) -> float:

@@ -69,9 +69,9 @@ class Outcome:
     def lies_otherwise(self, expected: Outcome) -> str:
         """Names the first output that a caller cannot ``view`` in every shape that *expected* allows; else ``""``."""
         for name, steps in expected.steps.items():
-            found = self.steps.get(name)
-            if steps is not None and found != steps:
-                return f"{name} lies in memory with strides {found}, where the original's has {steps}"
+            strides = self.steps.get(name)
+            if steps is not None and strides != steps:
+                return f"{name} lies in memory with strides {strides}, where the original's has {steps}"
         return ""
 
     def without_gradients(self) -> Outcome:

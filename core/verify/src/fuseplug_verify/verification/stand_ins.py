@@ -30,10 +30,10 @@ class StandIns:
 
     def __init__(self) -> None:
         self._faults: dict[int, Exception] = {}
-        self._made: dict[int, nn.Module] = {}
+        self._stand_ins: dict[int, nn.Module] = {}
         self._attributes: dict[int, dict[str, Any]] = {}
         self._numbers: dict[Hashable, int] = {}
-        self._known: dict[int, int] = {}
+        self._likenesses: dict[int, int] = {}
         self._copying = Copying(valueless, self.of)
 
     def of(self, module: nn.Module) -> nn.Module:
@@ -41,13 +41,13 @@ class StandIns:
 
         For TorchScript, which cannot be copied so, and for what cannot be looked at an empty module stands in.
         """
-        if id(module) not in self._made:
+        if id(module) not in self._stand_ins:
             try:
                 self._make(module)
             except Exception as error:  # noqa: BLE001 - a third party's class may raise anything
                 self._faults[id(module)] = error
-                self._made[id(module)] = nn.Module()
-        return self._made[id(module)]
+                self._stand_ins[id(module)] = nn.Module()
+        return self._stand_ins[id(module)]
 
     def likeness(self, module: nn.Module) -> int:
         """A number that is equal for two modules only if both compute the same function of inputs and parameters.
@@ -55,17 +55,17 @@ class StandIns:
         Behind it stand the class; every attribute, scalars, containers and small tensors by value and everything else
         by identity; names, shapes and dtypes of parameters; buffers as attributes; the numbers of all children.
         """
-        number = self._known.get(id(module))
+        number = self._likenesses.get(id(module))
         if number is None:
             # For a descendant that refers to it: nothing else is like what goes round in a circle.
-            alone = self._known[id(module)] = self._number(("identity", id(module)))
+            alone = self._likenesses[id(module)] = self._number(("identity", id(module)))
             try:
                 # A number for each level keeps what is compared small, however deep the module.
                 number = self._number(self._describe(module))
             except Exception as error:  # noqa: BLE001 - a third party's attributes may raise anything
                 self._faults[id(module)] = error
                 number = alone
-            self._known[id(module)] = number
+            self._likenesses[id(module)] = number
         return number
 
     def fault(self, module: nn.Module) -> Refusal | None:
@@ -80,10 +80,10 @@ class StandIns:
     def _make(self, module: nn.Module) -> None:
         number = self.likeness(module)
         if issubclass(type(module), torch.jit.ScriptModule) or id(module) in self._faults:
-            self._made[id(module)] = nn.Module()
+            self._stand_ins[id(module)] = nn.Module()
             return
         # Before its children, one of which may refer to it.
-        copy = self._made[id(module)] = object.__new__(type(module))
+        copy = self._stand_ins[id(module)] = object.__new__(type(module))
         if number not in self._attributes:
             tensors = copied_tensors(module, valueless, valueless)
             self._attributes[number] = copied_attributes(module, self._copying) | tensors
@@ -96,17 +96,17 @@ class StandIns:
     def _describe(self, module: nn.Module) -> Hashable:
         if issubclass(type(module), torch.jit.ScriptModule):
             return ("identity", id(module))
-        held, below = attributes_of(module), children_of(module)
-        _must_have_shapes(held)
-        attributes = [(name, _value(value)) for name, value in held.items() if name not in NOT_COMPUTED]
+        state, below = attributes_of(module), children_of(module)
+        _must_have_shapes(state)
+        attributes = [(name, _value(value)) for name, value in state.items() if name not in NOT_COMPUTED]
         children = [(name, None if child is None else self.likeness(child)) for name, child in below.items()]
-        parameters = [(name, None if value is None else _kind(value)) for name, value in held["_parameters"].items()]
-        buffers = [(name, _value(buffer)) for name, buffer in held["_buffers"].items()]
+        parameters = [(name, None if value is None else _kind(value)) for name, value in state["_parameters"].items()]
+        buffers = [(name, _value(buffer)) for name, buffer in state["_buffers"].items()]
         return (type(module), tuple(attributes), tuple(parameters), tuple(buffers), tuple(children))
 
 
-def _must_have_shapes(held: Mapping[str, Any]) -> None:
-    for registry in (held["_parameters"], held["_buffers"]):
+def _must_have_shapes(state: Mapping[str, Any]) -> None:
+    for registry in (state["_parameters"], state["_buffers"]):
         for name, tensor in registry.items():
             if is_lazy(tensor):
                 raise UncopyableError(

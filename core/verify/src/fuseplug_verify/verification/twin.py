@@ -44,62 +44,62 @@ def twin(module: nn.Module, example: Example, place: Callable[[Tensor], Tensor] 
     def placed(tensor: Tensor) -> Tensor:
         return place(tensor) if readable(tensor) else valueless(tensor)
 
-    made: dict[int, nn.Module] = {}
-    own = children_of(module)
-    given = {name: _copied(child, made, placed) for name, child in example.children.items()}
-    made |= {id(own[name]): copy for name, copy in given.items() if own.get(name) is not None}
-    copy = made[id(module)] = object.__new__(type(module))
+    copies: dict[int, nn.Module] = {}
+    below = children_of(module)
+    others = {name: _copied(child, copies, placed) for name, child in example.children.items()}
+    copies |= {id(below[name]): copy for name, copy in others.items() if below.get(name) is not None}
+    copy = copies[id(module)] = object.__new__(type(module))
     children = {
-        name: given[name] if name in given else None if child is None else _copied(child, made, valueless)
-        for name, child in own.items()
+        name: others[name] if name in others else None if child is None else _copied(child, copies, valueless)
+        for name, child in below.items()
     }
-    copying = _copying(made, placed)
-    held = copied_attributes(module, copying)
+    copying = _copying(copies, placed)
+    state = copied_attributes(module, copying)
     tensors = copied_tensors(module, valueless, placed)
-    held |= copying.attributes(example.attributes)
+    state |= copying.attributes(example.attributes)
     for name, value in example.parameters.items():
         if name in tensors["_parameters"]:
             value = nn.Parameter(value, value.is_floating_point() or value.is_complex())
-        next((store for store in tensors.values() if name in store), held)[name] = place(value)
+        next((store for store in tensors.values() if name in store), state)[name] = place(value)
     # In the module's own order, which a forward may go by.
-    fill(copy, held | tensors | {"_modules": children | given})
+    fill(copy, state | tensors | {"_modules": children | others})
     return copy
 
 
-def _copied(module: nn.Module, made: dict[int, nn.Module], tensor: Callable[[Tensor], Tensor]) -> nn.Module:
-    """A copy of *module* and all below it, tensors as *tensor* makes them; what *made* has is not copied again."""
-    if id(module) in made:
-        return made[id(module)]
+def _copied(module: nn.Module, copies: dict[int, nn.Module], tensor: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy of *module* and all below it, tensors as *tensor* makes them; what *copies* has is not copied again."""
+    if id(module) in copies:
+        return copies[id(module)]
     if issubclass(type(module), torch.jit.ScriptModule):
         return nn.Module()
-    copy: nn.Module = made.setdefault(id(module), object.__new__(type(module)))
+    copy: nn.Module = copies.setdefault(id(module), object.__new__(type(module)))
     below = children_of(module).items()
-    children = {name: None if child is None else _copied(child, made, tensor) for name, child in below}
-    held = copied_attributes(module, _copying(made, tensor)) | copied_tensors(module, tensor, tensor)
-    fill(copy, held | {"_modules": children})
+    children = {name: None if child is None else _copied(child, copies, tensor) for name, child in below}
+    state = copied_attributes(module, _copying(copies, tensor)) | copied_tensors(module, tensor, tensor)
+    fill(copy, state | {"_modules": children})
     return copy
 
 
-def _copying(made: dict[int, nn.Module], tensor: Callable[[Tensor], Tensor]) -> Copying:
-    def known(module: nn.Module) -> nn.Module:
-        if id(module) not in made:
+def _copying(copies: dict[int, nn.Module], tensor: Callable[[Tensor], Tensor]) -> Copying:
+    def copy_of(module: nn.Module) -> nn.Module:
+        if id(module) not in copies:
             raise UncopyableError(f"it leads to a {class_name(module)} that is no child of the module")
-        return made[id(module)]
+        return copies[id(module)]
 
-    return Copying(tensor, known)
+    return Copying(tensor, copy_of)
 
 
 def copied_attributes(module: nn.Module, copying: Copying) -> dict[str, Any]:
     """What *module* holds, without its tensors, children, hooks and patches."""
-    held = attributes_of(module)
-    kept = {name: value for name, value in held.items() if name not in NOT_COMPUTED}
-    return {name: {} for name in _HOOKS if held.get(name) is not None} | copying.attributes(kept)
+    state = attributes_of(module)
+    kept = {name: value for name, value in state.items() if name not in NOT_COMPUTED}
+    return {name: {} for name in _HOOKS if state.get(name) is not None} | copying.attributes(kept)
 
 
-def fill(copy: nn.Module, attributes: dict[str, Any]) -> None:
+def fill(copy: nn.Module, state: dict[str, Any]) -> None:
     """Give *copy*, a bare object, its *attributes*."""
     # Neither __init__, which may do anything, nor __setattr__, which does more than set in torch.compile's wrapper.
-    object.__setattr__(copy, "__dict__", attributes)
+    object.__setattr__(copy, "__dict__", state)
 
 
 def copied_tensors(

@@ -35,14 +35,14 @@ class Variation:
         kind: What is varied.
         label: How, for a person.
         example: The example.
-        how: The arguments with which `run` is to run it.
+        options: The arguments with which `run` is to run it.
         rank: The number of dimensions of its arguments, if that is varied.
     """
 
     kind: Kind
     label: str
     example: Example
-    how: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     rank: int = 0
 
 
@@ -106,7 +106,7 @@ def _is_argument(name: str) -> bool:
 def _ranks(example: Example) -> Iterator[Variation]:
     """One to five dimensions, if all arguments have the same shape or there is only one."""
     tensors = _tensors(example)
-    if len({each.shape for each in tensors}) > 1 or tensors[0].dim() < 2:
+    if len({tensor.shape for tensor in tensors}) > 1 or tensors[0].dim() < 2:
         return
     for lead in ((), (3,), (2, 3), (2, 2, 3), (2, 1, 2, 3)):
         rows = torch.Size(lead).numel()
@@ -147,9 +147,9 @@ def _resizing(leading: torch.Size, dim: int, length: int) -> Callable[[Tensor], 
         if len(shape) == len(leading) and shape[dim] == leading[dim]:
             return _repeated(value, dim, length)
         wanted, then = (rows, rows_then) if rows in shape else (leading[dim], length)
-        for each, extent in enumerate(shape):
+        for axis, extent in enumerate(shape):
             if extent == wanted:
-                value = _repeated(value, each, then)
+                value = _repeated(value, axis, then)
         return value
 
     return resized
@@ -166,9 +166,9 @@ def _magnitudes(example: Example, numbers: Iterable[float], clamps: bool) -> Ite
     if not main.is_floating_point():
         return
     named = {abs(number) for number in numbers}
-    large = sorted((each for each in named if 1 < each < _LARGEST), reverse=True)[:_MOST_NUMBERS]
-    small = sorted(each for each in named if 1 / _LARGEST < each < _SMALL)[:_MOST_NUMBERS]
-    for factor in dict.fromkeys((1e4, 1e-4, *(4 * each for each in large), *small)):
+    large = sorted((number for number in named if 1 < number < _LARGEST), reverse=True)[:_MOST_NUMBERS]
+    small = sorted(number for number in named if 1 / _LARGEST < number < _SMALL)[:_MOST_NUMBERS]
+    for factor in dict.fromkeys((1e4, 1e-4, *(4 * number for number in large), *small)):
         yield Variation("magnitude", f"of magnitude {factor:.3g}", _scaled(example, factor))
     # As padding has, and what a ReLU leaves.
     yield Variation("magnitude", "with zeros in it", _with(example, 0.0))

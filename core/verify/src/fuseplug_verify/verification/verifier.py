@@ -54,7 +54,7 @@ class Verifier:
         around: Around = contextlib.nullcontext,
     ) -> None:
         self._kept = kept
-        self._how = {"gradients": gradients, "exact": exact}
+        self._options = {"gradients": gradients, "exact": exact}
         self._around = around
         self._semantics: dict[Hashable, Semantics | Refusal] = {}
         self._checks: dict[Hashable, Conditions | Refusal] = {}
@@ -105,13 +105,13 @@ class Verifier:
 
     def _check(self, semantics: Semantics, subject: Subject, compute: Compute, device: torch.device) -> KernelCheck:
         subject = replace(subject, lazy=semantics.candidate.lazy)
-        return KernelCheck(semantics, subject, compute, device, **self._how, around=self._around)
+        return KernelCheck(semantics, subject, compute, device, **self._options, around=self._around)
 
     def _before(self, semantics: Semantics, device: torch.device) -> tuple[str, Conditions | None]:
         """What the result is kept under, if it can be, and what was kept."""
         if self._kept is None:
             return "", None
-        key = key_of(semantics, device, tuple(self._how.values()))
+        key = key_of(semantics, device, tuple(self._options.values()))
         return key, Conditions.kept(self._kept.get(key)) if key else None
 
     def _checked(
@@ -121,11 +121,11 @@ class Verifier:
         if before is not None:
             return before
         check = self._check(semantics, subject, compute, device)
-        found = check.ran()
+        result = check.ran()
         self.compile_seconds += check.compile_seconds
-        if self._kept is not None and key and isinstance(found, Conditions):
-            self._kept.put(key, found.to_dict())
-        return found
+        if self._kept is not None and key and isinstance(result, Conditions):
+            self._kept.put(key, result.to_dict())
+        return result
 
 
 def examine(subject: nn.Module | Subject, candidate: Candidate) -> Semantics | Refusal:
@@ -168,9 +168,9 @@ def _subject_of(subject: nn.Module | Subject) -> Subject | Refusal:
 
 def _question(candidate: Candidate, subject: Subject) -> tuple[Hashable, ...]:
     offered = tuple(
-        tuple(value) if isinstance(value := getattr(candidate, each.name), Sequence) else value
-        for each in fields(candidate)
-        if each.name not in ("example", "check_sizes", "identity", "packages")
+        tuple(value) if isinstance(value := getattr(candidate, item.name), Sequence) else value
+        for item in fields(candidate)
+        if item.name not in ("example", "check_sizes", "identity", "packages")
     )
     return (*offered, subject.original, subject.alike if subject.alike is not None else Expected.same(subject.module))
 

@@ -31,7 +31,7 @@ DOCUMENTED: dict[str, tuple[str, ...]] = {
 
 def family(name: str) -> str | None:
     """The family of the chip of this name; ``None`` if it is a new one."""
-    return next((found for pattern, found in _FAMILIES.items() if re.match(pattern, name)), None)
+    return next((family_name for pattern, family_name in _FAMILIES.items() if re.match(pattern, name)), None)
 
 
 def undocumented(name: str, ops: tuple[str, ...]) -> list[str]:

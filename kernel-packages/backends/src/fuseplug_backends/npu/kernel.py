@@ -32,8 +32,8 @@ class NpuKernel(BaseKernel):
         lacking = [op for op in self.ops if not has_op(op)]
         if not lacking:
             return None
-        found = version_of("torch_npu") or "(not installed)"
-        return f"torch_npu {found} has no {', '.join(lacking)}: {how_to_install(version_of('torch'))}"
+        version = version_of("torch_npu") or "(not installed)"
+        return f"torch_npu {version} has no {', '.join(lacking)}: {how_to_install(version_of('torch'))}"
 
     def caveat(self, device_type: str) -> str | None:
         """Each of `ops` should be documented for the chips that are here."""
@@ -43,12 +43,12 @@ class NpuKernel(BaseKernel):
 
         npu: Any = torch.npu  # type: ignore[attr-defined]
         names = dict.fromkeys(npu.get_device_name(index) for index in range(npu.device_count()))
-        found = [
+        caveats = [
             f"{op} is documented for {', '.join(DOCUMENTED[op])}, not for {name}"
             for name in names
             for op in undocumented(name, self.ops)
         ]
-        return "; ".join(found) or None
+        return "; ".join(caveats) or None
 
 
 def has_op(name: str) -> bool:

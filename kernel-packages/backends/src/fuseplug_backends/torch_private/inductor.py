@@ -63,8 +63,8 @@ class Recording(NamedTuple):
     @property
     def output(self) -> torch.fx.Node:
         """The node of *graph* whose first argument is the results."""
-        found: torch.fx.Node = next(iter(reversed(self.graph.graph.nodes)))
-        return found
+        node: torch.fx.Node = next(iter(reversed(self.graph.graph.nodes)))
+        return node
 
     def arguments(self, tensors: Sequence[Tensor]) -> list[Any]:
         """What the graph takes for *tensors*."""
@@ -85,8 +85,8 @@ class Recording(NamedTuple):
         if of_symbols := self.sizes.produce_guards_expression(self.stand_ins):
             conditions.append(re.sub(_OF_TENSOR, _NUMBERED, of_symbols))
         written = f"lambda {', '.join(names)}: {' and '.join(conditions) or True}"
-        found: Callable[..., bool] = eval(written, dict(SYMPY_INTERP))  # noqa: S307 - torch's text
-        return found
+        covers: Callable[..., bool] = eval(written, dict(SYMPY_INTERP))  # noqa: S307 - torch's text
+        return covers
 
     def numbers(self) -> list[tuple[int, int, int]]:
         """Tensors and dimensions that were to vary, and the number for which their size was taken."""
@@ -149,27 +149,27 @@ def recorded(function: Callable[..., Any], tensors: Sequence[Tensor], varying: S
     functional = torch.func.functionalize(lambda *given: tuple(function(*given)))
     # Without the dispatcher, torch 2.8 makes no view of a tensor whose sizes vary.
     with mode, enable_python_dispatcher():
-        trace = make_fx(lambda *given: functional(*given[len(symbols) :]), select_decomp_table())
+        trace = make_fx(lambda *inputs: functional(*inputs[len(symbols) :]), select_decomp_table())
         graph = trace(*_with_sizes(stand_ins, symbols))
-    found = Recording(graph, stand_ins, varying, symbols, sizes)
-    for n, dim, size in found.numbers():
+    recording = Recording(graph, stand_ins, varying, symbols, sizes)
+    for n, dim, size in recording.numbers():
         if size > 1:
             raise TypeError(
                 f"{function.__qualname__}: dimension {dim} of tensor {n} varies, but was taken for the number {size}: "
                 "use x.shape[0] instead of len(x) or int(x.shape[0])"
             )
-    if found.results_share_memory():
+    if recording.results_share_memory():
         raise TypeError(
             f"{function.__qualname__}: its results share memory with its arguments or each other, and those of a "
             "program are tensors of their own: return a clone()"
         )
-    return found
+    return recording
 
 
 def inductor_threads() -> int:
     """How many compilers Inductor would run at once. Importing Inductor to ask it takes two seconds."""
-    if (said := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")).isdecimal():
-        return int(said)
+    if (threads := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")).isdecimal():
+        return int(threads)
     if sys.platform == "win32":
         return 1
     return min(32, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -195,8 +195,8 @@ def compiled_by_inductor(
         run = _by_inductor(recording)
 
     def wait() -> None:
-        for each in built:
-            each.result()
+        for library in built:
+            library.result()
 
     return run, wait
 
@@ -267,9 +267,9 @@ def _built_by(begin: Begin | None) -> Iterator[list[_Later]]:
 
     Inductor's own way to build side by side is within one program, for whose kernels it waits.
     """
-    begun: list[_Later] = []
+    builds: list[_Later] = []
     if begin is None:
-        yield begun
+        yield builds
         return
     from torch._inductor.async_compile import AsyncCompile
 
@@ -278,12 +278,12 @@ def _built_by(begin: Begin | None) -> Iterator[list[_Later]]:
     def cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
         if threading.get_ident() != here:
             return waiting(self, argtypes, source_code)
-        begun.append(_Later(functools.partial(_build, argtypes, source_code), begin))
-        return begun[-1]
+        builds.append(_Later(functools.partial(_build, argtypes, source_code), begin))
+        return builds[-1]
 
     AsyncCompile.cpp_pybinding = cpp_pybinding  # type: ignore[method-assign]
     try:
-        yield begun
+        yield builds
     finally:
         AsyncCompile.cpp_pybinding = waiting  # type: ignore[method-assign]
 
@@ -319,9 +319,9 @@ def forget_vectors() -> None:
 
     cached = [cpu_vec_isa.valid_vec_isa_list]
     for isa in cpu_vec_isa.supported_vec_isa_list:
-        cached += [each for kind in type(isa).__mro__ for each in vars(kind).values()]
-        for found in [name for name in vars(isa) if name.startswith("_is_")]:
-            delattr(isa, found)
-    for each in cached:
-        if callable(clear := getattr(each, "cache_clear", None)):
+        cached += [attribute for kind in type(isa).__mro__ for attribute in vars(kind).values()]
+        for name in [name for name in vars(isa) if name.startswith("_is_")]:
+            delattr(isa, name)
+    for attribute in cached:
+        if callable(clear := getattr(attribute, "cache_clear", None)):
             clear()

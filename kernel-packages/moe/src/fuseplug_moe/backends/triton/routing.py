@@ -112,9 +112,9 @@ def _place(
     for first in range(0, blocks, BINS):
         block = first + tl.arange(0, BINS)
         at = block * (experts + 1) + expert
-        own = tl.load(counts + at, mask=block < blocks, other=0)
-        tl.store(rows + at, row + tl.cumsum(own, 0) - own, mask=block < blocks)
-        row += tl.sum(own)
+        count = tl.load(counts + at, mask=block < blocks, other=0)
+        tl.store(rows + at, row + tl.cumsum(count, 0) - count, mask=block < blocks)
+        row += tl.sum(count)
 
 
 @cached_launches
@@ -138,13 +138,13 @@ def _tabulate(route, expert, counts, slots, tiles, experts, HEIGHT: tl.constexpr
     heights = (counts + HEIGHT - 1) // HEIGHT
     before = tl.sum(tl.where(bins < expert, heights, 0))
     # The last program fills the table: what it writes after its own tiles starts behind its rows.
-    own = tl.where(expert < experts, (end - first_row + HEIGHT - 1) // HEIGHT, tiles - before)
-    for first in range(0, own, 64):
+    own_tiles = tl.where(expert < experts, (end - first_row + HEIGHT - 1) // HEIGHT, tiles - before)
+    for first in range(0, own_tiles, 64):
         tile = first + tl.arange(0, 64)
         entry = route + slots + experts + 3 * (before + tile)
-        tl.store(entry, expert, mask=tile < own)
-        tl.store(entry + 1, first_row + tile * HEIGHT, mask=tile < own)
-        tl.store(entry + 2, end, mask=tile < own)
+        tl.store(entry, expert, mask=tile < own_tiles)
+        tl.store(entry + 1, first_row + tile * HEIGHT, mask=tile < own_tiles)
+        tl.store(entry + 2, end, mask=tile < own_tiles)
     return first_row
 
 
