@@ -57,9 +57,10 @@ def class_name(value: object) -> str:
 
 
 def said_by(error: BaseException) -> str:
-    """The class of *error* and its message, in a line."""
+    """The class of *error* and the first paragraph of its message."""
     try:
-        message = str(error)
+        # After it, torch's dispatcher lists where each of its backends is registered.
+        message = str(error).partition("\n\n")[0]
     except Exception:  # noqa: BLE001 - a third party's exception may raise anything
         message = "(its message cannot be read)"
     return f"{class_name(error)}: {message}" if message else class_name(error)

@@ -76,8 +76,7 @@ class Tolerance:
             why = _worst(name, result, expected, exact, share, by_row=self.by_row, usual=size)
             if why or exact is None or repeated or coarsest.itemsize > 2:
                 return why
-            options = (coarsest, self.share_of_float32, self.by_row)
-            why = leaning((result, expected, exact), size, *options)
+            why = leaning((result, expected, exact), size, coarsest, self.share_of_float32, self.by_row)
             return why and f"{name} {why}"
 
         return ours.judged(theirs, _judging_results(error))

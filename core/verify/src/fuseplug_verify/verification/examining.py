@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..data import Adapter, Candidate, Example, Refusal, Semantics
 from ..reading.findings import Path, Reading
+from ..safe_access import said_by
 from ..subjects import Subject
 from ..watch import Extra, VerifiedCalls, Watch
 from .branches import Branches
@@ -136,8 +137,7 @@ class Examination:
         try:
             expected = self.subject.run(self.subject.original, variation.example, **options, watching=self.branches)
         except Exception as error:  # noqa: BLE001 - where the original raises there is nothing to equal
-            # After the first paragraph, torch's dispatcher lists where each of its backends is registered.
-            self.why = f"{type(error).__name__}: " + str(error).partition("\n\n")[0]
+            self.why = said_by(error)
             return "unanswered"
         if variation.kind == "example":
             self.evidence.ran(expected)
@@ -166,7 +166,7 @@ class Examination:
             coarsest = torch.get_autocast_dtype("cpu") if options.get("autocast") else None
             return departure(expected, outcome, truth, replace(Tolerance.of(self.candidate), coarsest=coarsest))
         except Exception as error:  # noqa: BLE001 - a variant that does not fit the module may raise anything
-            return f"its reference raises {type(error).__name__}: {error}"
+            return f"its reference raises {said_by(error)}"
 
     def _state_varied(self, depends: Dependence) -> Refusal | None:
         """Refuse what the original reads, the fused code does not, and the guard cannot watch."""
