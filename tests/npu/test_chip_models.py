@@ -31,6 +31,8 @@ KERNELS = "npu_fused_rmsnorm,npu_fused_swiglu,npu_fused_rope,npu_fused_moe"
 def build(model_type):
     if not exists(model_type):
         pytest.skip("not in this version of transformers")
+    if model_type == "stablelm" and transformers.__version__.startswith("4."):
+        pytest.skip("this version of transformers initialises a bias that the norms of its heads do not have")
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(model_type, **MODELS[model_type])
     return transformers.AutoModelForCausalLM.from_config(config).eval()
