@@ -21,6 +21,7 @@ KERNELS = {
     "causal_conv1d": "InductorCausalConv1dKernel",
     "gated_delta_rule": "InductorGatedDeltaRuleKernel",
     "selective_scan": "InductorSelectiveScanKernel",
+    "ssd": "InductorSSDKernel",
 }
 
 

@@ -370,7 +370,7 @@ LOADED = f"import sys; print(*[name for name in {HEAVY} if name in sys.modules])
         "import fuseplug.interface",
         "import fuseplug_moe.kernels, fuseplug_rmsnorm.kernels, fuseplug_rope.kernels, fuseplug_swiglu.kernels",
         "import fuseplug_causal_conv1d.kernels, fuseplug_gated_delta_rule.kernels, fuseplug_selective_scan.kernels",
-        "import fuseplug_linear_cross_entropy.kernels",
+        "import fuseplug_linear_cross_entropy.kernels, fuseplug_ssd.kernels",
         "from fuseplug.interface import Kernel; assert Kernel.kernel_id == 'good'",
     ],
 )

@@ -195,7 +195,7 @@ def fake_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 OPS = (
     *("rmsnorm", "swiglu", "rope", "moe", "linear_cross_entropy"),
-    *("causal_conv1d", "gated_delta_rule", "selective_scan"),
+    *("causal_conv1d", "gated_delta_rule", "selective_scan", "ssd"),
 )
 
 

@@ -3,8 +3,9 @@
 `classes.json` lists them by release, op and folder of ``transformers.models``, as read from the source of every
 modeling file: what has the arithmetic of the op in its forward, whatever its name. For rotations it names functions,
 and below ``rope_calls`` the classes that call them. For the loss of a head it names models: those whose forward takes
-labels, and calls their output embeddings and a loss. For causal convolutions, gated delta rules and selective scans it
-names mixers: those that call a function which transformers 5.23 has for the op, and the same classes of older releases.
+labels, and calls their output embeddings and a loss. For causal convolutions, gated delta rules, selective scans
+and chunk scans it names mixers: those that call a function which transformers 5.23 has for the op, and the same classes
+of older releases.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from transformers import PretrainedConfig
 from fuseplug import Entry, Report
 
 LOSS = "linear_cross_entropy"
-OPS = ("rmsnorm", "swiglu", "rope", "moe", LOSS, "causal_conv1d", "gated_delta_rule", "selective_scan")
+OPS = ("rmsnorm", "swiglu", "rope", "moe", LOSS, "causal_conv1d", "gated_delta_rule", "selective_scan", "ssd")
 _FILE = Path(__file__).with_name("classes.json")
 
 

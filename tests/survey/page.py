@@ -25,8 +25,9 @@ _NAMES = {
     "causal_conv1d": "causal convolutions",
     "gated_delta_rule": "gated delta rules",
     "selective_scan": "selective scans",
+    "ssd": "chunk scans",
 }
-_NUMBERS = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight"}
+_NUMBERS = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
 _MOST_CHARACTERS = 300
 _HEAD = """\
 # Coverage

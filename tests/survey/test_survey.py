@@ -213,7 +213,10 @@ def test_what_is_planned_for_a_device_that_is_not_here_is_counted_by_kernel():
 
 @pytest.mark.parametrize(
     ("kernels", "lacking"),
-    [("npu", {"causal_conv1d", "selective_scan"}), ("triton", {"causal_conv1d", "gated_delta_rule", "selective_scan"})],
+    [
+        ("npu", {"causal_conv1d", "selective_scan", "ssd"}),
+        ("triton", {"causal_conv1d", "gated_delta_rule", "selective_scan", "ssd"}),
+    ],
 )
 def test_kernels_for_other_devices_are_surveyed_by_themselves(kernels, lacking):
     on = [record.kernel_id for record in KERNEL_KINDS[kernels].manager().kernels() if record.state != "off"]

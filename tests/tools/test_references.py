@@ -71,6 +71,7 @@ def test_what_to_install_for_a_model(importable, device, modules, wanted):
     [
         ("llama", {}, []),
         ("mamba", {"state_size": 4}, ["fuseplug-causal-conv1d", "fuseplug-selective-scan"]),
+        ("mamba2", {"num_heads": 16, "head_dim": 8}, ["fuseplug-causal-conv1d", "fuseplug-ssd"]),
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, ["fuseplug-causal-conv1d"]),
     ],
 )

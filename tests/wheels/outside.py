@@ -23,6 +23,7 @@ KERNELS = [
         "rmsnorm",
         "rope",
         "selective_scan",
+        "ssd",
         "swiglu",
     )
 ]

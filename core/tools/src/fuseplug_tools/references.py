@@ -72,6 +72,14 @@ REFERENCE_FUNCTIONS = (
         "mamba_ssm",
         ("cuda",),
     ),
+    ReferenceFunctions(
+        ("mamba2_chunk_scan",),
+        "fuseplug-ssd",
+        ("cpu",),
+        "mamba-ssm",
+        "mamba_ssm",
+        ("cuda",),
+    ),
 )
 """All of transformers 5.23 that kernels of Fuseplug replace."""
 

@@ -33,7 +33,7 @@ NOT_TEMPLATES = {
     for op, what in {
         "linear_cross_entropy": "are loops over chunks of tokens, which no small template shows",
         "causal_conv1d": "are programs for two layouts, forward and backward",
-        **dict.fromkeys(("gated_delta_rule", "selective_scan"), "go from chunk to chunk of tokens, forward and back"),
+        **dict.fromkeys(("gated_delta_rule", "selective_scan", "ssd"), "go from chunk to chunk, forward and back"),
     }.items()
 }
 """Ops that exist and have no template, with what to do instead."""

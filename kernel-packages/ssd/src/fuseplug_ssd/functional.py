@@ -1,0 +1,12 @@
+"""The public function, on every device: by the first kernel here that this machine can run there."""
+
+from __future__ import annotations
+
+from fuseplug_backends.functional import by_device
+
+from . import reference
+from .kernels import InductorSSDKernel
+
+KERNELS = (InductorSSDKernel,)
+
+ssd = by_device(reference.ssd, KERNELS)
