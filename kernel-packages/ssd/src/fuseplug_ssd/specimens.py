@@ -42,7 +42,7 @@ def chunk_scan(
     pairs = torch.exp(torch.cumsum(rows, dim=-2).masked_fill(~below, -torch.inf))
     weights = torch.einsum("bclhn,bcshn->bhcls", C, B) * pairs
     result = torch.einsum("bhcls,bcshp->bclhp", weights, x_c)
-    written = torch.einsum("bclhn,bhcl,bclhp->bchpn", B, torch.exp(sums[..., -1:] - sums), x_c)
+    written = torch.einsum("bclhn,bhcl,bclhp->bchpn", B, pairs[..., -1, :], x_c)
     state = torch.zeros_like(written[:, 0]) if initial_states is None else initial_states.float()
     states = []
     for chunk in range(written.shape[1]):

@@ -10,6 +10,10 @@ from torch import Tensor
 from ...reference import Step
 
 
+_NOTHING = -1e4
+"""The logarithm of a decay that is 0 in every dtype."""
+
+
 class Inputs(NamedTuple):
     """The tensors among the arguments, or parts of them, as the reference takes them, without the states before."""
 
@@ -55,8 +59,9 @@ class Chunk:
             self.sums = self.sums + self._of_heads(inputs.dt_bias)
         self.dt = step.size(self.sums)
         self.dt_x = self.x * self.dt.unsqueeze(-1)
-        # In float64, so that the rounding of a difference is that of the difference and not of the sums.
-        logarithms = (self.dt.double() * self.A).cumsum(-1)
+        # In float64, so that the rounding of a difference is that of the difference and not of the sums; to that end
+        # no decay is stronger than one that leaves nothing.
+        logarithms = (self.dt.double() * self.A).clamp(min=_NOTHING).cumsum(-1)
         self.decays = (logarithms.unsqueeze(-1) - logarithms.unsqueeze(-2)).to(self.dtype).exp_().tril_()
         self.since, self.until = (t.to(self.dtype).exp() for t in (logarithms, logarithms[..., -1:] - logarithms))
         self.weights = self.decays * (self.C @ self.B.mT).unsqueeze(1)
