@@ -286,12 +286,14 @@ def test_one_of_two_results_may_be_left_unused(backend, functions, of):
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("form", ["mean", "none", "statistics"])
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointing(backend, functions, use_reentrant):
-    ours, theirs = functions("mean")
+def test_checkpointing(backend, functions, use_reentrant, form):
+    ours, theirs = functions(form)
     leaves = list(backend.on(tensors(), "hidden", "weight").values())
-    checkpoint(ours, *leaves, use_reentrant=use_reentrant).backward()
-    torch.testing.assert_close([t.grad for t in leaves], list(torch.autograd.grad(theirs(*leaves), leaves)))
+    total(checkpoint(ours, *leaves, use_reentrant=use_reentrant)).backward()
+    expected = list(torch.autograd.grad(total(theirs(*leaves)), leaves))
+    torch.testing.assert_close([t.grad for t in leaves], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -27,9 +27,10 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     are: Liger has no such step. The weight's gradient is added up in float32. In float16, and without a reduction, the
     gradients are made in the backward, which computes the logits anew: those of a mean are too small for that dtype.
 
-    For these calls it is the reference: statistics; a label that is no row of *weight*, for which Liger would write elsewhere (the
-    host waits for the device to know); two tanh one after the other; other dtypes than float16, bfloat16 and float32;
-    empty tensors; tracers, functorch transforms and subclasses. So is a backward that is to be differentiated again.
+    For these calls it is the reference: those with statistics, which Liger does not compute; a label that is no row of
+    *weight*, for which Liger would write elsewhere (the host waits for the device to know); two tanh one after the
+    other; other dtypes than float16, bfloat16 and float32; empty tensors; tracers, functorch transforms and subclasses.
+    So is a backward that is to be differentiated again.
     """
     steps = None if loss.statistics else folded(loss.steps)
     if (
@@ -40,9 +41,7 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     ):
         return by_reference(reference.compute, loss, hidden, weight, labels, bias)
     if loss.label_smoothing is None:
-        ends: list[Any] = [
-            compute(loss._replace(label_smoothing=end), hidden, weight, labels, bias) for end in (0.0, 1.0)
-        ]
+        ends: Any = [compute(loss._replace(label_smoothing=end), hidden, weight, labels, bias) for end in (0.0, 1.0)]
         return torch.stack(ends)
     factor = steps.inner * steps.outer if steps.capped else steps.outer
     form = _Form(loss, steps.outer if steps.capped else None, factor)

@@ -52,7 +52,7 @@ class _PerToken(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        (hidden, weight, bias, labels), values = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        hidden, weight, bias, labels, *values = ctx.saved_tensors  # once: a checkpoint computes them for that
         head, needs = Head(hidden, weight, bias, labels, ctx.steps), Needs(*ctx.needs_input_grad[:3])
         given = [grad for grad in grads if grad is not None]
         if not given:
