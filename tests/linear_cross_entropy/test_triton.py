@@ -169,6 +169,8 @@ def test_several_tiles_of_words(check, monkeypatch, words):
     labels = labels_for(words=words)
     check(losses(labels, label_smoothing=0.1), tensors(BF16, True, words=words))
     check(logprobs(labels, entropy=True), tensors(words=words))
+    names = ("entropy", "logsumexp", "mean_logits", "log_sum_sq_probs")
+    check(losses(labels, statistics=names), tensors(words=words))
     launches._constants.cache_clear()
 
 

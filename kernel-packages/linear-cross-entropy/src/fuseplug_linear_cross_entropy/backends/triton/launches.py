@@ -105,7 +105,7 @@ def measure(
     mean, *statistics = [next(numbers) if is_asked else None for is_asked in asked]
     # Each but logsumexp has a sum of its own in each lane. With several, half the threads have the registers for them.
     sums = sum(is_asked for name, is_asked in zip(BESIDES, asked, strict=True) if name != "logsumexp")
-    sizes, constants = _layout(hidden, weight, _TILE // 2 if sums > 1 else _TILE)
+    sizes, constants = _layout(hidden, weight, 2 if sums > 1 else 1)
     for at, logits in chunks(hidden, weight, bias, buffer):
         programs.measure[(len(logits),)](
             logits,
@@ -275,10 +275,10 @@ def _stride(weight: Tensor) -> int:
     return -(-weight.shape[0] // _ROW) * _ROW
 
 
-def _layout(hidden: Tensor, weight: Tensor, tile: int = _TILE) -> tuple[tuple[int, int], dict[str, int]]:
-    """Width and stride of rows of logits, and what is compiled in."""
+def _layout(hidden: Tensor, weight: Tensor, share: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
+    """Width and stride of rows of logits, and what is compiled in, for a tile that has one *share* of `_TILE`."""
     stride, itemsize = _stride(weight), hidden.element_size()
-    return (len(weight), stride), _constants(stride * itemsize, itemsize, tile)
+    return (len(weight), stride), _constants(stride * itemsize, itemsize, _TILE // share)
 
 
 def _rows(hidden: Tensor, weight: Tensor, of_weight: bool = False) -> int:
