@@ -58,7 +58,7 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 """What can be known of the distribution of each token, from the logits after the steps ``(tokens, vocabulary)``, their
 ``log_softmax``, and the labels ``(tokens,)``. Results are ``(tokens,)``; only ``is_top1``, which is bool, has no
-gradient. The names are TRL's, in ``FusedCausalLMOutput``.
+gradient. All names but ``logsumexp`` are TRL's, in ``FusedCausalLMOutput``.
 """
 
 
