@@ -2,8 +2,9 @@
 
 Every contender does the same work on the same inputs and is first checked for being right; they are timed by turns, so
 that a busy moment meets them all. Memory is the peak of what is resident above hidden states, weight and gradients.
+With ``--entropy`` the loss has a bonus for the entropy, as in reinforcement learning, and TRL's function is one more.
 
-    python tests/benchmarks/linear_cross_entropy.py [--repeats N] [--large]
+    python tests/benchmarks/linear_cross_entropy.py [--repeats N] [--large] [--entropy]
 """
 
 from __future__ import annotations
@@ -46,21 +47,28 @@ class Size(NamedTuple):
 
 SIZES = (Size(512, 512, 32000), Size(2048, 512, 32000), Size(512, 1024, 151936))
 LARGE = (Size(2048, 1024, 151936),)
+WITH_ENTROPY = (Size(1024, 1024, 151936),)
+BONUS = 0.1
+"""For the entropy, in the loss that has one."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3, help="at least 2")
     parser.add_argument("--large", action="store_true", help=f"also {LARGE[0]}, which takes eager 50 s in float32")
+    parser.add_argument("--entropy", action="store_true", help=f"{WITH_ENTROPY[0]} in bfloat16, with TRL")
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    sizes = (*SIZES, *(LARGE if options.large else ()))
-    tables = {dtype: table_of(dtype) for dtype in DTYPES}
+    sizes = WITH_ENTROPY if options.entropy else (*SIZES, *(LARGE if options.large else ()))
+    tables = {dtype: table_of(dtype) for dtype in (DTYPES[:1] if options.entropy else DTYPES)}
+    contenders = make_contenders_with_entropy() if options.entropy else make_contenders()
     for size in sizes:
-        truth = exact(*inputs(size, torch.float64))
+        truth = exact(contenders[EAGER], *inputs(size, torch.float64))
         for dtype, table in tables.items():
-            measure(size, dtype, truth, options.repeats, table)
-    write("linear_cross_entropy", list(tables.values()), {"load at the start": load})
+            measure(contenders, size, dtype, truth, options.repeats, table)
+    write(
+        "linear_cross_entropy" + "_with_entropy" * options.entropy, list(tables.values()), {"load at the start": load}
+    )
 
 
 def table_of(dtype: torch.dtype) -> Table:
@@ -69,10 +77,16 @@ def table_of(dtype: torch.dtype) -> Table:
     return Table(title, columns)
 
 
-def measure(size: Size, dtype: torch.dtype, truth: tuple[Tensor, ...], repeats: int, table: Table) -> None:
+def measure(
+    contenders: dict[str, Contender],
+    size: Size,
+    dtype: torch.dtype,
+    truth: tuple[Tensor, ...],
+    repeats: int,
+    table: Table,
+) -> None:
     """Add the milliseconds and the memory of every contender to *table*."""
     hidden, weight, labels = inputs(size, dtype)
-    contenders = make_contenders()
     for name, function in contenders.items():
         assert_right(name, step(function, hidden, weight, labels), truth)
     samples: dict[str, list[float]] = {name: [] for name in contenders}
@@ -100,7 +114,7 @@ def inputs(size: Size, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 def make_contenders() -> dict[str, Contender]:
     def eager(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(functional.linear(hidden, weight).float(), labels)
+        return functional.cross_entropy(widened(functional.linear(hidden, weight)), labels)
 
     torch.compiler.reset()
     contenders: dict[str, Contender] = {"fuseplug": linear_cross_entropy, EAGER: eager}
@@ -109,6 +123,38 @@ def make_contenders() -> dict[str, Contender]:
         # Its chunked way, which saves memory, is left out: it takes many times as long.
         contenders["F.linear_cross_entropy"] = functional.linear_cross_entropy
     return contenders
+
+
+def make_contenders_with_entropy() -> dict[str, Contender]:
+    from trl.kernels import ChunkedLogProbFunction
+
+    def fused(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return linear_cross_entropy(hidden, weight, labels, reduction="none", statistics=("entropy",))[:2]
+
+    def eager(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = functional.log_softmax(widened(functional.linear(hidden, weight)), -1)
+        return functional.nll_loss(logprobs, labels, reduction="none"), -(logprobs.exp() * logprobs).sum(-1)
+
+    def trl(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        # With the size of chunks that TRL's trainers use.
+        found = ChunkedLogProbFunction.apply(
+            hidden, weight, None, labels.clamp(min=0), 1.0, 32768, None, 1.0, ("entropy",)
+        )
+        return -found[0], found[1]
+
+    def rewarded(per_token: Callable[..., tuple[Tensor, Tensor]]) -> Contender:
+        def loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+            counts = labels != IGNORED
+            losses, entropies = per_token(hidden, weight, labels)
+            return ((losses - BONUS * entropies) * counts).sum() / counts.sum()
+
+        return loss
+
+    return {"fuseplug": rewarded(fused), EAGER: rewarded(eager), "TRL": rewarded(trl)}
+
+
+def widened(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def step(function: Contender, hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,11 +179,11 @@ def turn_of(function: Contender, hidden: Tensor, weight: Tensor, labels: Tensor)
     return milliseconds[0], math.nan if peak is None else (peak - hidden.nbytes - weight.nbytes) / 1e6
 
 
-def exact(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def exact(mean: Contender, hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same of inputs in float64, a few tokens at a time."""
     counted, total = int((labels != IGNORED).sum()), torch.zeros((), dtype=torch.float64)
     for x, y in zip(hidden.split(128), labels.split(128), strict=True):
-        loss = functional.cross_entropy(functional.linear(x, weight), y, reduction="sum") / counted
+        loss = mean(x, weight, y) * int((y != IGNORED).sum()) / counted
         loss.backward(inputs=[hidden, weight])
         total += loss.detach()
     return total, hidden.grad, weight.grad

@@ -122,6 +122,88 @@ def test_what_is_not_noted_is_computed_from_the_values(done):
         assert torch.equal(one, other)
 
 
+def selective_log_softmax(y, labels):
+    """As TRL, verl and OpenRLHF compute log-probabilities of float32 logits."""
+    selected = torch.gather(y, -1, labels.unsqueeze(-1)).squeeze(-1)
+    return selected - torch.stack([torch.logsumexp(row, dim=-1) for row in y])
+
+
+def scored_in_parts(y, labels):
+    """As LLaMA-Factory scores chosen and rejected answers."""
+    logprobs = [part.log_softmax(-1) for part in y.split(1, dim=0)]
+    parts = zip(logprobs, labels.chunk(2), strict=True)
+    return torch.cat([torch.gather(p, 2, part.unsqueeze(2)).squeeze(2) for p, part in parts])
+
+
+SCORED = {
+    "selected": selective_log_softmax,
+    "selected, shifted and scaled": lambda y, labels: selective_log_softmax(y[:, :-1] / 0.7, labels[:, 1:]),
+    "selected of flat rows": lambda y, labels: selective_log_softmax(y.reshape(1, -1, VOCABULARY), labels.view(1, -1)),
+    "selected, then all at once": lambda y, labels: y.gather(-1, labels[..., None]) - y.logsumexp(-1, keepdim=True),
+    "in parts": scored_in_parts,
+    "of each row": lambda y, labels: torch.stack(
+        [row.log_softmax(-1).gather(-1, of_row[:, None]) for row, of_row in zip(y.unbind(), labels, strict=True)]
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("done", SCORED)
+def test_trainers_score_labels_without_the_logits(done, dtype):
+    inputs, labels = tensors(dtype), torch.arange(8).view(2, 4) * 5 % VOCABULARY
+    want = SCORED[done](functional.linear(*inputs).float(), labels)
+    logits, told = lazy(inputs)
+    got = SCORED[done](logits.float(), labels)
+    assert told.why == []
+    torch.testing.assert_close(got, want)
+    upstream = torch.linspace(-1, 1, got.numel()).view_as(got)
+    for one, other in zip(*(torch.autograd.grad(y, inputs[:2], upstream) for y in (got, want)), strict=True):
+        torch.testing.assert_close(one, other, **({"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}))
+
+
+def test_labels_are_selected_in_one_pass():
+    passes = []
+
+    def counted(*args, statistics=(), **kwargs):
+        passes.append(statistics)
+        return linear_cross_entropy(*args, statistics=statistics, **kwargs)
+
+    logits = lazy_linear(counted, *tensors(), EVERYTHING)
+    selective_log_softmax(logits, torch.zeros(2, 4, dtype=torch.int64))
+    assert passes == [("logsumexp",)]
+
+
+FIRST_WORD = torch.zeros(2, 4, 1, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("done", "needs"),
+    [
+        (lambda y: y.logsumexp(-1), "logsumexp"),
+        (lambda y: y.gather(-1, FIRST_WORD.expand(-1, -1, 2)), "gather"),
+        (lambda y: y.gather(-1, FIRST_WORD + VOCABULARY - 1) * 0 + y.logsumexp(1, keepdim=True)[..., :1], "logsumexp"),
+        (lambda y: y.bfloat16().gather(-1, FIRST_WORD), "gather"),
+        (lambda y: (y.gather(-1, FIRST_WORD), (y * 2).logsumexp(-1))[1], "logsumexp"),
+        (lambda y: (y[:, 1:].gather(-1, FIRST_WORD[:, 1:]), y.logsumexp(-1))[1], "logsumexp"),
+        (lambda y: torch.cat(y.split(5, -1), -1), "split"),
+    ],
+)
+def test_what_no_pass_has_found_is_computed_from_the_values(done, needs):
+    inputs = tensors()
+    logits, told = lazy(inputs)
+    torch.testing.assert_close(done(logits), done(functional.linear(*inputs)))
+    assert told.why == [needs]
+
+
+def test_a_kernel_without_statistics_leaves_the_selection_to_the_values():
+    def older(hidden, weight, labels, bias, *, steps, ignore_index, reduction, label_smoothing):
+        raise AssertionError("it computes a loss alone")
+
+    inputs, labels = tensors(), FIRST_WORD.squeeze(-1)
+    logits = lazy_linear(older, *inputs, EVERYTHING)
+    assert torch.equal(selective_log_softmax(logits, labels), selective_log_softmax(functional.linear(*inputs), labels))
+
+
 @pytest.mark.parametrize(("done", "needs"), [("capped", "tanh"), ("a vector", "add")])
 def test_what_the_kernel_was_not_checked_on_is_not_noted(done, needs):
     inputs = tensors()

@@ -35,7 +35,8 @@ from fuseplug_linear_cross_entropy.reference import FLOAT, Step, softcapped
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # by Triton's interpreter
 CHUNKS = {"one chunk": 7, "chunks of three": 3, "a token each": 1}
-FORMS = [*REDUCTIONS, "log-probabilities"]
+FORMS = [*REDUCTIONS, "log-probabilities", "statistics"]
+DIFFERENTIABLE = tuple(name for name in reference.STATISTICS if name != "is_top1")
 
 
 @pytest.fixture
@@ -80,9 +81,13 @@ def functions(kernel):
     def functions(form, labels=None, **options):
         if form == "log-probabilities":
             return both(kernel, "linear_logprob", labels, entropy=True, **options)
-        return both(kernel, "linear_cross_entropy", labels, reduction=form, **options)
+        return both(kernel, "linear_cross_entropy", labels, **options_of(form), **options)
 
     return functions
+
+
+def options_of(form):
+    return {"statistics": DIFFERENTIABLE} if form == "statistics" else {"reduction": form}
 
 
 def total(results):
@@ -111,11 +116,40 @@ def test_log_probabilities(check, cut, steps, entropy, bias, dtype, chunks):
     check(tensors(dtype, bias), name="linear_logprob", steps=STEPS[steps], entropy=entropy)
 
 
+@pytest.mark.parametrize(
+    ("steps", "reduction", "bias", "dtype", "chunks"),
+    covering(itertools.product(STEPS, REDUCTIONS, (False, True), DTYPES, CHUNKS)),
+    ids=str,
+)
+def test_statistics(check, cut, steps, reduction, bias, dtype, chunks):
+    cut(CHUNKS[chunks], dtype.itemsize)
+    check(tensors(dtype, bias), steps=STEPS[steps], reduction=reduction, statistics=DIFFERENTIABLE)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_a_statistic_by_itself_is_the_kernels_own(check, backend, name):
+    check(tensors(), statistics=(name,))
+    assert backend.launches or backend.name == "npu"
+
+
+@pytest.mark.parametrize("steps", [(FLOAT,), softcapped(3.0)], ids=str)
+def test_the_first_of_the_largest_logits_is_top1(backend, kernel, steps):
+    labels, weight = torch.tensor([7, 4999, 4999, 3, 0, -100]), torch.zeros(5000, 6)
+    weight[[7, 4999], :2] = 2.0
+    weight[4999, 2] = weight[7, 3] = 2.0
+    arguments = backend.on({"hidden": torch.eye(6), "weight": weight, "labels": labels})
+    for function in (kernel.linear_cross_entropy, reference.linear_cross_entropy):
+        is_top1 = function(**arguments, steps=steps, statistics=("is_top1",)).is_top1
+        assert is_top1.dtype is torch.bool
+        assert is_top1.tolist() == [True, False, True, False, True, False]
+
+
 @pytest.mark.parametrize("words", few_on("triton", [1, 65, 2, 63, 64, 129, 1000], 2))
 def test_every_size_of_vocabulary(check, words):
     labels = labels_for(words=words)
     check(tensors(BF16, True, words=words), labels, label_smoothing=0.1)
     check(tensors(words=words), labels, name="linear_logprob", entropy=True)
+    check(tensors(words=words), labels, statistics=DIFFERENTIABLE)
 
 
 @pytest.mark.parametrize("ignore_index", [0, 3])
@@ -252,12 +286,14 @@ def test_one_of_two_results_may_be_left_unused(backend, functions, of):
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("form", ["mean", "none", "statistics"])
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointing(backend, functions, use_reentrant):
-    ours, theirs = functions("mean")
+def test_checkpointing(backend, functions, use_reentrant, form):
+    ours, theirs = functions(form)
     leaves = list(backend.on(tensors(), "hidden", "weight").values())
-    checkpoint(ours, *leaves, use_reentrant=use_reentrant).backward()
-    torch.testing.assert_close([t.grad for t in leaves], list(torch.autograd.grad(theirs(*leaves), leaves)))
+    total(checkpoint(ours, *leaves, use_reentrant=use_reentrant)).backward()
+    expected = list(torch.autograd.grad(total(theirs(*leaves)), leaves))
+    torch.testing.assert_close([t.grad for t in leaves], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -350,14 +386,15 @@ def _tangent(function):
     return lambda hidden, weight: torch.func.jvp(lambda hidden: function(hidden, weight), (hidden,), (hidden,))
 
 
-@pytest.mark.parametrize("form", ["mean", "none"])
+@pytest.mark.parametrize("form", ["mean", "none", "statistics"])
 def test_inside_torch_compile_it_is_one_graph_for_every_number_of_tokens(backend, kernel, form):
     torch.compiler.reset()
-    options = {"reduction": form, "steps": softcapped(3.0)}
+    options = options_of(form) | {"steps": softcapped(3.0)}
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def compiled(hidden, weight, labels):
-        return kernel.linear_cross_entropy(hidden, weight, labels, **options)
+        result = kernel.linear_cross_entropy(hidden, weight, labels, **options)
+        return result if isinstance(result, torch.Tensor) else result[:-1]  # None, for is_top1
 
     for tokens in (5, 8, 9) if form == "mean" else (5,):
         labels = labels_for(tokens)
@@ -369,10 +406,10 @@ def test_inside_torch_compile_it_is_one_graph_for_every_number_of_tokens(backend
 
 
 @pytest.mark.parametrize("steps", [(FLOAT,), ()])
-@pytest.mark.parametrize("form", REDUCTIONS)
+@pytest.mark.parametrize("form", [*REDUCTIONS, "statistics"])
 def test_fake_tensors_have_the_shapes_and_dtypes_of_the_reference(fake_backend, form, steps):
     kernel = fake_backend.module("linear_cross_entropy")
-    functions = both(kernel, "linear_cross_entropy", reduction=form, steps=steps)
+    functions = both(kernel, "linear_cross_entropy", steps=steps, **options_of(form))
     for dtype in DTYPES:
         ours, theirs = (outcome(f, tensors(dtype, True), fake_backend.device).values for f in functions)
         assert [(t.shape, t.dtype) for t in ours.values()] == [(t.shape, t.dtype) for t in theirs.values()]
@@ -382,6 +419,8 @@ LOSS_ONLY = [
     ({"reduction": "max"}, "reduction is 'max'; expected 'mean', 'sum' or 'none'"),
     ({"label_smoothing": 1.5}, "label_smoothing is 1.5; expected a number from 0 to 1"),
     ({"label_smoothing": None}, "reduction is 'mean'; expected 'none', where label_smoothing is None"),
+    ({"statistics": ("variance",)}, "unknown statistic 'variance'; known: entropy, logsumexp, mean_logits"),
+    ({"statistics": ("entropy",), "label_smoothing": 0.1}, "label_smoothing is 0.1; expected 0.0, where there are"),
 ]
 BOTH = [
     ({"steps": (Step("tan", 1.0),)}, "unknown step 'tan'; known: float, mul, div, tanh"),

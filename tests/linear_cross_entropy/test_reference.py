@@ -8,7 +8,7 @@ from torch.distributions import Categorical
 from torch.nn import functional
 
 from fuseplug_linear_cross_entropy import FLOAT, Step, scaled, softcapped
-from fuseplug_linear_cross_entropy.reference import linear_cross_entropy, linear_logprob
+from fuseplug_linear_cross_entropy.reference import STATISTICS, linear_cross_entropy, linear_logprob
 
 WORDS = 13
 STEPS = {
@@ -129,6 +129,47 @@ def test_a_word_that_cannot_be_adds_nothing_to_the_entropy_and_its_gradient_is_f
     torch.testing.assert_close(masked, found)
     gradients = (torch.autograd.grad(sum(each.sum() for each in way), hidden)[0] for way in (masked, found))
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_statistics_are_what_their_formulas_say_and_the_loss_is_the_same(name, reduction):
+    hidden, weight, labels, bias = tensors()
+    steps, by_hand = STEPS[name]
+    results = linear_cross_entropy(
+        hidden, weight, labels, bias, steps=steps, reduction=reduction, statistics=("is_top1", *STATISTICS)
+    )
+    y, counts = by_hand(functional.linear(hidden, weight, bias)), labels != -100
+    p = y.softmax(-1)
+    expected = {
+        "loss": linear_cross_entropy(hidden, weight, labels, bias, steps=steps, reduction=reduction),
+        "entropy": Categorical(probs=p).entropy() * counts,
+        "logsumexp": y.exp().sum(-1).log() * counts,
+        "mean_logits": y.mean(-1) * counts,
+        "log_sum_sq_probs": p.square().sum(-1).log() * counts,
+        "is_top1": (y.argmax(-1) == labels) & counts,
+    }
+    torch.testing.assert_close(results._asdict(), expected)
+
+
+def test_what_is_not_asked_for_is_none():
+    results = linear_cross_entropy(*tensors()[:3], statistics=("entropy",))
+    assert [name for name, value in results._asdict().items() if value is not None] == ["loss", "entropy"]
+
+
+def test_gradients_of_statistics_are_those_of_the_formulas():
+    hidden, weight, labels, bias = tensors(shape=(4,))
+    names = tuple(name for name in STATISTICS if name != "is_top1")
+
+    def results(hidden, weight, bias):
+        return linear_cross_entropy(hidden, weight, labels, bias, steps=softcapped(2), statistics=names)[:-1]
+
+    assert torch.autograd.gradcheck(results, (hidden, weight, bias))
+
+
+def test_a_function_of_a_kernel_that_computes_no_statistics_is_an_error():
+    with pytest.raises(TypeError, match="computes a loss without statistics"):
+        linear_cross_entropy(*tensors()[:3], statistics=("entropy",), compute=lambda *_: torch.zeros(()))
 
 
 @pytest.mark.parametrize("steps", [(), (FLOAT,), scaled(0.5)], ids=str)

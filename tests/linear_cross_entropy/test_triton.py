@@ -169,6 +169,8 @@ def test_several_tiles_of_words(check, monkeypatch, words):
     labels = labels_for(words=words)
     check(losses(labels, label_smoothing=0.1), tensors(BF16, True, words=words))
     check(logprobs(labels, entropy=True), tensors(words=words))
+    names = ("entropy", "logsumexp", "mean_logits", "log_sum_sq_probs")
+    check(losses(labels, statistics=names), tensors(words=words))
     launches._constants.cache_clear()
 
 
@@ -282,9 +284,9 @@ def test_the_operations_pass_the_checks_of_torch(device):
     labels, terms = labels_for().to(device), (-100, 1.0, 0.1, 1.0, 1.0, False)
     of_token = torch.rand(TOKENS, device=device)
     calls = {
-        launches.measure: (hidden, weight, labels, bias, *terms, True, True, True),
+        launches.measure: (hidden, weight, labels, bias, *terms, [True] * 6, True),
         launches.measure_and_differentiate: (hidden, weight, labels, bias, of_token, *terms, [True, True, True]),
-        launches.differentiate: (hidden, weight, labels, None, *[of_token] * 5, None, *terms, [False, True, False]),
+        launches.differentiate: (hidden, weight, labels, None, *[of_token] * 7, None, *terms, [False, True, False]),
         launches.scale: (weight, torch.tensor(2.0, device=device), BF16),
     }
     for operation, arguments in calls.items():

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -19,11 +19,10 @@ from .torch_private import traced_away
 
 __all__ = ["by_device", "computed_by"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def computed_by(compute: Callable[..., R], reference: Callable[P, R]) -> Callable[P, R]:
+def computed_by(compute: Callable[..., Any], reference: F) -> F:
     """Make the function of a kernel.
 
     Args:
@@ -41,14 +40,14 @@ def computed_by(compute: Callable[..., R], reference: Callable[P, R]) -> Callabl
             f"{reference.__module__}.{reference.__qualname__} takes no compute: give it a keyword parameter of that "
             "name, a function that it calls with the arguments once they are checked; by default its own computation"
         )
-    function: Any = functools.partial(reference, compute=compute)  # type: ignore[arg-type]
+    function: Any = functools.partial(reference, compute=compute)
     functools.update_wrapper(function, reference)
     function.__doc__ = compute.__doc__
-    fused: Callable[P, R] = function
+    fused: F = function
     return fused
 
 
-def by_device(reference: Callable[P, R], kernels: tuple[type[BaseKernel], ...]) -> Callable[P, R]:
+def by_device(reference: F, kernels: tuple[type[BaseKernel], ...]) -> F:
     """Make the public function of a package.
 
     Args:
@@ -73,7 +72,7 @@ def by_device(reference: Callable[P, R], kernels: tuple[type[BaseKernel], ...]) 
         with declining_small():
             return fused(*args, **kwargs)
 
-    return function
+    return cast("F", function)
 
 
 def module_for(device_type: str, kernels: tuple[type[BaseKernel], ...]) -> ModuleType:

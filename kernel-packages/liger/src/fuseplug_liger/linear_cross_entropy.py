@@ -15,23 +15,24 @@ from fuseplug_backends.functional import computed_by
 from fuseplug_backends.triton import differentiable, recording, transparent
 from fuseplug_linear_cross_entropy import reference
 from fuseplug_linear_cross_entropy.backends.folded import folded
-from fuseplug_linear_cross_entropy.reference import Loss
+from fuseplug_linear_cross_entropy.reference import Loss, Tokens
 
 from .launching import launch, serves
 
 
-def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
+def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor | Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_cross_entropy` by Liger: the same arguments, result and errors.
 
     The result is the reference's up to rounding. Logits that are multiplied by a number are those of hidden states that
     are: Liger has no such step. The weight's gradient is added up in float32. In float16, and without a reduction, the
     gradients are made in the backward, which computes the logits anew: those of a mean are too small for that dtype.
 
-    For these calls it is the reference: a label that is no row of *weight*, for which Liger would write elsewhere (the
-    host waits for the device to know); two tanh one after the other; other dtypes than float16, bfloat16 and float32;
-    empty tensors; tracers, functorch transforms and subclasses. So is a backward that is to be differentiated again.
+    For these calls it is the reference: those with statistics, which Liger does not compute; a label that is no row of
+    *weight*, for which Liger would write elsewhere (the host waits for the device to know); two tanh one after the
+    other; other dtypes than float16, bfloat16 and float32; empty tensors; tracers, functorch transforms and subclasses.
+    So is a backward that is to be differentiated again.
     """
-    steps = folded(loss.steps)
+    steps = None if loss.statistics else folded(loss.steps)
     if (
         steps is None
         or not serves(hidden, weight, bias)
@@ -40,7 +41,7 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     ):
         return by_reference(reference.compute, loss, hidden, weight, labels, bias)
     if loss.label_smoothing is None:
-        ends = [compute(loss._replace(label_smoothing=end), hidden, weight, labels, bias) for end in (0.0, 1.0)]
+        ends: Any = [compute(loss._replace(label_smoothing=end), hidden, weight, labels, bias) for end in (0.0, 1.0)]
         return torch.stack(ends)
     factor = steps.inner * steps.outer if steps.capped else steps.outer
     form = _Form(loss, steps.outer if steps.capped else None, factor)
@@ -132,7 +133,7 @@ def _reduced_backward(form: _Form, needs: Sequence[bool], upstream: Tensor, *sav
 
 def _formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     """What is computed in operations that can be differentiated again, in float32 as Liger's loss is."""
-    return reference.compute(form.loss, hidden, weight, labels, bias).float()
+    return reference.compute_loss(form.loss, hidden, weight, labels, bias).float()
 
 
 _reduced = differentiable(_reduced_forward, _reduced_backward, _formula)

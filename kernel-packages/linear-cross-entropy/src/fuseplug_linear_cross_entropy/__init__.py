@@ -12,15 +12,25 @@ from fuseplug.lazy import lazy
 
 if TYPE_CHECKING:
     from .functional import linear_cross_entropy, linear_logprob
-    from .reference import FLOAT, LogProbs, Step, scaled, softcapped
+    from .reference import FLOAT, LogProbs, LossAndStatistics, Step, scaled, softcapped
 
-__all__ = ["FLOAT", "LogProbs", "Step", "linear_cross_entropy", "linear_logprob", "scaled", "softcapped"]
+__all__ = [
+    "FLOAT",
+    "LogProbs",
+    "LossAndStatistics",
+    "Step",
+    "linear_cross_entropy",
+    "linear_logprob",
+    "scaled",
+    "softcapped",
+]
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "FLOAT": ".reference",
         "LogProbs": ".reference",
+        "LossAndStatistics": ".reference",
         "Step": ".reference",
         "linear_cross_entropy": ".functional",
         "linear_logprob": ".functional",

@@ -152,8 +152,8 @@ class LazyTensor(Tensor):
             kwargs: Its keyword arguments.
 
         Returns:
-            What `then` makes, or anything computed from the inputs in another way; or ``NotImplemented``, for the real
-            tensor to be used.
+            What `then` makes, a tuple of such, or anything computed from the inputs in another way; or
+            ``NotImplemented``, for the real tensor to be used.
         """
         del function, args, kwargs
         return NotImplemented
@@ -290,7 +290,7 @@ class LazyTensor(Tensor):
         answer = self._converted(function, args, kwargs)
         if answer is NotImplemented:
             answer = self.foreseen(function, args, kwargs)
-        if answer is NotImplemented or isinstance(answer, LazyTensor):
+        if answer is NotImplemented or all(isinstance(leaf, LazyTensor) for leaf in leaves(answer)):
             return answer
         # An accelerator is not waited for in a forward.
         self.check_inputs(_name_of(function), waiting=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -49,6 +49,19 @@ def softcapped(cap: float) -> tuple[Step, ...]:
     return Step("div", float(cap)), Step("tanh"), Step("mul", float(cap)), FLOAT
 
 
+STATISTICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "entropy": lambda _, logp, __: -(logp.exp() * logp.masked_fill(logp == -math.inf, 0)).sum(-1),
+    "logsumexp": lambda y, *_: y.logsumexp(-1),
+    "mean_logits": lambda y, *_: y.mean(-1),
+    "log_sum_sq_probs": lambda _, logp, __: (2 * logp).logsumexp(-1),
+    "is_top1": lambda y, _, labels: y.argmax(-1) == labels,
+}
+"""What can be known of the distribution of each token, from the logits after the steps ``(tokens, vocabulary)``, their
+``log_softmax``, and the labels ``(tokens,)``. Results are ``(tokens,)``; only ``is_top1``, which is bool, has no
+gradient. All names but ``logsumexp`` are TRL's, in ``FusedCausalLMOutput``.
+"""
+
+
 class Loss(NamedTuple):
     """The arguments of `linear_cross_entropy` that are no tensors, checked."""
 
@@ -56,6 +69,30 @@ class Loss(NamedTuple):
     ignore_index: int
     reduction: Reduction
     label_smoothing: float | None
+    statistics: tuple[str, ...] = ()
+
+
+class LossAndStatistics(NamedTuple):
+    """What `linear_cross_entropy` returns with *statistics*; ``None`` for those that were not asked for.
+
+    With p the probabilities of a token and y its logits after the steps, all of the labels' shape; 0 where a label is
+    ignored.
+
+    Attributes:
+        loss: The cross-entropy, as without statistics.
+        entropy: ``-Σ p log p``.
+        logsumexp: ``log Σ exp y``.
+        mean_logits: ``mean y``.
+        log_sum_sq_probs: ``log Σ p²``.
+        is_top1: Whether the label is the first of the largest logits, bool.
+    """
+
+    loss: Tensor
+    entropy: Tensor | None = None
+    logsumexp: Tensor | None = None
+    mean_logits: Tensor | None = None
+    log_sum_sq_probs: Tensor | None = None
+    is_top1: Tensor | None = None
 
 
 class LogProbs(NamedTuple):
@@ -78,8 +115,17 @@ def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor | None, steps: Sequen
     return y
 
 
-def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear_cross_entropy` for arguments that were checked.
+Tokens: TypeAlias = tuple[Tensor, dict[str, Tensor]]
+"""The log-probability of each label, and statistics by name; each ``(tokens,)``, and 0 where a label is ignored."""
+
+
+def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor | Tokens:
+    """`linear_cross_entropy` for arguments that were checked: `compute_tokens` with statistics, else `compute_loss`."""
+    return (compute_tokens if loss.statistics else compute_loss)(loss, hidden, weight, labels, bias)
+
+
+def compute_loss(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear_cross_entropy` without statistics, for arguments that were checked.
 
     Args:
         loss: The numbers and the steps.
@@ -106,16 +152,46 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     return torch.stack((of_label, -logprobs.mean(-1).masked_fill(labels == loss.ignore_index, 0)))
 
 
-def compute_logprob(
-    loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *, entropy: bool
-) -> LogProbs:
-    """`linear_logprob` for arguments that were checked, as those of `compute`. Both results are ``(tokens,)``."""
-    logprobs = functional.log_softmax(logits_of(hidden, weight, bias, loss.steps), -1)
+def compute_tokens(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tokens:
+    """Log-probabilities and the statistics that *loss* names, for arguments as those of `compute`."""
+    y = logits_of(hidden, weight, bias, loss.steps)
+    logprobs = functional.log_softmax(y, -1)
     # Not `gather`, whose error for a label that is no word is another one on the CPU.
     losses = functional.nll_loss(logprobs, labels, ignore_index=loss.ignore_index, reduction="none")
     ignored = labels == loss.ignore_index
-    entropies = -(logprobs.exp() * logprobs.masked_fill(logprobs == -math.inf, 0)).sum(-1) if entropy else None
-    return LogProbs((-losses).masked_fill(ignored, 0), None if entropies is None else entropies.masked_fill(ignored, 0))
+    values = {name: STATISTICS[name](y, logprobs, labels).masked_fill(ignored, 0) for name in loss.statistics}
+    return (-losses).masked_fill(ignored, 0), values
+
+
+@overload
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    *,
+    steps: Sequence[Step] = ...,
+    ignore_index: int = ...,
+    reduction: Reduction = ...,
+    label_smoothing: float | None = ...,
+    compute: Callable[[Loss, Tensor, Tensor, Tensor, Tensor | None], Tensor | Tokens] = ...,
+) -> Tensor: ...
+
+
+@overload
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    *,
+    steps: Sequence[Step] = ...,
+    ignore_index: int = ...,
+    reduction: Reduction = ...,
+    label_smoothing: float | None = ...,
+    compute: Callable[[Loss, Tensor, Tensor, Tensor, Tensor | None], Tensor | Tokens] = ...,
+    statistics: Sequence[str],
+) -> LossAndStatistics: ...
 
 
 def linear_cross_entropy(
@@ -128,8 +204,9 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
     label_smoothing: float | None = 0.0,
-    compute: Callable[[Loss, Tensor, Tensor, Tensor, Tensor | None], Tensor] = compute,
-) -> Tensor:
+    compute: Callable[[Loss, Tensor, Tensor, Tensor, Tensor | None], Tensor | Tokens] = compute,
+    statistics: Sequence[str] = (),
+) -> Tensor | LossAndStatistics:
     """Cross-entropy of the logits of a linear layer: ``cross_entropy(steps(hidden @ weight.T + bias), labels)``.
 
     Args:
@@ -145,14 +222,16 @@ def linear_cross_entropy(
         label_smoothing: How much of the target is spread over the whole vocabulary, from 0 to 1. ``None``, with the
             reduction ``"none"``, gives the losses for 0 and for 1, to be mixed by the caller.
         compute: What is given the tensors once they are checked, and the `Loss`: that of a backend.
+        statistics: Keys of `STATISTICS`: what is also wanted of each token, from the same pass over the vocabulary.
+            Without *label_smoothing* only.
 
     Returns:
         The loss, differentiable in *hidden*, *weight* and *bias*: a scalar; ``(...)`` for ``"none"``; ``(2, ...)`` for
         no *label_smoothing*; float32, or the logits' dtype if *steps* do not widen them. Under autocast as ``F.linear``
-        and ``F.cross_entropy``.
+        and ``F.cross_entropy``. With *statistics* a `LossAndStatistics`, differentiable but for ``is_top1``.
 
     Raises:
-        ValueError: If a shape, dtype, step, reduction or number does not fit.
+        ValueError: If a shape, dtype, step, reduction, statistic or number does not fit.
         IndexError: On a CPU, if a label is neither *ignore_index* nor a row of *weight*. Elsewhere the device says so,
             as for ``F.cross_entropy``.
     """
@@ -162,11 +241,22 @@ def linear_cross_entropy(
         raise ValueError(f"reduction is {reduction!r}; expected 'none', where label_smoothing is None")
     if not (label_smoothing is None or 0.0 <= label_smoothing <= 1.0):
         raise ValueError(f"label_smoothing is {label_smoothing!r}; expected a number from 0 to 1")
+    if unknown := [name for name in statistics if name not in STATISTICS]:
+        raise ValueError(f"unknown statistic {unknown[0]!r}; known: {', '.join(STATISTICS)}")
+    if statistics and label_smoothing != 0.0:
+        raise ValueError(f"label_smoothing is {label_smoothing!r}; expected 0.0, where there are statistics")
     smoothing = None if label_smoothing is None else float(label_smoothing)
-    loss = Loss(tuple(Step(*step) for step in steps), ignore_index, reduction, label_smoothing=smoothing)
+    names = tuple(name for name in STATISTICS if name in statistics)
+    loss = Loss(tuple(Step(*step) for step in steps), ignore_index, reduction, smoothing, names)
     loss, hidden, weight, bias, alone = _as_called(loss, hidden, weight, labels, bias)
     with alone:
         result = compute(loss, hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1), bias)
+    if not isinstance(result, Tensor):
+        logprob, values = result
+        by_name = {name: value.reshape(labels.shape) for name, value in values.items()}
+        return LossAndStatistics(_reduced(loss, -logprob.reshape(labels.shape), labels), **by_name)
+    if names:
+        raise TypeError(f"{compute.__module__} computes a loss without statistics; call it without statistics={names}")
     if reduction != "none":
         return result
     return result.reshape(labels.shape if smoothing is not None else (2, *labels.shape))
@@ -181,7 +271,7 @@ def linear_logprob(
     steps: Sequence[Step] = (FLOAT,),
     ignore_index: int = -100,
     entropy: bool = False,
-    compute: Callable[..., LogProbs] = compute_logprob,
+    compute: Callable[[Loss, Tensor, Tensor, Tensor, Tensor | None], Tokens] = compute_tokens,
 ) -> LogProbs:
     """The log-probability of each label, and the entropy of each token, for reinforcement learning.
 
@@ -201,13 +291,21 @@ def linear_logprob(
     Raises:
         ValueError, IndexError: As `linear_cross_entropy`.
     """
-    loss = Loss(tuple(Step(*step) for step in steps), ignore_index, reduction="none", label_smoothing=0.0)
+    names = ("entropy",) if entropy else ()
+    loss = Loss(tuple(Step(*step) for step in steps), ignore_index, "none", 0.0, statistics=names)
     loss, hidden, weight, bias, alone = _as_called(loss, hidden, weight, labels, bias)
     with alone:
         flat = hidden.reshape(-1, hidden.shape[-1])
-        of_rows = compute(loss, flat, weight, labels.reshape(-1), bias, entropy=entropy)
-    entropies = None if of_rows.entropy is None else of_rows.entropy.reshape(labels.shape)
-    return LogProbs(of_rows.logprob.reshape(labels.shape), entropies)
+        logprob, values = compute(loss, flat, weight, labels.reshape(-1), bias)
+    return LogProbs(logprob.reshape(labels.shape), values["entropy"].reshape(labels.shape) if entropy else None)
+
+
+def _reduced(loss: Loss, losses: Tensor, labels: Tensor) -> Tensor:
+    """The loss of all tokens from that of each, added up in float32 at least."""
+    if loss.reduction == "none":
+        return losses
+    total = losses.to(torch.promote_types(losses.dtype, torch.float32)).sum()
+    return (total / (labels != loss.ignore_index).sum() if loss.reduction == "mean" else total).to(losses.dtype)
 
 
 def _as_called(

@@ -34,7 +34,7 @@ from fuseplug_backends.functional import computed_by
 from fuseplug_backends.inductor import plain
 
 from .. import reference
-from ..reference import LogProbs, Loss
+from ..reference import STATISTICS, Loss, Tokens
 from . import recorded
 from .chunks import Gradients, chunks, gradient_sums, rows_of_chunk
 from .recorded import Terms
@@ -47,7 +47,7 @@ product: by 376 TFLOP/s and 1.6 TB/s, those of an Atlas A2, that takes 1410 / ro
 """
 
 WORKING = 1 << 27
-"""Bytes of each of the tensors in float32, of which there are two at a time, and up to two more with a cap or entropy.
+"""Bytes of each of the tensors in float32: two at a time, and up to two more with a cap or statistics.
 
 For 151,936 words they have 220 tokens, whose launches take the host less than moving them takes the device.
 """
@@ -59,7 +59,7 @@ _NEVER = -1e4
 """The log of a probability that is 0 in float32, and finite: times 0 it is 0, as that of minus infinity has to be."""
 
 
-def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
+def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor | Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_cross_entropy` on an NPU: the same arguments, result and errors.
 
     The result is the reference's up to rounding: all between the matmuls is computed in float32. A label outside of
@@ -72,36 +72,29 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     return recorded.compute(_OPERATIONS, loss, hidden, weight, labels, bias)
 
 
-def compute_logprob(
-    loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *, entropy: bool
-) -> LogProbs:
+def compute_tokens(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_logprob` on an NPU: the same arguments, result and errors.
 
     All else is as for `linear_cross_entropy`.
     """
-    return recorded.compute_logprob(_OPERATIONS, loss, hidden, weight, labels, bias, entropy=entropy)
+    return recorded.compute_tokens(_OPERATIONS, loss, hidden, weight, labels, bias)
 
 
 linear_cross_entropy = computed_by(compute, reference.linear_cross_entropy)
-linear_logprob = computed_by(compute_logprob, reference.linear_logprob)
+linear_logprob = computed_by(compute_tokens, reference.linear_logprob)
 
 
 def _measure(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *arguments: Any) -> list[Tensor]:
-    *numbers, entropy, mean, _ = arguments
-    tokens = _Tokens(labels, Terms(*numbers), len(weight), mean=mean)
-    entropies = []
+    *numbers, asked, _ = arguments
+    names = [name for name, is_asked in zip(recorded.BESIDES, asked, strict=True) if is_asked]
+    tokens = _Tokens(labels, Terms(*numbers), len(weight), mean="mean" in names)
     for at, logits in _chunks(hidden, weight, bias):
         for piece, part in tokens.pieces(at, logits):
-            logp, _ = tokens.log_probabilities(part)
+            y, _ = tokens.after_steps(part)
+            logp = torch.log_softmax(y, -1)
             tokens.take(logp, piece)
-            if entropy:
-                entropies.append(logp.clamp_(min=_NEVER).mul_(logp.exp()).sum(-1))
-    results = [tokens.values()]
-    if entropy:
-        results.append(tokens.counted(torch.cat(entropies).neg_()))
-    if mean:
-        results.append(tokens.counted(tokens.means()))
-    return results
+            tokens.take_statistics(names, y, logp, piece)
+    return [tokens.values(), *(tokens.counted(tokens.besides(name)) for name in names)]
 
 
 def _differentiate(
@@ -113,13 +106,15 @@ def _differentiate(
     of_entropy: Tensor | None,
     entropy: Tensor | None,
     of_mean: Tensor | None,
+    of_p: Tensor | None,
+    of_square: Tensor | None,
     _lse: None,
     _logits: None,
     *arguments: Any,
 ) -> list[Tensor]:
     *numbers, wanted = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
-    coefficients = tokens.coefficients(upstream, of_entropy=of_entropy, entropy=entropy, of_mean=of_mean)
+    coefficients = tokens.coefficients(upstream, of_entropy, entropy, of_mean, of_p, of_square)
     results, gradients = _gradients(hidden, weight, bias, wanted)
     for at, logits in _chunks(hidden, weight, bias, of_weight=wanted[1]):
         for piece, part in tokens.pieces(at, logits):
@@ -133,7 +128,7 @@ def _measure_and_differentiate(
 ) -> list[Tensor]:
     *numbers, wanted = arguments
     tokens = _Tokens(labels, Terms(*numbers), len(weight))
-    coefficients = tokens.coefficients(upstream, of_entropy=None, entropy=None, of_mean=None)
+    coefficients = tokens.coefficients(upstream)
     results, gradients = _gradients(hidden, weight, bias, wanted)
     for at, logits in _chunks(hidden, weight, bias, of_weight=wanted[1]):
         for piece, part in tokens.pieces(at, logits):
@@ -184,23 +179,28 @@ class _Coefficients(NamedTuple):
         p: Each probability.
         p_logp: Each probability times its logarithm; ``None`` without an entropy.
         even: What is added to each word; ``None`` without smoothing and mean.
+        p_square: Each probability squared; ``None`` without the logarithm of their sum.
     """
 
     label: Tensor
     p: Tensor
     p_logp: Tensor | None
     even: Tensor | None
+    p_square: Tensor | None
 
 
 class _Tokens:
     """The formulas, with p the probabilities of a token, l its label, H its entropy and V the vocabulary.
 
+    Those of what is made besides are in `reference.STATISTICS`.
+
         y = outer · z, or outer · tanh(inner · z)
         value = picked · log p_l + spread · mean(log p),  H = −Σ p · log p
 
-        dz_j = (u · picked · (1[j = l] − p_j) + (u · spread + m) · (1/V − p_j) − e · p_j · (log p_j + H)) · dy/dz
+        dz_j = (u · picked · (1[j = l] − p_j) + (u · spread + m) · (1/V − p_j) − e · p_j · (log p_j + H)
+                + a · p_j + b · p_j²) · dy/dz
 
-    where u is the gradient of the value, e that of H, and m that of mean(log p).
+    where u is the gradient of the value, e that of H, m that of mean(log p), and a and b are those of `recorded`.
     """
 
     def __init__(self, labels: Tensor, terms: Terms, width: int, *, mean: bool = False) -> None:
@@ -210,6 +210,7 @@ class _Tokens:
         self._unknown = self._labels.squeeze(-1) != labels
         self._of_labels: list[Tensor] = []
         self._means: list[Tensor] = []
+        self._statistics: dict[str, list[Tensor]] = {name: [] for name in STATISTICS}
 
     def counted(self, numbers: Tensor) -> Tensor:
         """One number of each token: 0 where it is ignored, NaN where its label is outside of the vocabulary."""
@@ -222,21 +223,44 @@ class _Tokens:
             part = logits[first : first + rows]
             yield slice(at.start + first, at.start + first + len(part)), part
 
-    def log_probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The log of p in new memory, and tanh(inner · z) if there is one. *logits* in float32 are written over."""
+    def after_steps(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """y, and tanh(inner · z) if there is one, in float32. *logits* in float32 are written over."""
         terms, y = self._terms, logits.float()
         if terms.capped:
             tanh = y.mul_(terms.inner).tanh_()
-            return torch.log_softmax(tanh * terms.outer, -1), tanh
-        if terms.outer != 1.0:
-            y.mul_(terms.outer)
-        return torch.log_softmax(y, -1), None
+            return tanh * terms.outer, tanh
+        return (y if terms.outer == 1.0 else y.mul_(terms.outer)), None
+
+    def log_probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The log of p in new memory, and tanh(inner · z) if there is one. *logits* in float32 are written over."""
+        y, tanh = self.after_steps(logits)
+        return torch.log_softmax(y, -1), tanh
 
     def take(self, logp: Tensor, piece: slice) -> None:
         """Take what the value of the tokens of *piece* is made of."""
         self._of_labels.append(logp.gather(-1, self._labels[piece]))
         if self._averaged:
             self._means.append(logp.mean(-1))
+
+    def take_statistics(self, names: Sequence[str], y: Tensor, logp: Tensor, piece: slice) -> None:
+        """Take the statistics *names* of the tokens of *piece*. *logp* is written over."""
+        parts: dict[str, Tensor] = {}
+        if "is_top1" in names:
+            parts["is_top1"] = (y.argmax(-1) == self._labels[piece].squeeze(-1)).float()
+        if "mean_logits" in names:
+            parts["mean_logits"] = y.mean(-1)
+        if "logsumexp" in names:
+            parts["logsumexp"] = y.amax(-1) - logp.amax(-1)
+        if "log_sum_sq_probs" in names:
+            parts["log_sum_sq_probs"] = torch.log((2.0 * logp).exp_().sum(-1))
+        if "entropy" in names:
+            parts["entropy"] = logp.clamp_(min=_NEVER).mul_(logp.exp()).sum(-1).neg_()
+        for name, part in parts.items():
+            self._statistics[name].append(part)
+
+    def besides(self, name: str) -> Tensor:
+        """The statistic *name* of all tokens, or their mean, once they were taken."""
+        return self.means() if name == "mean" else torch.cat(self._statistics[name])
 
     def values(self) -> Tensor:
         """The value of all tokens, once they were taken."""
@@ -252,13 +276,19 @@ class _Tokens:
         return torch.cat(self._means)
 
     def coefficients(
-        self, upstream: Tensor, of_entropy: Tensor | None, entropy: Tensor | None, of_mean: Tensor | None
+        self,
+        upstream: Tensor,
+        of_entropy: Tensor | None = None,
+        entropy: Tensor | None = None,
+        of_mean: Tensor | None = None,
+        of_p: Tensor | None = None,
+        of_square: Tensor | None = None,
     ) -> _Coefficients:
-        """Of all tokens, for the gradients of the value, the entropy and the mean, as far as there are these."""
+        """Of all tokens, for the gradients of the value and, as far as there are these, of what is made besides."""
         terms = self._terms
         slope = terms.outer * terms.inner
         u = self.counted(upstream).unsqueeze(-1)
-        label, even, p_logp = u * (terms.picked * slope), None, None
+        label, even, p_logp, p_square = u * (terms.picked * slope), None, None, None
         p = -label
         if terms.spread or of_mean is not None:
             even = u * (terms.spread * slope / self._width)
@@ -268,15 +298,21 @@ class _Tokens:
         if of_entropy is not None and entropy is not None:
             p_logp = self.counted(of_entropy).unsqueeze(-1) * -slope
             p.addcmul_(p_logp, entropy.unsqueeze(-1))
-        return _Coefficients(label, p, p_logp=p_logp, even=even)
+        if of_p is not None:
+            p.add_(self.counted(of_p).unsqueeze(-1), alpha=slope)
+        if of_square is not None:
+            p_square = self.counted(of_square).unsqueeze(-1) * slope
+        return _Coefficients(label, p, p_logp=p_logp, even=even, p_square=p_square)
 
     def gradient(self, logp: Tensor, tanh: Tensor | None, piece: slice, by: _Coefficients) -> Tensor:
         """The gradient dz of the tokens of *piece*, in the memory of *logp*."""
-        if by.p_logp is None:
-            grad = logp.exp_().mul_(by.p[piece])
-        else:
-            factor = torch.addcmul(by.p[piece], logp.clamp_(min=_NEVER), by.p_logp[piece])
-            grad = logp.exp_().mul_(factor)
+        factor = by.p[piece]
+        if by.p_logp is not None:
+            factor = torch.addcmul(factor, logp.clamp_(min=_NEVER), by.p_logp[piece])
+        grad = logp.exp_()
+        if by.p_square is not None:
+            factor = torch.addcmul(factor, grad, by.p_square[piece])
+        grad.mul_(factor)
         if by.even is not None:
             grad.add_(by.even[piece])
         grad.scatter_add_(-1, self._labels[piece], by.label[piece])

@@ -20,8 +20,11 @@ from fuseplug_backends.dtypes import have_model_dtypes
 from fuseplug_backends.triton import differentiable, recording
 
 from .. import reference
-from ..reference import LogProbs, Loss
+from ..reference import STATISTICS, Loss, Tokens
 from .folded import folded
+
+BESIDES = ("mean", *STATISTICS)
+"""What there may be of each token besides its value: the mean of the log-probabilities of all words, and statistics."""
 
 
 class Terms(NamedTuple):
@@ -46,13 +49,13 @@ class Operations(NamedTuple):
     one dtype of float16, bfloat16 and float32, each matrix in adjacent rows or columns, labels contiguous. Then:
 
     Attributes:
-        measure: Takes the `Terms`, one by one, and whether an entropy, the mean of the log-probabilities of all words,
-            and the logits are asked for. Gives the value of each token, its entropy and mean if asked for, what
-            `differentiate` is to be given again, all in float32, and the logits if asked for.
+        measure: Takes the `Terms`, one by one, whether each of `BESIDES` is asked for, and whether the logits are.
+            Gives the value of each token, and in their order those of `BESIDES` that are asked for; what
+            `differentiate` is to be given again, all in float32; and the logits if asked for.
         differentiate: Takes the gradient of the value; the gradient of the entropy, and the entropy, or ``None`` twice;
-            the gradient of the mean or ``None``; what `measure` wanted kept, or ``None``; the logits, or ``None``; the
-            terms; and which of the gradients of hidden, weight and bias are wanted. Gives these; those that are sums
-            may be in float32.
+            the gradient of the mean or ``None``; by what each probability p, and each p², is multiplied besides, or
+            ``None`` twice; what `measure` wanted kept, or ``None``; the logits, or ``None``; the terms; and which of
+            the gradients of hidden, weight and bias are wanted. Gives these; those that are sums may be in float32.
         measure_and_differentiate: Takes the gradient of the value, the terms, and which gradients are wanted. Gives the
             value and these; those that are sums may be in float32.
         scale: Takes a tensor, a number of no dimension and on its device, and a dtype. Gives their product in that
@@ -72,11 +75,13 @@ class Operations(NamedTuple):
 
 def compute(
     operations: Operations, loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None
-) -> Tensor:
+) -> Tensor | Tokens:
     """`reference.compute` by *operations*, or itself where they do not serve."""
-    form = _form(operations, loss, hidden, None)
+    if loss.statistics:
+        return compute_tokens(operations, loss, hidden, weight, labels, bias)
+    form = _form(operations, loss, hidden, is_logprob=False)
     if form is None or not _serves(operations, hidden, weight, labels, bias):
-        return by_reference(reference.compute, loss, hidden, weight, labels, bias)
+        return by_reference(reference.compute_loss, loss, hidden, weight, labels, bias)
     hidden, weight, labels = _matrix(hidden), _matrix(weight), labels.contiguous()
     if form.mean:
         losses, means = _measured(form, hidden, weight, labels, bias)
@@ -94,22 +99,16 @@ def compute(
     return _reduced(form, total, _count(form, labels))
 
 
-def compute_logprob(
-    operations: Operations,
-    loss: Loss,
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    bias: Tensor | None,
-    *,
-    entropy: bool,
-) -> LogProbs:
-    """`reference.compute_logprob` by *operations*, or itself where they do not serve."""
-    form = _form(operations, loss, hidden, entropy)
+def compute_tokens(
+    operations: Operations, loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None
+) -> Tokens:
+    """`reference.compute_tokens` by *operations*, or itself where they do not serve."""
+    form = _form(operations, loss, hidden, is_logprob=True)
     if form is None or not _serves(operations, hidden, weight, labels, bias):
-        return by_reference(reference.compute_logprob, loss, hidden, weight, labels, bias, entropy=entropy)
-    results = _measured(form, _matrix(hidden), _matrix(weight), labels.contiguous(), bias)
-    return LogProbs(results[0], results[1] if entropy else None)
+        return by_reference(reference.compute_tokens, loss, hidden, weight, labels, bias)
+    logprob, *values = _measured(form, _matrix(hidden), _matrix(weight), labels.contiguous(), bias)
+    by_name = dict(zip(form.besides, values, strict=True))
+    return logprob, {name: value != 0 if name == "is_top1" else value for name, value in by_name.items()}
 
 
 class _Form(NamedTuple):
@@ -120,7 +119,7 @@ class _Form(NamedTuple):
         loss: As the reference has it.
         terms: As the operations have it.
         dtype: Of the result.
-        entropy: For log-probabilities, whether there is an entropy too; ``None`` for a loss.
+        is_logprob: Whether the value is a log-probability, and not a loss.
         keep: Whether the logits are kept for the backward.
     """
 
@@ -128,7 +127,7 @@ class _Form(NamedTuple):
     loss: Loss
     terms: Terms
     dtype: torch.dtype
-    entropy: bool | None
+    is_logprob: bool
     keep: bool = False
 
     @property
@@ -137,21 +136,21 @@ class _Form(NamedTuple):
         return self.loss.label_smoothing is None
 
     @property
-    def besides(self) -> tuple[bool, bool]:
-        """What there is besides the value: an entropy, a mean."""
-        return bool(self.entropy), self.mean
+    def besides(self) -> tuple[str, ...]:
+        """What there is besides the value, of `BESIDES`, in that order."""
+        return ("mean",) if self.mean else self.loss.statistics
 
 
-def _form(operations: Operations, loss: Loss, hidden: Tensor, entropy: bool | None) -> _Form | None:
+def _form(operations: Operations, loss: Loss, hidden: Tensor, *, is_logprob: bool) -> _Form | None:
     """``None`` for steps that cannot be folded."""
     steps = folded(loss.steps)
     if steps is None:
         return None
     smoothing = loss.label_smoothing or 0.0
-    of_label, of_all = (smoothing - 1.0, -smoothing) if entropy is None else (1.0, 0.0)
+    of_label, of_all = (1.0, 0.0) if is_logprob else (smoothing - 1.0, -smoothing)
     wide = reference.FLOAT.kind in [step.kind for step in loss.steps]
     dtype = torch.float32 if wide else hidden.dtype
-    return _Form(operations, loss, Terms(loss.ignore_index, of_label, of_all, *steps), dtype, entropy)
+    return _Form(operations, loss, Terms(loss.ignore_index, of_label, of_all, *steps), dtype, is_logprob)
 
 
 def _serves(operations: Operations, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> bool:
@@ -196,32 +195,50 @@ def _measured(form: _Form, hidden: Tensor, weight: Tensor, labels: Tensor, bias:
 def _measure(
     form: _Form, _: Sequence[bool], hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
 ) -> tuple[tuple[Tensor, ...], Sequence[Tensor]]:
-    results = form.operations.measure(hidden, weight, labels, bias, *form.terms, *form.besides, form.keep)
-    return tuple([_rounded(result, form.dtype) for result in results[: 1 + sum(form.besides)]]), results[1:]
+    asked = [name in form.besides for name in BESIDES]
+    results = form.operations.measure(hidden, weight, labels, bias, *form.terms, asked, form.keep)
+    return tuple([_rounded(result, form.dtype) for result in results[: 1 + len(form.besides)]]), results[1:]
 
 
 def _differentiate(form: _Form, needs: Sequence[bool], *tensors: Any) -> list[Tensor]:
     """The logits are computed anew, unless they were kept."""
     *rest, hidden, weight, bias, labels = tensors
-    number = 1 + sum(form.besides)
+    number = 1 + len(form.besides)
     upstream, kept = list(rest[:number]), list(rest[number:])  # to torch 2.11's compiler, rest is a tuple
     logits = kept.pop() if form.keep else None
     of_value, *of_others = [gradient.float() for gradient in upstream]
-    of_entropy, entropy = (of_others.pop(0), kept.pop(0)) if form.entropy else (None, None)
-    of_mean = of_others.pop(0) if form.mean else None
-    lse = kept[-1] if len(kept) > form.mean else None
-    known = (of_value, of_entropy, entropy, of_mean, lse, logits, *form.terms, needs[:3])
-    gradients = form.operations.differentiate(hidden, weight, labels, bias, *known)
+    of, values = dict(zip(form.besides, of_others, strict=True)), dict(zip(form.besides, kept, strict=False))
+    lse = kept[-1] if len(kept) > len(form.besides) else None
+    known = (of_value, of.get("entropy"), values.get("entropy"), *_of_others(of, values), lse, logits)
+    gradients = form.operations.differentiate(hidden, weight, labels, bias, *known, *form.terms, needs[:3])
     return [_rounded(gradient, hidden.dtype) for gradient in gradients]
+
+
+def _of_others(of: dict[str, Tensor], values: dict[str, Tensor]) -> tuple[Tensor | None, ...]:
+    """The gradient of the mean, and by what each p and each p² is multiplied besides, for gradients by name.
+
+    By the logit of a word, the derivative of logsumexp is p, that of mean_logits is (1/V − p) + p, of which the first
+    is that of the mean, and that of log Σ p² is 2 · p² / Σ p² − 2 · p.
+    """
+    of_lse, of_mean_logits, of_squares = map(of.get, ("logsumexp", "mean_logits", "log_sum_sq_probs"))
+    terms = [gradient for gradient in (of_lse, of_mean_logits) if gradient is not None]
+    of_square = None
+    if of_squares is not None:
+        terms.append(-2.0 * of_squares)
+        of_square = 2.0 * of_squares * torch.exp(-values["log_sum_sq_probs"])
+    of_p = torch.stack(terms).sum(0) if terms else None
+    return of.get("mean", of_mean_logits), of_p, of_square
 
 
 def _formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, ...]:
     """What `_measure` computes, in operations that can be differentiated again."""
-    if form.entropy is None:
-        losses = reference.compute(form.loss._replace(reduction="none"), hidden, weight, labels, bias).to(form.dtype)
+    if not form.is_logprob:
+        losses = reference.compute_loss(form.loss._replace(reduction="none"), hidden, weight, labels, bias).to(
+            form.dtype
+        )
         return (losses[0], -losses[1]) if form.mean else (losses,)
-    results = reference.compute_logprob(form.loss, hidden, weight, labels, bias, entropy=form.entropy)
-    return tuple([result for result in results if result is not None])
+    logprob, values = reference.compute_tokens(form.loss, hidden, weight, labels, bias)
+    return (logprob, *(value.to(form.dtype) for value in values.values()))
 
 
 def _reduced_forward(
@@ -244,4 +261,4 @@ def _reduced_backward(form: _Form, _needs: Sequence[bool], upstream: Tensor, *sa
 
 def _reduced_formula(form: _Form, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     """What `_reduced_forward` computes, in operations that can be differentiated again."""
-    return reference.compute(form.loss, hidden, weight, labels, bias)
+    return reference.compute_loss(form.loss, hidden, weight, labels, bias)

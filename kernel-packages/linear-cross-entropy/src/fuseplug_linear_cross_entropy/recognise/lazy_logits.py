@@ -15,7 +15,7 @@ from fuseplug import Compute
 from fuseplug_linear_cross_entropy.lazy_tensor import LazyTensor
 
 from ..reference import FLOAT, Reduction, Step
-from .lazy_logprobs import LOG_SOFTMAX, LazyLogProbs
+from .lazy_logprobs import GATHER, LOG_SOFTMAX, LazyLogProbs, are_words, bound, labels_of
 from .lazy_rows import LazyRows, Logits, moved_rows
 
 
@@ -56,10 +56,8 @@ class LazyLogits(LazyRows):
             elif function not in _COMMUTES or len(args) != 2 or args[1] is not self:
                 return NotImplemented
         logits: Logits = self.facts["logits"]
-        if function is functional.cross_entropy:
-            return self._cross_entropy(logits, *args[1:], **kwargs)
-        if function in LOG_SOFTMAX:
-            return LazyLogProbs.of(self, function, args, kwargs)
+        if function in _REDUCING:
+            return _REDUCING[function](self, function, args, kwargs)
         steps = _steps(self, function, args, kwargs)
         if steps is not None:
             return self.then(function, args, kwargs, logits=replace(logits, steps=(*logits.steps, *steps)))
@@ -85,6 +83,27 @@ class LazyLogits(LazyRows):
             return None
         bias = None if logits.bias is None else logits.bias[columns]
         return replace(logits, rows=moved, weight=logits.weight[columns], bias=bias)
+
+    def _gather(self, _function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """One of each row, from which trainers take the `_logsumexp`."""
+        labels, logits = labels_of(self, args, kwargs), self.facts["logits"]
+        try:
+            wanted = labels is not None and self.dtype is torch.float32
+            selected = logits.logits_of_labels(labels) if wanted else None
+        except IndexError:
+            return NotImplemented  # No word: the original says so.
+        return NotImplemented if selected is None else selected.unsqueeze(-1)
+
+    def _logsumexp(self, _function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """That of each row, if `_gather` has found it."""
+        arguments, logits = bound(args, kwargs, "dim", "keepdim"), self.facts["logits"]
+        values = logits.logsumexps.of(logits)
+        if arguments is None or values is None or not are_words(arguments.get("dim"), self):
+            return NotImplemented
+        return values.unsqueeze(-1) if arguments.get("keepdim") else values
+
+    def _loss(self, _function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return self._cross_entropy(self.facts["logits"], *args[1:], **kwargs)
 
     def _cross_entropy(
         self,
@@ -114,6 +133,14 @@ _SCALING: dict[Any, str] = {
 }
 _ADDING = frozenset({Tensor.add, Tensor.__add__, Tensor.__radd__, torch.add})
 _COMMUTES = _ADDING | _SCALING.keys()
+_REDUCING: dict[Any, Callable[..., Any]] = {
+    functional.cross_entropy: LazyLogits._loss,
+    **dict.fromkeys(LOG_SOFTMAX, LazyLogProbs.of),
+    **dict.fromkeys(GATHER, LazyLogits._gather),
+    Tensor.logsumexp: LazyLogits._logsumexp,
+    torch.logsumexp: LazyLogits._logsumexp,
+}
+"""What is known of a row from the kernel, or is made of all its words."""
 _TANH = frozenset({torch.tanh, Tensor.tanh, functional.tanh})
 
 

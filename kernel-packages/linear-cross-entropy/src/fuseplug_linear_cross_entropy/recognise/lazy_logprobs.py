@@ -11,15 +11,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..reference import FLOAT, Reduction
-from .lazy_rows import LazyRows, Logits
+from .lazy_rows import NOTHING_IGNORED, LazyRows, Logits
 
 LOG_SOFTMAX = frozenset({functional.log_softmax, torch.log_softmax, Tensor.log_softmax})
 _NEGATIVE = frozenset({Tensor.neg, Tensor.__neg__, torch.neg})
-_GATHER = frozenset({Tensor.gather, torch.gather})
+GATHER = frozenset({Tensor.gather, torch.gather})
 _SUM = frozenset({Tensor.sum, torch.sum})
-
-_NOTHING_IGNORED = torch.iinfo(torch.int64).min
-"""The label to be ignored, where none is."""
 
 
 @dataclass
@@ -45,11 +42,11 @@ class LazyLogProbs(LazyRows):
     @classmethod
     def of(cls, lazy: LazyRows, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """``log_softmax(lazy, ...)`` of logits, over the words; ``NotImplemented`` if it is another."""
-        arguments = _bound(args, kwargs, "dim", also=("dtype", "_stacklevel"))
+        arguments = bound(args, kwargs, "dim", also=("dtype", "_stacklevel"))
         logits: Logits = lazy.facts["logits"]
         if (
             arguments is None
-            or not _are_words(arguments.get("dim"), lazy)
+            or not are_words(arguments.get("dim"), lazy)
             or arguments.get("dtype") not in (None, lazy.dtype, torch.float32)
             or torch.is_autocast_enabled(logits.hidden.device.type)
         ):
@@ -64,30 +61,21 @@ class LazyLogProbs(LazyRows):
             return NotImplemented
         if function in _NEGATIVE:
             return self.then(function, args, kwargs, sign=-self.facts["sign"])
-        if function in _GATHER:
-            return self._gather(_bound(args, kwargs, "dim", "index"))
+        if function in GATHER:
+            return self._gather(labels_of(self, args, kwargs))
         if function in _SUM:
-            return self._sum(_bound(args, kwargs, "dim", "keepdim", also=("dtype",)))
+            return self._sum(bound(args, kwargs, "dim", "keepdim", also=("dtype",)))
         if function is functional.nll_loss:
             return self._nll_loss(*args[1:], **kwargs)
         return self.rearranged(function, args[1:], kwargs)
 
-    def _gather(self, arguments: Mapping[str, Any] | None) -> Any:
+    def _gather(self, labels: Tensor | None) -> Any:
         """One of each row."""
         logits: Logits = self.facts["logits"]
-        index = None if arguments is None else arguments.get("index")
-        if (
-            arguments is None
-            or not _are_words(arguments.get("dim"), self)
-            or type(index) is not Tensor
-            or index.dtype != torch.int64
-            or index.shape != (*logits.rows.shape, 1)
-            or index.device != logits.hidden.device
-        ):
+        if labels is None:
             return NotImplemented
         try:
-            labels = index.squeeze(-1)
-            of_label, even = logits.losses(labels, _NOTHING_IGNORED, reduction="none", label_smoothing=None)
+            of_label, even = logits.losses(labels, NOTHING_IGNORED, reduction="none", label_smoothing=None)
         except IndexError:
             return NotImplemented  # No word: the original says so.
         losses: _Losses = self.facts["losses"]
@@ -100,7 +88,7 @@ class LazyLogProbs(LazyRows):
         dtype = None if arguments is None else arguments.get("dtype") or self.dtype
         if (
             arguments is None
-            or not _are_words(arguments.get("dim"), self)
+            or not are_words(arguments.get("dim"), self)
             or dtype not in (self.dtype, torch.float32)
             or losses.even is None
             or losses.rows is not self.facts["logits"].rows
@@ -127,7 +115,23 @@ class LazyLogProbs(LazyRows):
         return (losses * self.facts["sign"]).to(self.dtype)
 
 
-def _bound(
+def labels_of(lazy: LazyRows, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The label of each row, if ``gather(lazy, ...)`` takes one of each; ``None`` otherwise."""
+    logits: Logits = lazy.facts["logits"]
+    arguments = bound(args, kwargs, "dim", "index") or {}
+    index = arguments.get("index")
+    if (
+        not are_words(arguments.get("dim"), lazy)
+        or type(index) is not Tensor
+        or index.dtype != torch.int64
+        or index.shape != (*logits.rows.shape, 1)
+        or index.device != logits.hidden.device
+    ):
+        return None
+    return index.squeeze(-1)
+
+
+def bound(
     args: Sequence[Any], kwargs: Mapping[str, Any], *names: str, also: Sequence[str] = ()
 ) -> dict[str, Any] | None:
     """The arguments after the first, by name; ``None`` if there are others than *names* and, by keyword, *also*."""
@@ -135,7 +139,7 @@ def _bound(
     return arguments if len(args) <= 1 + len(names) and arguments.keys() <= {*names, *also} else None
 
 
-def _are_words(dim: Any, tensor: Tensor) -> bool:
+def are_words(dim: Any, tensor: Tensor) -> bool:
     """Whether *dim* is the last dimension of *tensor*."""
     (number,) = dim if isinstance(dim, list | tuple) and len(dim) == 1 else (dim,)
     return type(number) is int and number in (-1, tensor.dim() - 1)

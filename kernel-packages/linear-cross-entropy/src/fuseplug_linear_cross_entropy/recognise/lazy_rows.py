@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +15,32 @@ from fuseplug import Compute
 from fuseplug_linear_cross_entropy.lazy_tensor import LazyTensor
 
 from ..reference import FLOAT, Reduction, Step
+
+NOTHING_IGNORED = torch.iinfo(torch.int64).min
+"""The label to be ignored, where none is."""
+
+
+@dataclass
+class LogSumExps:
+    """The logarithm of the sum of exponentials of some rows, kept for the next question.
+
+    Attributes:
+        logits: What they were computed of; ``None`` before that.
+        values: In the order of ``logits.rows``, flat.
+    """
+
+    logits: Logits | None = None
+    values: Tensor | None = None
+
+    def of(self, logits: Logits) -> Tensor | None:
+        """Those of the rows of *logits*; ``None`` if one of them was not computed."""
+        known, values = self.logits, self.values
+        if known is None or values is None or known.head != logits.head:
+            return None
+        places = torch.full(known.hidden.shape[:1], -1, device="cpu")
+        places[known.rows.flatten()] = torch.arange(known.rows.numel(), device="cpu")
+        at = places[logits.rows]
+        return None if (at < 0).any() else values[at.to(values.device)]
 
 
 @dataclass(frozen=True)
@@ -29,6 +57,7 @@ class Logits:
         steps: What was done to each logit since.
         checked: What the kernel was checked on besides: logits that went through a tanh (``"capped"``), or to which a
             vector was added (``"added"``).
+        logsumexps: What was computed of these, and of others that were made of the same logits.
     """
 
     compute: Compute
@@ -38,6 +67,12 @@ class Logits:
     rows: Tensor
     steps: tuple[Step, ...] = ()
     checked: frozenset[str] = frozenset()
+    logsumexps: LogSumExps = field(default_factory=LogSumExps)
+
+    @property
+    def head(self) -> tuple[Any, ...]:
+        """What a row depends on besides its token; the tensors by identity."""
+        return id(self.hidden), id(self.weight), id(self.bias), self.steps
 
     @property
     def of_rows(self) -> Tensor:
@@ -62,7 +97,27 @@ class Logits:
             and labels.device == self.hidden.device
         )
 
-    def losses(self, labels: Tensor, ignore_index: int, reduction: Reduction, label_smoothing: float | None) -> Tensor:
+    def logits_of_labels(self, labels: Tensor) -> Tensor | None:
+        """The logit of the label of each row, of the shape of `rows`; ``None`` if the kernel has no statistics.
+
+        Raises:
+            IndexError: On a CPU, if a label is no word.
+        """
+        if "statistics" not in inspect.signature(self.compute).parameters:
+            return None
+        results: Any = self.losses(labels, NOTHING_IGNORED, "none", 0.0, statistics=("logsumexp",))
+        loss, logsumexp = cast("tuple[Tensor, Tensor]", (results.loss, results.logsumexp))
+        self.logsumexps.logits, self.logsumexps.values = self, logsumexp.flatten()
+        return logsumexp - loss
+
+    def losses(
+        self,
+        labels: Tensor,
+        ignore_index: int,
+        reduction: Reduction,
+        label_smoothing: float | None,
+        **statistics: Any,
+    ) -> Tensor:
         """The cross-entropy of all rows by the kernel, as `linear_cross_entropy` gives it.
 
         Args:
@@ -70,6 +125,7 @@ class Logits:
             ignore_index: As there.
             reduction: As there.
             label_smoothing: As there.
+            **statistics: As there.
         """
         kind = self.hidden.device.type
         # Under autocast F.cross_entropy widens; the input of the head has its dtype already.
@@ -84,6 +140,7 @@ class Logits:
                 ignore_index=ignore_index,
                 reduction=reduction,
                 label_smoothing=label_smoothing,
+                **statistics,
             )
         return losses
 
@@ -98,6 +155,8 @@ class LazyRows(LazyTensor):
             return self.then(function, (self, *rest), kwargs)
         if function is Tensor.__getitem__:
             return self._chosen(rest[0])
+        if function in _CUTS:
+            return self._pieces(function, rest, kwargs)
         moved = moved_rows(self._rows, self.shape[-1], function, rest, kwargs)
         return NotImplemented if moved is None else self._with(moved, function, rest, kwargs)
 
@@ -121,6 +180,14 @@ class LazyRows(LazyTensor):
             return NotImplemented
         return self._with(self._rows[places], Tensor.__getitem__, (places,), {})
 
+    def _pieces(self, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """``function(self, ...)``, a tuple, if each piece is of whole rows."""
+        moved = _moved_pieces(self._rows, self.shape[-1], function, rest, kwargs)
+        if moved is None:
+            return NotImplemented
+        pieces = [functools.partial(_piece, function, number) for number in range(len(moved))]
+        return tuple(self._with(rows, piece, rest, kwargs) for rows, piece in zip(moved, pieces, strict=True))
+
     def _with(self, rows: Tensor, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """``function(self, *rest, **kwargs)``, which has the *rows*."""
         return self.then(function, (self, *rest), kwargs, logits=replace(self.facts["logits"], rows=rows))
@@ -141,6 +208,7 @@ _MOVES = frozenset(
         Tensor.unflatten,
     }
 )
+_CUTS = frozenset({Tensor.split, torch.split, Tensor.chunk, torch.chunk, Tensor.unbind, torch.unbind})
 _REGROUPS = frozenset({Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten})
 
 
@@ -155,15 +223,39 @@ def moved_rows(
         rows = rows.contiguous()
     elif function not in _MOVES and function is not Tensor.__getitem__:
         return None
-    spread = rows.unsqueeze(-1).expand(*rows.shape, vocabulary)
+    spread = _spread(rows, vocabulary)
     try:
         # The view of a reshape: a copy would have the size of the logits.
         done = spread.view if function in (Tensor.reshape, torch.reshape) else None
         moved: Tensor = done(*rest, **kwargs) if done is not None else function(spread, *rest, **kwargs)
     except (RuntimeError, TypeError, IndexError, ValueError):
         return None  # What is wrong with it, the real logits say.
+    return moved[..., 0] if _is_whole(moved, vocabulary) else None
+
+
+def _moved_pieces(
+    rows: Tensor, vocabulary: int, function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Tensor] | None:
+    """The *rows* of each piece that *function* gives; ``None`` if one is not of whole rows."""
+    try:
+        pieces = function(_spread(rows, vocabulary), *rest, **kwargs)
+    except (RuntimeError, TypeError, IndexError, ValueError):
+        return None  # What is wrong with it, the real logits say.
+    return [piece[..., 0] for piece in pieces] if all(_is_whole(piece, vocabulary) for piece in pieces) else None
+
+
+def _piece(function: Callable[..., Sequence[Tensor]], number: int, *args: Any, **kwargs: Any) -> Tensor:
+    return function(*args, **kwargs)[number]
+
+
+def _spread(rows: Tensor, vocabulary: int) -> Tensor:
+    """A tensor of the shape of logits that has the same number all along each row, in no memory."""
+    return rows.unsqueeze(-1).expand(*rows.shape, vocabulary)
+
+
+def _is_whole(moved: Tensor, vocabulary: int) -> bool:
     whole = moved.dim() > 0 and moved.shape[-1] == vocabulary and (moved.stride(-1) == 0 or vocabulary == 1)
-    return moved[..., 0] if whole and moved._is_view() else None
+    return whole and moved._is_view()
 
 
 def _places(keys: Sequence[Any], rows: Tensor) -> tuple[Any, ...] | None:

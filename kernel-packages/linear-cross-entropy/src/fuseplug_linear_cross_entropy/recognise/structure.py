@@ -204,7 +204,10 @@ def _shifted(logits: Tensor) -> Tensor:
 
 
 def _summed(logits: Tensor) -> Tensor:
-    """Scaled, without the last token, summed and divided by a number of items, as a trainer has it; and smoothed so."""
+    """Scaled, without the last token, summed and divided by a number of items, as a trainer has it.
+
+    Also smoothed so; and as log-probabilities that trainers select.
+    """
     logits = (logits * 0.25).float()
     cut = logits[..., :-1, :].contiguous() if logits.dim() > 1 else logits
     flat = cut.reshape(-1, logits.shape[-1])
@@ -212,8 +215,9 @@ def _summed(logits: Tensor) -> Tensor:
     logprobs = -functional.log_softmax(flat, -1)
     of_label = logprobs.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     smoothed = of_label * (1 - _SMOOTHING) + logprobs.sum(-1) * (_SMOOTHING / flat.shape[-1])
-    smoothed = smoothed.masked_fill(labels < 0, 0)
-    return torch.stack((functional.cross_entropy(flat, labels, reduction="sum"), smoothed.sum())) * 0.140625
+    selected = flat.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1) - flat.logsumexp(-1)
+    sums = [losses.masked_fill(labels < 0, 0).sum() for losses in (smoothed, selected)]
+    return torch.stack((functional.cross_entropy(flat, labels, reduction="sum"), *sums)) * 0.140625
 
 
 def _capped(logits: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from fuseplug_backends.functional import computed_by
 from fuseplug_backends.inductor import worth_compiling
 
 from ... import reference
-from ...reference import LogProbs, Loss
+from ...reference import Loss, Tokens
 from .chunks import Head
 from .differentiable import per_token, weighted_sum
 
@@ -25,23 +25,25 @@ gain. On two x86 cores the matmuls of 1024 tokens of 32,000 words take 44 s in f
 """
 
 
-def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
+def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor | Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_cross_entropy`, fused: the same arguments, result and errors.
 
     The result is the reference's up to rounding: everything between the matmuls is computed in float32, so it is as a
     rule nearer to the exact one. Inside ``torch.compile``, ``torch.export`` and other tracers it *is* the reference.
     """
+    if loss.statistics:
+        return compute_tokens(loss, hidden, weight, labels, bias)
     if not _serves(hidden, weight, labels, bias):
-        return by_reference(reference.compute, loss, hidden, weight, labels, bias)
+        return by_reference(reference.compute_loss, loss, hidden, weight, labels, bias)
     ignored = labels == loss.ignore_index
     head = Head(hidden, weight, bias, _columns(labels, ignored, len(weight)), loss.steps)
     smoothing, dtype = loss.label_smoothing, _dtype_of(loss, hidden)
     if smoothing is None or loss.reduction == "none":
-        logprob, mean, _ = per_token(head)
+        values = per_token(head)
         if smoothing is None:
-            losses = -torch.stack((logprob, mean))
+            losses = -torch.stack((values.logprob, values.mean))
         else:
-            losses = -(1 - smoothing) * logprob - smoothing * mean if smoothing else -logprob
+            losses = -(1 - smoothing) * values.logprob - smoothing * values.mean if smoothing else -values.logprob
         return losses.masked_fill(ignored, 0).to(dtype)
     counted = (~ignored).to(torch.float32)
     number = int(counted.sum()) if loss.reduction == "mean" else 1
@@ -51,23 +53,22 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     return (total if number else total + math.nan).to(dtype)
 
 
-def compute_logprob(
-    loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *, entropy: bool
-) -> LogProbs:
+def compute_tokens(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_logprob`, fused: the same arguments, results and errors.
 
     What is said of `compute` holds here, too.
     """
     if not _serves(hidden, weight, labels, bias):
-        return by_reference(reference.compute_logprob, loss, hidden, weight, labels, bias, entropy=entropy)
-    ignored = labels == loss.ignore_index
-    head = Head(hidden, weight, bias, _columns(labels, ignored, len(weight)), loss.steps)
-    logprob, _, entropies = (values.masked_fill(ignored, 0).to(_dtype_of(loss, hidden)) for values in per_token(head))
-    return LogProbs(logprob, entropies if entropy else None)
+        return by_reference(reference.compute_tokens, loss, hidden, weight, labels, bias)
+    ignored, dtype = labels == loss.ignore_index, _dtype_of(loss, hidden)
+    values = per_token(Head(hidden, weight, bias, _columns(labels, ignored, len(weight)), loss.steps))
+    by_name = {name: getattr(values, name).masked_fill(ignored, 0) for name in ("logprob", *loss.statistics)}
+    typed = {name: value.to(torch.bool if name == "is_top1" else dtype) for name, value in by_name.items()}
+    return typed.pop("logprob"), typed
 
 
 linear_cross_entropy = computed_by(compute, reference.linear_cross_entropy)
-linear_logprob = computed_by(compute_logprob, reference.linear_logprob)
+linear_logprob = computed_by(compute_tokens, reference.linear_logprob)
 
 
 def _serves(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> bool:

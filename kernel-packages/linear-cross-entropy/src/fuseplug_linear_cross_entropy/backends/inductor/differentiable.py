@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,20 +12,14 @@ from torch.nn import functional
 from fuseplug_backends.inductor import differentiated_again, plain, recording, vjp
 from fuseplug_backends.tracing import is_batch_of_gradients
 
-from ...reference import logits_of
+from ...reference import STATISTICS, logits_of
 from .chunks import Head, Needs, differentiated, values_of
 from .programs import Coefficients, Values
 
-PerToken = tuple[Tensor, Tensor, Tensor]
-"""`Values.logprob`, `Values.mean` and `Values.entropy`."""
 
-
-def per_token(head: Head) -> PerToken:
+def per_token(head: Head) -> Values:
     """The values of each token. Their backward computes the logits anew."""
-    if recording(*head.tensors):
-        found: PerToken = _PerToken.apply(*head)  # type: ignore[no-untyped-call]
-        return found
-    return values_of(head)[1:]
+    return Values(*_PerToken.apply(*head)) if recording(*head.tensors) else values_of(head)  # type: ignore[no-untyped-call]
 
 
 def weighted_sum(head: Head, of_label: Tensor, of_mean: Tensor) -> Tensor:
@@ -43,22 +36,23 @@ def weighted_sum(head: Head, of_label: Tensor, of_mean: Tensor) -> Tensor:
     if recording(*head.tensors):
         total: Tensor = _WeightedSum.apply(*head, of_label, of_mean)  # type: ignore[no-untyped-call]
         return total
-    return _sum(values_of(head)[1:], of_label, of_mean)
+    return _sum(values_of(head), of_label, of_mean)
 
 
 class _PerToken(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> PerToken:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
         # A result that nobody used has no gradient.
         ctx.set_materialize_grads(False)
         head = Head(*arguments)
         ctx.steps, values = head.steps, values_of(head)
         ctx.save_for_backward(*head.tensors, head.labels, *values)
-        return values[1:]
+        ctx.mark_non_differentiable(values.is_top1)
+        return tuple(values)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        (hidden, weight, bias, labels), values = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        hidden, weight, bias, labels, *values = ctx.saved_tensors  # once: a checkpoint computes them for that
         head, needs = Head(hidden, weight, bias, labels, ctx.steps), Needs(*ctx.needs_input_grad[:3])
         given = [grad for grad in grads if grad is not None]
         if not given:
@@ -66,12 +60,12 @@ class _PerToken(torch.autograd.Function):
         if _is_for_formula(given):
 
             def formula(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
-                found = _formula(Head(hidden, weight, bias, labels, ctx.steps))
-                return [value for value, grad in zip(found, grads, strict=True) if grad is not None]
+                results = _formula(Head(hidden, weight, bias, labels, ctx.steps))
+                return [value for value, grad in zip(results, grads, strict=True) if grad is not None]
 
             return _with_labels(vjp(formula, head.tensors, needs, given))
-        coefficients = [torch.zeros_like(values[0]) if grad is None else grad for grad in grads]
-        return _with_labels(differentiated(head, Coefficients(*coefficients), needs, Values(*values))[1])
+        coefficients = dict(zip(Values._fields, grads, strict=True))
+        return _with_labels(differentiated(head, _coefficients(**coefficients), needs, Values(*values))[1])
 
 
 class _WeightedSum(torch.autograd.Function):
@@ -81,9 +75,8 @@ class _WeightedSum(torch.autograd.Function):
         head, needs = Head(*of_head), Needs(*ctx.needs_input_grad[:3])
         ctx.steps = head.steps
         ctx.save_for_backward(*head.tensors, head.labels, of_label, of_mean)
-        coefficients = Coefficients(of_label, of_mean, torch.zeros_like(of_mean))
-        values, ctx.gradients = differentiated(head, coefficients, needs)
-        return _sum(values[1:], of_label, of_mean)
+        values, ctx.gradients = differentiated(head, _coefficients(logprob=of_label, mean=of_mean), needs)
+        return _sum(values, of_label, of_mean)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -100,7 +93,7 @@ class _WeightedSum(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             hidden, weight, bias, labels, of_label, of_mean = ctx.saved_tensors
-            coefficients = Coefficients(of_label * upstream, of_mean * upstream, torch.zeros_like(of_mean))
+            coefficients = _coefficients(logprob=of_label * upstream, mean=of_mean * upstream)
             _, gradients = differentiated(Head(hidden, weight, bias, labels, ctx.steps), coefficients, needs)
         elif (factor := upstream.item()) != 1:
             for gradient in gradients:
@@ -119,15 +112,22 @@ def _with_labels(gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...
     return (*gradients, None, None)
 
 
-def _sum(values: PerToken, of_label: Tensor, of_mean: Tensor) -> Tensor:
-    logprob, mean, _ = values
-    label_parts, mean_parts = (torch.where(c != 0, v * c, 0.0) for v, c in ((logprob, of_label), (mean, of_mean)))
+def _coefficients(**by_name: Tensor | None) -> Coefficients:
+    """Those that are given by the name of a value, and 0 for the others."""
+    zeros = torch.zeros_like(next(value for value in by_name.values() if value is not None))
+    return Coefficients(*(zeros if (value := by_name.get(name)) is None else value for name in Coefficients._fields))
+
+
+def _sum(values: Values, of_label: Tensor, of_mean: Tensor) -> Tensor:
+    terms = ((values.logprob, of_label), (values.mean, of_mean))
+    label_parts, mean_parts = (torch.where(c != 0, v * c, 0.0) for v, c in terms)
     return (label_parts + mean_parts).sum()
 
 
-def _formula(head: Head) -> PerToken:
+def _formula(head: Head) -> Values:
     """`per_token` in plain PyTorch, for those who want to differentiate it again."""
-    logprobs = functional.log_softmax(logits_of(*head.tensors, head.steps).float(), -1)
+    y = logits_of(*head.tensors, head.steps).float()
+    logprobs = functional.log_softmax(y, -1)
     label = logprobs.gather(-1, head.labels.unsqueeze(-1)).squeeze(-1)
-    entropy = -(logprobs.exp() * logprobs.masked_fill(logprobs == -math.inf, 0)).sum(-1)
-    return label, logprobs.mean(-1), entropy
+    by_name = {name: formula(y, logprobs, head.labels) for name, formula in STATISTICS.items()}
+    return Values(label, logprobs.mean(-1), **by_name)

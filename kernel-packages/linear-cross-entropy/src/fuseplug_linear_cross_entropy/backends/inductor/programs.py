@@ -26,24 +26,33 @@ class Values(NamedTuple):
     """What is known of each token once its logits were seen; ``(tokens,)``, float32.
 
     Attributes:
-        lse: The logarithm of the sum of the exponentials of the logits.
         logprob: The log-probability of the label.
         mean: The mean of the log-probabilities of all words.
-        entropy: The entropy of the distribution.
+        entropy: As in `reference.STATISTICS`, like the others.
+        logsumexp: As there.
+        mean_logits: As there.
+        log_sum_sq_probs: As there.
+        is_top1: As there, 1 or 0.
     """
 
-    lse: Tensor
     logprob: Tensor
     mean: Tensor
     entropy: Tensor
+    logsumexp: Tensor
+    mean_logits: Tensor
+    log_sum_sq_probs: Tensor
+    is_top1: Tensor
 
 
 class Coefficients(NamedTuple):
-    """The derivative of a result by `Values.logprob`, `Values.mean` and `Values.entropy`; ``(tokens,)``, float32."""
+    """The derivative of a result by the `Values` that have one; ``(tokens,)``, float32."""
 
     logprob: Tensor
     mean: Tensor
     entropy: Tensor
+    logsumexp: Tensor
+    mean_logits: Tensor
+    log_sum_sq_probs: Tensor
 
 
 def factors_of(steps: Sequence[Step]) -> Tensor:
@@ -84,11 +93,14 @@ def into_gradient(z: Tensor, labels: Tensor, values: Values, coefficients: Coeff
         coefficients: The derivative of the result.
         factors: As there.
     """
-    of_label, of_mean, of_entropy = coefficients
+    of_label, of_mean, of_entropy, of_lse, of_mean_logits, of_squares = coefficients
     # With p for the probability of word j, the derivative of logprob is [j is the label] - p, that of mean is
-    # 1 / words - p, and that of entropy is -p (log p + entropy).
-    of_p = of_label + of_mean + of_entropy * values.entropy
-    by_row = torch.stack((values.lse, of_label, of_mean / z.shape[1], of_p, of_entropy), 1)
+    # 1 / words - p, that of entropy is -p (log p + entropy), that of logsumexp is p, that of mean_logits is 1 / words,
+    # and that of log Σ p² is 2 p² / Σ p² - 2 p.
+    of_p = of_label + of_mean + of_entropy * values.entropy - of_lse + 2 * of_squares
+    even = (of_mean + of_mean_logits) / z.shape[1]
+    of_square = 2 * of_squares * torch.exp(-values.log_sum_sq_probs)
+    by_row = torch.stack((values.logsumexp, of_label, even, of_p, of_entropy, of_square), 1)
     _run(_into_gradient, z, (labels.unsqueeze(1), by_row), factors)
 
 
@@ -105,26 +117,33 @@ def _after_steps(z: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
 
 def _statistics(z: Tensor, labels: Tensor, factors: Tensor) -> tuple[Tensor, ...]:
     y, _ = _after_steps(z, factors)
-    label, _ = _after_steps(z.gather(1, labels), factors)
+    words, word = z.shape[1], torch.arange(z.shape[1], dtype=torch.int32, device=z.device)
+    column = labels.to(torch.int32)
+    # Not gathered: the tanh of a single number may be another than that of several at once.
+    label = torch.where(word == column, y, 0.0).sum(1, keepdim=True)
     top = y.amax(1, keepdim=True)
     below = y - top
     exp = torch.exp(below)
     total = exp.sum(1)
-    log_total, top = total.log(), top.squeeze(1)
+    log_total, above = total.log(), torch.where((word < column) & (y >= label), 1.0, 0.0).sum(1)
     return (
-        top + log_total,
-        label.squeeze(1) - top - log_total,
-        below.sum(1) / z.shape[1] - log_total,
+        (label - top).squeeze(1) - log_total,
+        below.sum(1) / words - log_total,
         log_total - (exp * below.clamp(min=_NO_PROBABILITY)).sum(1) / total,
+        top.squeeze(1) + log_total,
+        y.sum(1) / words,
+        (exp * exp).sum(1).log() - 2 * log_total,
+        torch.where((label == top).squeeze(1) & (above == 0), 1.0, 0.0),
     )
 
 
 def _into_gradient(z: Tensor, labels: Tensor, by_row: Tensor, factors: Tensor) -> tuple[()]:
-    lse, of_label, of_each, of_p, of_entropy = by_row.split(1, 1)  # type: ignore[no-untyped-call]
+    lse, of_label, even, of_p, of_entropy, of_square = by_row.split(1, 1)  # type: ignore[no-untyped-call]
     y, slope = _after_steps(z, factors)
     logprob = (y - lse).clamp(min=_NO_PROBABILITY)
+    p = torch.exp(logprob)
     is_label = torch.arange(z.shape[1], dtype=torch.int32, device=z.device) == labels.to(torch.int32)
-    gradient = torch.where(is_label, of_label, 0.0) + of_each - torch.exp(logprob) * (of_p + of_entropy * logprob)
+    gradient = torch.where(is_label, of_label, 0.0) + even - p * (of_p + of_entropy * logprob - of_square * p)
     z.copy_((gradient * slope).to(z.dtype))
     return ()
 

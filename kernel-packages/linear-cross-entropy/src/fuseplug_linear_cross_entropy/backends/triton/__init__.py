@@ -12,14 +12,14 @@ from fuseplug_backends.functional import computed_by
 from fuseplug_backends.triton import transparent
 
 from ... import reference
-from ...reference import LogProbs, Loss
+from ...reference import Loss, Tokens
 from .. import recorded
 from .launches import differentiate, keeps, measure, measure_and_differentiate, scale
 
 _OPERATIONS = recorded.Operations(measure, differentiate, measure_and_differentiate, scale, transparent, keeps)
 
 
-def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor:
+def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tensor | Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_cross_entropy` on a GPU: the same arguments, result and errors.
 
     The result is the reference's up to rounding: all between the matmuls is computed in float32. A label outside of
@@ -32,15 +32,13 @@ def compute(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Te
     return recorded.compute(_OPERATIONS, loss, hidden, weight, labels, bias)
 
 
-def compute_logprob(
-    loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, *, entropy: bool
-) -> LogProbs:
+def compute_tokens(loss: Loss, hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> Tokens:
     """`fuseplug_linear_cross_entropy.reference.linear_logprob` on a GPU: the same arguments, result and errors.
 
     All else is as for `linear_cross_entropy`.
     """
-    return recorded.compute_logprob(_OPERATIONS, loss, hidden, weight, labels, bias, entropy=entropy)
+    return recorded.compute_tokens(_OPERATIONS, loss, hidden, weight, labels, bias)
 
 
 linear_cross_entropy = computed_by(compute, reference.linear_cross_entropy)
-linear_logprob = computed_by(compute_logprob, reference.linear_logprob)
+linear_logprob = computed_by(compute_tokens, reference.linear_logprob)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fuseplug_backends.triton import operation
 
 from ..chunks import Gradients, chunks, gradient_sums, rows_of_chunk
+from ..recorded import BESIDES
 from . import programs
 
 BUDGET = 5 << 28
@@ -67,16 +68,15 @@ def _measure_results(
     _inner: float,
     _outer: float,
     _capped: bool,
-    entropy: bool,
-    mean: bool,
+    asked: Sequence[bool],
     keep: bool,
 ) -> list[Tensor]:
-    numbers = [_numbers(hidden) for _ in range(2 + entropy + mean)]
+    numbers = [_numbers(hidden) for _ in range(2 + sum(asked))]
     return [*numbers, _logits(hidden, weight, hidden.shape[0])] if keep else numbers
 
 
 @operation(
-    f"fuseplug_linear_cross_entropy::measure({_INPUTS}, {_TERMS}, bool entropy, bool mean, bool keep) -> Tensor[]",
+    f"fuseplug_linear_cross_entropy::measure({_INPUTS}, {_TERMS}, bool[{len(BESIDES)}] asked, bool keep) -> Tensor[]",
     _measure_results,
 )
 def measure(
@@ -91,26 +91,28 @@ def measure(
     inner: float,
     outer: float,
     capped: bool,
-    entropy: bool,
-    mean: bool,
+    asked: Sequence[bool],
     keep: bool,
 ) -> None:
-    """Value of each token, its entropy and mean if these are asked for, and lse, each ``(tokens,)`` in float32.
+    """Value of each token, what of `BESIDES` is *asked* for, and lse, each ``(tokens,)`` in float32.
 
     With *keep* the logits besides, as `_logits` has them.
     """
     value, *rest = results
     buffer = rest.pop() if keep else _logits(hidden, weight, _rows(hidden, weight))
     lse = rest.pop()
-    sizes, constants = _layout(hidden, weight)
+    numbers = iter(rest)
+    mean, *statistics = [next(numbers) if is_asked else None for is_asked in asked]
+    # Each but logsumexp has a sum of its own in each lane. With several, half the threads have the registers for them.
+    sums = sum(is_asked for name, is_asked in zip(BESIDES, asked, strict=True) if name != "logsumexp")
+    sizes, constants = _layout(hidden, weight, 2 if sums > 1 else 1)
     for at, logits in chunks(hidden, weight, bias, buffer):
         programs.measure[(len(logits),)](
             logits,
             labels[at],
             value[at],
             lse[at],
-            rest[0][at] if entropy else None,
-            rest[-1][at] if mean else None,
+            *(None if numbers is None else numbers[at] for numbers in (mean, *statistics)),
             *sizes,
             ignore_index,
             picked,
@@ -118,7 +120,7 @@ def measure(
             inner,
             outer,
             capped,
-            mean or spread != 0.0,
+            mean is not None or spread != 0.0,
             **constants,
         )
 
@@ -131,7 +133,8 @@ def _differentiate_results(
 
 @operation(
     f"fuseplug_linear_cross_entropy::differentiate({_INPUTS}, Tensor upstream, Tensor? of_entropy, "
-    f"Tensor? entropy, Tensor? of_mean, Tensor lse, Tensor? kept, {_TERMS}, bool[3] wanted) -> Tensor[]",
+    f"Tensor? entropy, Tensor? of_mean, Tensor? of_p, Tensor? of_square, Tensor lse, Tensor? kept, {_TERMS}, "
+    "bool[3] wanted) -> Tensor[]",
     _differentiate_results,
 )
 def differentiate(
@@ -144,6 +147,8 @@ def differentiate(
     of_entropy: Tensor | None,
     entropy: Tensor | None,
     of_mean: Tensor | None,
+    of_p: Tensor | None,
+    of_square: Tensor | None,
     lse: Tensor,
     kept: Tensor | None,
     ignore_index: int,
@@ -173,6 +178,8 @@ def differentiate(
             upstream[at],
             None if of_entropy is None else of_entropy[at],
             None if of_mean is None else of_mean[at],
+            None if of_p is None else of_p[at],
+            None if of_square is None else of_square[at],
             upstream.stride(0),
             0 if of_entropy is None else of_entropy.stride(0),
             0 if of_mean is None else of_mean.stride(0),
@@ -268,10 +275,10 @@ def _stride(weight: Tensor) -> int:
     return -(-weight.shape[0] // _ROW) * _ROW
 
 
-def _layout(hidden: Tensor, weight: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    """Width and stride of rows of logits, and what is compiled in."""
+def _layout(hidden: Tensor, weight: Tensor, share: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
+    """Width and stride of rows of logits, and what is compiled in, for a tile that has one *share* of `_TILE`."""
     stride, itemsize = _stride(weight), hidden.element_size()
-    return (len(weight), stride), _constants(stride * itemsize, itemsize)
+    return (len(weight), stride), _constants(stride * itemsize, itemsize, _TILE // share)
 
 
 def _rows(hidden: Tensor, weight: Tensor, of_weight: bool = False) -> int:
@@ -280,7 +287,7 @@ def _rows(hidden: Tensor, weight: Tensor, of_weight: bool = False) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _constants(row_bytes: int, itemsize: int) -> dict[str, int]:
-    """What is compiled in: the tile, and its warps."""
-    tile = min(_TILE, 1 << (row_bytes - 1).bit_length())
+def _constants(row_bytes: int, itemsize: int, most: int) -> dict[str, int]:
+    """What is compiled in: the tile, of no more than *most* bytes, and its warps."""
+    tile = min(most, 1 << (row_bytes - 1).bit_length())
     return {"BLOCK": tile // itemsize, "num_warps": max(1, tile // (32 * _LOAD))}

@@ -6,14 +6,16 @@ Of a logit *z*, in float32, with the steps folded (see `folded`), ``V`` the voca
     lse = log Σ exp y,  log p = y − lse,  H = −Σ p · log p
     value = picked · log p_l + spread · mean(log p)
 
-    dz_j = (u · picked · (1[j = l] − p_j) + (u · spread + m) · (1/V − p_j) − e · p_j · (log p_j + H)) · dy/dz
+    dz_j = (u · picked · (1[j = l] − p_j) + (u · spread + m) · (1/V − p_j) − e · p_j · (log p_j + H)
+            + a · p_j + b · p_j²) · dy/dz
 
-where u is the gradient of the value, e that of H, and m that of mean(log p). One pass reads the logits for lse, value
+where u is the gradient of the value, e that of H, m that of mean(log p), and a and b are those of `recorded`. What is
+measured besides is in `reference.STATISTICS`. One pass reads the logits for lse, value
 and H: each lane keeps the largest of its own logits, and sums relative to it. A second one puts dz in their place, last
 tile first, because that was read last and is in the cache.
 
-Tokens with the label *ignore_index* have the value and entropy 0 and no gradient; their logits are not read. A label
-outside of the vocabulary makes all of its token NaN.
+Tokens with the label *ignore_index* have the value 0, as all that is measured, and no gradient; their logits are not
+read. A label outside of the vocabulary makes all of its token NaN, and it is not the first of the largest.
 
 Rows lie *stride* apart, of which *width* are logits. The rest is read and written to, so that memory is moved by 16
 bytes for any vocabulary, but counts for nothing.
@@ -37,8 +39,12 @@ def measure(
     labels,
     value,
     lse,
-    entropy,
     mean,
+    entropy,
+    logsumexp,
+    mean_logits,
+    squares,
+    top1,
     width,
     stride,
     ignore_index,
@@ -50,27 +56,20 @@ def measure(
     SPREAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write *value*, *lse*, and of *entropy* and *mean* what is not None."""
+    """Write *value*, *lse*, and of what is measured besides what is not None."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     if label == ignore_index:
-        tl.store(value + row, 0.0)
-        tl.store(lse + row, 0.0)
-        if entropy is not None:
-            tl.store(entropy + row, 0.0)
-        if mean is not None:
-            tl.store(mean + row, 0.0)
+        _store(value, lse, mean, entropy, logsumexp, mean_logits, squares, top1, row, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     else:
-        of_value, of_lse, of_entropy, of_mean = _measured(
+        of_value, of_lse, of_mean, of_entropy, of_logits, of_squares, of_top1 = _measured(
             logits + row * stride, label, width, stride, picked, spread, inner, outer, CAPPED, SPREAD,
-            entropy is not None, BLOCK,
+            entropy is not None, mean_logits is not None, squares is not None, top1 is not None, BLOCK,
         )  # fmt: skip
-        tl.store(value + row, of_value)
-        tl.store(lse + row, of_lse)
-        if entropy is not None:
-            tl.store(entropy + row, of_entropy)
-        if mean is not None:
-            tl.store(mean + row, of_mean)
+        _store(
+            value, lse, mean, entropy, logsumexp, mean_logits, squares, top1, row,
+            of_value, of_lse, of_mean, of_entropy, of_logits, of_squares, of_top1,
+        )  # fmt: skip
 
 
 @cached_launches
@@ -84,6 +83,8 @@ def differentiate(
     upstream,
     of_entropy,
     of_mean,
+    of_p,
+    of_square,
     upstream_stride,
     of_entropy_stride,
     of_mean_stride,
@@ -113,9 +114,14 @@ def differentiate(
         s = u * spread
         if of_mean is not None:
             s += tl.load(of_mean + row * of_mean_stride)
+        a, b = 0.0, 0.0
+        if of_p is not None:
+            a = tl.load(of_p + row)
+        if of_square is not None:
+            b = tl.load(of_square + row)
         _differentiate(
-            logits, gradient, label, tl.load(lse + row), known_entropy, u * picked, s, e, width, stride, inner, outer,
-            CAPPED, of_entropy is not None, BLOCK,
+            logits, gradient, label, tl.load(lse + row), known_entropy, u * picked, s, e, a, b, width, stride, inner,
+            outer, CAPPED, of_entropy is not None, of_p is not None, BLOCK,
         )  # fmt: skip
 
 
@@ -146,14 +152,15 @@ def measure_and_differentiate(
         tl.store(value + row, 0.0)
         _clear(logits, stride, BLOCK)
     else:
-        of_value, lse, _, _ = _measured(
-            logits, label, width, stride, picked, spread, inner, outer, CAPPED, SPREAD, False, BLOCK
-        )
+        of_value, lse, _, _, _, _, _ = _measured(
+            logits, label, width, stride, picked, spread, inner, outer, CAPPED, SPREAD, False, False, False, False,
+            BLOCK,
+        )  # fmt: skip
         tl.store(value + row, of_value)
         u = tl.load(upstream + row * upstream_stride)
         _differentiate(
-            logits, logits, label, lse, 0.0, u * picked, u * spread, 0.0, width, stride, inner, outer, CAPPED, False,
-            BLOCK,
+            logits, logits, label, lse, 0.0, u * picked, u * spread, 0.0, 0.0, 0.0, width, stride, inner, outer, CAPPED,
+            False, False, BLOCK,
         )  # fmt: skip
 
 
@@ -165,6 +172,28 @@ def scale(gradient, factor, result, size, BLOCK: tl.constexpr):
     inside = at < size
     scaled = tl.load(gradient + at, mask=inside).to(tl.float32) * tl.load(factor).to(tl.float32)
     tl.store(result + at, scaled, mask=inside)
+
+
+@triton.jit
+def _store(
+    value, lse, mean, entropy, logsumexp, mean_logits, squares, top1, row,
+    of_value, of_lse, of_mean, of_entropy, of_logits, of_squares, of_top1,
+):  # fmt: skip
+    """Write the numbers of one token to what is not None."""
+    tl.store(value + row, of_value)
+    tl.store(lse + row, of_lse)
+    if mean is not None:
+        tl.store(mean + row, of_mean)
+    if entropy is not None:
+        tl.store(entropy + row, of_entropy)
+    if logsumexp is not None:
+        tl.store(logsumexp + row, of_lse)
+    if mean_logits is not None:
+        tl.store(mean_logits + row, of_logits)
+    if squares is not None:
+        tl.store(squares + row, of_squares)
+    if top1 is not None:
+        tl.store(top1 + row, of_top1)
 
 
 @triton.jit
@@ -180,9 +209,12 @@ def _measured(
     CAPPED: tl.constexpr,
     SPREAD: tl.constexpr,
     ENTROPY: tl.constexpr,
+    MEAN_LOGITS: tl.constexpr,
+    SQUARES: tl.constexpr,
+    TOP1: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Value, lse, entropy and mean of one token."""
+    """Value, lse, mean, entropy, mean_logits, log_sum_sq_probs and is_top1 of one token."""
     # Before the sums, which all threads wait for: what comes after them may write over the logits.
     is_word = (label >= 0) & (label < width)
     of_label = _stepped(tl.load(logits + label, mask=is_word, other=float("nan")), inner, outer, CAPPED)[0]
@@ -191,35 +223,47 @@ def _measured(
     total = tl.zeros((BLOCK,), tl.float32)  # of exp(y - top)
     moment = tl.zeros((BLOCK,), tl.float32)  # of exp(y - top) (y - top), which does not cancel as lse - Σ p y does
     plain = tl.zeros((BLOCK,), tl.float32)
+    square = tl.zeros((BLOCK,), tl.float32)  # of exp(y - top)²
+    before = tl.full((BLOCK,), _LOWEST, tl.float32)  # the largest of the words before the label
     for first in range(0, stride, BLOCK):
         at = first + lane
         y = _stepped(tl.load(logits + at, mask=at < stride, other=0.0), inner, outer, CAPPED)[0]
-        if SPREAD:
+        if SPREAD or MEAN_LOGITS:
             plain += tl.where(at < width, y, 0.0)
+        if TOP1:
+            before = tl.maximum(before, tl.where(at < label, y, _LOWEST))
         y = tl.where(at < width, y, -float("inf"))
         above = y - top
         factor = tl.exp(-tl.abs(above))
         if ENTROPY:
             kept = moment + factor * tl.maximum(above, _LOWEST)  # 0 times infinity is none
             moment = tl.where(above > 0, factor * (moment - above * total), kept)
+        if SQUARES:
+            square = tl.where(above > 0, square * factor * factor + 1.0, square + factor * factor)
         total = tl.where(above > 0, total * factor + 1.0, total + factor)
         top = tl.maximum(top, y)
     most = tl.max(top, 0)
     below = tl.maximum(top - most, _LOWEST)
     factor = tl.exp(below)
+    total_of_row = tl.sum(factor * total, 0)
+    log_total = tl.log(total_of_row)
     entropy = 0.0
     if ENTROPY:
-        moment = tl.sum(factor * (moment + below * total), 0)
-    total = tl.sum(factor * total, 0)
-    if ENTROPY:
-        entropy = tl.log(total) - moment / total
-    lse = tl.where(is_word, most + tl.log(total), float("nan"))
+        entropy = log_total - tl.sum(factor * (moment + below * total), 0) / total_of_row
+    lse = tl.where(is_word, most + log_total, float("nan"))
     value = picked * (of_label - lse)
+    mean_logits, log_square = 0.0, 0.0
+    if MEAN_LOGITS:
+        mean_logits = tl.where(is_word, tl.sum(plain, 0) / width, float("nan"))
+    if SQUARES:
+        log_square = tl.log(tl.sum(factor * factor * square, 0)) - 2.0 * log_total
+        log_square = tl.where(is_word, log_square, float("nan"))
+    top1 = tl.where(is_word & (of_label >= most) & (of_label > tl.max(before, 0)), 1.0, 0.0)
     mean = 0.0
     if SPREAD:
         mean = tl.sum(plain, 0) / width - lse
         value += tl.where(spread == 0.0, 0.0, spread * mean)  # 0 times infinity is none
-    return value, lse, entropy, mean
+    return value, lse, mean, entropy, mean_logits, log_square, top1
 
 
 @triton.jit
@@ -229,18 +273,21 @@ def _differentiate(
     label,
     lse,
     entropy,
-    a,
+    of_label,
     s,
     e,
+    a,
+    b,
     width,
     stride,
     inner,
     outer,
     CAPPED: tl.constexpr,
     ENTROPY: tl.constexpr,
+    MORE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the *gradient* of one token's logits; *a* is u · picked, and *s* u · spread + m."""
+    """Write the *gradient* of one token's logits; *of_label* is u · picked, *s* u · spread + m. MORE adds a and b."""
     lane = tl.arange(0, BLOCK)
     tiles = tl.cdiv(stride, BLOCK)
     even = s / width
@@ -249,9 +296,11 @@ def _differentiate(
         y, slope = _stepped(tl.load(logits + at, mask=at < stride, other=0.0), inner, outer, CAPPED)
         logp = y - lse
         p = tl.exp(logp)
-        grad = tl.where(at == label, a, 0.0) - a * p + even - s * p
+        grad = tl.where(at == label, of_label, 0.0) - of_label * p + even - s * p
         if ENTROPY:
             grad -= e * p * (tl.maximum(logp, _LOWEST) + entropy)
+        if MORE:
+            grad += p * (a + b * p)
         tl.store(gradient + at, grad * slope, mask=at < stride)
 
 
