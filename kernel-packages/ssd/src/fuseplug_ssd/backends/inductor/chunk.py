@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ...reference import Step
 
-
 _NOTHING = -1e4
 """The logarithm of a decay that is 0 in every dtype."""
 
