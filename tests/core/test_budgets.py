@@ -23,7 +23,7 @@ SLACK = 0.02
 LINES = {
     "core/src": 4708,
     "core/verify/src": 3867,
-    "core/tools/src": 2726,
+    "core/tools/src": 2783,
     "kernel-packages/backends/src": 1496,
     "kernel-packages/causal-conv1d/src": 349,
     "kernel-packages/gated-delta-rule/src": 686,

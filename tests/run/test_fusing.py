@@ -182,6 +182,16 @@ def test_tracers_and_compilers_see_no_training(fusing, manager):
     assert not is_fused(manager, model)
 
 
+@pytest.mark.parametrize(("kernel", "zero3", "lines"), [("Attention", 1, 2), ("Attention", 0, 1), ("Norm", 1, 1)])
+def test_what_zero3_hooks_is_named_as_leaves(monkeypatch, said, kernel, zero3, lines):
+    integration = SimpleNamespace(is_deepspeed_zero3_enabled=lambda: bool(zero3))
+    monkeypatch.setitem(sys.modules, "transformers.integrations.deepspeed", integration)
+    manager = manager_of(getattr(kernels, f"{kernel}Kernel"))
+    Fusing(RunOptions(), manager).fuse(Toy())
+    assert len(said) == lines
+    assert ("set ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES=Attention, or call" in said[-1][1]) is (lines == 2)
+
+
 def test_dry_run_changes_nothing(make, manager, said, tmp_path):
     model, report = Toy(), tmp_path / "report.json"
     make(dry_run=True, report=str(report)).fuse(model)

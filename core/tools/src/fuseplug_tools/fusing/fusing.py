@@ -150,7 +150,7 @@ class Fusing:
         if difference:
             raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
         applied = None if self._options.dry_run else self._manager.apply_plan(model, plan)
-        self._telling.planned(plan.report, applied)
+        self._telling.planned(model, plan.report, applied)
 
     def _for_plan(self, model: nn.Module) -> dict[str, Any]:
         chosen = (names for chosen, names in self._chosen.items() if _has(chosen, model) or _has(model, chosen))
