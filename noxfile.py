@@ -363,6 +363,13 @@ def bench_gpu(session: nox.Session) -> None:
     session.run("python", "tests/benchmarks/page.py")
 
 
+@nox.session(name="bench-npu", default=False)
+def bench_npu(session: nox.Session) -> None:
+    """Check the kernels on this Ascend NPU; time them against eager and torch_npu's own. Writes two files to send."""
+    install(session, "torch_npu")
+    session.run("python", "tests/benchmarks/npu/run.py", *session.posargs, env=NOTHING_KEPT)
+
+
 def install(
     session: nox.Session, *packages: str, transformers: str = TRANSFORMERS[0], free: tuple[str, ...] = ()
 ) -> None:

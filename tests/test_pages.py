@@ -142,6 +142,7 @@ BY_HAND = (
     "LLaMA-Factory 0.9.5: `llamafactory-cli train`, its first trainer",
     "axolotl 0.19: `axolotl train`",
     "verl 0.9",
+    "… a pipeline; a completion by `transformers serve`",
 )
 """The stacks whose rows say that no test shows them."""
 

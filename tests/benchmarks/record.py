@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -77,9 +77,9 @@ def write(name: str, tables: Sequence[Table], about: Mapping[str, Any] | None = 
     print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}, torch {facts['versions']['torch']}")
 
 
-def show(tables: Sequence[Table]) -> None:
-    """Print *tables*."""
-    console = Console(width=WIDTH)
+def show(tables: Sequence[Table], file: TextIO | None = None) -> None:
+    """Print *tables*, to *file* if it is given."""
+    console = Console(width=WIDTH, file=file)
     for table in tables:
         console.print(table.show())
 

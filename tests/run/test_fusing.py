@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -18,9 +19,10 @@ from support.models import Toy, inputs
 from torch import nn
 
 from fuseplug import RejectedError
+from fuseplug.interface import KernelPlugin
 from fuseplug_tools.fusing import moments
 from fuseplug_tools.fusing.fusing import Fusing
-from fuseplug_tools.run.options import ACCELERATE, FSDP1, TRANSFORMERS, RunOptions
+from fuseplug_tools.run.options import ACCELERATE, FSDP1, LLAMA_FACTORY, TRANSFORMERS, RunOptions
 
 pytestmark = pytest.mark.usefixtures("checked_once")
 
@@ -112,6 +114,28 @@ def test_a_watched_model_is_fused_when_its_training_begins(fusing, manager):
     assert hooks(model) == 0
 
 
+def test_a_served_model_is_fused_when_it_is_called_without_gradients(make, manager, said):
+    model, want, fusing = Toy().requires_grad_(False), Toy()(inputs()), make(mode="inference")
+    fusing.watch(model)
+    model(inputs())
+    assert not is_fused(manager, model)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(inputs()), want)
+    assert sum(each.fused for each in manager.applied_to(model).calls()) == 5
+    assert hooks(model) == 0
+    ((_, line),) = said
+    assert line.startswith("Toy: 5 of 5 targets fused for inference on cpu; ")
+
+
+@pytest.mark.parametrize(("mode", "count"), [("training", 0), ("inference", 5)])
+def test_a_kernel_without_a_derivative_serves(mode, count):
+    kernel = kernels.variant_of(kernels.NormKernel, differentiable=False)
+    manager, model = manager_of(kernel), Toy()
+    Fusing(RunOptions(mode=mode), manager).fuse(model)
+    applied = manager.applied_to(model)
+    assert (len(applied.report.fused) if applied else 0) == count
+
+
 def test_a_part_that_is_called_by_itself_has_the_whole_model_fused(fusing, manager):
     model = Toy()
     for each in (model.layers[0], model, model.layers[1]):
@@ -156,6 +180,16 @@ def test_tracers_and_compilers_see_no_training(fusing, manager):
     fusing.watch(model)
     torch.jit.trace(model, inputs(), check_trace=False)
     assert not is_fused(manager, model)
+
+
+@pytest.mark.parametrize(("kernel", "zero3", "lines"), [("Attention", 1, 2), ("Attention", 0, 1), ("Norm", 1, 1)])
+def test_what_zero3_hooks_is_named_as_leaves(monkeypatch, said, kernel, zero3, lines):
+    integration = SimpleNamespace(is_deepspeed_zero3_enabled=lambda: bool(zero3))
+    monkeypatch.setitem(sys.modules, "transformers.integrations.deepspeed", integration)
+    manager = manager_of(getattr(kernels, f"{kernel}Kernel"))
+    Fusing(RunOptions(), manager).fuse(Toy())
+    assert len(said) == lines
+    assert ("set ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES=Attention, or call" in said[-1][1]) is (lines == 2)
 
 
 def test_dry_run_changes_nothing(make, manager, said, tmp_path):
@@ -257,11 +291,34 @@ class Accelerator:
 
 
 @pytest.fixture
-def used(monkeypatch, fusing):
-    """What the wrapped functions use, in a process that does not use accelerate: an earlier test may have."""
-    monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(is_initialized=lambda: False))
-    monkeypatch.setattr("fuseplug_tools.fusing.process.fusing", lambda: fusing)
-    return fusing
+def used_by_moments(monkeypatch):
+    """Have the wrapped functions use a `Fusing`, and accelerate not in use: an earlier test may have used it."""
+
+    def use(fusing):
+        monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(is_initialized=lambda: False))
+        monkeypatch.setattr("fuseplug_tools.fusing.process.fusing", lambda: fusing)
+        return fusing
+
+    return use
+
+
+@pytest.fixture
+def used(used_by_moments, fusing):
+    return used_by_moments(fusing)
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """Have the functions wrapped that are once transformers is imported; its model class."""
+    monkeypatch.setattr(nn.DataParallel, "__init__", nn.DataParallel.__init__)
+    monkeypatch.setattr(torch, "compile", torch.compile)
+
+    def wrapped():
+        model_class = type("PreTrainedModel", (Toy,), {})
+        moments.wrap(TRANSFORMERS, SimpleNamespace(PreTrainedModel=model_class))
+        return model_class
+
+    return wrapped
 
 
 def test_accelerate_prepares_fused_models(used, manager, monkeypatch):
@@ -275,6 +332,47 @@ def test_accelerate_prepares_fused_models(used, manager, monkeypatch):
     accelerator.prepare_model(reference, None, True)
     assert accelerator.prepare_model(model=last) is last
     assert [is_fused(manager, each) for each in (one, two, reference, last)] == [True, True, False, True]
+
+
+def test_for_inference_models_are_fused_that_are_prepared_for_evaluation_or_compiled(
+    used_by_moments, make, manager, transformers
+):
+    used_by_moments(make(mode="inference"))
+    wrapped = type("Accelerator", (Accelerator,), dict(vars(Accelerator)))
+    moments.wrap(ACCELERATE, SimpleNamespace(Accelerator=wrapped))
+    prepared, compiled = Toy().requires_grad_(False), transformers()().requires_grad_(False)
+    wrapped().prepare_model(prepared, evaluation_mode=True)
+    with torch.no_grad():
+        torch.compile(compiled.forward)
+    assert [is_fused(manager, each) for each in (prepared, compiled)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen", "used"),
+    [
+        ({}, None, "other"),
+        ({}, "auto", "other"),
+        ({}, "toy_norm , ", "toy_norm"),
+        ({"include": ("other",)}, "toy_norm", "other"),
+    ],
+)
+@pytest.mark.parametrize("name", ["auto", "fuseplug"])
+def test_the_kernel_config_of_llama_factory_chooses_among_our_kernels(
+    used_by_moments, make, said, name, options, chosen, used
+):
+    class Registry(KernelPlugin):  # of the same form as theirs
+        _functions: ClassVar = {"auto": lambda **_: pytest.fail("LLaMA-Factory's own kernels were applied")}
+
+    manager = manager_of(kernels.NormKernel, kernels.variant_of(kernels.NormKernel, kernel_id="other", priority=9))
+    fusing = used_by_moments(Fusing(RunOptions(**options), manager))
+    moments.wrap(LLAMA_FACTORY, SimpleNamespace(KernelPlugin=Registry))
+    whole, other = Toy(), Toy()
+    assert Registry(name)(model=whole.layers, include_kernels=chosen) is whole.layers
+    assert not is_fused(manager, whole)
+    for model, kernel_id in ((whole, used), (other, "other")):
+        fusing.fuse(model)
+        assert {entry.kernel_id for entry in manager.applied_to(model).report.fused} == {kernel_id}
+    assert said[0][1].startswith("LLaMA-Factory's kernel_config chooses kernels of Fuseplug, and")
 
 
 @pytest.mark.parametrize("initialised", [False, True])
@@ -291,13 +389,8 @@ def test_fsdp1_wraps_fused_models_unless_accelerate_is_in_use(used, manager, mon
     assert is_fused(manager, model) is not initialised
 
 
-def test_models_of_transformers_are_watched_once_they_are_made(used, manager, monkeypatch):
-    class PreTrainedModel(Toy):
-        pass
-
-    monkeypatch.setattr(nn.DataParallel, "__init__", nn.DataParallel.__init__)
-    monkeypatch.setattr(torch, "compile", torch.compile)
-    moments.wrap(TRANSFORMERS, SimpleNamespace(PreTrainedModel=PreTrainedModel))
+def test_models_of_transformers_are_watched_once_they_are_made(used, manager, transformers):
+    PreTrainedModel = transformers()
     model, parallel, other = PreTrainedModel(), PreTrainedModel(), Toy()
     nn.DataParallel(parallel)
     nn.DataParallel(other)
@@ -317,13 +410,8 @@ def test_models_of_transformers_are_watched_once_they_are_made(used, manager, mo
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fullgraph", [False, True])
-def test_a_compiled_model_is_fused_before_it_is_traced(used, manager, monkeypatch, fullgraph):
-    class PreTrainedModel(Toy):
-        pass
-
-    monkeypatch.setattr(nn.DataParallel, "__init__", nn.DataParallel.__init__)
-    monkeypatch.setattr(torch, "compile", torch.compile)
-    moments.wrap(TRANSFORMERS, SimpleNamespace(PreTrainedModel=PreTrainedModel))
+def test_a_compiled_model_is_fused_before_it_is_traced(used, manager, transformers, fullgraph):
+    PreTrainedModel = transformers()
     model, want = PreTrainedModel(), Toy()(inputs())
     torch.export.export(model, (inputs(),))
     assert not is_fused(manager, model)
@@ -337,12 +425,22 @@ def test_a_process_that_trained_nothing_says_so_when_it_ends(fusing, said):
     assert said == []
     fusing.watch(model)
     fusing.ended()
-    assert said == [("INFO", "nothing was fused: no model was trained; made were: Toy")]
+    untrained = 'no model was trained (with "--mode inference", models are fused that are only called)'
+    assert said == [("INFO", f"nothing was fused: {untrained}; made were: Toy")]
     said.clear()
     model(inputs())
     fusing.watch(Toy())
     fusing.ended()
     assert ["nothing was fused" in line for _, line in said] == [False]
+
+
+def test_a_process_that_served_nothing_says_so_when_it_ends(make, said):
+    fusing, model = make(mode="inference"), Toy()
+    fusing.watch(model)
+    model(inputs())
+    fusing.ended()
+    why = "no model in memory was called without gradients, outside of a compiler"
+    assert said == [("INFO", f"nothing was fused: {why}; made were: Toy")]
 
 
 class TestFirstCalls:

@@ -30,6 +30,17 @@ def test_a_loop_trains_fused_and_unchanged(fuseplug_run):
 
 
 @pytest.mark.thorough
+def test_a_script_serves_fused_and_unchanged(fuseplug_run):
+    command = ("--", sys.executable, SCRIPT, "generate,generate_batch")
+    done = fuseplug_run("--mode", "inference", *command)
+    fused = losses(done)
+    unfused = losses(fuseplug_run(*command))  # for training: nothing is trained
+    assert {each["calls"] for each in unfused.values()} == {0}
+    assert fused == {way: {**each, "calls": SITES * STEPS} for way, each in unfused.items()}
+    assert done.stderr.count("fuseplug: LlamaForCausalLM: 5 of 5 targets fused for inference on cpu; ") == 1
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ways", "models"),
     [("trainer,loop", ["LlamaForCausalLM"]), ("accelerate,adapted", ["LlamaForCausalLM", "PeftModel"])],

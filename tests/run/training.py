@@ -1,4 +1,7 @@
-"""Trains a small model in the way that is asked for, as a user would; prints the losses and the calls of kernels."""
+"""Trains or serves a small model in the way that is asked for, as a user would.
+
+Prints the losses, or the tokens, and the calls of kernels.
+"""
 
 import json
 import os
@@ -126,11 +129,25 @@ def launched():
     return {**told(model, losses), "wrapped": wrapped, "parameter": parameter}
 
 
+def generated(model):
+    return model.generate(TOKENS[0], max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None).tolist()
+
+
+def generated_in_batches(model):
+    from transformers import GenerationConfig
+
+    how = GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    requests = model.generate_batch(TOKENS[0].tolist(), generation_config=how, progress_bar=False)
+    return [requests[name].generated_tokens for name in sorted(requests)]
+
+
 WAYS = {
     "trainer": lambda model: (model, with_trainer(model)),
     "adapted": lambda model: (tuned := adapted(model), with_trainer(tuned)),
     "accelerate": lambda model: (model, with_accelerate(model)),
     "loop": lambda model: (model, in_a_loop(model)),
+    "generate": lambda model: (model, generated(model)),
+    "generate_batch": lambda model: (model, generated_in_batches(model)),
 }
 SHARDED = {"fsdp2": fsdp2, "fsdp1": fsdp1, "ddp": ddp}
 

@@ -27,6 +27,8 @@ pytestmark = [
 ]
 
 SCRIPTS = Path(__file__).parent / "scripts"
+LLAMAFACTORY = Path(sys.executable).with_name("llamafactory-cli")
+FOR_LLAMAFACTORY = ("llamafactory", "omegaconf", "torchdata", "datasets")
 STEPS = 20
 NORMS, ROTATIONS, MLPS = 5, 2, 2
 ONCE = NORMS + ROTATIONS + MLPS
@@ -54,6 +56,7 @@ class Command:
         trained: The class that is fused.
         needs: The modules without which it does not start.
         log: The file with the losses.
+        says: How the lines begin that are said before the one of the model.
     """
 
     line: object
@@ -61,18 +64,18 @@ class Command:
     trained: str = "LlamaForCausalLM"
     needs: tuple[str, ...] = ("accelerate",)
     log: str = "trainer_state.json"
+    says: tuple[str, ...] = ()
 
 
 def script(name):
     return lambda model, out: (sys.executable, SCRIPTS / name, model, out)
 
 
-def llamafactory(model, out):
-    options = {
-        "model": model,
+def of_llamafactory(model):
+    return {
+        "model": str(model),
         "template": "chatml",
-        "train_dataset": model / "messages.jsonl",
-        "output_dir": out,
+        "train_dataset": str(model / "messages.jsonl"),
         "micro_batch_size": 8,
         "global_batch_size": 16,
         "max_steps": STEPS,
@@ -81,8 +84,19 @@ def llamafactory(model, out):
         "batching_workers": 0,
         "enable_activation_checkpointing": False,
     }
+
+
+def llamafactory(model, out):
+    options = {**of_llamafactory(model), "output_dir": out}
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return (Path(sys.executable).with_name("llamafactory-cli"), "sft", *words)
+    return (LLAMAFACTORY, "sft", *words)
+
+
+def llamafactory_with_kernels(model, out):
+    """Of its own kernels none is for CPUs. With those for NPUs, in host memory, the same was run by hand."""
+    file, kernels = model / "train.yaml", {"name": "auto", "include_kernels": "auto"}
+    file.write_text(json.dumps({**of_llamafactory(model), "kernel_config": kernels}))  # which is YAML
+    return (LLAMAFACTORY, "train", file, f"output_dir={out}")
 
 
 def swift(model, out):
@@ -118,8 +132,13 @@ COMMANDS = {
     "torchrun shard.py": Command(
         lambda model, out: torchrun(SCRIPTS / "shard.py", model, out), trained="FSDPLlamaForCausalLM"
     ),
-    "llamafactory-cli sft": Command(
-        llamafactory, 2 * ONCE, needs=("llamafactory", "omegaconf", "torchdata", "datasets"), log="trainer_log.jsonl"
+    "llamafactory-cli sft": Command(llamafactory, 2 * ONCE, needs=FOR_LLAMAFACTORY, log="trainer_log.jsonl"),
+    "llamafactory-cli train, with kernel_config": Command(
+        llamafactory_with_kernels,
+        2 * ONCE,
+        needs=FOR_LLAMAFACTORY,
+        log="trainer_log.jsonl",
+        says=("LLaMA-Factory's kernel_config chooses kernels of Fuseplug",),
     ),
     "swift sft": Command(
         swift, REENTRANT, needs=("swift", "modelscope", "json_repair", "einops", "aiohttp", "PIL"), log="logging.jsonl"
@@ -231,9 +250,10 @@ def test_it_trains_as_unfused_by_kernels_and_leaves_nothing(run, model, tmp_path
     assert (told["model"], told["applied"]) == (command.trained, True)
     assert sum(calls["fused"] for calls in told["calls"]) == command.calls * STEPS
     assert sum(calls["original"] for calls in told["calls"]) == 0
-    assert [line for line in said.splitlines() if line.startswith("fuseplug: ")] == [
-        next(line for line in said.splitlines() if line.startswith(f"fuseplug: {command.trained}: 9 of 10 targets"))
-    ]
+    lines = [line for line in said.splitlines() if line.startswith("fuseplug: ")]
+    expected = (*command.says, f"{command.trained}: 9 of 10 targets")
+    assert len(lines) == len(expected)
+    assert all(line.startswith(f"fuseplug: {begins}") for line, begins in zip(lines, expected, strict=True))
 
     assert written(fused) == written(unfused)
     usual = set().union(*(modules for *_, modules in plain))

@@ -138,10 +138,18 @@ def inputs(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def step(model: nn.Module) -> dict[str, Tensor]:
-    """One forward and backward: the logits, and the gradient of each parameter that has one, by name, on the CPU."""
+def step(model: nn.Module, **others: Tensor) -> dict[str, Tensor]:
+    """One forward and backward: the logits, and the gradient of each parameter that has one, by name, on the CPU.
+
+    Args:
+        model: The model.
+        **others: Inputs beside `inputs`, or in their place.
+    """
     dtype, device = (first := next(model.parameters())).dtype, first.device
-    given = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs(model).items()}
+    given = {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in (inputs(model) | others).items()
+    }
     model.zero_grad(set_to_none=True)
     logits = model(**{name: value.to(device) for name, value in given.items()}, use_cache=False).logits
     upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -20,6 +20,8 @@ FEWEST, MOST = 7, 60
 
 _WARM_UP = 3
 _FILLS = 200
+_LARGEST_CACHE = 256 << 20
+"""Bytes, where torch does not say how large the cache is."""
 
 _LEEWAY = 200.0
 """Microseconds that the host may take beyond twice what it took when the same call came before.
@@ -29,17 +31,18 @@ Between the calls of others its caches are cold: a call that was queued in 20 µ
 
 
 class DeviceClock:
-    """Times by CUDA events, contenders in turn, the L2 cache cold.
+    """Times by the events of a GPU or an NPU, contenders in turn, the L2 cache cold.
 
     Args:
-        device: A CUDA device.
+        device: A device of one of these.
         ahead: Before each call a buffer of twice the L2 cache is overwritten; with this as often as it takes the host
             to have the whole call queued by then, so that the host's time is not in the device's.
     """
 
     def __init__(self, device: torch.device, *, ahead: bool) -> None:
         self._ahead = ahead
-        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        self._torch = torch.get_device_module(device)
+        cache = getattr(self._torch.get_device_properties(device), "L2_cache_size", _LARGEST_CACHE)
         self._cold = torch.empty(max(2 * cache, 64 << 20), dtype=torch.int8, device=device)
         self._fill = statistics.median(self._microseconds(self._cold.zero_) for _ in range(10))
 
@@ -59,14 +62,14 @@ class DeviceClock:
     def _warm_up(self, turn: Turn) -> int:
         for _ in range(_WARM_UP):
             state = turn.prepare()
-            torch.cuda.synchronize()
+            self._torch.synchronize()
             start = time.perf_counter()
             turn.run(state)
             queued = 1e6 * (time.perf_counter() - start)
         return min(_FILLS, 1 + int((_LEEWAY + 2 * queued) / self._fill)) if self._ahead else 1
 
     def _microseconds(self, run: Callable[[], object], fills: int = 0) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (self._torch.Event(enable_timing=True) for _ in range(2))
         for _ in range(fills):
             self._cold.zero_()
         start.record()

@@ -194,10 +194,12 @@ class TestTheClock:
             def elapsed_time(self, other):
                 return 1e3 * (other.at - self.at)
 
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-        properties = SimpleNamespace(L2_cache_size=1 << 20)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        device = SimpleNamespace(
+            Event=Event,
+            synchronize=lambda: None,
+            get_device_properties=lambda _: SimpleNamespace(L2_cache_size=1 << 20),
+        )
+        monkeypatch.setattr(torch, "get_device_module", lambda _: device)
         return DeviceClock(torch.device("cpu"), ahead=True)
 
     def test_what_is_prepared_is_not_timed_and_is_handed_on(self, clock):

@@ -1,4 +1,4 @@
-"""A forward pre-hook that is called when a model is called, and sees whether its training has begun."""
+"""A forward pre-hook that is called when a model is called, and sees whether its training, or its use, has begun."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ from typing import Any
 import torch
 from torch import nn
 
+from fuseplug.contract import Mode
+
 is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 
 class Beginning:
-    """Calls *began* with the model if it is called with gradients, and not by a compiler.
+    """Calls *began* with the model if it is called as *mode* says, and not by a compiler.
 
     A copy of the model has the same hook.
+
+    Args:
+        began: Is given the model.
+        mode: ``"training"``: calls with gradients; ``"inference"``: calls without.
     """
 
-    def __init__(self, began: Callable[[nn.Module], None]) -> None:
+    def __init__(self, began: Callable[[nn.Module], None], mode: Mode = "training") -> None:
         self._began = began
+        self._gradients = mode == "training"
 
     def __call__(self, module: nn.Module, _args: Any) -> None:
         """Be asked before *module* is called."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or is_tracing():
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() is not self._gradients or is_tracing():
             return
         self._began(module)
 

@@ -1,4 +1,4 @@
-"""Fuses the models that a process trains, each once."""
+"""Fuses the models that a process trains or serves, each once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import logging
 import multiprocessing
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fuseplug.run")
 
+_NONE_TRAINED = 'no model was trained (with "--mode inference", models are fused that are only called)'
+_NONE_CALLED = "no model in memory was called without gradients, outside of a compiler"
+_INSTEAD = (
+    "LLaMA-Factory's kernel_config chooses kernels of Fuseplug, and LLaMA-Factory applies none of its own; "
+    "it does where FUSEPLUG_AUTO is off"
+)
+
 
 class Fusing:
     """Fuses models as the options say. What goes wrong is logged, or raised with ``strict``.
@@ -40,19 +47,40 @@ class Fusing:
         self._manager = manager
         self._watched: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
         self._done: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
-        self._beginning = Beginning(self._began)
-        self._untrained: dict[str, None] | None = {}
-        """The classes of the models that were made, the parts of others among them; ``None`` once one is trained."""
+        self._chosen: weakref.WeakKeyDictionary[nn.Module, tuple[str, ...]] = weakref.WeakKeyDictionary()
+        self._beginning = Beginning(self._began, options.mode)
+        self._unused: dict[str, None] | None = {}
+        """The classes of the models that were made, the parts of others among them; ``None`` once one is in use."""
         self._numbers = itertools.count()
         self._telling = Telling(options)
         self._lock = ProcessLock()
 
+    @property
+    def serves(self) -> bool:
+        """Whether models are fused that are called without gradients, and not those that are trained."""
+        return self._options.mode == "inference"
+
     def watch(self, model: nn.Module) -> None:
-        """Fuse *model*, or what it is a part of, at its first call with gradients, if it was not fused by then."""
+        """Fuse *model*, or what it is a part of, at its first call with gradients, if it was not fused by then.
+
+        For inference: at its first call without.
+        """
         self._watched[id(model)] = model
         self._beginning.put_on(model)
-        if self._untrained is not None:
-            self._untrained[type(model).__name__] = None
+        if self._unused is not None:
+            self._unused[type(model).__name__] = None
+
+    def choose(self, model: nn.Module, kernels: str | bool | None) -> None:
+        """Let a configuration choose the kernels of *model*, unless ``--include`` does.
+
+        Args:
+            model: What will be fused, or a part of that, or has it as a part.
+            kernels: Ids or ops, separated by commas; anything but a list of these leaves the choice as it is.
+        """
+        if isinstance(kernels, str) and kernels != "auto":
+            self._chosen[model] = tuple(filter(None, map(str.strip, kernels.split(","))))
+        if rank() == 0:
+            log.info(_INSTEAD)
 
     def outermost(self, model: nn.Module) -> nn.Module:
         """The largest of the watched models that have *model*; itself if there is none."""
@@ -66,7 +94,7 @@ class Fusing:
             self.fuse(model)
 
     def fuse(self, model: nn.Module, device: torch.device | str | None = None) -> None:
-        """Fuse *model*, unless that was done before, by whomever, or nothing of it is trained.
+        """Fuse *model*, unless that was done before, by whomever, or it should be trained, and nothing of it is.
 
         Args:
             model: The model.
@@ -76,12 +104,12 @@ class Fusing:
             FuseplugError: With ``strict``, if it cannot be fused as planned.
         """
         with self._lock:
-            if not any(parameter.requires_grad for parameter in model.parameters()):
+            if not self.serves and not any(parameter.requires_grad for parameter in model.parameters()):
                 return
             if any(_has(fused, model) for fused in list(self._done.values())):
                 return
             self._done[id(model)] = model
-            self._untrained = None
+            self._unused = None
             self._beginning.take_off(model)
             if self._manager.applied_to(model) is not None:
                 return  # by the user's own code, which knows better what it wants
@@ -91,20 +119,22 @@ class Fusing:
                 if self._options.strict:
                     raise
                 why = f"{type(error).__name__}: {one_line(error)}"
-                log.warning(f"{type(model).__name__} is trained unfused on rank {rank()}, because of this: {why}")
+                what = "used" if self.serves else "trained"
+                log.warning(f"{type(model).__name__} is {what} unfused on rank {rank()}, because of this: {why}")
 
     def ended(self) -> None:
-        """The process ends: report the calls, or say that no model was trained, if some were made.
+        """The process ends: report the calls, or say that no model was in use, if some were made.
 
         That is no news of a worker.
         """
         self._telling.ended()
-        if self._untrained and rank() == 0 and multiprocessing.parent_process() is None:
-            log.info("nothing was fused: no model was trained; made were: %s", ", ".join(self._untrained))
+        if self._unused and rank() == 0 and multiprocessing.parent_process() is None:
+            why = _NONE_CALLED if self.serves else _NONE_TRAINED
+            log.info("nothing was fused: %s; made were: %s", why, ", ".join(self._unused))
 
     def _began(self, model: nn.Module) -> None:
         model = self.outermost(model)
-        # A model without memory is not trained yet: somebody counts its operations, for example.
+        # A model without memory is not in use yet: somebody counts its operations, for example.
         if not any(parameter.is_meta for parameter in model.parameters()):
             self.fuse(model)
 
@@ -112,7 +142,7 @@ class Fusing:
         ranks = Ranks.now(next(self._numbers))
         try:
             with ranks.compiling_first():
-                plan = self._manager.plan(model, device=device, **self._options.for_plan())
+                plan = self._manager.plan(model, device=device, **self._for_plan(model))
         except Exception as error:
             ranks.refuse(f"rank {rank()} has no plan: {type(error).__name__}: {error}")
             raise
@@ -120,7 +150,12 @@ class Fusing:
         if difference:
             raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
         applied = None if self._options.dry_run else self._manager.apply_plan(model, plan)
-        self._telling.planned(plan.report, applied)
+        self._telling.planned(model, plan.report, applied)
+
+    def _for_plan(self, model: nn.Module) -> dict[str, Any]:
+        chosen = (names for chosen, names in self._chosen.items() if _has(chosen, model) or _has(model, chosen))
+        options = self._options.for_plan()
+        return options | {"include": options["include"] or next(chosen, None)}
 
 
 def _destination(model: nn.Module, device: torch.device | str | None) -> torch.device | str | None:

@@ -1,4 +1,4 @@
-"""The moments at which a model is fused: before it is prepared for training, or when its training begins.
+"""The moments at which a model is fused: before it is prepared, or when its training, or its use, begins.
 
 Importing this imports no torch.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..run.options import ACCELERATE, FSDP1, TRANSFORMERS
+from ..run.options import ACCELERATE, FSDP1, LLAMA_FACTORY, TRANSFORMERS
 
 
 def wrap(name: str, module: ModuleType) -> None:
@@ -33,7 +33,8 @@ def _transformers(module: ModuleType) -> None:
 
     def compile_model(model: Any = None, *_args: Any, **_kwargs: Any) -> None:
         model = getattr(model, "__self__", model)  # Module.compile() compiles a method
-        if isinstance(model, nn.Module) and torch.is_grad_enabled() and not _accelerate_prepares():
+        trained = torch.is_grad_enabled() and not _accelerate_prepares()
+        if isinstance(model, nn.Module) and (trained or fusing().serves):
             fusing().fuse_watched(model)
 
     _after(module.PreTrainedModel, "__init__", watch)
@@ -55,7 +56,7 @@ def _accelerate(module: ModuleType) -> None:
     def prepare_model(self: Any, model: Any, _placed: Any = None, evaluation_mode: bool = False, **_kw: Any) -> None:
         # Reference models are prepared for evaluation. So is a model that was sharded while it was loaded, and is then
         # trained; its first forward is early enough.
-        if not evaluation_mode:
+        if not evaluation_mode or fusing().serves:
             fusing().fuse(model, self.device)
 
     _before(module.Accelerator, "prepare", prepare)
@@ -70,6 +71,18 @@ def _fsdp1(module: ModuleType) -> None:
             fusing().fuse(fusing().outermost(module), _device(device_id))
 
     _before(module.FullyShardedDataParallel, "__init__", shard)
+
+
+def _llama_factory(module: ModuleType) -> None:
+    from .process import fusing
+
+    def choose(model: Any, include_kernels: str | bool | None = None) -> Any:
+        fusing().choose(model, include_kernels)
+        return model
+
+    # What is registered as "auto" applies LLaMA-Factory's kernels: Fuseplug would leave alone what these have patched.
+    for name in ("auto", "fuseplug"):
+        module.KernelPlugin(name).register()(choose)
 
 
 def _accelerate_prepares() -> bool:
@@ -110,4 +123,4 @@ def _after(owner: type, name: str, step: Callable[..., None]) -> None:
     setattr(owner, name, wrapper)
 
 
-_WRAPS = {TRANSFORMERS: _transformers, ACCELERATE: _accelerate, FSDP1: _fsdp1}
+_WRAPS = {TRANSFORMERS: _transformers, ACCELERATE: _accelerate, FSDP1: _fsdp1, LLAMA_FACTORY: _llama_factory}

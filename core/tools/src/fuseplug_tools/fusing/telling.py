@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +19,17 @@ from ..run import reports
 from ..run.options import RunOptions
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fuseplug.applications import Applied
     from fuseplug.report import Report
 
 log = logging.getLogger("fuseplug.run")
+
+_LEAVES = (
+    "DeepSpeed's ZeRO-3 hooks the parts of %s, so the originals compute these; kernels do if ZeRO-3 gathers each as a "
+    "whole: set ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES=%s, or call deepspeed.utils.set_z3_leaf_modules(model, [%s])"
+)
 
 
 @dataclass
@@ -45,10 +53,11 @@ class Telling:
         self._path = None if options.report is None else Path(options.report)
         self._told: dict[Any, _Told] = {}
 
-    def planned(self, report: Report, applied: Applied | None) -> None:
+    def planned(self, model: nn.Module, report: Report, applied: Applied | None) -> None:
         """Say what was planned for a model, unless one like it was said before.
 
         Args:
+            model: The model.
             report: That of the plan.
             applied: What came of it; ``None`` if nothing was changed.
         """
@@ -59,6 +68,8 @@ class Telling:
         if what not in self._told:
             told = self._told[what] = _Told()
             log.info("%s%s", "dry run, nothing is changed: " if self._dry else "", one_line(report.summary()))
+            if (classes := _hooked_by_zero3(model, report)) and _zero3_is_on():
+                log.info(_LEAVES, " and ".join(classes), ",".join(classes), ", ".join(classes))
             if self._path is not None:
                 told.number = reports.add(self._path, {"calls": None, **report.to_dict()})
         if applied is not None:
@@ -80,6 +91,18 @@ class Telling:
                     reports.complete(self._path, told.number, calls=_added(told.targets))
                 except OSError as error:
                     log.warning("--report %s: the calls cannot be written: %s", self._path, error.strerror)
+
+
+def _zero3_is_on() -> bool:
+    """Whether transformers, or accelerate, will hand models to DeepSpeed's ZeRO-3."""
+    integration = sys.modules.get("transformers.integrations.deepspeed")
+    return integration is not None and bool(integration.is_deepspeed_zero3_enabled())
+
+
+def _hooked_by_zero3(model: nn.Module, report: Report) -> list[str]:
+    """The classes of the modules whose parts a kernel computes without calling them."""
+    whole = (model.get_submodule(entry.paths[0]) for entry in report.fused if str(entry.target) == "forward")
+    return sorted({type(module).__name__ for module in whole if next(module.children(), None) is not None})
 
 
 def rows(report: Report) -> Sequence[str]:

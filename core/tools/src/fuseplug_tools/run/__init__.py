@@ -1,1 +1,1 @@
-"""``fuseplug run``: fuses the models that a command trains, without a change to its code."""
+"""``fuseplug run``: fuses the models that a command trains or serves, without a change to its code."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -22,12 +23,22 @@ NOT_FOUND = 127
 """What shells return for it."""
 
 
+class Mode(str, Enum):
+    """What ``--mode`` takes."""
+
+    training = "training"
+    inference = "inference"
+
+
 app = typer.Typer(add_completion=False)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})  # what follows the command is the command's
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="python train.py, torchrun …, and so on.")],
+    mode: Annotated[
+        Mode, typer.Option(help="Fuse the models that are trained, or those that are called without gradients.")
+    ] = Mode.training,
     include: Include = None,
     exclude: Exclude = None,
     only: Only = None,
@@ -39,10 +50,11 @@ def run(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be fused, and change nothing.")] = False,
 ) -> None:
-    """Run a command, and fuse the models that it trains, in all of its processes."""
+    """Run a command, and fuse the models that it trains, or serves, in all of its processes."""
     if report is not None:
         begin(report)
     options = RunOptions(
+        mode=mode.value,
         include=tuple(include or ()),
         exclude=tuple(exclude or ()),
         only=tuple(only or ()),

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fuseplug.contract import Mode
+
 VARIABLE = "FUSEPLUG_RUN"
 MODULES_VARIABLE = "FUSEPLUG_RUN_MODULES"
 """A variable of its own, because it is read whenever a Python starts, and the import of `json` takes time."""
@@ -15,7 +17,8 @@ MODULES_VARIABLE = "FUSEPLUG_RUN_MODULES"
 TRANSFORMERS = "transformers.modeling_utils"
 ACCELERATE = "accelerate.accelerator"
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
-MODULES = (TRANSFORMERS, ACCELERATE, FSDP1)
+LLAMA_FACTORY = "llamafactory.v1.plugins.model_plugins.kernels.interface"
+MODULES = (TRANSFORMERS, ACCELERATE, FSDP1, LLAMA_FACTORY)
 """The modules in which something is wrapped once they are imported."""
 
 
@@ -24,12 +27,14 @@ class RunOptions:
     """The options of ``fuseplug run``.
 
     Attributes:
+        mode: Whether models are fused that are trained, or that are called without gradients.
         include, exclude, only, skip, allow: As in `fuseplug.KernelManager.plan`.
         report: The file for the reports; ``None``: none is written.
         strict: Whether what goes wrong ends the run.
         dry_run: Whether models are planned only.
     """
 
+    mode: Mode = "training"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -59,4 +64,5 @@ class RunOptions:
             "skip": self.skip,
             "allow": self.allow,
             "strict": self.strict,
+            "mode": self.mode,
         }

@@ -1,0 +1,16 @@
+"""Every kernel for NPUs on this NPU: right first, then against its peers. Writes npu.json and npu.txt, to be sent.
+
+python tests/benchmarks/npu/run.py [--only OP …] [--quick] [--folder FOLDER]
+python -m fuseplug_host_npu tests/benchmarks/npu/run.py --dry-run    # checks the benchmark itself, and writes no times
+"""
+
+import os
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    os.environ["FUSEPLUG_EVERY_SIZE"] = "1"  # it is the kernel that is timed, at every size
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from benchmarks.npu.command import main
+
+    sys.exit(main())
