@@ -22,7 +22,7 @@ SLACK = 0.02
 
 LINES = {
     "core/src": 4708,
-    "core/verify/src": 3867,
+    "core/verify/src": 3866,
     "core/tools/src": 2791,
     "kernel-packages/backends/src": 1496,
     "kernel-packages/causal-conv1d/src": 349,
