@@ -32,7 +32,7 @@ LINES = {
     "kernel-packages/moe/src": 3861,
     "kernel-packages/rmsnorm/src": 1190,
     "kernel-packages/rope/src": 1955,
-    "kernel-packages/selective-scan/src": 458,
+    "kernel-packages/selective-scan/src": 540,
     "kernel-packages/ssd/src": 502,
     "kernel-packages/swiglu/src": 1350,
 }
