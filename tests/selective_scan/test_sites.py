@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.managers import manager_of
 from support.thorough import first_quick
 from torch import nn
 from torch.nn import functional
 
+from fuseplug_selective_scan.kernels import InductorSelectiveScanKernel
 from fuseplug_selective_scan.specimens import Mixer, selective_scan
 
 HIDDEN = torch.randn(2, 9, 8, generator=torch.Generator().manual_seed(0))
@@ -239,6 +241,14 @@ def test_a_step_of_decoding_is_fused_and_writes_its_state(manager, dtype):
         with torch.autocast("cpu", torch.bfloat16):
             stepped(module, calls[0])
         assert (applied.calls()[1].fused, applied.calls()[1].original) == (3, 0)
+
+
+def test_a_small_step_is_the_originals(monkeypatch):
+    monkeypatch.delenv("FUSEPLUG_EVERY_SIZE", raising=False)
+    with manager_of(InductorSelectiveScanKernel).apply_all(module := Decoding()) as applied:
+        assert all(map(torch.equal, stepped(module, step_of()), stepped(update, step_of())))
+        module(None, *arguments_of(module, HIDDEN))
+        assert [(count.fused, count.original) for count in applied.calls()] == [(1, 0), (0, 1)]
 
 
 def test_a_part_of_a_state_is_written_in_place(manager):
