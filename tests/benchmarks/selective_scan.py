@@ -2,7 +2,10 @@
 
 Both are first checked for being right, and then timed by turns, so that a busy moment meets both. It writes nothing.
 
-    python tests/benchmarks/selective_scan.py [--tokens 128 512] [--repeats N] [--warm-up N] [--dtype bfloat16]
+A step of decoding is timed in a module that is fused and in one that is not, so that the guard takes its time, too.
+
+    python tests/benchmarks/selective_scan.py [--tokens 128 512] [--steps 4x8192] [--repeats N] [--warm-up N]
+        [--dtype bfloat16]
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from typing import Any
 import torch
 from record import Table
 from rich.console import Console
-from torch import Tensor
-from transformers.models.mamba.modeling_mamba import mamba_selective_scan
+from torch import Tensor, nn
+from transformers.models.mamba.modeling_mamba import mamba_selective_scan, mamba_selective_state_update
 
+from fuseplug import manager
 from fuseplug_selective_scan import selective_scan
 from fuseplug_tools.bench import by_turns, spread
 
@@ -26,7 +30,10 @@ NAMES = ("x", "dt", "A", "B", "C", "D", "z", "delta_bias")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[8, 32, 128, 512, 1024, 2048])
+    parser.add_argument("--tokens", type=int, nargs="*", default=[8, 32, 128, 512, 1024, 2048])
+    parser.add_argument(
+        "--steps", nargs="*", default=["1x8192", "4x4096", "16x1536", "4x8192", "64x1536"], help="sequences x channels"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=1)
     parser.add_argument("--dtype", default="float32")
@@ -49,6 +56,50 @@ def main() -> None:
         for name in times[0]:
             table.add(tokens, name, *(spread([us / 1000 for us in microseconds[name]]) for microseconds in times))
     Console(width=150).print(table.show())
+    Console(width=150).print(steps(options).show())
+
+
+def steps(options: argparse.Namespace) -> Table:
+    dtype = getattr(torch, options.dtype)
+    table = Table(f"a step of {STATES} states, {options.dtype}, in µs", ("sequences x channels", "module", "step"))
+    modules = {"fused": Decoding(dtype), "transformers": Decoding(dtype)}
+    applied = manager.apply_all(modules["fused"], include=["inductor_fused_selective_scan"], every_size=True)
+    assert len(applied.report.fused) == 2, applied.report
+    for step in options.steps:
+        arguments = make_step(*map(int, step.split("x")), dtype)
+        with torch.no_grad():
+            copies = [[arguments[0].clone(), *arguments[1:]] for _ in modules]
+            found, expected = (module(*copy).double() for module, copy in zip(modules.values(), copies, strict=True))
+            assert (found - expected).abs().max() <= 64 * torch.finfo(dtype).eps * expected.abs().max()
+            contenders = {name: partial(module, *arguments) for name, module in modules.items()}
+            times = by_turns(contenders, max(options.repeats, 40), warm_up=options.warm_up, at_a_time=5)
+        for name, microseconds in times.items():
+            table.add(step, name, spread(microseconds))
+    return table
+
+
+class Decoding(nn.Module):
+    """What a mixer makes of one token; it looks up a scan as well, as mixers do."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(2, 2, dtype=dtype)
+
+    def forward(
+        self, state: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, *more: Any
+    ) -> Any:
+        z, dt_bias = more
+        return mamba_selective_state_update(state, x, dt, A, B, C, D, z=z, dt_bias=dt_bias, dt_softplus=True)
+
+    def scan(self, *arguments: Any) -> Any:
+        return mamba_selective_scan(*arguments)
+
+
+def make_step(batch: int, channels: int, dtype: torch.dtype) -> list[Tensor]:
+    torch.manual_seed(0)
+    x, dt, z, B, C = (torch.randn(batch, width).to(dtype) for width in (channels, channels, channels, STATES, STATES))
+    A, dt_bias = -torch.arange(1.0, STATES + 1).repeat(channels, 1), torch.full((channels,), -4.0)
+    return [torch.randn(batch, channels, STATES), x, dt, A, B, C, torch.ones(channels, dtype=dtype), z, dt_bias]
 
 
 def make_arguments(tokens: int, dtype: torch.dtype) -> list[Tensor]:

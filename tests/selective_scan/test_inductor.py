@@ -64,9 +64,10 @@ def test_what_is_kept_may_not_be_written_into():
         y.sum().backward()
 
 
+@pytest.mark.parametrize("optional", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 3, 8), (2, 3, 40)])
-def test_results_share_no_memory_with_arguments(shape):
-    arguments = tensors(shape=shape, optional=False)
+def test_results_share_no_memory_with_arguments(shape, optional):
+    arguments = tensors(shape=shape, optional=optional)
     before = {name: t.clone() for name, t in arguments.items()}
     for result in inductor.selective_scan(**arguments):
         result.zero_()

@@ -29,7 +29,17 @@ def test_every_shape_and_mix_of_dtypes(backend, kernel, dtypes, shape, softplus,
     backend.assert_right(*both(kernel, delta_softplus=softplus), arguments, TOLERANCE)
 
 
-@pytest.mark.parametrize("missing", ["D", "z", "delta_bias"])
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+@pytest.mark.parametrize("missing", [None, "D", "z", "delta_bias", "initial_state"])
+def test_a_step_of_decoding(backend, kernel, dtypes, missing):
+    arguments = tensors(*dtypes, shape=(3, 7, 1))
+    arguments.pop(missing, None)
+    ours, theirs = both(kernel, delta_softplus=True)
+    for found, expected in zip(ours(**backend.on(arguments)), theirs(**arguments), strict=True):
+        torch.testing.assert_close(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("missing", ["D", "z", "delta_bias", "initial_state"])
 def test_without_one_that_may_be_missing(backend, kernel, missing):
     arguments = tensors()
     del arguments[missing]

@@ -11,13 +11,13 @@ from support.scans import BF16, DOUBLE, tensors
 from fuseplug_selective_scan.reference import selective_scan
 
 
-def by_the_book(x, dt, A, B, C, D=None, z=None, delta_bias=None, *, delta_softplus):
+def by_the_book(x, dt, A, B, C, D=None, z=None, delta_bias=None, initial_state=None, *, delta_softplus):
     """One number after the other."""
     (batch, channels, tokens), states = x.shape, A.shape[1]
     y, last = torch.zeros_like(x), x.new_zeros(batch, channels, states)
     for b in range(batch):
         for c in range(channels):
-            h = [0.0] * states
+            h = [0.0] * states if initial_state is None else initial_state[b, c].tolist()
             for t in range(tokens):
                 step = float(dt[b, c, t]) + (0.0 if delta_bias is None else float(delta_bias[c]))
                 step = math.log1p(math.exp(step)) if delta_softplus else step
@@ -61,7 +61,7 @@ def test_a_skip_in_float32_widens_the_result():
 
 
 def test_no_tokens_leave_a_state_of_zeros():
-    y, state = selective_scan(**tensors(shape=(2, 5, 0)))
+    y, state = selective_scan(**tensors(shape=(2, 5, 0), optional=False))
     assert y.shape == (2, 5, 0)
     assert torch.equal(state, torch.zeros(2, 5, 3))
 
@@ -78,6 +78,7 @@ def test_no_tokens_leave_a_state_of_zeros():
         ({"D": torch.ones(5, 1)}, r"D has shape \(5, 1\); \(5,\) is expected"),
         ({"z": torch.ones(2, 5, 1)}, r"z has shape \(2, 5, 1\)"),
         ({"delta_bias": torch.ones(1)}, r"delta_bias has shape \(1,\)"),
+        ({"initial_state": torch.ones(2, 3, 5)}, r"initial_state has shape \(2, 3, 5\); \(2, 5, 3\) is expected"),
     ],
 )
 def test_what_does_not_fit_is_said(changes, why):

@@ -27,7 +27,7 @@ def tensors(
     """Arguments of `selective_scan` by name.
 
     *shape* is ``(batch, channels, tokens)``; *wide* is the dtype of what does not depend on the token; *optional* says
-    whether there are D, z and delta_bias.
+    whether there are D, z, delta_bias and a state before.
     """
     batch, channels, tokens = shape
     generator = torch.Generator().manual_seed(0)
@@ -46,6 +46,7 @@ def tensors(
         "D": normal(channels).to(wide),
         "z": normal(batch, tokens, channels).to(dtype).transpose(1, 2),
         "delta_bias": normal(channels).abs().to(wide),
+        "initial_state": normal(batch, channels, states),
     }
     return arguments | (more if optional else {})
 

@@ -490,7 +490,7 @@ class TestEachKernelByItself:
         applied = manager_of(WithoutGradients).apply_all(sharing(model), mode="inference", verify=False)
         ids = tokens_for(model, 5)
         (row,) = measure_ops(model, applied, applied, lambda each: MODES["train"](each, ids)(), 2)
-        assert row.declined == 'gradients are on, and it was planned with mode="inference"'
+        assert row.declined == "gradients are on, and it was checked without them"
         assert (row.kernel, row.gain) == (None, None)
 
     def test_functions_are_recorded_where_the_model_calls_them(self, tiny):

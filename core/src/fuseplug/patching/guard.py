@@ -327,7 +327,7 @@ def _hooked(meaning: str, route: Route) -> Callable[[Sequence[Any]], str]:
 
 def _surroundings(watch: Watch, device_type: str) -> Iterator[_Term]:
     if watch.no_grad:
-        why = 'gradients are on, and it was planned with mode="inference"'
+        why = "gradients are on, and it was checked without them"
         yield _Term(lambda _: not torch.is_grad_enabled(), why)
     if any(term.kind == "bare" for term in watch.terms):
         why = "there are hooks on all modules, which a fused child would not call"

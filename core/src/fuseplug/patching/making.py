@@ -59,7 +59,7 @@ def patch_of(
         tried.watch,
         contiguous=ran.contiguous,
         no_autocast=tried.watch.no_autocast or ran.no_autocast,
-        no_grad=not gradients,
+        no_grad=tried.watch.no_grad or not gradients,
         unhooked=lazy,
         untraced=tried.watch.untraced or not traced,
     )

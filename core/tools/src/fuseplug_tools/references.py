@@ -65,7 +65,7 @@ REFERENCE_FUNCTIONS = (
         ("cuda",),
     ),
     ReferenceFunctions(
-        ("mamba_selective_scan",),
+        ("mamba_selective_scan", "mamba_selective_state_update"),
         "fuseplug-selective-scan",
         ("cpu",),
         "mamba-ssm",

@@ -17,7 +17,7 @@ from .safe_access import all_below, attributes_of, class_name
 from .verification.memory import not_dense
 from .verification.nested import leaves, mapped, tensors, with_tensors
 from .verification.neutral import same_random_numbers
-from .verification.outcome import GRADIENT, Outcome
+from .verification.outcome import GRADIENT, Outcome, same
 from .verification.twin import twin
 from .watch import Expected
 
@@ -115,9 +115,7 @@ class Subject:
         named = {f"args[{i}]": value for i, value in enumerate(leaves(placed)) if isinstance(value, Tensor)}
         for name, leaf in named.items():
             leaf.requires_grad_(gradients and leaf.is_floating_point() and wants(name))
-        inputs = with_tensors(arguments, placed)
-        args, kwargs = inputs
-        call = args
+        args, kwargs = inputs = with_tensors(arguments, placed)
         double = None
         if self.module is not None:
             double = twin(self.module, example, functools.partial(_in_twin, place, gradients))
@@ -127,7 +125,7 @@ class Subject:
                 named[name] = parameter.requires_grad_(parameter.requires_grad and wants(name))
             if change is not None:
                 change(double)
-            call = (double, *args)
+            args = (double, *args)
         with same_random_numbers(device.type) if self.draws else contextlib.nullcontext():
             # Nothing else around a call with gradients: it would put back what a kernel leaves turned off, and that
             # must be seen.
@@ -137,7 +135,7 @@ class Subject:
                 if autocast:
                     stack.enter_context(torch.autocast(device.type, torch.get_autocast_dtype(device.type)))
                 stack.enter_context(watching or contextlib.nullcontext())
-                result = function(*call, **kwargs)
+                result = function(*args, **kwargs)
                 _refuse_undeclared(self.lazy, result)
                 result = (example.after or _as_it_is)(result)
             result = mapped(functools.partial(_computed, self.lazy), result)
@@ -146,14 +144,16 @@ class Subject:
             if gradients:
                 wanted = {name: leaf for name, leaf in named.items() if leaf.requires_grad}
                 values |= _gradients(outputs, wanted, tensors(inputs), upstream)
-        values |= {f"args[{i}] afterwards": value for i, value in enumerate(tensors(inputs))}
+        pairs = [*zip(tensors(inputs), tensors(placed), strict=True)]
+        values |= {f"args[{i}] afterwards": value for i, (value, _) in enumerate(pairs)}
+        written = frozenset(f"args[{i}] afterwards" for i, pair in enumerate(pairs) if not same(*pair))
         if double is not None:
             stored = (*double.named_parameters(), *double.named_buffers())
             values |= {f"{name} afterwards": value for name, value in stored if not value.is_meta}
         structure = str(mapped(_kind, result)).replace("'", "")
         steps = {f"output[{i}]": _steps(output) for i, output in enumerate(outputs)}
         detached = {name: value if value is None else value.detach() for name, value in values.items()}
-        return Outcome(detached, structure, steps)
+        return Outcome(detached, structure, steps, written)
 
     def twin(self, example: Example) -> nn.Module:
         """A copy of the module with the values of *example*, on the CPU.

@@ -22,6 +22,7 @@ def compute(
     D: Tensor | None,
     z: Tensor | None,
     delta_bias: Tensor | None,
+    initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`selective_scan` for arguments that were checked.
 
@@ -35,15 +36,17 @@ def compute(
         D: ``(channels,)``, floating, or ``None``.
         z: As *x*, or ``None``.
         delta_bias: ``(channels,)``, floating, or ``None``.
+        initial_state: ``(batch, channels, states)``, floating; ``None`` for zeros.
 
     Returns:
-        The result, as *x* in `result_dtype`; and the last state, ``(batch, channels, states)`` in `working_dtype`.
+        The result, as *x* in `result_dtype`; and the last state, as *initial_state* in `working_dtype`.
     """
-    dtype, wide = result_dtype(x, D, z), working_dtype(x, dt, A, B, C, D, z, delta_bias)
+    dtype, wide = result_dtype(x, D, z), working_dtype(x, dt, A, B, C, D, z, delta_bias, initial_state)
     x, dt, A, B, C = (tensor.to(wide) for tensor in (x, dt, A, B, C))
     dt = dt if delta_bias is None else dt + delta_bias.unsqueeze(-1)
     dt = functional.softplus(dt) if delta_softplus else dt
     state, results = x.new_zeros(*x.shape[:2], A.shape[1]), [torch.zeros_like(x[..., :0])]
+    state = state if initial_state is None else state + initial_state
     for x_t, dt_t, B_t, C_t in zip(*(tensor.unbind(-1) for tensor in (x, dt, B, C)), strict=True):
         dt_t = dt_t.unsqueeze(-1)
         state = state * (dt_t * A).exp() + dt_t * x_t.unsqueeze(-1) * B_t.unsqueeze(1)
@@ -63,14 +66,15 @@ def selective_scan(
     D: Tensor | None = None,
     z: Tensor | None = None,
     delta_bias: Tensor | None = None,
+    initial_state: Tensor | None = None,
     *,
     delta_softplus: bool = False,
     compute: Callable[..., tuple[Tensor, Tensor]] = compute,
 ) -> tuple[Tensor, Tensor]:
     """The selective scan of Mamba (S6; Gu & Dao 2023, arXiv:2312.00752, section 3.2), with its skip and its gate.
 
-    Each channel has a few states, all zero before the first token. For each token, ``h ← exp(dt A) h + dt x B``, and
-    the result is ``(h C + D x) silu(z)``. It is computed in float32, or in float64 if an argument has that.
+    Each channel has a few states. For each token, ``h ← exp(dt A) h + dt x B``, and the result is
+    ``(h C + D x) silu(z)``. It is computed in float32, or in float64 if an argument has that.
 
     Args:
         x: ``(batch, channels, tokens)``, floating, of any strides.
@@ -81,18 +85,19 @@ def selective_scan(
         D: ``(channels,)``, floating; ``None`` for no skip.
         z: As *x*; ``None`` for no gate.
         delta_bias: ``(channels,)``, floating; ``None`` for none.
+        initial_state: The states before the first token, ``(batch, channels, states)``, floating; ``None`` for zeros.
         delta_softplus: Whether a step is the softplus of *dt* and *delta_bias*, or their sum.
         compute: What is given the arguments once they are checked: that of a backend.
 
     Returns:
-        The result, as *x* in the dtype to which x, D and z promote; and the last state, ``(batch, channels, states)``
-        in the dtype in which it is computed.
+        The result, as *x* in the dtype to which x, D and z promote; and the last state, as *initial_state* in the dtype
+        in which it is computed.
 
     Raises:
         ValueError: If a shape does not fit.
     """
-    check(x, dt, A, B, C, D, z, delta_bias)
-    return compute(delta_softplus, x, dt, A, B, C, D, z, delta_bias)
+    check(x, dt, A, B, C, D, z, delta_bias, initial_state)
+    return compute(delta_softplus, x, dt, A, B, C, D, z, delta_bias, initial_state)
 
 
 def check(
@@ -104,6 +109,7 @@ def check(
     D: Tensor | None,
     z: Tensor | None,
     delta_bias: Tensor | None,
+    initial_state: Tensor | None,
 ) -> None:
     """Raise the `ValueError` that says what does not fit."""
     if x.dim() != 3 or A.dim() != 2:
@@ -121,6 +127,7 @@ def check(
         ("D", D, (channels,)),
         ("z", z, (batch, channels, tokens)),
         ("delta_bias", delta_bias, (channels,)),
+        ("initial_state", initial_state, (batch, channels, states)),
     ):
         if tensor is not None and tensor.shape != expected:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; {expected} is expected")

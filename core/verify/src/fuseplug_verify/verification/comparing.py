@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,7 +79,7 @@ class Tolerance:
             why = leaning((result, expected, exact), size, coarsest, self.share_of_float32, self.by_row)
             return why and f"{name} {why}"
 
-        return ours.judged(theirs, _judging_results(error))
+        return ours.judged(theirs, _judging_results(error, ours.written & theirs.written))
 
     def coarsest_of(self, outcome: Outcome) -> torch.dtype:
         """The dtype with the largest roundings that takes part in *outcome*."""
@@ -148,14 +148,14 @@ def departure(theirs: Outcome, ours: Outcome, truth: Outcome, tolerance: Toleran
             return f"{name} is finite elsewhere than the original's"
         return _worst(name, expected, None, true[name], share, by_row=tolerance.by_row)
 
-    return ours.judged(theirs, _judging_results(error))
+    return ours.judged(theirs, _judging_results(error, ours.written & theirs.written))
 
 
-def _judging_results(error: Judge) -> Judge:
-    """*error* where there is room for one; inputs afterwards, and integers, must be the same."""
+def _judging_results(error: Judge, written: Collection[str]) -> Judge:
+    """*error* where there is room for one: not in integers, nor in inputs afterwards that are not *written* by both."""
 
     def judge(name: str, result: Tensor, expected: Tensor) -> str:
-        if not name.endswith("afterwards") and result.is_floating_point():
+        if (name in written or not name.endswith("afterwards")) and result.is_floating_point():
             return error(name, result, expected)
         return "" if same(result, expected) else f"{name} is not what the original leaves there: it is written into"
 

@@ -47,6 +47,7 @@ class Examination:
         variants: Those that have agreed with it in every run so far.
         examples: One for each mix.
         answered: Those on which it ran.
+        differentiable: Whether it ran with gradients. One that writes into what it keeps for its backward raises.
         branches: The branches that its code took.
         evidence: What it did on the examples.
         why: The difference that ruled out the last variant, or what it raised.
@@ -58,6 +59,7 @@ class Examination:
     variants: Sequence[Bound]
     examples: Sequence[Example]
     answered: list[Example] = field(default_factory=list, init=False)
+    differentiable: bool = field(default=True, init=False)
     branches: Branches = field(init=False)
     evidence: Evidence = field(default_factory=Evidence, init=False)
     why: str = field(default="", init=False)
@@ -82,7 +84,8 @@ class Examination:
                 return why
         if (why := self._untaken()) is not None:
             return why
-        watch = Watch(tuple(depends.terms), nonempty=tried.nonempty, no_autocast=tried.no_autocast)
+        limits = {"nonempty": tried.nonempty, "no_autocast": tried.no_autocast, "no_grad": not self.differentiable}
+        watch = Watch(tuple(depends.terms), **limits)
         self.evidence.code(self.reading.codes)
         return self._described(adapter, watch, tried)
 
@@ -93,6 +96,7 @@ class Examination:
                 likeliest = f"of {len(self.candidate.adapters)} tried, the likeliest is {self.why} ({variation.label})"
                 return Refusal(f"computes none of the known variants; {likeliest}", kind="unlike")
             if answer == "same" and not any(variation.example is example for example in self.answered):
+                self.differentiable = bool(self.answered and self.differentiable) or variation.options["gradients"]
                 self.answered.append(variation.example)
         if not self.answered:
             return Refusal(f"its own forward cannot be run on examples: {self.why}", kind="unlike")
@@ -109,9 +113,9 @@ class Examination:
             if (flag := _flag(self.subject, first)) is not None:
                 yield self._as_it_is(first, gradients=gradients, training=not flag)
         for example in others:
-            yield self._as_it_is(example)
+            yield self._as_it_is(example, gradients=self.differentiable)
 
-    def _as_it_is(self, example: Example, *, gradients: bool = True, training: bool | None = None) -> Variation:
+    def _as_it_is(self, example: Example, *, gradients: bool, training: bool | None = None) -> Variation:
         flag = _flag(self.subject, example) if training is None else training
         mode = "" if flag is None else "in training, " if flag else "in eval, "
         label = f"for {describe(example)}, {mode}{'with' if gradients else 'without'} gradients"
@@ -132,7 +136,7 @@ class Examination:
 
     def _try(self, variation: Variation) -> Likeness:
         """Run the original and every variant on *variation*; drop those that differ, unless all do."""
-        gradients = self.candidate.exact or variation.kind != "magnitude"
+        gradients = self.differentiable and (self.candidate.exact or variation.kind != "magnitude")
         options: dict[str, Any] = {"gradients": gradients, **variation.options}
         try:
             expected = self.subject.run(self.subject.original, variation.example, **options, watching=self.branches)
@@ -199,7 +203,7 @@ class Examination:
 
     def _with_another(self, path: Path) -> Likeness:
         # In the sharpest dtype: with another number a router may choose by a rounding, where examples see to a margin.
-        sharpest = min(self.answered, key=lambda each: _eps(each.args[main_argument(each)].dtype))
+        sharpest = max(self.answered, key=lambda each: each.args[main_argument(each)].dtype.itemsize)
         return self._try(Variation("number", ".".join(path), sharpest, {"change": another_value(path)}))
 
     def _untaken(self) -> Refusal | None:
@@ -293,10 +297,6 @@ def _flag(subject: Subject, example: Example) -> bool | None:
 
 def _is_of_other_dtype(value: Any, dtype: torch.dtype) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() | value.is_complex() and value.dtype is not dtype
-
-
-def _eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
 
 
 def _below(module: nn.Module, above: Path = ()) -> Iterator[tuple[Path, nn.Module]]:

@@ -56,7 +56,7 @@ class KernelCheck:
         self._semantics = semantics
         self._subject = replace(subject, draws=semantics.draws)
         self._device = device
-        self._gradients = gradients
+        self._gradients = gradients and not semantics.accepts.watch.no_grad
         self._exact = exact
         self._around = around
         self._tolerance = Tolerance.of(semantics.candidate)
@@ -138,8 +138,7 @@ class KernelCheck:
             example = self._candidate.example_of(mix, size)
             if why := self._judged(example, self._run(self._fused, example)):
                 return why
-        runs, self._runs = self._runs, []
-        if bias := excess_together(runs, self._tolerance):
+        if bias := excess_together(self._runs, self._tolerance):
             return Refusal(f"its numbers are wrong for {describe(example)} on {self._device}: {bias}", kind="failed")
         return None
 
@@ -218,13 +217,9 @@ class KernelCheck:
             return Refusal(f"its numbers are wrong for {on}: {why}", kind="failed")
         if _is_contiguous(example) and (why := outcome.lies_otherwise(expected)):
             return Refusal(f"for {on} its {why}", kind="failed")
-        if why := self._rounds_otherwise(outcome, expected):
+        if self._exact and (why := outcome.difference(expected)):
             return Refusal(f"its rounding is not the original's for {on}: {why}", kind="rounding")
         return None
-
-    def _rounds_otherwise(self, outcome: Outcome, expected: Outcome) -> str:
-        """The first thing that must be the original's bit for bit, and is not; ``""`` if there is none."""
-        return outcome.difference(expected) if self._exact else ""
 
     def _needs_order(self, mix: Any) -> bool | Refusal:
         """Whether the kernel is right only for contiguous inputs; or what is wrong with it for those."""
@@ -248,7 +243,7 @@ class KernelCheck:
             expected = self._run(self._subject.original, example, **options)
         except Exception:  # noqa: BLE001 - either may raise anything; such calls are the original's then
             return True
-        rounding = self._rounds_otherwise(outcome, expected)
+        rounding = self._exact and outcome.difference(expected)
         return bool(rounding or tolerance.excess(outcome, expected, self._truth(example)))
 
     def _run(self, function: Compute, example: Example, *, gradients: bool = True, **options: Any) -> Outcome:

@@ -23,11 +23,13 @@ class Outcome:
         values: The tensors.
         structure: What the tensors came in, and their types: nothing, a list, a tuple with a ``None``, …
         steps: The strides of each output; ``None`` where elements are left out or shared between places.
+        written: The names of the inputs afterwards whose numbers are others than before, as of a state.
     """
 
     values: dict[str, Tensor | None]
     structure: str = ""
     steps: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
+    written: frozenset[str] = frozenset()
 
     def difference(self, expected: Outcome) -> str:
         """The first thing in which this is not *expected* bit for bit; ``""`` if there is none."""

@@ -11,7 +11,7 @@ from .kernel import InductorKernel
 if TYPE_CHECKING:
     from ..differentiating import differentiated_again, recording, vjp
     from ..torch_private import has_onednn_linear, onednn_linear
-    from .compiled import Compiled, plain, standard_state, worth_compiling
+    from .compiled import Compiled, plain, plain_floating, standard_state, worth_compiling
     from .layout import keeping_order
     from .linear import CompiledLinear
     from .program import Program
@@ -26,6 +26,7 @@ __all__ = [
     "keeping_order",
     "onednn_linear",
     "plain",
+    "plain_floating",
     "recording",
     "standard_state",
     "vjp",
@@ -35,7 +36,7 @@ __all__ = [
 __getattr__, __dir__ = lazy(
     __name__,
     {
-        **dict.fromkeys(("Compiled", "plain", "standard_state", "worth_compiling"), ".compiled"),
+        **dict.fromkeys(("Compiled", "plain", "plain_floating", "standard_state", "worth_compiling"), ".compiled"),
         **dict.fromkeys(("differentiated_again", "recording", "vjp"), "..differentiating"),
         "CompiledLinear": ".linear",
         **dict.fromkeys(("has_onednn_linear", "onednn_linear"), "..torch_private"),

@@ -182,6 +182,13 @@ def plain(*tensors: Tensor | None) -> bool:
     return not is_watched()
 
 
+def plain_floating(*tensors: Tensor | None) -> bool:
+    """Whether *tensors* are `plain`, floating and not empty, and on one device; ``None`` is passed over."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    device = present[0].device
+    return plain(*present) and all(t.numel() and t.is_floating_point() and t.device == device for t in present)
+
+
 def _shaped(rows: Tensor, shape: Sequence[int]) -> Tensor:
     """*rows*, which a program gave, with *shape*, and no view of anything: its caller may want to write into it."""
     return rows if len(shape) == rows.dim() else reinterpret_tensor(rows, tuple(shape), strides_of(shape))

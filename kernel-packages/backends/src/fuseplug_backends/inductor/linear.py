@@ -108,12 +108,7 @@ class CompiledLinear:
         if views.copied:
             tensors = [t.contiguous() if n in views.copied else t for n, t in enumerate(tensors)]
         values = [reinterpret_tensor(t, size, stride) for t, (size, stride) in zip(tensors, views.inside, strict=True)]
-        key = (
-            tuple(constants),
-            transposed,
-            views.kind,
-            tuple([(t.dtype, t.device) for t in tensors]),
-        )
+        key = (tuple(constants), transposed, views.kind, tuple([(t.dtype, t.device) for t in tensors]))
         program = self._programs.get(key)
         if program is None:
             varying = [[dim for dim, size in enumerate(t.shape[:-1]) if size > 1] for t in values]

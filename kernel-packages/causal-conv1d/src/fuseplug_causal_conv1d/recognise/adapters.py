@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fuseplug import Adapter, Compute
 
 _PACKED = ("seq_idx", "cu_seqlens")
-"""Keywords that say where packed sequences begin. A function that computes without them raises."""
+"""Keywords that say where packed sequences begin. A function of a model that computes without them raises."""
 
 
 @dataclass(frozen=True)
@@ -20,17 +21,20 @@ class ConvolutionAdapter(Adapter):
 
     Attributes:
         variant: A key of `fuseplug_causal_conv1d.reference.VARIANTS`.
+        packed: Whether it computes packed sequences, each by itself.
     """
 
     variant: str
+    packed: bool = False
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return ``function(hidden_states, weight, bias=None, activation=None, **kwargs)``.
 
         Shapes and errors are those of `fuseplug_causal_conv1d.reference.causal_conv1d`. Which activation a name stands
-        for is verified for each name, so it is not looked up here. A call with packed sequences is the original's.
+        for is verified for each name, so it is not looked up here. A call with packed sequences is the original's,
+        unless they are computed, and ``seq_idx`` alone numbers them.
         """
-        variant = self.variant
+        variant, packed = self.variant, self.packed
 
         def convolve(
             hidden_states: Tensor,
@@ -40,8 +44,15 @@ class ConvolutionAdapter(Adapter):
             **kwargs: Any,
         ) -> Any:
             del activation
-            if kwargs and any(kwargs.get(name) is not None for name in _PACKED):
+            numbers, bounds = (kwargs.get(name) for name in _PACKED) if kwargs else (None, None)
+            if numbers is None and bounds is None:
+                return compute(hidden_states, weight, bias, variant=variant)
+            batch, _, tokens = hidden_states.shape
+            says = isinstance(numbers, Tensor) and numbers.shape == (1, tokens) and bounds is None
+            if not (packed and says and batch == 1):
                 return NotImplemented
-            return compute(hidden_states, weight, bias, variant=variant)
+            lengths = torch.unique_consecutive(numbers, return_counts=True)[1].tolist()
+            parts = torch.split(hidden_states, lengths, 2)
+            return torch.cat([compute(part, weight, bias, variant=variant) for part in parts], 2)
 
         return convolve

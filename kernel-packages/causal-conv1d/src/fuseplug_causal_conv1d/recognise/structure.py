@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
 import math
+import textwrap
 import types
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fuseplug import Example, Proposal, Rejection, Site, Target
+from fuseplug import Consent, Example, Proposal, Rejection, Site, Target, called_functions
 from fuseplug_backends.dtypes import MODEL_DTYPES
-from fuseplug_backends.looked_up import looked_up, positional_parameters
+from fuseplug_backends.looked_up import looked_up, methods_of, positional_parameters
 
 from ..reference import VARIANTS
 from .adapters import ConvolutionAdapter
 
 _PARAMETERS = ("weight", "bias", "activation")
 """What follows the input in the signature of such a function."""
+
+_DELTA_RULE = ("query", "key", "value", "g", "beta")
+"""The first parameters of a gated delta rule, which follows the convolution in a layer."""
+
+_CONSENT = Consent(
+    "packed_sequences",
+    "packed sequences are computed one by one, where transformers raises an error and there is nothing to compare with",
+)
 
 _BATCH, _SMALL_CHANNELS, _SHORT = 2, 6, 2
 _LARGE = 1 << 10
@@ -54,7 +65,13 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             "its causal convolution is written out, as nn.Conv1d, a slice and an activation; what is replaced is a "
             "function (x, weight, bias, activation) that a method looks up, as in transformers 5.23"
         )
-    return [_proposal(module, convolution, target) for target in targets]
+    # The same for packed sequences comes first: with the user's consent it is taken.
+    packed = [target for target in targets if tells_of_packed_sequences(type(module), target)]
+    return [
+        _proposal(module, convolution, target, packed=packs)
+        for packs, some in ((True, packed), (False, targets))
+        for target in some
+    ]
 
 
 def _causal_convolution(module: nn.Module) -> nn.Conv1d | None:
@@ -72,13 +89,35 @@ def convolves(value: object) -> bool:
     return isinstance(value, types.FunctionType) and positional_parameters(value)[1:4] == _PARAMETERS
 
 
-def _proposal(module: nn.Module, convolution: nn.Conv1d, target: Target) -> Proposal:
+def tells_of_packed_sequences(cls: type, target: Target) -> bool:
+    """Whether the method of *target* hands its further keywords to what it convolves with and to each delta rule.
+
+    A delta rule that is told of packed sequences keeps them apart, or raises an error. Others that mix tokens, such as
+    the scan of Mamba, are not told: there the sequences would mix behind the convolution.
+    """
+    method = methods_of(cls)[target.method]
+    rules = called_functions(method, _is_delta_rule)
+    if not rules:
+        return False
+    told: dict[str | None, bool] = {}
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(method)))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            further = any(keyword.arg is None for keyword in node.keywords)
+            told[node.func.id] = told.get(node.func.id, True) and further
+    return all(told.get(name, False) for name in (*rules, target.function))
+
+
+def _is_delta_rule(value: object) -> bool:
+    return isinstance(value, types.FunctionType) and positional_parameters(value)[:5] == _DELTA_RULE
+
+
+def _proposal(module: nn.Module, convolution: nn.Conv1d, target: Target, *, packed: bool) -> Proposal:
     names = [value for name, value in vars(module).items() if "act" in name and isinstance(value, str)]
     mixes = _mixes(module, convolution)
     weight = mixes[0].weight
     return Proposal(
         target=target,
-        adapters=tuple(ConvolutionAdapter(variant) for variant in VARIANTS),
+        adapters=tuple(ConvolutionAdapter(variant, packed) for variant in VARIANTS),
         example=functools.partial(
             _example, convolution.out_channels, convolution.kernel_size[0], convolution.bias is not None, names[:1]
         ),
@@ -89,6 +128,7 @@ def _proposal(module: nn.Module, convolution: nn.Conv1d, target: Target) -> Prop
         ),
         roundings=_ROUNDINGS,
         working_roundings=_working_roundings(convolution.out_channels),
+        consent=_CONSENT if packed else None,
     )
 
 

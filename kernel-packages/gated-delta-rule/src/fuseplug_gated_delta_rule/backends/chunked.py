@@ -78,13 +78,6 @@ def in_chunks(segment: type[Segment]) -> Callable[..., tuple[Tensor, Tensor]]:
     return function
 
 
-def served(*tensors: Tensor | None) -> bool:
-    """Whether chunks serve these arguments, here and now: not for tracers and transforms, subclasses and empty ones."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    device = present[0].device
-    return plain(*present) and all(t.numel() and t.is_floating_point() and t.device == device for t in present)
-
-
 def _step(
     form: Form, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,11 @@ from torch import Tensor
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.functional import computed_by
+from fuseplug_backends.inductor import plain_floating
 
 from .. import reference
 from ..reference import Variant
-from .chunked import in_chunks, served
+from .chunked import in_chunks
 from .segment import Form, Segment
 
 
@@ -30,7 +31,7 @@ def compute(
     """
     tensors = (q, k, v, g, beta, initial_state)
     # What grows may overflow where a product of decays from both sides of a block's first row does not.
-    if not served(*tensors) or (variant.per_channel and bool((g > 0).any())):
+    if not plain_floating(*tensors) or (variant.per_channel and bool((g > 0).any())):
         return by_reference(reference.compute, variant, normalised, *tensors)
     return _in_chunks(Form(variant, normalised), *tensors)
 

@@ -24,10 +24,11 @@ from torch import Tensor
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.functional import computed_by
+from fuseplug_backends.inductor import plain_floating
 
 from .. import reference
 from ..reference import Variant, working_dtype
-from .chunked import in_chunks, served
+from .chunked import in_chunks
 from .segment import Form, Segment
 
 
@@ -89,7 +90,7 @@ def compute(
     overflow.
     """
     tensors = (q, k, v, g, beta, initial_state)
-    if not served(*tensors) or working_dtype(*tensors) is not torch.float32:
+    if not plain_floating(*tensors) or working_dtype(*tensors) is not torch.float32:
         return by_reference(reference.compute, variant, normalised, *tensors)
     return _in_chunks(Form(variant, normalised), *tensors)
 

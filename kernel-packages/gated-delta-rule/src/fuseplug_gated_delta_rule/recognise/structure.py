@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fuseplug import Example, Proposal, Rejection, Site, Target
+from fuseplug import Consent, Example, Proposal, Rejection, Site, Target
 from fuseplug_backends.dtypes import MODEL_DTYPES
 from fuseplug_backends.looked_up import looked_up, positional_parameters
 
@@ -32,6 +32,12 @@ _WORKING_ROUNDINGS = 16.0 + 2 * 10.0 + 75.0
 """Sixteen for the arithmetic. A result is a sum over the tokens before it and the channels of a key, of which there are
 200 and 8 in the largest check, and its gradient goes the same way back: √n / 4 for each. The sums of g in a chunk
 reach 150, and originals round them to float32 before they take differences: half of eps for each unit."""
+
+
+_CONSENT = Consent(
+    "packed_sequences",
+    "packed sequences are computed one by one, where transformers raises an error and there is nothing to compare with",
+)
 
 
 class DeltaRuleMix(NamedTuple):
@@ -68,7 +74,14 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
             "function that a method looks up, as in transformers 5.23"
         )
     own = next((parameter.dtype for parameter in module.parameters() if parameter.dim() == 2), torch.float32)
-    return [_proposal(own, variant, *target) for target in targets.items() for variant in VARIANTS.values()] or None
+    # The same for packed sequences comes first: with the user's consent it is taken.
+    return [
+        _proposal(own, variant, target, is_step, packed)
+        for packed in (True, False)
+        for target, is_step in targets.items()
+        for variant in VARIANTS.values()
+        if not (packed and is_step)
+    ] or None
 
 
 def _targets(cls: type) -> Iterator[tuple[Target, bool]]:
@@ -86,11 +99,11 @@ def _computes_it(value: object) -> bool:
     return names[: len(_INPUTS) + len(_STATES)] == (*_INPUTS, *_STATES)
 
 
-def _proposal(own: torch.dtype, variant: Variant, target: Target, is_step: bool) -> Proposal:
+def _proposal(own: torch.dtype, variant: Variant, target: Target, is_step: bool, packed: bool) -> Proposal:
     mixes = _mixes(own, variant)
     return Proposal(
         target=target,
-        adapters=(DeltaRuleAdapter(variant.name, is_step),),
+        adapters=(DeltaRuleAdapter(variant.name, is_step, packed),),
         example=functools.partial(_example, variant, is_step),
         mixes=mixes,
         # Under autocast q, k and v come in bfloat16.
@@ -98,6 +111,7 @@ def _proposal(own: torch.dtype, variant: Variant, target: Target, is_step: bool)
         roundings=_ROUNDINGS,
         working_roundings=_WORKING_ROUNDINGS,
         exact=False,
+        consent=_CONSENT if packed else None,
     )
 
 

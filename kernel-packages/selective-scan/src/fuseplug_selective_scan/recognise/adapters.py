@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ class ScanAdapter(Adapter):
     """Calls a selective scan in the place of a function that a method looks up."""
 
     variant = "s6"
+    is_step: ClassVar[bool] = False
 
     def bind(self, compute: Compute) -> Callable[..., Any]:
         """Return a function with the parameters that those of models have.
@@ -58,3 +59,44 @@ class ScanAdapter(Adapter):
             return (result, state) if return_last_state else result
 
         return scan
+
+
+@dataclass(frozen=True)
+class StepAdapter(Adapter):
+    """Calls a selective scan of one token in the place of a function that writes into the state, as in decoding."""
+
+    variant = "s6"
+    is_step: ClassVar[bool] = True
+
+    def bind(self, compute: Compute) -> Callable[..., Any]:
+        """Return a function with the parameters that those of models have.
+
+        Its *state* is ``(batch, channels, states)``; other shapes are those of
+        `fuseplug_selective_scan.reference.selective_scan`, without the dimension of the tokens. It is written into as
+        the last thing, when nothing can raise any more. A compiled call is the original's.
+        """
+
+        def step(
+            state: Tensor,
+            hidden_states: Tensor,
+            dt: Tensor,
+            A: Tensor,
+            B: Tensor,
+            C: Tensor,
+            D: Tensor | None = None,
+            dt_bias: Tensor | None = None,
+            dt_softplus: bool = False,
+            z: Tensor | None = None,
+            **kwargs: Any,
+        ) -> Any:
+            del kwargs
+            if torch.compiler.is_compiling():
+                return NotImplemented
+            x, dt, B, C = (tensor.unsqueeze(-1) for tensor in (hidden_states, dt, B, C))
+            gate = None if z is None else z.unsqueeze(-1)
+            y, last = compute(x, dt, A, B, C, D, gate, dt_bias, state, delta_softplus=dt_softplus)
+            result = y.squeeze(-1).to(hidden_states.dtype)
+            state.copy_(last)
+            return result
+
+        return step

@@ -15,10 +15,13 @@ from fuseplug import Example, Proposal, Rejection, Site, Target
 from fuseplug_backends.dtypes import MODEL_DTYPES
 from fuseplug_backends.looked_up import looked_up, positional_parameters
 
-from .adapters import ScanAdapter
+from .adapters import ScanAdapter, StepAdapter
 
 _PARAMETERS = ("A", "B", "C", "D", "z", "delta_bias", "delta_softplus", "return_last_state")
 """What follows x and dt in the signature of such a function."""
+
+_STEP_PARAMETERS = ("A", "B", "C", "D", "dt_bias", "dt_softplus", "z")
+"""What follows the state, x and dt in the signature of a function for one token, which writes into the state."""
 
 _CHOICES = ("use_mambapy", "use_associative_scan")
 """Parameters that choose how it is computed. Without the package of that name, the first changes nothing."""
@@ -50,8 +53,18 @@ class ScanMix(NamedTuple):
     bare: bool = False
 
 
+class StepMix(NamedTuple):
+    """One combination of dtypes to check, for one token: those of x, dt, B, C and z, and of D. The rest is float32."""
+
+    x: torch.dtype
+    D: torch.dtype
+
+
 def match(site: Site) -> list[Proposal] | Rejection | None:
-    """Propose a selective scan for each function of such a signature that a method looks up."""
+    """Propose a selective scan for each function of such a signature that a method looks up.
+
+    Functions for one token are those of a module that also looks up a scan: Mamba2's have the same signature.
+    """
     module = site.module
     if next(module.children(), None) is None:
         return None
@@ -61,7 +74,8 @@ def match(site: Site) -> list[Proposal] | Rejection | None:
     own = next((parameter.dtype for parameter in module.parameters() if parameter.dim() == 2), torch.float32)
     for function in targets.values():
         _ask(function)
-    return [_proposal(own, target, positional_parameters(function)) for target, function in targets.items()]
+    whole = [_proposal(own, target, positional_parameters(function)) for target, function in targets.items()]
+    return whole + [_step_proposal(own, target) for target, _ in looked_up(type(module), steps)]
 
 
 def _written_out(module: torch.nn.Module) -> Rejection | None:
@@ -78,6 +92,11 @@ def _written_out(module: torch.nn.Module) -> Rejection | None:
 def scans(value: object) -> bool:
     """Whether *value* has the signature of such a function."""
     return isinstance(value, types.FunctionType) and positional_parameters(value)[2:10] == _PARAMETERS
+
+
+def steps(value: object) -> bool:
+    """Whether *value* has the signature of such a function for one token."""
+    return isinstance(value, types.FunctionType) and positional_parameters(value)[3:10] == _STEP_PARAMETERS
 
 
 def _ask(function: Callable[..., Any]) -> None:
@@ -110,34 +129,65 @@ def _proposal(own: torch.dtype, target: Target, parameters: Sequence[str]) -> Pr
     )
 
 
+def _step_proposal(own: torch.dtype, target: Target) -> Proposal:
+    pairs = [(dtype, dtype) for dtype in MODEL_DTYPES] + [(dtype, torch.float32) for dtype in MODEL_DTYPES[:2]]
+    mixes = [StepMix(*pair) for pair in sorted(pairs, key=lambda pair: pair != (own, own))]
+    return Proposal(
+        target=target,
+        adapters=(StepAdapter(),),
+        example=_step_example,
+        mixes=mixes,
+        likely=[mix for mix in mixes[1:] if mix == (torch.bfloat16, torch.float32)],
+        roundings=_ROUNDINGS,
+        working_roundings=_WORKING_ROUNDINGS,
+        exact=False,
+    )
+
+
 def _example(choices: Sequence[str], mix: ScanMix, size: int, generator: torch.Generator) -> Example:
     """A call as mixers make it: shapes are those of `fuseplug_selective_scan.reference.selective_scan`.
 
-    Channels lie side by side in all but dt. Steps times A are between a hundredth and some ten.
+    Steps times A are between a hundredth and some ten.
     """
     channels, states = (6, 4) if size < _LARGE else (16, 8)
     # In the original's backward, twice the tokens take four times as long.
     tokens = 10 + min(64, size // (2 * channels))
-    batch = max(2, size // (tokens * channels))
-
-    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
-
-    def by_token(width: int) -> Tensor:
-        return normal(batch, tokens, width, dtype=mix.x).transpose(1, 2)
-
-    x, B, C, z = by_token(channels), by_token(states), by_token(states), by_token(channels)
-    dt = normal(batch, channels, tokens)
-    dt = (dt.abs() / 2 if mix.bare else dt).to(mix.x)
-    A = -normal(channels, states).exp()
-    D, rest = normal(channels), {"z": z, "delta_bias": normal(channels)}
+    shape = (max(2, size // (tokens * channels)), channels, tokens)
+    x, dt, A, B, C, D, z, bias = _inputs(mix.x, shape, states, generator)
     return Example(
-        [x, dt, A, B, C],
+        [x, dt.abs() / 2 if mix.bare else dt, A, B, C],
         kwargs={
             "D": D,
-            **(dict.fromkeys(rest) if mix.bare else rest),
+            **({"z": None, "delta_bias": None} if mix.bare else {"z": z, "delta_bias": bias}),
             "delta_softplus": not mix.bare,
             "return_last_state": mix.continued,
             **dict.fromkeys(choices, mix.continued),
         },
     )
+
+
+def _step_example(mix: StepMix, size: int, generator: torch.Generator) -> Example:
+    """A call as mixers make it in decoding: the states before, and what else is without the dimension of the tokens."""
+    channels, states = (6, 4) if size < _LARGE else (16, 8)
+    batch = max(2, size // (channels * states))
+    inputs = _inputs(mix.x, (batch, channels, 1), states, generator)
+    state = torch.randn(batch, channels, states, generator=generator, dtype=torch.float32, device="cpu")
+    x, dt, A, B, C, D, z, bias = (tensor.squeeze(-1) for tensor in inputs)
+    kwargs = {"D": D.to(mix.D), "dt_bias": bias, "dt_softplus": True, "z": z}
+    return Example([state, x, dt, A, B, C], kwargs=kwargs)
+
+
+def _inputs(dtype: torch.dtype, shape: tuple[int, int, int], states: int, generator: torch.Generator) -> list[Tensor]:
+    """x, dt, A, B, C, D, z, delta_bias for ``(batch, channels, tokens)``; channels lie side by side in all but dt."""
+    batch, channels, tokens = shape
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+    def by_token(width: int) -> Tensor:
+        return normal(batch, tokens, width).to(dtype).transpose(1, 2)
+
+    x, B, C, z = (by_token(width) for width in (channels, states, states, channels))
+    dt, A = normal(batch, channels, tokens).to(dtype), -normal(channels, states).exp()
+    D, delta_bias = normal(channels), normal(channels)
+    return [x, dt, A, B, C, D, z, delta_bias]

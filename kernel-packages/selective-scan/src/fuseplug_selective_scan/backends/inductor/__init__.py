@@ -4,6 +4,8 @@ Tokens are computed in chunks, some sequences and channels at a time, so that al
 processor's cache. In a chunk only ``h ← a h + b`` goes from token to token, by one operation each; everything else is
 computed for all its tokens at once.
 
+One token without gradients is a step of decoding, and computed by itself.
+
 Between forward and backward the arguments are kept, and the state before each chunk. All else is computed anew. Nothing
 is compiled.
 """
@@ -16,11 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.differentiating import differentiable
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.inductor import plain, standard_state
+from fuseplug_backends.inductor import plain, plain_floating, standard_state
 
 from ... import reference
 from ...reference import result_dtype, working_dtype
@@ -42,9 +45,7 @@ def compute(delta_softplus: bool, *tensors: Any) -> tuple[Tensor, Tensor]:
     It is computed in float32, under autocast too. For ``torch.compile``, ``torch.export`` and other tracers it *is* the
     reference.
     """
-    present = [tensor for tensor in tensors if tensor is not None]
-    device = present[0].device
-    if not plain(*present) or not all(t.numel() and t.is_floating_point() and t.device == device for t in present):
+    if not plain_floating(*tensors):
         return by_reference(reference.compute, delta_softplus, *tensors)
     result: tuple[Tensor, Tensor] = _in_chunks(delta_softplus, *tensors)
     return result
@@ -91,13 +92,18 @@ def _slices(length: int, step: int) -> list[slice]:
 def _forward(
     delta_softplus: bool, needs: Sequence[bool], *tensors: Any
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
-    inputs = Inputs(*tensors)
+    *arguments, initial_state = tensors
+    inputs = Inputs(*arguments)
     x, (channels, states) = inputs.x, inputs.A.shape
-    result = torch.empty(x.shape, dtype=result_dtype(x, inputs.D, inputs.z), device=x.device)
-    last = torch.zeros(x.shape[0], states, channels, dtype=working_dtype(*tensors), device=x.device)
-    chunks = -(-x.shape[2] // _TOKENS) if needs else 0
-    before = last.new_empty(chunks, *last.shape)
     with standard_state(x.device.type):
+        if x.shape[2] == 1 and not needs:
+            return _step(delta_softplus, working_dtype(*tensors), inputs, initial_state), ()
+        result = torch.empty(x.shape, dtype=result_dtype(x, inputs.D, inputs.z), device=x.device)
+        last = torch.zeros(x.shape[0], states, channels, dtype=working_dtype(*tensors), device=x.device)
+        if initial_state is not None:
+            last.copy_(initial_state.mT)
+        chunks = -(-x.shape[2] // _TOKENS) if needs else 0
+        before = last.new_empty(chunks, *last.shape)
         for parts in _parts(x, states):
             for part in parts:
                 state = last[part.sequences, :, part.channels]
@@ -112,8 +118,9 @@ def _forward(
 def _backward(
     delta_softplus: bool, needs: Sequence[bool], of_result: Tensor, of_last: Tensor, before: Tensor, *tensors: Any
 ) -> list[Tensor]:
-    inputs = Inputs(*tensors)
-    wanted = [name for name, need in zip(Inputs._fields, needs, strict=True) if need]
+    *arguments, initial_state = tensors
+    inputs = Inputs(*arguments)
+    wanted = [name for name, need in zip(Inputs._fields, needs, strict=False) if need]
     # Sums are added up in the dtype of the computation.
     gradients = {
         name: torch.empty_like(x) if name in _BY_TOKEN else torch.zeros_like(x, dtype=before.dtype)
@@ -131,7 +138,21 @@ def _backward(
                 for name, gradient in gradients.items():
                     place = gradient[part.where(name)]
                     place.copy_(of_part[name]) if name in _BY_TOKEN else place.add_(of_part[name])
-    return [gradients[name].to(getattr(inputs, name).dtype) for name in wanted]
+    found = [gradients[name].to(getattr(inputs, name).dtype) for name in wanted]
+    return [*found, of_last.mT.to(initial_state.dtype)] if needs[-1] else found
+
+
+def _step(delta_softplus: bool, dtype: torch.dtype, inputs: Inputs, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One token: the formula, in as few passes over the state as it can do with."""
+    x, dt, B, C = (tensor.to(dtype) for tensor in (inputs.x, inputs.dt, inputs.B, inputs.C))
+    dt = dt if inputs.delta_bias is None else dt + inputs.delta_bias.unsqueeze(-1)
+    dt = functional.softplus(dt) if delta_softplus else dt
+    states = (dt * inputs.A).exp_().mul_(0 if state is None else state).addcmul_(dt * x, B.mT)
+    # torch is three times slower with one column on the right.
+    y = torch.bmm(C.mT, states.mT).mT
+    y = y if inputs.D is None else y.addcmul_(x, inputs.D.to(dtype).unsqueeze(-1))
+    y = y if inputs.z is None else y.mul_(functional.silu(inputs.z.to(dtype)))
+    return y.to(result_dtype(inputs.x, inputs.D, inputs.z)), states
 
 
 _in_chunks = differentiable(_forward, _backward, reference.compute, plain)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fuseplug.fallback import by_reference
 from fuseplug_backends.differentiating import differentiable
 from fuseplug_backends.functional import computed_by
-from fuseplug_backends.inductor import plain, standard_state
+from fuseplug_backends.inductor import plain, plain_floating, standard_state
 
 from ... import reference
 from ...reference import Step, working_dtype
@@ -38,9 +38,7 @@ def compute(step: Step, *tensors: Any) -> tuple[Tensor, Tensor]:
     Matmuls are in float32, under autocast too. For ``torch.compile``, ``torch.export`` and other tracers it *is* the
     reference.
     """
-    present = [tensor for tensor in tensors if tensor is not None]
-    device = present[0].device
-    if not plain(*present) or not all(t.numel() and t.is_floating_point() and t.device == device for t in present):
+    if not plain_floating(*tensors):
         return by_reference(reference.compute, step, *tensors)
     results: tuple[Tensor, Tensor] = _in_chunks(step, *tensors)
     return results
