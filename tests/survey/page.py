@@ -110,35 +110,32 @@ def _machine(about: Mapping[str, Any]) -> str:
 
 
 def _summary(releases: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    summaries = {release: content["summary"] for release, content in releases.items()}
-    rows: dict[str, list[str]] = {}
-    for each in summaries.values():
-        for op, numbers in each["ops"].items():
-            rows.setdefault(f"{_NAMES[op]}: fused", []).append(f"**{numbers['fused']}** of {numbers['of']}")
-            rows.setdefault(f"{_NAMES[op]}: compared", []).append(f"{numbers['compared']}")
-        types = each["model types"]
-        concerned = types["with any of the ops"]
-        rows.setdefault("model types", []).append(str(types["registered"]))
-        rows.setdefault("… with any of the ops", []).append(str(concerned))
-        rows.setdefault("… compared", []).append(
-            f"**{types.get('checked', 0)}** ({_percent(types.get('checked', 0), concerned)})"
-        )
-        rows.setdefault("mismatches", []).append(f"**{len(each['mismatches'])}**")
-        rows.setdefault("sites in their models", []).append(str(each["sites"]))
-        rows.setdefault("… fused", []).append(f"{each['sites fused']} ({_percent(each['sites fused'], each['sites'])})")
-        rows.setdefault("… without an answer", []).append(f"**{each['sites without an answer']}**")
-        for device, kinds in each["planned elsewhere"].items():
-            number = sum(kinds.values())
-            by = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-            rows.setdefault(f"… fused, planned for {device}", []).append(
-                f"{number} ({_percent(number, each['sites'])}): {by}"
-            )
-        planning = each["planning"]
-        rows.setdefault("planning a small model, median", []).append(f"{planning['median']:.2f} s")
-        rows.setdefault("planning a small model, worst", []).append(
-            f"{planning['worst']:.2f} s ({planning['worst in']})"
-        )
-    yield from _table(("transformers", *summaries), ([name, *cells] for name, cells in rows.items()))
+    cells = {release: dict(_cells(content["summary"])) for release, content in releases.items()}
+    names = dict.fromkeys(name for of_release in cells.values() for name in of_release)
+    rows = ([name, *(of_release.get(name, "not run") for of_release in cells.values())] for name in names)
+    yield from _table(("transformers", *releases), rows)
+
+
+def _cells(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the rows of a release are called, and say."""
+    for op, numbers in summary["ops"].items():
+        yield f"{_NAMES[op]}: fused", f"**{numbers['fused']}** of {numbers['of']}"
+        yield f"{_NAMES[op]}: compared", f"{numbers['compared']}"
+    types, sites = summary["model types"], summary["sites"]
+    concerned, checked = types["with any of the ops"], types.get("checked", 0)
+    yield "model types", str(types["registered"])
+    yield "… with any of the ops", str(concerned)
+    yield "… compared", f"**{checked}** ({_percent(checked, concerned)})"
+    yield "mismatches", f"**{len(summary['mismatches'])}**"
+    yield "sites in their models", str(sites)
+    yield "… fused", f"{summary['sites fused']} ({_percent(summary['sites fused'], sites)})"
+    yield "… without an answer", f"**{summary['sites without an answer']}**"
+    for device, kinds in summary["planned elsewhere"].items():
+        number, by = sum(kinds.values()), ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        yield f"… fused, planned for {device}", f"{number} ({_percent(number, sites)}): {by}"
+    planning = summary["planning"]
+    yield "planning a small model, median", f"{planning['median']:.2f} s"
+    yield "planning a small model, worst", f"{planning['worst']:.2f} s ({planning['worst in']})"
 
 
 def without_devices(content: Mapping[str, Any]) -> dict[str, Sequence[Mapping[str, Any]]]:

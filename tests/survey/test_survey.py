@@ -101,12 +101,15 @@ def test_the_readme_says_what_the_records_say():
     types = [summary["model types"] for summary in summaries]
     rows = {
         "transformers": [*published()["releases"]],
-        "classes of norms fused": fused_of("rmsnorm", summaries),
-        "classes of gated MLPs fused": fused_of("swiglu", summaries),
-        "rotary functions fused": fused_of("rope", summaries),
-        "classes of experts fused": fused_of("moe", summaries),
+        "classes of norms fused": fused_of(summaries, "rmsnorm"),
+        "classes of gated MLPs fused": fused_of(summaries, "swiglu"),
+        "rotary functions fused": fused_of(summaries, "rope"),
+        "classes of experts fused": fused_of(summaries, "moe"),
+        "classes of linear attention and state spaces fused: convolutions, delta rules, scans": fused_of(
+            summaries, "causal_conv1d", "gated_delta_rule", "selective_scan", "ssd"
+        ),
         **(
-            {"models whose loss is fused with their head": fused_of(LOSS, summaries)}
+            {"models whose loss is fused with their head": fused_of(summaries, LOSS)}
             if all(LOSS in summary["ops"] for summary in summaries)
             else {}
         ),
@@ -131,8 +134,12 @@ def compared_by(kind):
     return [f"{sum(r['status'] == 'checked' for r in run)} of {len(run)}" if run else "not run" for run in runs]
 
 
-def fused_of(op, summaries):
-    return [f"{summary['ops'][op]['fused']} of {summary['ops'][op]['of']}" for summary in summaries]
+def fused_of(summaries, *ops):
+    numbers = [[summary["ops"].get(op) for op in ops] for summary in summaries]
+    return [
+        "not run" if None in some else f"{sum(of['fused'] for of in some)} of {sum(of['of'] for of in some)}"
+        for some in numbers
+    ]
 
 
 # --- what the comparison sees
