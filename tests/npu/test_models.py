@@ -148,6 +148,7 @@ PADDED = torch.ones(2, 12, dtype=torch.int64)
 PADDED[0, 7:] = 0
 AS_TRAINED = {
     "padded": {"attention_mask": PADDED},
+    "padded on the left": {"attention_mask": PADDED.flip(1)},
     "packed": {"position_ids": torch.cat((torch.arange(5), torch.arange(7))).expand(2, -1)},
     "a chunk of a sequence": {"position_ids": torch.arange(17, 29).expand(2, -1)},
     "one token, and experts without any": {"input_ids": torch.tensor([[5]])},

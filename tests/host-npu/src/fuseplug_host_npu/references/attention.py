@@ -49,14 +49,17 @@ def _summed(gradient: Tensor, heads: int) -> Tensor:
 
 
 def _scores(query: Tensor, key: Tensor, atten_mask: Tensor | None, scale: float, sparse_mode: int) -> Tensor:
-    """``[batch, heads, queries, keys]``, -inf where the mask, if there is one, is true."""
+    """``[batch, heads, queries, keys]``, the least number where the mask, if there is one, is true.
+
+    Not -inf: of a row that is masked as a whole, torch_npu's pages say that it "loses precision", and nothing of NaN.
+    """
     scores = wide(query) @ _shared(key, query).mT * scale
     if atten_mask is None:
         return scores
     mask = atten_mask.bool()
     if sparse_mode == _CAUSAL:
         mask = mask[: scores.shape[-2], : scores.shape[-1]]
-    return scores.masked_fill(mask, float("-inf"))
+    return scores.masked_fill(mask, torch.finfo(scores.dtype).min)
 
 
 @reference("npu_fusion_attention_v3")
