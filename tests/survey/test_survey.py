@@ -281,6 +281,8 @@ def test_an_op_is_published_once_something_is_known_of_each_of_its_classes(monke
     op, release = "gated_delta_rule", "4.57.6"
     before = published()["releases"][release]
     before["summary"]["ops"].pop(op, None)
+    for record in before["records"]:
+        record["sites"] = [site for site in record.get("sites", ()) if site["op"] != op]
     monkeypatch.setattr(run, "published", lambda: {release: before})
     classes = [
         {"op": op, "folder": folder, "class": name} for folder, name in sorted(Census.of(release).classes[op])[missing:]
