@@ -65,17 +65,17 @@ VARIANTS = {
 }
 """Of the norms, gated MLPs, rotations and convolutions of each model, all that it has.
 
-test_moe.py has experts, and gated_delta_rule/test_transformers.py delta rules."""
+test_moe.py has experts, and test_transformers.py of gated_delta_rule and ssd delta rules and chunk scans."""
 
-ELSEWHERE = ("moe", "linear_cross_entropy", "gated_delta_rule")
+ELSEWHERE = ("moe", "linear_cross_entropy", "gated_delta_rule", "ssd")
 
 UNLIKE = {"cohere": {("rmsnorm", "CohereLayerNorm")}}
 """What is built like something fused and is something else: this norm subtracts the mean."""
 if not FIVE:
     UNLIKE |= {
-        "mamba2": {("causal_conv1d", "Mamba2Mixer")},
+        "mamba2": {("causal_conv1d", "Mamba2Mixer"), ("ssd", "Mamba2Mixer")},
         "qwen3_next": {("causal_conv1d", "Qwen3NextGatedDeltaNet"), ("gated_delta_rule", "Qwen3NextGatedDeltaNet")},
-    }  # the convolution is written out, and the delta rule an attribute
+    }  # convolution and chunk scan are written out, and the delta rule is an attribute
 
 QUICK = {(torch.bfloat16, "deepseek_v3")}
 """Every op in one model: its first layer has a gated MLP, its second experts."""
