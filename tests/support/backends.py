@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from fuseplug import KernelManager
+    from fuseplug import KernelManager, Report
     from fuseplug_verify import Tolerance
 
 NAMES = ("inductor", "triton", "npu")
@@ -94,6 +94,23 @@ class Backend:
         assert not missing, f"no {', '.join(missing)}"
         why = tolerance.excess(result, outcome(theirs, tensors), outcome(theirs, tensors, dtype=torch.float64))
         assert not why, why
+
+    def assert_fused_and_undone(self, op: str, module: nn.Module, hidden: Tensor) -> Report:
+        """*module* computes *hidden* as before with the kernel for *op*, which computes a training call under autocast.
+
+        Taken off, it leaves the same bits. Returned is what was fused.
+        """
+        import torch
+
+        module, hidden = module.to(self.device), hidden.to(self.device)
+        before = module(hidden)
+        with self.manager(op).apply_all(module) as applied:
+            torch.testing.assert_close(module(hidden), before, rtol=1e-4, atol=1e-5)
+            with torch.autocast(self.device, torch.bfloat16):
+                module(hidden).sum().backward()
+            assert [(count.fused, count.original) for count in applied.calls()] == [(2, 0)], applied.report
+        assert torch.equal(module(hidden), before)
+        return applied.report
 
     def manager(self, op: str) -> KernelManager:
         """One that has no kernel but this backend's for *op*."""

@@ -43,8 +43,7 @@ def computed_by(compute: Callable[..., Any], reference: F) -> F:
     function: Any = functools.partial(reference, compute=compute)
     functools.update_wrapper(function, reference)
     function.__doc__ = compute.__doc__
-    fused: F = function
-    return fused
+    return cast("F", function)
 
 
 def by_device(reference: F, kernels: tuple[type[BaseKernel], ...]) -> F:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -110,8 +109,3 @@ def later(x: Tensor, places: int, dim: int) -> Tensor:
 def earlier(x: Tensor, places: int, dim: int) -> Tensor:
     """*x*, earlier along *dim* by so many *places*: what is first goes, and zeros come last."""
     return functional.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, places)).narrow(dim, places, x.shape[dim])
-
-
-def working_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype in which kernels compute: float32, or wider if an argument is."""
-    return torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from fuseplug_backends.dtypes import working_dtype
 
 __all__ = ["EPS", "VARIANTS", "Variant", "compute", "gated_delta_rule", "working_dtype"]
 
@@ -142,9 +143,3 @@ def check(
         if found is not None and found.shape != expected:
             raise ValueError(f"{name} has shape {tuple(found.shape)}; {expected} is expected")
     return row
-
-
-def working_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype in which it is computed: float32, or wider if one of *tensors* is."""
-    given = [tensor.dtype for tensor in tensors if tensor is not None]
-    return functools.reduce(torch.promote_types, given, torch.float32)

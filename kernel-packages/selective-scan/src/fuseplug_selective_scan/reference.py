@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fuseplug_backends.dtypes import working_dtype
+
 __all__ = ["compute", "result_dtype", "selective_scan", "working_dtype"]
 
 
@@ -135,14 +137,5 @@ def check(
 
 def result_dtype(x: Tensor, D: Tensor | None, z: Tensor | None) -> torch.dtype:
     """The dtype of the result: a skip in float32 widens that of *x*."""
-    return _promoted(x.dtype, x, D, z)
-
-
-def working_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype in which it is computed: float32, or wider if one of *tensors* is."""
-    return _promoted(torch.float32, *tensors)
-
-
-def _promoted(dtype: torch.dtype, *tensors: Tensor | None) -> torch.dtype:
-    dtypes = [tensor.dtype for tensor in tensors if tensor is not None]
-    return functools.reduce(torch.promote_types, dtypes, dtype)
+    dtypes = (tensor.dtype for tensor in (D, z) if tensor is not None)
+    return functools.reduce(torch.promote_types, dtypes, x.dtype)

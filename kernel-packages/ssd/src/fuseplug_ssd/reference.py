@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from fuseplug_backends.dtypes import working_dtype
 
 __all__ = ["Step", "check", "compute", "ssd", "working_dtype"]
 
@@ -148,9 +149,3 @@ def check(
     ):
         if tensor is not None and tensor.shape != expected:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; {expected} is expected")
-
-
-def working_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype in which it is computed: float32, or wider if one of *tensors* is."""
-    dtypes = [tensor.dtype for tensor in tensors if tensor is not None]
-    return functools.reduce(torch.promote_types, dtypes, torch.float32)

@@ -20,11 +20,12 @@ from torch.nn import functional
 
 from fuseplug.fallback import by_reference
 from fuseplug_backends.differentiating import differentiable
+from fuseplug_backends.dtypes import working_dtype
 from fuseplug_backends.functional import computed_by
 from fuseplug_backends.inductor import Program, plain, recording, worth_compiling
 
 from .. import reference
-from ..reference import Variant, earlier, later, working_dtype
+from ..reference import Variant, earlier, later
 
 _BLOCK = 32
 
