@@ -17,9 +17,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.gpu import moe, rmsnorm, rope, swiglu
-from benchmarks.gpu.contest import BOTH, FORWARD, LIGER, OURS, Kind, Op
-from benchmarks.gpu.turns import Entry
+from benchmarks.contest.problems import BOTH, FORWARD, LIGER, OURS, Kind, Op
+from benchmarks.contest.turns import Entry
+from benchmarks.ops import moe, rmsnorm, rope, swiglu
 from benchmarks.record import Table, write
 
 from fuseplug_testing.triton import compile_only

@@ -15,6 +15,7 @@ PAGE = RESULTS.parent / "performance.md"
 PAGE_OF_GPUS = RESULTS.parent / "cuda.md"
 BETWEEN = "<!-- tests/benchmarks/page.py writes from here -->\n", "<!-- to here -->\n"
 FUSED = "fuseplug"
+PEAK = "peak, MB"
 LOSES = 0.99
 """Below this, a ratio is called a loss. Two runs of one model by turns differ by about as much."""
 
@@ -80,8 +81,6 @@ which it was ahead at 512 tokens of Qwen3-MoE, 3.6 were spent in Python between 
 The norms of a decoded token gain nothing either. Between matmuls, for a row of 1024 in bfloat16, the eager norm takes
 48 µs, `torch.nn.functional.rms_norm` 50, and a compiled program 10 more than the eager one in the same run.
 """
-EXPERTS = "Compared with `grouped_mm`, which transformers calls if nothing else is asked for."
-
 SECTIONS = (
     Section(
         "Whole models",
@@ -105,13 +104,23 @@ SECTIONS = (
         "rope",
         ("RoPE of halves",),
     ),
-    Section("Mixture of experts", EXPERTS, "moe-float32"),
-    Section("Mixture of experts, bfloat16", EXPERTS, "moe-bfloat16"),
+    Section(
+        "Mixture of experts",
+        "Compared with `grouped_mm`, which transformers calls if nothing else is asked for.",
+        "moe",
+    ),
     Section(
         "The loss of a head",
-        "Peak memory is that above hidden states, weight and gradients. `F.linear_cross_entropy` rounds the loss to "
-        "bfloat16; the fused loss is float32.",
+        "Peaks of memory are those above hidden states, weight and gradients. `F.linear_cross_entropy` rounds the loss "
+        "to bfloat16; the fused loss is float32.",
         "linear_cross_entropy",
+    ),
+    Section(
+        "Linear attention and state spaces",
+        "Each kernel's function, called by itself. Eager is the function of transformers that runs where no other "
+        "library is installed. A step of a scan is that of a module, as `apply_all` leaves it. Peaks of memory are "
+        "those above arguments and gradients. Results and gradients are checked at the first 128 tokens.",
+        "linear_attention",
     ),
     Section(
         "Start-up",
@@ -247,8 +256,9 @@ def _pivoted(rows: Rows) -> Iterator[str]:
     contenders = list(dict.fromkeys(row["contender"] for row in rows))
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
-        said = _cell(row[time]) + (f" × {row[ratio]:.2f}" if ratio and row[ratio] != 1.0 else "")
-        lines.setdefault(tuple(_keys(row).values()), {})[row["contender"]] = said
+        cell = _cell(row[time]) + (f" × {row[ratio]:.2f}" if ratio and row[ratio] != 1.0 else "")
+        cell += f", {_number(row[PEAK])} MB" if PEAK in row else ""
+        lines.setdefault(tuple(_keys(row).values()), {})[row["contender"]] = cell
     keys = list(_keys(rows[0]))
     yield f"| {' | '.join([*keys, *contenders])} |"
     yield "|" + "---|" * (len(keys) + len(contenders))

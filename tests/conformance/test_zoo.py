@@ -223,6 +223,14 @@ def test_what_computes_wrong_is_caught_and_named(function, check, why):
     assert_named(faults_of(kernel, checks=alone(check)), check, why)
 
 
+def test_what_is_the_same_each_time_only_if_torch_is_asked_for_it_is_right_and_said():
+    kernel = like(kernels.Norm, function="conformance.zoo.wrong:the_same_if_asked")
+    result = check_kernel(kernel, checks=alone("determinism"))
+    reasons = {skip.why for skip in result.skipped if skip.check == "determinism"}
+    unless = "not the same each time unless torch.use_deterministic_algorithms(True) was called"
+    assert reasons == {f"{unless}: output[0] differs"}
+
+
 NOT_BY_NAME = {
     "packs_weight_once",  # what is passed by name is no weight of a copy
     "patches_the_class",  # another class

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks.gpu.contest import OURS, WORKS, Contender, Kind
+from benchmarks.contest.problems import OURS, WORKS, Contender, Kind
 from benchmarks.npu import command
 from benchmarks.npu.ops import OPS, OWN, TRITON
 from support.thorough import thorough

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from .contest import Kind, Least, normal
-from .timing import DeviceClock
-from .turns import Turn
+from ..contest.problems import Kind, Least, normal
+from ..contest.timing import DeviceClock
+from ..contest.turns import Turn
 
 _SIZES = (4096, 8192, 16384)
 _PATIENCE = 1.0

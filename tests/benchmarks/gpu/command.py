@@ -15,16 +15,17 @@ from fuseplug_backends.triton.kernel import interpreted
 from fuseplug_tools.bench import machine
 from fuseplug_tools.bench.this_machine import VERSIONS
 
-from . import linear_cross_entropy, models, moe, rmsnorm, rope, swiglu
+from ..contest.problems import BOTH, FORWARD, WORKS, Kind
+from ..contest.race import Clock, Out, Result, race
+from ..contest.timing import DeviceClock, asking_clock, host_clock
+from ..ops import linear_cross_entropy, moe, rmsnorm, rope, swiglu
+from . import models
 from .budget import Budget
 from .ceilings import Ceilings, measure
-from .contest import BOTH, FORWARD, WORKS, Kind
 from .end_to_end import end_to_end
 from .interpreting import let_peers_in
 from .overhead import overhead
-from .race import Clock, Out, Result, race
 from .roofline import draw
-from .timing import DeviceClock, asking_clock, host_clock
 from .verdict import every_time, left_out, verdicts
 
 OPS = {op.name: op for op in (rmsnorm.OP, swiglu.OP, rope.OP, moe.OP, linear_cross_entropy.OP)}

@@ -11,13 +11,13 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from .aims import LAYERS
+from ..contest.aims import LAYERS
+from ..contest.gates import ROUNDINGS
+from ..contest.problems import Kind, LeftOut, normal
+from ..contest.race import Clock, Out, Result, results, why_not
+from ..contest.turns import Turn
 from .budget import Budget
-from .contest import Kind, LeftOut, normal
-from .gates import ROUNDINGS
 from .models import CONTENDERS, Blocks, Run, eager, shared
-from .race import Clock, Out, Result, results, why_not
-from .turns import Turn
 
 PREFILL, TRAINING = "prefill", "training step"
 

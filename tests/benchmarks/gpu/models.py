@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModel
 
 from fuseplug import manager
 
-from .contest import COMPILED, EAGER, LIGER, OURS, Kind
-from .peers import imported
+from ..contest.peers import imported
+from ..contest.problems import COMPILED, EAGER, LIGER, OURS, Kind
 
 Run = Callable[[Tensor], Tensor]
 """Takes token ids, gives hidden states."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from .aims import CALL
-from .contest import BOTH, FORWARD, Kind, Op
-from .race import Clock, Out, Result, admitted, results
+from ..contest.aims import CALL
+from ..contest.problems import BOTH, FORWARD, Kind, Op
+from ..contest.race import Clock, Out, Result, admitted, results
 
 
 def overhead(op: Op, shape: Any, kind: Kind, clock: Clock) -> tuple[list[Result], list[Out]]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from ..contest.problems import BOTH, EAGER, FORWARD, LIGER, OURS
+from ..contest.race import Result
 from .ceilings import Ceilings
-from .contest import BOTH, EAGER, FORWARD, LIGER, OURS
-from .race import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

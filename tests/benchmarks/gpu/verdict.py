@@ -7,10 +7,10 @@ from itertools import groupby
 
 from benchmarks.record import Table
 
-from .aims import BEST, Aim
+from ..contest.aims import BEST, Aim
+from ..contest.problems import EAGER, LIGER, OURS
+from ..contest.race import Out, Result
 from .ceilings import Ceilings
-from .contest import EAGER, LIGER, OURS
-from .race import Out, Result
 
 TITLE = f"{OURS} against its peers; × is how many times longer they take, share that of what the device reached"
 

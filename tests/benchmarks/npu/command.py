@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.gpu.contest import BOTH, FORWARD, OURS, WORKS, Kind
-from benchmarks.gpu.race import Out, Result, race
-from benchmarks.gpu.timing import DeviceClock, host_clock
+from benchmarks.contest.problems import BOTH, FORWARD, OURS, WORKS, Kind
+from benchmarks.contest.race import Out, Result, race
+from benchmarks.contest.timing import DeviceClock, host_clock
 from benchmarks.gpu.verdict import every_time, left_out, verdicts
 from benchmarks.record import Table, save, show
 

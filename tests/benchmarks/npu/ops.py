@@ -8,10 +8,10 @@ from importlib import metadata
 from typing import Any
 
 import torch
-from benchmarks.gpu import linear_cross_entropy, moe, rmsnorm, rope, swiglu
-from benchmarks.gpu.aims import GROUPED
-from benchmarks.gpu.contest import EAGER, OURS, Contender, Function, Kind, Op, Problem
-from benchmarks.gpu.peers import of
+from benchmarks.contest.aims import GROUPED
+from benchmarks.contest.peers import of
+from benchmarks.contest.problems import EAGER, OURS, Contender, Function, Kind, Op, Problem
+from benchmarks.ops import linear_cross_entropy, moe, rmsnorm, rope, swiglu
 from torch import Tensor
 
 TRITON = "triton-ascend"

@@ -289,6 +289,12 @@ def not_the_same_twice(x, weight, eps, offset=0.0):
     return made * (1 + next(_calls) % 3 * torch.finfo(torch.float32).eps)
 
 
+def the_same_if_asked(x, weight, eps, offset=0.0):
+    """As what adds with atomic operations."""
+    asked = torch.are_deterministic_algorithms_enabled()
+    return (right_norm if asked else not_the_same_twice)(x, weight, eps, offset)
+
+
 _workspace = {}
 
 

@@ -13,19 +13,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks.gpu import command, end_to_end, models, rmsnorm
-from benchmarks.gpu.aims import BEST, GROUPED, Aim, mixture, moving_bytes
+from benchmarks.contest.aims import BEST, GROUPED, Aim, mixture, moving_bytes
+from benchmarks.contest.problems import BOTH, EAGER, FORWARD, LIGER, OURS, WORKS, Contender, Kind, Least, LeftOut
+from benchmarks.contest.race import Out, Result, race
+from benchmarks.contest.timing import FEWEST, DeviceClock, host_clock
+from benchmarks.contest.turns import Turn
+from benchmarks.gpu import command, end_to_end, models
 from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.ceilings import Ceilings
-from benchmarks.gpu.contest import BOTH, EAGER, FORWARD, LIGER, OURS, WORKS, Contender, Kind, Least, LeftOut
 from benchmarks.gpu.interpreting import let_peers_in
-from benchmarks.gpu.linear_cross_entropy import TORCH
 from benchmarks.gpu.overhead import overhead
-from benchmarks.gpu.race import Out, Result, race
 from benchmarks.gpu.roofline import draw
-from benchmarks.gpu.timing import FEWEST, DeviceClock, host_clock
-from benchmarks.gpu.turns import Turn
 from benchmarks.gpu.verdict import every_time, left_out, verdicts
+from benchmarks.ops import rmsnorm
+from benchmarks.ops.linear_cross_entropy import TORCH
 from benchmarks.record import RESULTS, save, show
 from support.thorough import thorough
 from triton.language.extra import libdevice

@@ -37,12 +37,9 @@ def ascend(machine: MachineState) -> Iterator[Diagnosis]:
 
 def torch_npu(machine: MachineState) -> Diagnosis:
     """Ascend's extension of PyTorch, which needs the CANN toolkit."""
-    version, torch_version, row = (
-        version_of("torch_npu"),
-        version_of("torch"),
-        functools.partial(Diagnosis, "torch_npu"),
-    )
-    cann_home, remedy = machine.environ.get(CANN_VARIABLE), "pip install torch torch_npu"
+    version, torch_version = version_of("torch_npu"), version_of("torch")
+    cann_home, row = machine.environ.get(CANN_VARIABLE), functools.partial(Diagnosis, "torch_npu")
+    remedy = "pip install torch torch_npu"
     if torch_version:
         remedy = f'pip install --upgrade "torch_npu=={".".join(torch_version.split(".")[:2])}.*"'
     if version is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import random
 import sys
@@ -67,13 +68,18 @@ def _still_there(held: dict[str, Any]) -> list[str]:
 
 
 def determinism(case: Case) -> Iterator[Finding]:
-    """The same bits every time."""
+    """The same bits every time, where torch is asked for that; where it is not, it is said if they are not the same."""
     for size in case.repeated_sizes:
-        example = case.example(size=size)
-        first, *more = [case.kernel_on(example) for _ in range(RUNS)]
-        for again in more:
-            why = again.difference(first)
-            yield Finding(f"{RUNS} runs, {size} elements", fault=f"not the same each time: {why}" if why else "")
+        example, where = case.example(size=size), f"{RUNS} runs, {size} elements"
+        for asked in (True, False):
+            with _deterministic() if asked else contextlib.nullcontext():
+                first, *more = [case.kernel_on(example) for _ in range(RUNS)]
+            why = next(filter(None, (again.difference(first) for again in more)), "")
+            if asked or not why:
+                yield Finding(where, fault=f"not the same each time: {why}" if why else "")
+            else:
+                unless = "not the same each time unless torch.use_deterministic_algorithms(True) was called"
+                yield Finding(where, skipped=f"{unless}: {why.partition(' by ')[0]}")
 
 
 def threads(case: Case) -> Iterator[Finding]:
@@ -137,19 +143,23 @@ def _draw() -> None:
 
 
 @contextlib.contextmanager
-def _poisoned() -> Iterator[None]:
+def _deterministic(*, poisoned: bool = False) -> Iterator[None]:
+    """Ask torch for what is deterministic; *poisoned* has it fill new tensors with NaN, as it then does by default."""
     filling: Any = torch.utils.deterministic
     was = torch.are_deterministic_algorithms_enabled()
     warned, filled = torch.is_deterministic_algorithms_warn_only_enabled(), filling.fill_uninitialized_memory
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        filling.fill_uninitialized_memory = True
+        filling.fill_uninitialized_memory = poisoned
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(was, warn_only=warned)
             filling.fill_uninitialized_memory = filled
+
+
+_poisoned = functools.partial(_deterministic, poisoned=True)
 
 
 def _shared(outcome: Outcome) -> set[str]:

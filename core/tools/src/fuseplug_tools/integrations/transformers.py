@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import TrainerCallback
 
 import fuseplug
-from fuseplug.by_identity import ByIdentity
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,7 +48,7 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         self._undo = undo
         self._manager = manager
         self._options = options
-        self._applied: ByIdentity[nn.Module, Applied] = ByIdentity()
+        self._applied: MutableMapping[nn.Module, Applied] = WeakIdKeyDictionary()
 
     def applied_to(self, model: nn.Module) -> Applied | None:
         """The handle on what this callback fused in *model*, which may be wrapped by now; ``None`` if nothing."""
@@ -82,7 +83,7 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
         if self._undo:
             applied.undo()
             for module in model.modules():
-                self._applied.pop(module)
+                self._applied.pop(module, None)
 
     def _fuse(self, model: nn.Module, args: TrainingArguments, state: TrainerState) -> None:
         manager = self._manager or fuseplug.manager
@@ -106,4 +107,4 @@ class FuseplugCallback(TrainerCallback):  # type: ignore[misc]  # of which mypy 
 
     def __getstate__(self) -> dict[str, Any]:
         """What a search for hyperparameters sends to another process, where no model was fused yet."""
-        return {**self.__dict__, "_applied": ByIdentity()}
+        return {**self.__dict__, "_applied": WeakIdKeyDictionary()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .contest import BOTH, COMPILED, EAGER, FORWARD, LIGER, Least
+from .problems import BOTH, COMPILED, EAGER, FORWARD, LIGER, Least
 
 BEST = "the best peer"
 GROUPED = "grouped_mm"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.models.cohere import modeling_cohere
 from transformers.models.qwen3 import modeling_qwen3
 
 from fuseplug import manager
 from fuseplug_rope.reference import rope as reference
 
-from .aims import moving_bytes
-from .contest import (
+from ..contest.aims import moving_bytes
+from ..contest.peers import compiled, of, searching
+from ..contest.problems import (
     BACKWARD,
     BOTH,
     EAGER,
@@ -28,9 +31,9 @@ from .contest import (
     Problem,
     normal,
 )
-from .peers import compiled, of, searching
 
 apply_rotary_pos_emb = modeling_qwen3.apply_rotary_pos_emb
+rotate_pairs = modeling_cohere.apply_rotary_pos_emb
 
 
 class Shape(NamedTuple):
@@ -41,7 +44,8 @@ class Shape(NamedTuple):
     head_dim: int = 128
 
 
-def problem(shape: Shape, kind: Kind) -> Problem:
+def problem(shape: Shape, kind: Kind, *, pairs: bool = False) -> Problem:
+    """Halves of a head's elements rotate together, or *pairs* that lie side by side, as Cohere's models have them."""
     batch, sequence, heads, key_heads, head_dim = shape
 
     def rows(count: int) -> Tensor:
@@ -49,14 +53,15 @@ def problem(shape: Shape, kind: Kind) -> Problem:
         return normal(kind, batch, sequence, count, head_dim).transpose(1, 2)
 
     frequencies = torch.logspace(0, -6, head_dim // 2, device=kind.device)
-    angles = torch.outer(torch.arange(sequence, device=kind.device), frequencies).repeat(1, 2)[None]
+    angles = torch.outer(torch.arange(sequence, device=kind.device), frequencies)
+    angles = (angles.repeat_interleave(2, 1) if pairs else angles.repeat(1, 2))[None]
     cos, sin = angles.cos().to(kind.dtype), angles.sin().to(kind.dtype)
     moved = 2 * kind.dtype.itemsize * batch * sequence * (heads + key_heads) * head_dim
     return Problem(
         f"{batch} × {sequence}",
         (rows(heads).requires_grad_(), rows(key_heads).requires_grad_(), cos, sin),
         (rows(heads), rows(key_heads)),
-        on_heads(reference),
+        on_heads(partial(reference, variant="interleaved-wide") if pairs else reference),
         {FORWARD: Least(moved), BACKWARD: Least(moved), BOTH: Least(2 * moved)},
     )
 
@@ -70,8 +75,8 @@ def eager(_: Sequence[Tensor]) -> Function:
     return apply_rotary_pos_emb
 
 
-def applied(arguments: Sequence[Tensor]) -> Function:
-    module = Rotates().to(arguments[0])
+def applied(arguments: Sequence[Tensor], *, pairs: bool = False) -> Function:
+    module = (RotatesPairs if pairs else Rotates)().to(arguments[0])
     assert manager.apply_all(module).report.fused, "nothing was fused"
     return module
 
@@ -88,6 +93,13 @@ class Rotates(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         return apply_rotary_pos_emb(q, k, cos, sin)
+
+
+class RotatesPairs(Rotates):
+    """The same, of pairs."""
+
+    def forward(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate_pairs(q, k, cos, sin)
 
 
 OP = Op(

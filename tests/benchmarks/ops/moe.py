@@ -14,8 +14,9 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 from fuseplug import manager
 from fuseplug_moe.reference import moe as reference
 
-from .aims import GROUPED, mixture
-from .contest import (
+from ..contest.aims import GROUPED, mixture
+from ..contest.peers import Make, compiled, of
+from ..contest.problems import (
     BACKWARD,
     BOTH,
     EAGER,
@@ -31,7 +32,6 @@ from .contest import (
     Problem,
     normal,
 )
-from .peers import Make, compiled, of
 
 """What transformers takes if nothing else is asked for."""
 

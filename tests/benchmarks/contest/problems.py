@@ -127,7 +127,8 @@ def forward(function: Function, arguments: Sequence[Tensor]) -> tuple[Tensor, ..
 
 
 def backward(out: Sequence[Tensor], arguments: Sequence[Tensor], upstream: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(out, leaves(arguments), upstream)
+    wanted = leaves(arguments)
+    return torch.autograd.grad(out, wanted, upstream) if wanted else ()
 
 
 def both(function: Function, arguments: Sequence[Tensor], upstream: Sequence[Tensor]) -> tuple[Tensor, ...]:

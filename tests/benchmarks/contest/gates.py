@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .contest import Problem, both
+from .problems import Problem, both
 from .turns import Entry
 
 ROUNDINGS = 6

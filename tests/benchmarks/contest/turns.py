@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .contest import BACKWARD, FORWARD, Contender, Function, Problem, backward, both, forward, results
+from .problems import BACKWARD, FORWARD, Contender, Function, Problem, backward, both, forward, results
 
 
 class Turn(NamedTuple):

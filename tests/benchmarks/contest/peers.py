@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .contest import COMPILED, Contender, Function, LeftOut
+from .problems import COMPILED, Contender, Function, LeftOut
 
 Make = Callable[[Sequence[Tensor]], Function]
 

@@ -12,8 +12,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from fuseplug import manager
 from fuseplug_rmsnorm.reference import rms_norm as reference
 
-from .aims import moving_bytes
-from .contest import (
+from ..contest.aims import moving_bytes
+from ..contest.peers import compiled, of, searching
+from ..contest.problems import (
     BACKWARD,
     BOTH,
     EAGER,
@@ -28,7 +29,6 @@ from .contest import (
     Problem,
     normal,
 )
-from .peers import compiled, of, searching
 
 EPS = 1e-6
 

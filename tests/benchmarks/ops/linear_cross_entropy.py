@@ -5,7 +5,8 @@ Everybody gives the loss in the dtype of the hidden states, because `F.linear_cr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -16,10 +17,12 @@ from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
 from fuseplug import manager
+from fuseplug_linear_cross_entropy import linear_cross_entropy
 from fuseplug_linear_cross_entropy.reference import linear_cross_entropy as reference
 
-from .aims import loss_head
-from .contest import (
+from ..contest.aims import loss_head
+from ..contest.peers import compiled, imported, of
+from ..contest.problems import (
     BACKWARD,
     BOTH,
     EAGER,
@@ -34,9 +37,10 @@ from .contest import (
     Problem,
     normal,
 )
-from .peers import compiled, of
 
 TORCH = "F.linear_cross_entropy"
+BONUS = 0.1
+"""For the entropy, in the loss that has one, as in reinforcement learning."""
 
 
 class Shape(NamedTuple):
@@ -106,6 +110,40 @@ def _liger(function, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """With a sum in float32, as ours; its default rounds the weight's gradient after each chunk."""
     options = (None, None, -100, 0.0, 0.0, "mean", None, False, torch.float32)
     return function.apply(hidden, weight, labels, *options)[0].to(hidden.dtype)
+
+
+def with_entropy(shape: Shape, kind: Kind) -> Problem:
+    """The loss of each token less `BONUS` times its entropy, in the mean."""
+    return replace(problem(shape, kind), exact=rewarded(eager_with_entropy))
+
+
+def rewarded(per_token: Callable[..., tuple[Tensor, Tensor]]) -> Function:
+    def loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        losses, entropies = per_token(hidden, weight, labels)
+        return (losses - BONUS * entropies).mean().to(hidden.dtype)
+
+    return loss
+
+
+def eager_with_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    logits = functional.linear(hidden, weight)
+    logp = functional.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
+    return functional.nll_loss(logp, labels, reduction="none"), -(logp.exp() * logp).sum(-1)
+
+
+def fused_with_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    return linear_cross_entropy(hidden, weight, labels, reduction="none", statistics=("entropy",))[:2]
+
+
+def trl_with_entropy(_: Sequence[Tensor]) -> Function:
+    """With the size of chunks that TRL's trainers use."""
+    function = imported("trl.kernels:ChunkedLogProbFunction")
+
+    def per_token(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        results = function.apply(hidden, weight, None, labels, 1.0, 32768, None, 1.0, ("entropy",))
+        return -results[0], results[1]
+
+    return rewarded(per_token)
 
 
 OP = Op(

@@ -11,8 +11,8 @@ import torch
 from fuseplug_tools.bench import spread
 
 from .aims import Aim
-from .contest import EAGER, Contender, Kind, Least, LeftOut, Op, Problem
 from .gates import Gate
+from .problems import EAGER, Contender, Kind, Least, LeftOut, Op, Problem
 from .timing import Samples
 from .turns import Entry, Turn
 

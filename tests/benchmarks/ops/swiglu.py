@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import linear
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from fuseplug import manager
 from fuseplug_swiglu.reference import swiglu as reference
 
-from .aims import moving_bytes
-from .contest import (
+from ..contest.aims import moving_bytes
+from ..contest.peers import compiled, of, searching
+from ..contest.problems import (
     BACKWARD,
     BOTH,
     EAGER,
@@ -29,7 +31,8 @@ from .contest import (
     Problem,
     normal,
 )
-from .peers import compiled, of, searching
+
+HIDDEN = 1024
 
 
 class Shape(NamedTuple):
@@ -69,6 +72,45 @@ def applied(arguments: Sequence[Tensor]) -> Function:
         return mlp(gate)
 
     return function
+
+
+def whole(shape: Shape, kind: Kind) -> Problem:
+    """An MLP with its projections, of a third as many hidden channels as inner ones at the most."""
+    hidden = min(HIDDEN, shape.inner // 3)
+    x, grad = (normal(kind, shape.tokens, hidden) for _ in range(2))
+    weights = [
+        nn.Parameter(normal(kind, *sizes).mul_(sizes[1] ** -0.5))
+        for sizes in ((shape.inner, hidden), (shape.inner, hidden), (hidden, shape.inner))
+    ]
+    moved, products = sum(weight.nbytes for weight in weights) + 2 * x.nbytes, 6 * x.numel() * shape.inner
+    least = {FORWARD: Least(moved, products), BACKWARD: Least(2 * moved, 2 * products)}
+    return Problem(
+        f"{shape.tokens} × {shape.inner}",
+        (x.requires_grad_(), *weights),
+        (grad,),
+        lambda x, gate, up, down: linear(reference(linear(x, gate), linear(x, up)), down),
+        {**least, BOTH: Least(3 * moved, 3 * products)},
+        by_row=False,
+    )
+
+
+def module(arguments: Sequence[Tensor]) -> Qwen3MLP:
+    """That of transformers, around the weights that are given."""
+    _, gate, up, down = arguments
+    mlp = Qwen3MLP(Qwen3Config(hidden_size=len(down), intermediate_size=len(gate))).to(gate)
+    mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight = gate, up, down
+    return mlp
+
+
+def eager_whole(arguments: Sequence[Tensor]) -> Function:
+    mlp = module(arguments)
+    return lambda x, *_: mlp(x)
+
+
+def applied_whole(arguments: Sequence[Tensor]) -> Function:
+    mlp = module(arguments)
+    assert manager.apply_all(mlp, include=["swiglu"]).report.fused, "nothing was fused"
+    return lambda x, *_: mlp(x)
 
 
 OP = Op(

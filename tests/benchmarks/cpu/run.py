@@ -1,0 +1,14 @@
+"""Every kernel against the best of its peers, on this CPU: right first, then fast. Writes docs/results.
+
+python tests/benchmarks/cpu/run.py [--only FILE …] [--dtype float32] [--long] [--repeats N]
+python tests/benchmarks/cpu/run.py --dry-run    # checks the benchmark itself, and writes no times
+"""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from benchmarks.cpu.command import main
+
+    main()
