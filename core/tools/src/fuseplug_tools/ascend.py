@@ -65,26 +65,26 @@ def cann(machine: MachineState) -> Diagnosis:
     home, torch_npu_version = machine.environ.get(CANN_VARIABLE), version_of("torch_npu") or "0"
     packages = [_entries(path) for path in sorted(Path(home).glob("*-linux/ascend_*_install.info"))] if home else []
     versions = {row.get("package_name", "").removeprefix("Ascend-cann-"): row.get("version", "") for row in packages}
-    found, remedy, wanted = ", ".join(map(" ".join, versions.items())), "", made_for(torch_npu_version)
+    finding, remedy, wanted = ", ".join(map(" ".join, versions.items())), "", made_for(torch_npu_version)
     if not versions:
-        found = f"unknown: {CANN_VARIABLE} is {f'{home}, where no package says its version' if home else 'not set'}"
+        finding = f"unknown: {CANN_VARIABLE} is {f'{home}, where no package says its version' if home else 'not set'}"
         remedy = f"source {cann_script()}"
     elif len({*versions.values()}) > 1:
         remedy = "install the toolkit and the operators of the chip in one version"
     elif wanted and _is_older(version := next(iter(versions.values())), wanted):
-        found += f"; torch_npu {torch_npu_version} is made for CANN {wanted}"
+        finding += f"; torch_npu {torch_npu_version} is made for CANN {wanted}"
         remedy = f"install CANN {wanted} or later, or the torch_npu that is made for CANN {version}"
-    return Diagnosis("CANN", "warn" if remedy else "ok", found, remedy)
+    return Diagnosis("CANN", "warn" if remedy else "ok", finding, remedy)
 
 
 def driver(machine: MachineState) -> Diagnosis:
     """The driver of the NPUs, and their firmware."""
     versions = {part: _entries(ASCEND / part / "version.info").get("Version") for part in ("driver", "firmware")}
-    told = ", ".join(f"{part} {version}" for part, version in versions.items() if version)
+    finding = ", ".join(f"{part} {version}" for part, version in versions.items() if version)
     remedy = ""
-    if not told and machine.npus:  # a container sees the devices, and this file only if it is mounted
-        told, remedy = f"unknown, without {ASCEND}/driver/version.info", "npu-smi info says the version of the driver"
-    return Diagnosis("NPU driver", "ok", told or "not here", remedy)
+    if not finding and machine.npus:  # a container sees the devices, and this file only if it is mounted
+        finding, remedy = f"unknown, without {ASCEND}/driver/version.info", "npu-smi info says the driver's version"
+    return Diagnosis("NPU driver", "ok", finding or "not here", remedy)
 
 
 def attention(machine: MachineState) -> Diagnosis:
@@ -95,11 +95,11 @@ def attention(machine: MachineState) -> Diagnosis:
         gradient = torch.nn.functional.scaled_dot_product_attention(query, query, query).grad_fn.name()
     except Exception as error:  # noqa: BLE001 - a vendor's code may raise anything
         return Diagnosis("attention", "warn", f"scaled_dot_product_attention raises {first_cause(error)}")
-    found, remedy = "scaled_dot_product_attention runs npu_fusion_attention (FlashAttentionScore)", ""
+    finding, remedy = "scaled_dot_product_attention runs npu_fusion_attention (FlashAttentionScore)", ""
     if "FusionAttention" not in gradient:
-        found = f"scaled_dot_product_attention runs no npu_fusion_attention: its gradient is {gradient}"
+        finding = f"scaled_dot_product_attention runs no npu_fusion_attention: its gradient is {gradient}"
         remedy = 'in transformers, attn_implementation="flash_attention_2" runs npu_fusion_attention'
-    return Diagnosis("attention", "warn" if remedy else "ok", found, remedy)
+    return Diagnosis("attention", "warn" if remedy else "ok", finding, remedy)
 
 
 def made_for(torch_npu_version: str) -> str | None:

@@ -48,8 +48,8 @@ def _print_rows(rows: Sequence[Diagnosis]) -> None:
     table.add_column("found", ratio=1, overflow="fold")
     for row in rows:
         # People paste the table into issues.
-        found = redacted(f"{row.found}\n→ {row.remedy}" if row.remedy else row.found)
-        table.add_row(state_text(row.state), one_line(row.name), some_lines(found))
+        finding = redacted(f"{row.found}\n→ {row.remedy}" if row.remedy else row.found)
+        table.add_row(state_text(row.state), one_line(row.name), some_lines(finding))
     print_table(out, table, "found")
     counts = [f"{sum(row.state == state for row in rows)} {state}" for state in ("ok", "warn", "fail")]
     out.print(", ".join(counts))
@@ -80,8 +80,8 @@ def torch(machine: MachineState) -> Diagnosis:
     if not backends:
         return Diagnosis("torch", "fail", failure, "pip install --force-reinstall torch")
     cann = f"source {cann_script()}, or set " if version_of("torch_npu") else "set "
-    found = f"{failure}; torch loads {', '.join(backends)} by itself, which needs its vendor's libraries"
-    return Diagnosis("torch", "fail", found, f"{cann}{AUTOLOAD_VARIABLE}=0 to do without it")
+    finding = f"{failure}; torch loads {', '.join(backends)} by itself, which needs its vendor's libraries"
+    return Diagnosis("torch", "fail", finding, f"{cann}{AUTOLOAD_VARIABLE}=0 to do without it")
 
 
 def devices(machine: MachineState) -> Diagnosis:
@@ -98,8 +98,8 @@ def transformers() -> Diagnosis:
     if version is None:
         return Diagnosis("transformers", "ok", f"not installed (`fuseplug plan` needs it: {install})")
     if Version(version) < Version(OLDEST_TRANSFORMERS):
-        found = f"{version}; kernels are tested with {OLDEST_TRANSFORMERS} and later"
-        return Diagnosis("transformers", "warn", found, install)
+        finding = f"{version}; kernels are tested with {OLDEST_TRANSFORMERS} and later"
+        return Diagnosis("transformers", "warn", finding, install)
     return Diagnosis("transformers", "ok", version)
 
 
@@ -119,9 +119,9 @@ def linear_attention(machine: MachineState) -> Diagnosis:
         remedy = f"for such models, pip install {' '.join(lacking)}" if lacking else ""
         return Diagnosis("linear attention", "ok", packages, remedy)
     devices = " or ".join(dict.fromkeys(kind for name in idle for kind in LINEAR_ATTENTION[name]))
-    found = f"{packages}, but this machine has no {devices}; transformers calls {' and '.join(idle)} on any device"
+    finding = f"{packages}, but this machine has no {devices}; transformers calls {' and '.join(idle)} on any device"
     remedy = f"pip uninstall {' '.join(idle)}, and transformers uses functions of its own, which kernels can replace"
-    return Diagnosis("linear attention", "warn", found, remedy)
+    return Diagnosis("linear attention", "warn", finding, remedy)
 
 
 def _kernels(machine: MachineState, records: Sequence[KernelRecord]) -> Iterator[Diagnosis]:
