@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from support.tiny import BASE, HEAD
 
-from fuseplug_tools.redaction import redacted
+from fuseplug_tools.redaction import SECRET, redacted
+from fuseplug_tools.report import VARIABLES
 
 TOKEN = "hf_" + "abcdefgh" * 4
 SECRETS = {"HF_TOKEN": TOKEN, "MY_API_KEY": "swordfish", "PASSWORD": "abc", "USER": "alice", "LOGNAME": "alice"}
@@ -18,7 +19,7 @@ SECRETS = {"HF_TOKEN": TOKEN, "MY_API_KEY": "swordfish", "PASSWORD": "abc", "USE
 @pytest.fixture(autouse=True)
 def alice(monkeypatch):
     """She works on a machine called dgx.example.org, at home in /data/alice."""
-    monkeypatch.setattr(Path, "home", lambda: Path("/data/alice"))
+    monkeypatch.setenv("HOME", "/data/alice")
     monkeypatch.setattr("platform.node", lambda: "dgx.example.org")
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
 
@@ -46,19 +47,28 @@ def test_what_is_nobodys_business_is_taken_out(text, instead):
 
 @pytest.mark.parametrize(("user", "host", "home"), [("root", "localhost", "/"), ("npu", "", "/home/npu")])
 def test_words_of_kernels_stay(monkeypatch, user, host, home):
-    monkeypatch.setattr(Path, "home", lambda: Path(home))
+    monkeypatch.setenv("HOME", home)
     monkeypatch.setattr("platform.node", lambda: host)
     monkeypatch.setattr("getpass.getuser", lambda: user)
     text = "ready on npu, root module, localhost, /root/x/y, TOKENIZERS_PARALLELISM false"
     assert redacted(text, {"TOKENIZERS_PARALLELISM": "false"}) == text
 
 
-def test_a_user_without_a_name(monkeypatch):
-    def raises():
-        raise OSError("No username set in the environment")
+def test_a_user_without_a_name_and_a_home(monkeypatch):
+    """As in a container that runs under a number."""
+
+    def raises(*_):
+        raise KeyError("getpwuid(): uid not found: 1000")
 
     monkeypatch.setattr("getpass.getuser", raises)
-    assert redacted("/data/alice/x on dgx", {}) == "~/x on <host>"
+    monkeypatch.setattr("pwd.getpwuid", raises)
+    monkeypatch.delenv("HOME")
+    assert redacted("~/x and /data/alice/x on dgx", {}) == "~/x and /data/alice/x on <host>"
+
+
+def test_the_page_says_which_variables_are_shown_and_which_values_are_not():
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    assert all(f"`{name}`" in page for pattern in (VARIABLES, SECRET) for name in pattern.pattern.split("|"))
 
 
 class TestCommand:

@@ -8,9 +8,8 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY|AUTH", re.IGNORECASE)
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY|AUTH", re.IGNORECASE)
 """Parts of the names of environment variables whose values nobody shows."""
 
 _ALWAYS = (
@@ -24,7 +23,7 @@ _ALWAYS = (
 def redacted(text: str, environ: Mapping[str, str] = os.environ) -> str:
     """*text* without logins, tokens, homes, the names of the user and the machine, and the secrets of *environ*."""
     for variable, value in environ.items():
-        if _SECRET.search(variable):
+        if SECRET.search(variable):
             text = text.replace(f"{variable}={value}", f"{variable}=<secret>")
             text = text.replace(value, "<secret>") if len(value) > 5 else text  # not each "true"
     for pattern, instead in (*_own(), *_ALWAYS):
@@ -33,7 +32,7 @@ def redacted(text: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def _own() -> Iterator[tuple[str, str]]:
-    if home := str(Path.home()).rstrip("/"):
+    if home := os.path.expanduser("~").rstrip("/"):  # noqa: PTH111 - Path.home raises where there is none
         yield rf"{re.escape(home)}(?![\w.-])", "~"
     with contextlib.suppress(Exception):  # of a user without a name, which each Python raises in another way
         user = re.escape(getpass.getuser())
