@@ -59,7 +59,7 @@ def test_experts_add_nothing_on_any_chip(host_npu, monkeypatch, way, soc):
 
 def test_the_host_is_told_only_for_weights_that_want_gradients(host_npu, monkeypatch):
     told = []
-    monkeypatch.setattr(counts_on_host, "HostCounts", lambda counts: told.append(counts) or HostCounts(counts))
+    monkeypatch.setattr(counts_on_host, "HostCounts", lambda *routing: told.append(routing) or HostCounts(*routing))
     named = on("npu", arguments(listed=True, idle="none"))
     moe(**named)
     assert len(told) == 1

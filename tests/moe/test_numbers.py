@@ -22,6 +22,7 @@ from support.mixtures import (
     wide,
 )
 from support.thorough import covering, few_on, first_quick, quick_if
+from torch.utils.checkpoint import checkpoint
 
 from fuseplug_moe import reference
 
@@ -212,6 +213,24 @@ class TestIdle:
         (hit,) = named["top_k_index"].tolist()
         for gradient in result(named)[3:]:
             assert [bool(t.any()) for t in gradient] == [expert in hit for expert in range(5)]
+
+
+@pytest.mark.parametrize(
+    "way", few_on("triton", ["stacked", "listed, idle without gradient", "as in gpt-oss", "gate called", "post"], 2)
+)
+def test_a_recomputation_that_chooses_other_experts(backend, result, moe, way):
+    """The gradients are those of the experts that it chooses, as for an original whose sizes depend on no choice."""
+    named = arguments(**TINY | EVERY_WAY[way])
+    choices = [named["top_k_index"], (named["top_k_index"] + 1) % len(named["down"])]
+
+    def recomputed(**named):
+        again = iter(choices)
+        return checkpoint(
+            lambda x: moe(**named | {"x": x, "top_k_index": next(again).to(x.device)}), named["x"], use_reentrant=False
+        )
+
+    found, expected = result(named, recomputed), run(reference.moe, named | {"top_k_index": choices[1]})
+    assert_close(found[1:], expected[1:], 1e-4)
 
 
 @pytest.mark.parametrize("way", few_on("triton", ["stacked", "listed", "as in gpt-oss", "gate called", "post"], 2))

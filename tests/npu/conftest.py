@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.fixtures import run  # noqa: F401 - pytest finds it here
 
 
 @pytest.fixture(autouse=True)

@@ -63,7 +63,7 @@ PLANTED = {
     "silu before its time": planted(
         mixture, "apply_gate", lambda f, g, u, *a: f(*((g, u) if u is None else (u, g)), *a)
     ),
-    "zeros for idle experts": planted(HostCounts, "positive", lambda f, self: [True for _ in f(self)]),
+    "zeros for idle experts": planted(HostCounts, "positive", lambda f, *routing: [True for _ in f(*routing)]),
 }
 
 

@@ -72,6 +72,14 @@ def test_every_eps(backend, kernel, variant, eps):
     backend.assert_right(*both(kernel, variant, eps=eps), arguments, TOLERANCE)
 
 
+@pytest.mark.parametrize("variant", KINDS)
+def test_a_weight_of_zeros(backend, kernel, variant):
+    """As a model has it before it was trained, where the norm multiplies by 1 + w, or ends a residual branch."""
+    arguments = tensors(variant, BF16, BF16)
+    backend.assert_right(*both(kernel, variant), arguments | {"weight": torch.zeros(WIDTH, dtype=BF16)}, TOLERANCE)
+    assert backend.launches
+
+
 def test_a_row_of_zeros_without_eps_is_nan_alone(backend, kernel):
     x = torch.ones(3, WIDTH)
     x[1] = 0

@@ -29,6 +29,10 @@ def arguments(tokens=7, experts=5, k=2, hidden=12, inner=6, dtype=torch.float32,
     }
     if options.get("transposed"):
         named |= {name: named[name].detach().mT.contiguous().requires_grad_() for name in ("gate_up", "down")}
+    if padded := options.pop("padded", 0):
+        for name in ("x", "top_k_weights"):
+            named[name].detach()[-padded:] = 0
+        named["top_k_index"][-padded:] = torch.arange(k)
     if options.pop("biased", False):
         named |= {"gate_up_bias": normal(experts, halves * inner), "down_bias": normal(experts, hidden)}
     if options.pop("listed", False):
@@ -64,6 +68,7 @@ def assert_close(found, expected, share):
             torch.testing.assert_close(one, other, rtol=0, atol=limit)
 
 
+PADDED = "padded, most experts idle"
 WAYS = {
     "stacked": {},
     "one expert": {"experts": 1, "k": 1},
@@ -71,6 +76,7 @@ WAYS = {
     "no token": {"tokens": 0},
     "all experts": {"experts": 3, "k": 3},
     "many experts": {"tokens": 40, "experts": 24, "k": 3, "hidden": 16, "inner": 8},
+    PADDED: {"padded": 5, "experts": 24},
     "odd": {"hidden": 7, "inner": 3},
     "large": {"tokens": 3000, "hidden": 128, "inner": 96},
     "transposed": {"transposed": True},
@@ -109,7 +115,7 @@ if backends.NAME == "triton":
 
     EVERY_WAY = {name: way for name, way in EVERY_WAY.items() if name != "large" and _is_served(way)}
     EVERY_WAY |= {name: EVERY_WAY[name] | {"tokens": 9} for name in ("many experts", "transposed, many")}
-FEW = {name: EVERY_WAY[name] for name in ("stacked", "as in gpt-oss", "listed", "post", "gate called")}
+FEW = {name: EVERY_WAY[name] for name in ("stacked", "as in gpt-oss", "listed", "post", "gate called", PADDED)}
 
 
 def on(device, value):

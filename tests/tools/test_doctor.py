@@ -6,15 +6,17 @@ import json
 import sys
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from packaging.version import Version
 from support.thorough import thorough
 
 from fuseplug import BaseKernel
 from fuseplug.discovery.records import KernelRecord
 from fuseplug_backends.npu import NpuKernel
-from fuseplug_tools import doctor
+from fuseplug_tools import ascend, doctor
 from fuseplug_tools.doctor import MachineState, examine
 
 
@@ -41,8 +43,16 @@ def row(rows, name):
 @pytest.fixture
 def versions(monkeypatch):
     installed = {"torch": "2.13.0"}
-    monkeypatch.setattr(doctor, "version_of", installed.get)
+    for module in (doctor, ascend):
+        monkeypatch.setattr(module, "version_of", installed.get)
     return installed
+
+
+@pytest.fixture
+def root(monkeypatch, tmp_path):
+    """What is ``/usr/local/Ascend`` elsewhere."""
+    monkeypatch.setattr(ascend, "ASCEND", tmp_path)
+    return tmp_path
 
 
 def raises(self, kind):
@@ -150,6 +160,84 @@ class TestTorchNpu:
         assert self.said(TORCH_DEVICE_BACKEND_AUTOLOAD="0").state == "warn"
 
 
+def install_cann(root, toolkit, ops=None):
+    """As its installers do it, whose files have more lines."""
+    folder = root / "cann" / "aarch64-linux"
+    folder.mkdir(parents=True)
+    for part, name, version in (("toolkit", "toolkit", toolkit), ("ops", "910b-ops", ops)):
+        if version:
+            text = f"package_name=Ascend-cann-{name}\nversion={version}\ninnerversion=V100R001\narch=aarch64\npath=/\n"
+            (folder / f"ascend_{part}_install.info").write_text(text)
+    return {"ASCEND_HOME_PATH": str(root / "cann")}
+
+
+class TestCann:
+    @pytest.mark.parametrize(
+        ("torch_npu", "toolkit", "ops", "state", "told"),
+        [
+            ("2.9.0", "8.5.0", None, "ok", "toolkit 8.5.0"),
+            ("2.9.0.post2", "9.0.0", "9.0.0", "ok", "910b-ops 9.0.0, toolkit 9.0.0"),
+            ("2.9.0.post2", "9.1.0", "9.1.0", "ok", "910b-ops 9.1.0, toolkit 9.1.0"),
+            ("2.9.0.post2", "8.5.0", "8.5.0", "warn", "; torch_npu 2.9.0.post2 is made for CANN 9.0.0"),
+            ("2.7.1.post8", "8.3.RC2", None, "warn", "toolkit 8.3.RC2; torch_npu 2.7.1.post8 is made for CANN 9.1.0"),
+            ("2.8.0", "8.2.RC1", None, "warn", "; torch_npu 2.8.0 is made for CANN 8.3.RC1"),
+            ("2.10.0.post4", "9.2.0-beta.2", None, "ok", "toolkit 9.2.0-beta.2"),
+            ("2.9.0", "8.0.RC2.alpha002", None, "ok", "toolkit 8.0.RC2.alpha002"),
+            ("2.13.0", "8.3.RC1", None, "ok", "toolkit 8.3.RC1"),
+            ("2.13.0", "9.1.0", "9.0.0", "warn", "910b-ops 9.0.0, toolkit 9.1.0"),
+            (None, "9.1.0", None, "ok", "toolkit 9.1.0"),
+        ],
+    )
+    def test_is_compared_with_what_torch_npu_is_made_for(self, versions, root, torch_npu, toolkit, ops, state, told):
+        versions["torch_npu"] = torch_npu
+        said = row(examine(machine(**install_cann(root, toolkit, ops)), []), "CANN")
+        assert (said.state, bool(said.remedy)) == (state, state == "warn")
+        assert said.found.endswith(told)
+
+    @pytest.mark.parametrize("environ", [{}, {"ASCEND_HOME_PATH": "/nowhere"}])
+    @pytest.mark.parametrize(
+        ("folders", "script"), [(["ascend-toolkit"], 0), (["ascend-toolkit", "cann"], 1), ([], None)]
+    )
+    def test_where_nothing_says_its_version(self, versions, root, environ, folders, script):
+        for folder in folders:
+            (root / folder).mkdir()
+            (root / folder / "set_env.sh").touch()
+        said = row(examine(machine(npus=1, **environ), []), "CANN")
+        assert said.state == "warn"
+        assert said.found.startswith(f"unknown: ASCEND_HOME_PATH is {environ.get('ASCEND_HOME_PATH', 'not set')}")
+        assert said.remedy == f"source {root}/{folders[script] if folders else 'ascend-toolkit'}/set_env.sh"
+
+    def test_the_page_has_each_release_that_the_table_has(self):
+        page = (Path(__file__).parents[2] / "docs" / "ascend.md").read_text()
+        assert all(f"{release};" in page or f"{release} |" in page for release in ascend.MADE_FOR)
+        assert [*ascend.MADE_FOR] == sorted(ascend.MADE_FOR, key=Version)
+
+
+class TestDriver:
+    def said(self, root, npus=8, **files):
+        for part, text in files.items():
+            (root / part).mkdir()
+            (root / part / "version.info").write_bytes(text)
+        return row(examine(machine(npus=npus, ASCEND_HOME_PATH="/nowhere"), []), "NPU driver")
+
+    def test_of_it_and_of_the_firmware(self, root):
+        said = self.said(root, driver=b"Version=25.2.0\nascendhal_version=7.35\n", firmware=b"Version=7.7.0.6.236\n")
+        assert (said.state, said.found, said.remedy) == ("ok", "driver 25.2.0, firmware 7.7.0.6.236", "")
+
+    @pytest.mark.parametrize("files", [{}, {"driver": b"\xff\xfe?"}, {"driver": b""}])
+    def test_unknown(self, root, files):
+        said = self.said(root, **files)
+        assert said.found == f"unknown, without {root}/driver/version.info"
+        assert said.remedy.startswith("npu-smi info")
+
+    def test_not_here(self, root):
+        assert self.said(root, npus=0).found == "not here"
+
+
+def test_without_anything_of_ascend_there_is_no_row_of_it(versions):
+    assert not {"CANN", "NPU driver", "attention"} & {row.name for row in examine(machine(), [])}
+
+
 class TestChips:
     @pytest.fixture(autouse=True)
     def patching(self, monkeypatch):
@@ -249,6 +337,7 @@ def test_variables():
     rows = examine(machine(FUSEPLUG_KERNELS="-a"), [])
     assert row(rows, "FUSEPLUG_KERNELS").found == "'-a'"
     assert row(rows, "FUSEPLUG_ALLOW").found.startswith("not set")
+    assert row(rows, "FUSEPLUG_EVERY_SIZE").found.startswith("not set")
 
 
 class TestCommand:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import importlib_metadata
 import typer
@@ -15,60 +13,20 @@ from packaging.version import Version
 
 from fuseplug.cli.commands import kernels_of
 from fuseplug.cli.options import AsJson
-from fuseplug.configuration import SETTINGS, environment, named
+from fuseplug.configuration import SETTINGS, Setting, named
 from fuseplug.discovery.records import KernelRecord
 from fuseplug.hookspecs import BaseKernel
 from fuseplug.kernel_manager import KernelManager
 from fuseplug.plain_text import one_line, some_lines
 from fuseplug.tables import console, empty_table, print_json, print_table, state_text
 
+from .ascend import AUTOLOAD_VARIABLE, ascend, cann_script
+from .machine import Diagnosis, MachineState, State, first_cause, look, version_of
+from .redaction import redacted
 from .references import REFERENCE_FUNCTIONS, to_install
 
-AUTOLOAD_VARIABLE = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-CANN_VARIABLE = "ASCEND_HOME_PATH"
-CANN_SCRIPT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"
 OLDEST_TRANSFORMERS = "4.57"
 LINEAR_ATTENTION = {functions.package: functions.package_devices for functions in REFERENCE_FUNCTIONS}
-
-State = Literal["ok", "warn", "fail"]
-
-
-class Diagnosis(NamedTuple):
-    """What one check found.
-
-    Attributes:
-        name: What was looked at.
-        state: ``"fail"`` means that something installed cannot work.
-        found: What is there.
-        remedy: What to do about it; ``""`` if there is nothing to do.
-    """
-
-    name: str
-    state: State
-    found: str
-    remedy: str = ""
-
-
-@dataclass(frozen=True)
-class MachineState:
-    """What the checks look at.
-
-    Attributes:
-        environ: The environment variables, and what the user's file says of those of Fuseplug.
-        torch: The module, if it could be imported.
-        torch_error: What it raised if it could not.
-        devices: The device types that are present.
-        npus: How many Ascend NPUs the kernel driver shows, whether torch knows them or not.
-    """
-
-    environ: Mapping[str, str]
-    torch: Any = None
-    torch_error: BaseException | None = None
-    devices: Sequence[str] = ()
-    npus: int = 0
-
-
-MachineCheck = Callable[[MachineState], Diagnosis]
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -89,49 +47,25 @@ def _print_rows(rows: Sequence[Diagnosis]) -> None:
     out, table = console(), empty_table("", "what")
     table.add_column("found", ratio=1, overflow="fold")
     for row in rows:
-        # People paste the table into issues, and a home has a person's name.
-        found = (f"{row.found}\n→ {row.remedy}" if row.remedy else row.found).replace(f"{Path.home()}/", "~/")
-        table.add_row(state_text(row.state), one_line(row.name), some_lines(found))
+        # People paste the table into issues.
+        finding = redacted(f"{row.found}\n→ {row.remedy}" if row.remedy else row.found)
+        table.add_row(state_text(row.state), one_line(row.name), some_lines(finding))
     print_table(out, table, "found")
     counts = [f"{sum(row.state == state for row in rows)} {state}" for state in ("ok", "warn", "fail")]
     out.print(", ".join(counts))
 
 
-def look(environ: Mapping[str, str] | None = None) -> MachineState:
-    """Import torch and list the devices. If that fails, the error is kept for the checks to explain.
-
-    Raises:
-        SettingsError: If *environ* is not given, and the user's file is not right.
-    """
-    environ = environment() if environ is None else environ
-    npus = len(list(Path("/dev").glob("davinci[0-9]*")))
-    try:
-        import torch
-
-        from fuseplug.devices import KNOWN, present
-
-        return MachineState(environ, torch=torch, devices=sorted(kind for kind in KNOWN if present(kind)), npus=npus)
-    except Exception as error:  # noqa: BLE001 - torch runs the vendors' code on import, and drivers fail in many ways
-        return MachineState(environ, torch_error=error, npus=npus)
-
-
 def examine(machine: MachineState, records: Sequence[KernelRecord]) -> list[Diagnosis]:
     """Carry out every check."""
-    return [check(machine) for check in CHECKS] + list(_kernels(machine, records))
+    first = [python(), torch(machine), devices(machine), *ascend(machine)]
+    libraries = [transformers(), accelerate(), linear_attention(machine)]
+    settings = [_setting(machine, setting) for setting in SETTINGS.values()]
+    return [*first, *libraries, *settings, *_kernels(machine, records)]
 
 
-def version_of(distribution: str) -> str | None:
-    """The version of *distribution* that is installed."""
-    try:
-        return importlib_metadata.version(distribution)
-    except importlib_metadata.PackageNotFoundError:
-        return None
-
-
-def python(machine: MachineState) -> Diagnosis:
-    """The interpreter."""
-    del machine
-    return Diagnosis("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+def python() -> Diagnosis:
+    """The interpreter, and the system."""
+    return Diagnosis("Python", "ok", f"{platform.python_version()} on {platform.platform()} ({sys.executable})")
 
 
 def torch(machine: MachineState) -> Diagnosis:
@@ -141,17 +75,13 @@ def torch(machine: MachineState) -> Diagnosis:
         return Diagnosis("torch", "ok", str(machine.torch.__version__))
     if isinstance(error, ModuleNotFoundError) and error.name == "torch":
         return Diagnosis("torch", "fail", "not installed", "pip install torch")
-    failure = f"cannot be imported: {_first_cause(error)}"
+    failure = f"cannot be imported: {first_cause(error)}"
     backends = [entry.name for entry in importlib_metadata.entry_points(group="torch.backends")]
     if not backends:
         return Diagnosis("torch", "fail", failure, "pip install --force-reinstall torch")
-    cann = f"source {CANN_SCRIPT}, or set " if version_of("torch_npu") else "set "
-    return Diagnosis(
-        "torch",
-        "fail",
-        f"{failure}; torch loads {', '.join(backends)} by itself, which needs its vendor's libraries",
-        f"{cann}{AUTOLOAD_VARIABLE}=0 to do without it",
-    )
+    cann = f"source {cann_script()}, or set " if version_of("torch_npu") else "set "
+    finding = f"{failure}; torch loads {', '.join(backends)} by itself, which needs its vendor's libraries"
+    return Diagnosis("torch", "fail", finding, f"{cann}{AUTOLOAD_VARIABLE}=0 to do without it")
 
 
 def devices(machine: MachineState) -> Diagnosis:
@@ -161,63 +91,21 @@ def devices(machine: MachineState) -> Diagnosis:
     return Diagnosis("devices", "ok", ", ".join(_device(machine.torch, kind) for kind in machine.devices))
 
 
-def torch_npu(machine: MachineState) -> Diagnosis:
-    """Ascend's extension of PyTorch, which needs the CANN toolkit."""
-    version, torch_version = version_of("torch_npu"), version_of("torch")
-    remedy = "pip install torch torch_npu"
-    if torch_version:
-        remedy = f'pip install --upgrade "torch_npu=={".".join(torch_version.split(".")[:2])}.*"'
-    if version is None:
-        if machine.npus or machine.environ.get(CANN_VARIABLE):
-            seen = f"{machine.npus} Ascend NPUs" if machine.npus else f"CANN ({CANN_VARIABLE})"
-            return Diagnosis("torch_npu", "warn", f"not installed, though {seen} are here", remedy)
-        return Diagnosis("torch_npu", "ok", "not installed (only Ascend NPUs need it)")
-    if torch_version and Version(version).release[:2] != Version(torch_version).release[:2]:
-        return Diagnosis("torch_npu", "fail", f"{version}, which is not made for torch {torch_version}", remedy)
-    if machine.torch is None:
-        return Diagnosis("torch_npu", "warn", f"{version}; see torch")
-    if "npu" in machine.devices:
-        return Diagnosis("torch_npu", "ok", version)
-    if machine.environ.get(AUTOLOAD_VARIABLE) == "0":
-        return Diagnosis(
-            "torch_npu", "warn", f"{version}, not loaded: {AUTOLOAD_VARIABLE}=0", f"unset {AUTOLOAD_VARIABLE}"
-        )
-    if not machine.environ.get(CANN_VARIABLE):
-        without = f"{version}, without CANN ({CANN_VARIABLE} is not set)"
-        return Diagnosis("torch_npu", "fail", without, f"source {CANN_SCRIPT}")
-    return Diagnosis(
-        "torch_npu", "warn", f"{version}, but no NPU is available", "npu-smi info says what the driver sees"
-    )
-
-
-def transformers(machine: MachineState) -> Diagnosis:
+def transformers() -> Diagnosis:
     """The model library, needed only to name a model on the command line."""
-    del machine
     version = version_of("transformers")
     install = 'pip install --upgrade "fuseplug[transformers]"'
     if version is None:
         return Diagnosis("transformers", "ok", f"not installed (`fuseplug plan` needs it: {install})")
     if Version(version) < Version(OLDEST_TRANSFORMERS):
-        return Diagnosis(
-            "transformers", "warn", f"{version}; kernels are tested with {OLDEST_TRANSFORMERS} and later", install
-        )
+        finding = f"{version}; kernels are tested with {OLDEST_TRANSFORMERS} and later"
+        return Diagnosis("transformers", "warn", finding, install)
     return Diagnosis("transformers", "ok", version)
 
 
-def accelerate(machine: MachineState) -> Diagnosis:
+def accelerate() -> Diagnosis:
     """The library that spreads and offloads models."""
-    del machine
     return Diagnosis("accelerate", "ok", version_of("accelerate") or "not installed (only device_map= needs it)")
-
-
-def kernels_variable(machine: MachineState) -> Diagnosis:
-    """Which kernels the user chose."""
-    return _variable(machine, "kernels")
-
-
-def allow_variable(machine: MachineState) -> Diagnosis:
-    """Whose code the user allows to be imported."""
-    return _variable(machine, "allow")
 
 
 def linear_attention(machine: MachineState) -> Diagnosis:
@@ -231,25 +119,9 @@ def linear_attention(machine: MachineState) -> Diagnosis:
         remedy = f"for such models, pip install {' '.join(lacking)}" if lacking else ""
         return Diagnosis("linear attention", "ok", packages, remedy)
     devices = " or ".join(dict.fromkeys(kind for name in idle for kind in LINEAR_ATTENTION[name]))
-    return Diagnosis(
-        "linear attention",
-        "warn",
-        f"{packages}, but this machine has no {devices}; transformers calls {' and '.join(idle)} on any device",
-        f"pip uninstall {' '.join(idle)}, and transformers uses functions of its own, which kernels can replace",
-    )
-
-
-CHECKS: Sequence[MachineCheck] = (
-    python,
-    torch,
-    devices,
-    torch_npu,
-    transformers,
-    accelerate,
-    linear_attention,
-    kernels_variable,
-    allow_variable,
-)
+    finding = f"{packages}, but this machine has no {devices}; transformers calls {' and '.join(idle)} on any device"
+    remedy = f"pip uninstall {' '.join(idle)}, and transformers uses functions of its own, which kernels can replace"
+    return Diagnosis("linear attention", "warn", finding, remedy)
 
 
 def _kernels(machine: MachineState, records: Sequence[KernelRecord]) -> Iterator[Diagnosis]:
@@ -294,9 +166,11 @@ def _running(machine: MachineState, kernel: BaseKernel) -> tuple[State, str, str
 
 
 def _device(torch: Any, kind: str) -> str:
-    if kind == "cpu":
-        return kind
     try:
+        if kind == "cpu":
+            from fuseplug.devices import processor  # imports torch
+
+            return f"cpu ({processor()})"
         module = torch.get_device_module(kind)
         names = dict.fromkeys(module.get_device_name(index) for index in range(module.device_count()))
         return f"{kind} ({module.device_count()} × {', '.join(names)})"
@@ -304,14 +178,6 @@ def _device(torch: Any, kind: str) -> str:
         return kind
 
 
-def _variable(machine: MachineState, setting: str) -> Diagnosis:
-    variable, unset = SETTINGS[setting].variable, SETTINGS[setting].unset
-    value, name = machine.environ.get(variable), named(machine.environ, variable)
-    return Diagnosis(name, "ok", f"not set ({unset})" if value is None else f"{value!r}")
-
-
-def _first_cause(error: BaseException) -> str:
-    """The first cause, which is what names the missing library."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip()}"
+def _setting(machine: MachineState, setting: Setting) -> Diagnosis:
+    value, name = machine.environ.get(setting.variable), named(machine.environ, setting.variable)
+    return Diagnosis(name, "ok", f"not set ({setting.unset})" if value is None else f"{value!r}")

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import importlib_metadata
-
 from fuseplug.devices import processor
+
+from ..machine import version_of
 
 VERSIONS = ("fuseplug", "torch", "transformers", "pluggy", "importlib-metadata")
 
@@ -28,12 +28,5 @@ def machine(packages: Sequence[str] = VERSIONS) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "system": platform.system(),
         "date": datetime.date.today().isoformat(),
-        "versions": {name: _version(name) for name in packages},
+        "versions": {name: version_of(name) or "not installed" for name in packages},
     }
-
-
-def _version(name: str) -> str:
-    try:
-        return str(importlib_metadata.version(name))
-    except importlib_metadata.PackageNotFoundError:
-        return "not installed"

@@ -19,11 +19,13 @@ class HostCounts:
     has the rest of the forward and the loss to work on while the host goes on: nothing stands still.
 
     Args:
-        counts: ``(experts,)`` integers on the device; eight bytes each are copied.
+        route: What a backward keeps of the routing.
+        count: Gives ``(experts,)`` integers on the device, how many rows each has by *route*; eight bytes each are
+            copied.
     """
 
-    def __init__(self, counts: Tensor) -> None:
-        self._event = None
+    def __init__(self, route: Tensor, count: Callable[[Tensor], Tensor]) -> None:
+        self._route, self._count, self._event, counts = route, count, None, count(route)
         if counts.device.type == "cpu":
             self._counts = counts
             return
@@ -33,19 +35,20 @@ class HostCounts:
         self._event = torch.get_device_module(counts.device).Event()
         self._event.record()
 
-    def positive(self) -> list[bool]:
-        """Whether each count is more than zero."""
+    def positive(self, route: Tensor) -> list[bool]:
+        """Whether each count is more than zero, by *route*, as the backward has it.
+
+        If a checkpoint has computed that anew, it may be another: then it is asked, and the host waits.
+        """
+        if route.data_ptr() != self._route.data_ptr():
+            return HostCounts(route, self._count).positive(route)
         if self._event is not None:
             self._event.synchronize()
         return [count > 0 for count in self._counts.tolist()]
 
 
-def host_counts_of(experts: Experts, count: Callable[[], Tensor]) -> HostCounts | None:
-    """What a backward must know on the host: which experts get no gradient at all.
-
-    Args:
-        experts: The experts.
-        count: Gives ``(experts,)`` integers on the device, how many rows each expert has.
+def host_counts_of(experts: Experts, route: Tensor, count: Callable[[Tensor], Tensor]) -> HostCounts | None:
+    """What a backward must know on the host, as for `HostCounts`: which experts get no gradient at all.
 
     Returns:
         ``None`` if it need not know.
@@ -53,4 +56,4 @@ def host_counts_of(experts: Experts, count: Callable[[], Tensor]) -> HostCounts 
     listed = [matrices for matrices in (experts.gate_up, experts.up, experts.down) if not isinstance(matrices, Tensor)]
     if experts.idle == "zero" or not any(recording(*matrices) for matrices in listed if matrices is not None):
         return None
-    return HostCounts(count())
+    return HostCounts(route, count)

@@ -73,7 +73,8 @@ class _Order(NamedTuple):
         rows: ``(slots,)``, the row of each slot; ``pairs`` for one whose expert is elsewhere.
         hit: The experts that have rows.
         sizes: How many rows each of them has.
-        shape: That of ``top_k_index``.
+        top_k_index: A copy of it.
+        number: How many experts there are.
     """
 
     tokens: Tensor
@@ -81,11 +82,16 @@ class _Order(NamedTuple):
     rows: Tensor
     hit: list[int]
     sizes: list[int]
-    shape: tuple[int, int]
+    top_k_index: Tensor
+    number: int
 
     @property
     def pairs(self) -> int:
         return len(self.slots)
+
+    def by(self, index: Tensor) -> _Order:
+        """The order of the *index* that a backward has, which is another if a checkpoint has routed differently."""
+        return self if torch.equal(index, self.top_k_index) else _sort(index, self.number)
 
 
 def _sort(index: Tensor, number: int) -> _Order:
@@ -101,7 +107,7 @@ def _sort(index: Tensor, number: int) -> _Order:
     slots = torch.argsort(flat, stable=True)[: sum(sizes)]
     rows = flat.new_full(flat.shape, len(slots), dtype=torch.long)
     rows[slots] = torch.arange(len(slots), device=flat.device)
-    return _Order(slots // index.shape[1], slots, rows, hit, sizes, (index.shape[0], index.shape[1]))
+    return _Order(slots // index.shape[1], slots, rows, hit, sizes, index.clone(), number)
 
 
 def _pieces(rows: Tensor, order: _Order) -> tuple[Tensor, ...]:
@@ -122,12 +128,13 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: _Order) -> Tensor:
         ctx.order = order
+        ctx.save_for_backward(order.top_k_index)
         return x.index_select(0, order.tokens)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        order: _Order = ctx.order
-        slots = _in_slots(grad, order).view(*order.shape, -1)
+        order: _Order = ctx.order.by(*ctx.saved_tensors)
+        slots = _in_slots(grad, order).view(*order.top_k_index.shape, -1)
         # Torch adds halves across rows several times slower than it widens them, adds, and rounds: to the same bits.
         wide = torch.promote_types(grad.dtype, torch.float32)
         return slots.to(wide).sum(1).to(grad.dtype), None
@@ -145,11 +152,12 @@ class _Unpermute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, order: _Order) -> Tensor:
         ctx.order = order
+        ctx.save_for_backward(order.top_k_index)
         return _in_slots(out, order)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.index_select(0, ctx.order.slots), None
+        return grad.index_select(0, ctx.order.by(*ctx.saved_tensors).slots), None
 
 
 def _in_slots(rows: Tensor, order: _Order) -> Tensor:
@@ -206,12 +214,13 @@ class _Linear(torch.autograd.Function):
         ctx.form = form
         # Of the bias only the shape matters to the backward, so nothing forbids to write into it.
         ctx.bias = bias
-        ctx.save_for_backward(rows, *matrices)
+        ctx.save_for_backward(form.order.top_k_index, rows, *matrices)
         return _multiply(rows, matrices, bias, form.order, transposed=form.transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (rows, *matrices), bias, form = ctx.saved_tensors, ctx.bias, ctx.form
+        (index, rows, *matrices), bias = ctx.saved_tensors, ctx.bias
+        form = ctx.form._replace(order=ctx.form.order.by(index))
         needs_rows, needs_bias, *needs = ctx.needs_input_grad[1:]
         if differentiated_again():
             formula = functools.partial(_formula, form)

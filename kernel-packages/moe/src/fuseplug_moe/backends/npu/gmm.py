@@ -120,7 +120,7 @@ class HybridGmmFunction(torch.autograd.Function):
         needs = ctx.needs_input_grad[4:]
         of_weights: list[Tensor | None] = [None for _ in needs]
         if x is not None:
-            wanted = needs if ctx.host_counts is None else map(min, needs, ctx.host_counts.positive())
+            wanted = needs if ctx.host_counts is None else map(min, needs, ctx.host_counts.positive(group_list))
             gradients = _weight_gradient(x, grad, group_list, transposed=ctx.transposed).unbind()
             of_weights = [gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)]
         return of_x, None, of_bias, None, *of_weights

@@ -48,7 +48,7 @@ def _takes(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> bool:
 
 def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     rows, route = routing.dispatch(x.to(experts.dtype), index, experts.number)
-    host_counts = host_counts_of(experts, lambda: route.counts)
+    host_counts = host_counts_of(experts, route.counts, lambda counts: counts)
     gate = _linear(rows, experts, experts.gate_up, experts.gate_up_bias, route, host_counts)
     up = None if experts.up is None else _linear(rows, experts, experts.up, None, route, host_counts)
     inner = _gated(experts, gate, up, route).to(first(experts.down).dtype)

@@ -115,7 +115,7 @@ def _compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Ten
     if not isinstance(experts.activation, str) or experts.post is not None or apart_and_biased:
         return steps.compute(experts, x, index, weights)
     route = sort(index, experts.number)
-    host_counts = host_counts_of(experts, lambda: counts(route, index, experts.number))
+    host_counts = host_counts_of(experts, route, lambda route: counts(route, index, experts.number))
     result: Tensor = _mixture(
         (_Form.of(experts), host_counts),
         *(route, x, index, weights, experts.gate_up_bias, experts.down_bias),
@@ -203,7 +203,7 @@ def _backward(
         of_gate_up = [*by_matrix(halves[0], gate_up, needs_gate_up), *by_matrix(halves[1], up, needs_up)]
     if any(needs_down):
         of_down = by_matrix(_outer(form, grad, k, weighted, 0, route, slots), down, needs_down)
-    of_matrices = of_busy([*of_gate_up, *of_down], host_counts)
+    of_matrices = of_busy([*of_gate_up, *of_down], host_counts, route)
     gradients = (None, of_x, None, of_weights, of_gate_up_bias, of_down_bias, *of_matrices)
     return [gradient for gradient, need in zip(gradients, needs, strict=True) if need]
 

@@ -22,7 +22,7 @@ from .weight_gradient import bias_gradient, weight_gradient
 def compute(experts: Experts, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
     """`fuseplug_moe.reference.compute`, of the same arguments but for an *index* that is contiguous."""
     route = sort(index, experts.number)
-    host_counts = host_counts_of(experts, lambda: counts(route, index, experts.number))
+    host_counts = host_counts_of(experts, route, lambda route: counts(route, index, experts.number))
     x_rows, k = x.to(experts.dtype).contiguous(), index.shape[1]
 
     def linear(rows: Tensor, projection: Projection, bias: Tensor | None, k: int, by_slot: bool) -> Tensor:
@@ -48,11 +48,13 @@ def by_matrix(stacked: Tensor, matrices: Sequence[Tensor], needs: Sequence[bool]
     return [gradient if need else None for gradient, need in zip(gradients, needs, strict=True)]
 
 
-def of_busy(gradients: Sequence[Tensor | None], host_counts: HostCounts | None) -> Sequence[Tensor | None]:
+def of_busy(
+    gradients: Sequence[Tensor | None], host_counts: HostCounts | None, route: Tensor
+) -> Sequence[Tensor | None]:
     """*gradients*, of one matrix for each expert or of several in turn, but not those of experts without tokens."""
     if host_counts is None:
         return gradients
-    busy = host_counts.positive()
+    busy = host_counts.positive(route)
     return [gradient if busy[at % len(busy)] else None for at, gradient in enumerate(gradients)]
 
 
@@ -108,7 +110,7 @@ def _project_backward(
         sides = (rows, grad, route, slots, form.experts, form.k, by_slot)
         if not form.transposed:
             sides = (grad, rows, route, slots, form.experts, by_slot, form.k)
-        of_matrices = of_busy(by_matrix(weight_gradient(*sides), matrices, needs_matrices), form.host_counts)
+        of_matrices = of_busy(by_matrix(weight_gradient(*sides), matrices, needs_matrices), form.host_counts, route)
         gradients += [gradient for gradient, need in zip(of_matrices, needs_matrices, strict=True) if need]
     return gradients
 
