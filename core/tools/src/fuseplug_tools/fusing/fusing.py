@@ -16,6 +16,7 @@ from fuseplug.plain_text import one_line
 from fuseplug.ranks import rank
 from fuseplug_verify import ProcessLock
 
+from ..integrations.heads import serve
 from ..run.options import RunOptions
 from .beginning import Beginning
 from .ranks import Ranks
@@ -150,7 +151,8 @@ class Fusing:
         if difference:
             raise PlanError(f"the ranks do not plan the same, and none changes anything: {difference}", plan=plan)
         applied = None if self._options.dry_run else self._manager.apply_plan(model, plan)
-        self._telling.planned(model, plan.report, applied)
+        heads = [] if applied is None else serve(model, self._manager, device=device, **self._for_plan(model))
+        self._telling.planned(model, plan.report, applied, heads)
 
     def _for_plan(self, model: nn.Module) -> dict[str, Any]:
         chosen = (names for chosen, names in self._chosen.items() if _has(chosen, model) or _has(model, chosen))

@@ -37,7 +37,7 @@ def _transformers(module: ModuleType) -> None:
         if isinstance(model, nn.Module) and (trained or fusing().serves):
             fusing().fuse_watched(model)
 
-    _after(module.PreTrainedModel, "__init__", watch)
+    _wrap(module.PreTrainedModel, "__init__", watch, first=False)
     # Here the first call of the model is too late: replicas have no parameters, and a compiler traces the call.
     _before(nn.DataParallel, "__init__", replicate)
     _before(torch, "compile", compile_model)
@@ -100,27 +100,21 @@ def _device(device_id: Any) -> Any:
     return None if here is None else torch.device(here.type, device_id)
 
 
-def _before(owner: Any, name: str, step: Callable[..., None]) -> None:
+def _wrap(owner: Any, name: str, step: Callable[..., None], *, first: bool) -> None:
+    """Have *step* called as *owner*'s function of this *name* is, before it or after."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        step(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    setattr(owner, name, wrapper)
-
-
-def _after(owner: type, name: str, step: Callable[..., None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if first:
+            step(*args, **kwargs)
         result = original(*args, **kwargs)
-        step(*args, **kwargs)
+        if not first:
+            step(*args, **kwargs)
         return result
 
     setattr(owner, name, wrapper)
 
 
+_before = functools.partial(_wrap, first=True)
 _WRAPS = {TRANSFORMERS: _transformers, ACCELERATE: _accelerate, FSDP1: _fsdp1, LLAMA_FACTORY: _llama_factory}

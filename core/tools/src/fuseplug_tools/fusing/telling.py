@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from fuseplug.applications import Applied
     from fuseplug.report import Report
 
+    from ..integrations.heads import Head
+
 log = logging.getLogger("fuseplug.run")
 
 _LEAVES = (
@@ -38,7 +40,7 @@ class _Told:
 
     number: int | None = None
     process: int = field(default_factory=os.getpid)
-    targets: list[Counted] = field(default_factory=list)
+    targets: list[Counted | Head] = field(default_factory=list)
 
 
 class Telling:
@@ -53,13 +55,14 @@ class Telling:
         self._path = None if options.report is None else Path(options.report)
         self._told: dict[Any, _Told] = {}
 
-    def planned(self, model: nn.Module, report: Report, applied: Applied | None) -> None:
+    def planned(self, model: nn.Module, report: Report, applied: Applied | None, heads: Sequence[Head] = ()) -> None:
         """Say what was planned for a model, unless one like it was said before.
 
         Args:
             model: The model.
             report: That of the plan.
             applied: What came of it; ``None`` if nothing was changed.
+            heads: The heads that trainers put on it.
         """
         if rank() != 0:
             return
@@ -73,7 +76,7 @@ class Telling:
             if self._path is not None:
                 told.number = reports.add(self._path, {"calls": None, **report.to_dict()})
         if applied is not None:
-            self._told[what].targets += counted(applied.patches)
+            self._told[what].targets += [*counted(applied.patches), *heads]
 
     def ended(self) -> None:
         """Write the calls of the kernels into the reports of this process, and say what was too small to gain.
@@ -115,7 +118,7 @@ def _too_small(count: Count) -> bool:
     return bool(count.original) and not count.fused and not count.reasons
 
 
-def _added(targets: Sequence[Counted]) -> list[dict[str, Any]]:
+def _added(targets: Sequence[Counted | Head]) -> list[dict[str, Any]]:
     """The calls of models that are alike, by target, as plain data."""
     by_target: dict[tuple[Any, ...], dict[str, Any]] = {}
     for calls in (target.calls() for target in targets):
