@@ -86,7 +86,11 @@ class Fusing:
     def outermost(self, model: nn.Module) -> nn.Module:
         """The largest of the watched models that have *model*; itself if there is none."""
         watched = list(self._watched.values())
-        return max((candidate for candidate in watched if _has(candidate, model)), key=_size, default=model)
+        return max(
+            (candidate for candidate in watched if _has(candidate, model)),
+            key=lambda one: len([*one.modules()]),
+            default=model,
+        )
 
     def fuse_watched(self, model: nn.Module) -> None:
         """Fuse *model*, or the largest watched one that has it, if it is or has a watched one itself."""
@@ -168,7 +172,3 @@ def _destination(model: nn.Module, device: torch.device | str | None) -> torch.d
 
 def _has(model: nn.Module, part: nn.Module) -> bool:
     return any(module is part for module in model.modules())
-
-
-def _size(model: nn.Module) -> int:
-    return sum(1 for _ in model.modules())

@@ -92,14 +92,13 @@ class Head:
 
     def put_on(self, module: nn.Module, function: types.FunctionType) -> None:
         """Have what the instance *module* holds of *function* call `apply`."""
-        befores: dict[int, tuple[Head, Any, Any]] = {}
         copy, self._module = rebound(function, {self.name: self}), weakref.ref(module)  # type: ignore[dict-item]
+        # In the copy, which goes with the module: this lives as long as the copy, and would keep the module alive.
+        setattr(copy, _PUT_BY, {})
         for place in _places(module, lambda value: _function(value) is function):
             after = types.MethodType(copy, module) if type(place.value) is types.MethodType else copy
-            befores[id(after)] = self, place.value, after
+            getattr(copy, _PUT_BY)[id(after)] = self, place.value, after
             place.put(after)  # type: ignore[misc]  # a method that is no end is looked into, and has none
-        # In the copy, which goes with the module: this lives as long as the copy, and would keep the module alive.
-        setattr(copy, _PUT_BY, befores)
 
     def _count(self, why: str | None) -> None:
         """Count a call that the kernel computed, or *why* the function did; none that was too small has a reason."""
@@ -129,9 +128,10 @@ def serve(model: nn.Module, manager: KernelManager, **options: Any) -> list[Head
     kernels = [r.kernel for r in ready if r.kernel and excluded.isdisjoint((r.name, r.kernel_id, r.kernel.op))]
     every = environment().get(SETTINGS["every_size"].variable, "") not in ("", "0") or options.get("every_size", False)
     barred = [name for name in ("only", "skip", "rounding") if options.get(name) not in (None, (), "", "close")]
-    heads = []
+    heads: list[Head] = []
     for path, module in model.named_modules():
-        for value in [place.value for place in _places(module, _is_head, "forward")]:
+        places = _places(module, lambda value: bool(_put_by(value)[0] or _looked_up(_function(value))), "forward")
+        for value in [place.value for place in places]:
             head, function = _put_by(value)[0], _function(value)
             if head is None:
                 name, device = _looked_up(function), options.get("device") or next(module.parameters()).device
@@ -156,10 +156,6 @@ def _offered(*question: Any, **options: Any) -> Any:
         if offered is not None:
             return offered
     return None
-
-
-def _is_head(value: Any) -> bool:
-    return _put_by(value)[0] is not None or bool(_looked_up(_function(value)))
 
 
 def _looked_up(function: Any) -> str:

@@ -14,7 +14,7 @@ add_ addmm addmm_ amax arange bfloat16 cast cdiv clamp contiguous copy_ device d
 float16 float32 full gather get_autocast_dtype inf int64 is_autocast_enabled load log mark_non_differentiable
 masked_fill math max maximum min mm mul_ needs_input_grad pow program_id range save_for_backward saved_tensors
 set_materialize_grads shape sigmoid squeeze store stride sum t tanh tanh_ tl to torch triton type unsqueeze upper
-where zeros zeros_like
+where zeros zeros_like zip
 """
 """Names of what does nothing but to compute, or says how a backward is recorded: of torch, Python and Triton."""
 
