@@ -61,6 +61,15 @@ def test_a_head_is_served_and_gives_what_it_gave():
     assert served(model) is not head
 
 
+def test_other_models_keep_their_heads():
+    model, other = language_model(), language_model()
+    add_head(model)
+    before = add_head(other)
+    head = served(model)
+    scored(other)
+    assert (head.counter.fused, vars(other)["forward"]) == (0, before)
+
+
 def test_under_autocast():
     model = language_model()
     add_head(model)
