@@ -65,7 +65,7 @@ class Specimen:
 
     @classmethod
     def of(cls, kind: Kind, tokens: int, *, entropy_used: bool = True) -> Specimen:
-        """One of *kind*, with as many *tokens*; half of them have the label that is likeliest.
+        """One of *kind*, with as many *tokens*; half of them have the label that is likeliest. The truth is on the CPU.
 
         Args:
             kind: What it is like.
@@ -75,12 +75,12 @@ class Specimen:
         generator = torch.Generator().manual_seed(5)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu").to(kind.device_type)
+            return torch.randn(*shape, generator=generator, dtype=torch.float32, device="cpu")
 
         weight = (normal(kind.words, kind.width) * (2.0 / kind.width**0.5)).to(kind.weight)
         bias = normal(kind.words).to(kind.weight) if kind.biased else None
         hidden = normal(tokens, kind.width).to(kind.hidden)
-        targets = torch.arange(tokens, device=hidden.device) * 7919 % kind.words
+        targets = torch.arange(tokens, device="cpu") * 7919 % kind.words
         call = HeadCall(
             *(hidden, weight, bias, targets),
             temperature=0.703125,
@@ -96,7 +96,8 @@ class Specimen:
         targets[::2] = words[::2, 0]
         truth = _values(lambda one: one.scored_by(linear_cross_entropy), wide, None, entropy_used=entropy_used)
         clear = largest[:, 0] - largest[:, 1] > 2 * _limit(truth["log_probs"], call, kind.autocast)
-        return cls(call, kind.autocast, truth, clear)
+        placed = [None if tensor is None else tensor.to(kind.device_type) for tensor in call[:4]]
+        return cls(HeadCall(*placed, *call[4:]), kind.autocast, truth, clear)
 
     def deviation(self, score: Score, *, entropy_used: bool = True) -> str:
         """What of the results of *score* is farther from the truth than roundings take it; ``""`` if nothing is."""
@@ -139,7 +140,7 @@ def _values(score: Score, call: HeadCall, autocast: torch.dtype | None, *, entro
     upstream = [torch.linspace(-1, 2 + i, len(value), device=value.device).to(value) for i, value in enumerate(used)]
     gradients = torch.autograd.grad(used, [*leaves.values()], upstream)
     named = {f"{_GRADIENT}{name}": value for name, value in zip(leaves, gradients, strict=True)}
-    return {name: value.detach() for name, value in (values | named).items()}
+    return {name: value.detach().cpu() for name, value in (values | named).items()}
 
 
 @contextlib.contextmanager
