@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,8 +96,11 @@ class Specimen:
         targets[::2] = words[::2, 0]
         truth = _values(lambda one: one.scored_by(linear_cross_entropy), wide, None, entropy_used=entropy_used)
         clear = largest[:, 0] - largest[:, 1] > 2 * _limit(truth["log_probs"], call, kind.autocast)
-        placed = [None if tensor is None else tensor.to(kind.device_type) for tensor in call[:4]]
-        return cls(HeadCall(*placed, *call[4:]), kind.autocast, truth, clear)
+        tensors = {"hidden": hidden, "weight": weight, "bias": bias, "targets": targets}
+        placed: dict[str, Any] = {
+            name: None if tensor is None else tensor.to(kind.device_type) for name, tensor in tensors.items()
+        }
+        return cls(call._replace(**placed), kind.autocast, truth, clear)
 
     def deviation(self, score: Score, *, entropy_used: bool = True) -> str:
         """What of the results of *score* is farther from the truth than roundings take it; ``""`` if nothing is."""
